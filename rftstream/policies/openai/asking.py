@@ -1,8 +1,7 @@
-"""What the threads of `openai` do: they ask a server, and put what comes of it into the policy's queue."""
+"""What the threads of `openai` do: they ask a server, and return what comes of it."""
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,8 +29,6 @@ class ServedCall(Call):
         self.request = request
         self.submitted_at = time.monotonic()
         self.body: dict[str, Any] = {}
-        self.is_asked = False
-        """Whether it is on the way."""
         self.failed_at: set[str] = set()
         """Servers that have failed at it, in this round through all servers."""
         self.num_failures = self.num_bad_answers = 0
@@ -59,40 +56,9 @@ class ServerFailure:
     """Whether the server may have ended, and begun anew with other weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerEvent:
-    """A request has ended. A thread puts it into the queue for `step`."""
-
-    url: str
-    call: ServedCall
-    result: Completion | ServerFailure | PolicyError
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateEvent:
-    """The server has loaded a version, or cannot. A thread puts it into the queue for `step`."""
-
-    url: str
-    name: VersionName
-    error: PolicyError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeEvent:
-    """The server was asked whether it answers again. A thread puts it into the queue for `step`."""
-
-    url: str
-    error: str | None
-    after_s: float = 0.0
-    """For how long the server wants to be left alone."""
-
-
-Event = AnswerEvent | UpdateEvent | ProbeEvent
-
-
 class ServerAsker:
-    """Asks one server. `OpenAiPolicy` makes it; `ServedEngine` has its threads call `sample`, `update` and `probe`,
-    each of which ends with an event in the queue."""
+    """Asks one server. `OpenAiPolicy` makes it; `ServedEngine` has its threads call `sample`, `update` and `probe`.
+    What goes wrong is returned, else the requests of this server would wait for ever."""
 
     def __init__(
         self,
@@ -103,7 +69,6 @@ class ServerAsker:
         updates: ServerUpdates | None,
         images: ServedImages | None,
         make_body: Callable[[SampleRequest, int], dict[str, Any]],
-        events: queue.SimpleQueue[Event],
     ) -> None:
         """`probes` asks whether a server answers again that was left alone; None: it is the only server, and is never
         left alone."""
@@ -111,7 +76,7 @@ class ServerAsker:
         self.is_only = probes is None
         self.takes_versions = updates is not None
         self._server, self._probes, self._updates, self._images = server, probes, updates, images
-        self._make_body, self._events = make_body, events
+        self._make_body = make_body
 
     @property
     def where(self) -> str:
@@ -128,11 +93,8 @@ class ServerAsker:
         if self._probes is not None:
             self._probes.close()
 
-    def sample(self, call: ServedCall, version: VersionName) -> None:
+    def sample(self, call: ServedCall, version: VersionName) -> Completion | ServerFailure | PolicyError:
         """Ask for a completion by the version that the server has."""
-        self._events.put(AnswerEvent(self.url, call, self._asked(call, version)))
-
-    def _asked(self, call: ServedCall, version: VersionName) -> Completion | ServerFailure | PolicyError:
         request = call.request
         # The only server is asked again by its client. With another one about, a failed request goes there at once.
         ask: Callable[[dict[str, Any], Call], Mapping[str, Any]]
@@ -182,31 +144,27 @@ class ServerAsker:
             return call.body
         return self._images.body(call.request, call.body, f"{version.trainer_epoch}/{version.version}")
 
-    def update(self, name: VersionName, call: Call) -> None:
-        """Give the server a version that was written."""
+    def update(self, name: VersionName, call: Call) -> PolicyError | None:
+        """Give the server a version that was written. Return why it cannot be given it, or None."""
         assert self._updates is not None
         try:
             self._updates.send(self.url, name, call)
-        except Exception as error:  # else all would wait for ever
-            self._events.put(UpdateEvent(self.url, name, PolicyError(f"policy openai: {error}")))
-        else:
-            self._events.put(UpdateEvent(self.url, name))
+        except Exception as error:
+            return PolicyError(f"policy openai: {error}")
+        return None
 
-    def probe(self, call: Call) -> None:
-        """Ask for one token. A refusal is an answer, too: the server is there."""
+    def probe(self, call: Call) -> ServerFailure | None:
+        """Ask for one token. Return why the server does not answer, or None. A refusal is an answer, too: the server is
+        there."""
         assert self._probes is not None
         asked = ServedCall(SampleRequest(request_id="", token_ids=(0,), sampling=Sampling(), seed=0, max_tokens=1))
         asked.body = self._make_body(asked.request, 1)
-        error: str | None = None
-        after_s = 0.0
         try:
             answer = self._probes.ask_once(self._body(asked, _NO_VERSION), call)
         except Refused:
-            pass
-        except Exception as other:  # else it would never be asked again
-            error = str(other) or type(other).__name__
-            after_s = other.after_s if isinstance(other, RetryableError) else 0.0
-        else:
-            result = self._completion(asked.request, answer, _NO_VERSION)
-            error = result.text if isinstance(result, ServerFailure) else None
-        self._events.put(ProbeEvent(self.url, error, after_s))
+            return None
+        except Exception as error:
+            after_s = error.after_s if isinstance(error, RetryableError) else 0.0
+            return ServerFailure(str(error) or type(error).__name__, after_s=after_s)
+        result = self._completion(asked.request, answer, _NO_VERSION)
+        return ServerFailure(result.text) if isinstance(result, ServerFailure) else None

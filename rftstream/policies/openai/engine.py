@@ -3,29 +3,47 @@ may be asked."""
 
 from __future__ import annotations
 
+import functools
 import math
+import queue
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from rftstream import metrics
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import PolicyError
 from rftstream.http.client import Call
 from rftstream.policies.base import Completion
-from rftstream.policies.openai.asking import ProbeEvent, ServedCall, ServerAsker, ServerFailure, UpdateEvent
+from rftstream.policies.openai.asking import ServedCall, ServerAsker, ServerFailure
 from rftstream.policies.openai.routing import CircuitBreaker
+
+T = TypeVar("T")
+
+Answer = Completion | ServerFailure | PolicyError
+"""How a request has ended at a server."""
 
 
 class ServedEngine:
     """A server. `OpenAiPolicy` makes one for each url, puts calls into `waiting`, and calls `go_on` in each step:
-    threads then ask what may be asked now, or give the server its next version. Their events come to the policy, which
-    tells `on_answer`, `on_update` or `on_probe`."""
+    threads then ask what may be asked now, or give the server its next version. What is to be done with their results
+    comes into a queue, since it is done in the thread of the policy."""
 
-    def __init__(self, asker: ServerAsker, threads: ThreadPoolExecutor, num_places: int) -> None:
-        """`num_places`: requests on the way at once."""
+    def __init__(
+        self,
+        asker: ServerAsker,
+        threads: ThreadPoolExecutor,
+        num_places: int,
+        results: queue.SimpleQueue[Callable[[], Completion | None]],
+        on_answer: Callable[[ServedEngine, ServedCall, Answer], Completion | None],
+    ) -> None:
+        """`num_places`: requests on the way at once. `on_answer`: is told how each request has ended, and returns the
+        completion of one that has finished."""
         self.url, self.where = asker.url, asker.where
         self._asker, self._threads, self._num_places = asker, threads, num_places
+        self._results, self._on_answer = results, on_answer
         self.breaker = CircuitBreaker(time.monotonic)
         self.error = ""
         """Error of the last failure."""
@@ -72,22 +90,26 @@ class ServedEngine:
         if self.next is not None:
             if not self._num_asked:
                 self.sending, self._own_call, self._tried_at = self.next, Call(), time.monotonic()
-                self._threads.submit(self._asker.update, self.sending, self._own_call)
+                update = functools.partial(self._asker.update, self.sending, self._own_call)
+                self._begin(update, functools.partial(self._on_update, self.sending))
         elif self.breaker.is_open:
             self._is_probed, self._own_call, self._tried_at = True, Call(), time.monotonic()
-            self._threads.submit(self._asker.probe, self._own_call)
+            self._begin(functools.partial(self._asker.probe, self._own_call), self._on_probe)
         else:
             assert self.version is not None
             while self.waiting and self._num_asked < self._num_places:
                 call = self.waiting.popleft()
-                call.is_asked = True
                 self._count(1)
-                self._threads.submit(self._asker.sample, call, self.version)
+                sample = functools.partial(self._asker.sample, call, self.version)
+                self._begin(sample, functools.partial(self._on_answer, self, call))
 
-    def on_answer(self, call: ServedCall, result: Completion | ServerFailure | PolicyError) -> None:
+    def _begin(self, work: Callable[[], T], then: Callable[[T], Completion | None]) -> None:
+        """Do work in a thread, and have the policy do then with its result."""
+        self._threads.submit(lambda: self._results.put(functools.partial(then, work())))
+
+    def on_answer(self, call: ServedCall, result: Answer) -> None:
         """Note how a request has ended. A server that lost one may have begun anew: it is given its weights again
         before it is asked again. One that was aborted says nothing."""
-        call.is_asked = False
         self._count(-1)
         if call.cancelled.is_set():
             return
@@ -99,22 +121,25 @@ class ServedEngine:
             self._count_result("answered" if result.error is None else "refused")
             self.breaker.answered()
 
-    def on_update(self, event: UpdateEvent) -> None:
-        """Note that the server has the version, or could not be given it. Then it is still to be given it."""
+    def _on_update(self, name: VersionName, error: PolicyError | None) -> None:
+        """Note that the server has the version, or could not be given it. Then it is still to be given it; the only
+        server's error is raised."""
         self.sending = None
-        if event.error is not None:
-            self._probe_failed(str(event.error))
+        if error is not None:
+            self._probe_failed(str(error))
+            if self._asker.is_only:
+                raise error
             return
-        self.version = event.name
-        if self.next == event.name:
+        self.version = name
+        if self.next == name:
             self.next = None
         self._is_back()
 
-    def on_probe(self, event: ProbeEvent) -> None:
+    def _on_probe(self, failure: ServerFailure | None) -> None:
         """Note whether the server answers again."""
         self._is_probed = False
-        if event.error is not None:
-            self._probe_failed(event.error, event.after_s)
+        if failure is not None:
+            self._probe_failed(failure.text, failure.after_s)
         else:
             self._is_back()
 

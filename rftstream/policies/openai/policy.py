@@ -14,10 +14,11 @@ teachers, judges, baselines and data, not for training on what it samples.
 
 from __future__ import annotations
 
+import functools
 import math
 import queue
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -32,9 +33,9 @@ from rftstream.models.server_client import ModelServer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
 from rftstream.policies.base import Completion, SampleRequest, room_for, without_tokens
-from rftstream.policies.openai.asking import AnswerEvent, Event, ServedCall, ServerAsker, ServerFailure, UpdateEvent
+from rftstream.policies.openai.asking import ServedCall, ServerAsker, ServerFailure
 from rftstream.policies.openai.completions import completion_body
-from rftstream.policies.openai.engine import ServedEngine
+from rftstream.policies.openai.engine import Answer, ServedEngine
 from rftstream.policies.openai.images import RESOURCE, ServedImages
 from rftstream.policies.openai.routing import LONGEST_AFTER_S, Router, pause_after
 from rftstream.policies.openai.updates import ServerUpdates, UpdateRequest, root_of
@@ -130,7 +131,8 @@ class OpenAiPolicy:
         """Number of requests that the only server has lost since its last answer."""
         self._answered_at = 0.0
         self._router = Router(config.max_load)
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Callable[[], Completion | None]] = queue.SimpleQueue()
+        """What is to be done in `step` with what threads came back with."""
         self._threads = ThreadPoolExecutor(config.batch_size * len(urls), thread_name_prefix="openai")
         shown = None if images is None or renderer.images is None else ServedImages(images, renderer.images)
         self._engines: dict[str, ServedEngine] = {}
@@ -142,9 +144,8 @@ class OpenAiPolicy:
                 updates=self._updates,
                 images=shown,
                 make_body=self._body,
-                events=self._events,
             )
-            self._engines[url] = ServedEngine(asker, self._threads, config.batch_size)
+            self._engines[url] = ServedEngine(asker, self._threads, config.batch_size, self._results, self._on_answer)
 
     @property
     def version(self) -> VersionName | None:
@@ -181,12 +182,11 @@ class OpenAiPolicy:
         """Put a request in the queue of its server, and ask the server if that may be done now."""
         call = self._active[request.request_id] = ServedCall(request)
         room = room_for(request, self._renderer.context)
-        url = next(iter(self._engines))
         if not request.token_ids:
             completion = without_tokens(request, "error", "the prompt is empty")
-            self._events.put(AnswerEvent(url, call, completion))
+            self._results.put(functools.partial(self._end, call, completion))
         elif room <= 0:
-            self._events.put(AnswerEvent(url, call, without_tokens(request, "length", None)))
+            self._results.put(functools.partial(self._end, call, without_tokens(request, "length", None)))
         else:
             call.body = self._body(request, room)
             self._place(call)
@@ -212,20 +212,13 @@ class OpenAiPolicy:
         wait_s = STEP_S if self._works else 0.0
         while True:
             try:
-                event = self._events.get(timeout=wait_s) if wait_s else self._events.get_nowait()
+                on_result = self._results.get(timeout=wait_s) if wait_s else self._results.get_nowait()
             except queue.Empty:
                 self._go_on()
                 return done
             wait_s = 0.0
-            if isinstance(event, AnswerEvent):
-                if (completion := self._on_answer(event)) is not None:
-                    done.append(completion)
-            elif isinstance(event, UpdateEvent):
-                self._engines[event.url].on_update(event)
-                if event.error is not None and len(self._engines) == 1:
-                    raise event.error
-            else:
-                self._engines[event.url].on_probe(event)
+            if (completion := on_result()) is not None:
+                done.append(completion)
 
     def idle_s(self) -> float:
         """Return 0 while there is something to do, else infinity."""
@@ -282,15 +275,13 @@ class OpenAiPolicy:
             said = "; ".join(f"{engine.url}: {engine.error}" for engine in engines)
             raise PolicyError(f"policy openai: none of {len(engines)} servers answers: {said}")
 
-    def _on_answer(self, event: AnswerEvent) -> Completion | None:
+    def _on_answer(self, engine: ServedEngine, call: ServedCall, result: Answer) -> Completion | None:
         """Return the completion of a request that has finished. None if the request is asked again or was aborted."""
-        call, result, engine = event.call, event.result, self._engines[event.url]
-        if call.is_asked:
-            engine.on_answer(call, result)
-            if isinstance(result, Completion) and not call.cancelled.is_set():
-                self._num_lost, self._answered_at = 0, time.monotonic()
-        is_active = self._active.get(call.request.request_id) is call
+        engine.on_answer(call, result)
+        if isinstance(result, Completion) and not call.cancelled.is_set():
+            self._num_lost, self._answered_at = 0, time.monotonic()
         if isinstance(result, ServerFailure):
+            is_active = self._active.get(call.request.request_id) is call
             if len(self._engines) == 1:
                 self._ask_again(engine, call, result, is_active)
                 return None
@@ -298,7 +289,11 @@ class OpenAiPolicy:
             if ended is None:
                 return None
             result = ended
-        if not is_active:
+        return self._end(call, result)
+
+    def _end(self, call: ServedCall, result: Completion | PolicyError) -> Completion | None:
+        """Return the completion of a request that has ended, or raise its error; None if it was aborted."""
+        if self._active.get(call.request.request_id) is not call:
             return None
         if isinstance(result, PolicyError):
             raise result
