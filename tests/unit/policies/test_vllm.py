@@ -25,6 +25,7 @@ from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
 from rftstream.loops import LoopThread
 from rftstream.models.vision.image_tokens import ImageTokens
+from rftstream.policies.base import part_seed
 from rftstream.policies.vllm import arguments as vllm_arguments
 from rftstream.policies.vllm import shared as vllm_shared
 from rftstream.policies.vllm.engine import remembers
@@ -199,9 +200,7 @@ def test_the_environment_is_what_is_given_before_what_is_there_before_defaults(m
 
 def test_who_goes_on_draws_other_numbers():
     request = tiny.request(0)
-    seeds = {vllm_arguments._seed(request), vllm_arguments._seed(tiny.request(1))}
-    seeds.add(vllm_arguments._seed(type(request)(request_id="r0", token_ids=(1, 2), sampling=request.sampling,
-                                              seed=request.seed, max_tokens=3, num_sampled=1)))  # fmt: skip
+    seeds = {part_seed(one) for one in (request, tiny.request(1), dataclasses.replace(request, num_sampled=1))}
     assert len(seeds) == 3 and all(0 <= one < 1 << 63 for one in seeds)
     assert remembers(Sampling(stop=("x",))) and remembers(Sampling(presence_penalty=0.1)) and not remembers(Sampling())
 
