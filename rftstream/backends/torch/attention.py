@@ -75,7 +75,8 @@ def attend(
     if dropout == 0.0 and has_varlen_kernel(query, value):
         return _attend_rows(query, key, value, offsets, max(lengths), sliding_window, scaling), None
     attend_all = attend_by_length if dropout == 0.0 and _are_small(query, lengths) else attend_by_row
-    return attend_all(query, key, value, lengths, sliding_window, dropout, scaling), None
+    more: dict[str, Any] = {"sliding_window": sliding_window, "dropout": dropout, "scaling": scaling}
+    return attend_all(query, key, value, lengths, **more), None
 
 
 def _are_small(query: Tensor, lengths: Sequence[int]) -> bool:
@@ -83,16 +84,9 @@ def _are_small(query: Tensor, lengths: Sequence[int]) -> bool:
     return query.numel() <= SMALL * len(lengths) and 4 * len(set(lengths)) <= len(lengths)
 
 
-def attend_by_length(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lengths: Sequence[int],
-    sliding_window: int | None = None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-) -> Tensor:
-    """Compute the attention of all rows of one length in one call. Output [1, P, H, D]: the bits of `attend_by_row`."""
+def attend_by_length(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], **settings: Any) -> Tensor:
+    """Compute the attention of all rows of one length in one call. Output [1, P, H, D]: the bits of `attend_by_row`.
+    `settings`: as `_attend_row`."""
     order_P, places_P, counts = _by_length(tuple(lengths))
     device = query.device
     order_P, places_P = order_P.to(device), places_P.to(device)
@@ -101,7 +95,7 @@ def attend_by_length(
     outputs = []
     for (length, count), part in zip(counts, parts, strict=True):
         q, k, v = (array[0].unflatten(1, (count, length)).transpose(0, 1) for array in part)  # [R, H, L, D]
-        outputs.append(_attend_row(q, k, v, sliding_window, dropout, scaling).transpose(1, 2).flatten(0, 1))
+        outputs.append(_attend_row(q, k, v, **settings).transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs).index_select(0, places_P)[None]
 
 
@@ -116,19 +110,11 @@ def _by_length(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor, tuple[tuple[in
         return order_P, torch.argsort(order_P), tuple(sorted(Counter(lengths).items()))
 
 
-def attend_by_row(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lengths: Sequence[int],
-    sliding_window: int | None = None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-) -> Tensor:
-    """Compute the attention of each row in a call of its own. Output [1, P, H, D]."""
+def attend_by_row(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], **settings: Any) -> Tensor:
+    """Compute the attention of each row in a call of its own. Output [1, P, H, D]. `settings`: as `_attend_row`."""
     # split, since each slice of its own would cost a gradient of the size of all of them
     queries, keys, values = (array.split(lengths, dim=2) for array in (query, key, value))  # type: ignore[no-untyped-call]
-    outputs = [_attend_row(*row, sliding_window, dropout, scaling) for row in zip(queries, keys, values, strict=True)]
+    outputs = [_attend_row(*row, **settings) for row in zip(queries, keys, values, strict=True)]
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
 
 
@@ -195,7 +181,13 @@ def _attend_rows(
 
 
 def _attend_row(
-    query: Tensor, key: Tensor, value: Tensor, sliding_window: int | None, dropout: float, scaling: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    sliding_window: int | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
 ) -> Tensor:
     mask = _band(query.shape[2], sliding_window, query.device)
     widened = query.device.type == "cpu" and query.shape[2] <= SHORT and query.dtype != torch.float64

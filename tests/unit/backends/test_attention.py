@@ -59,7 +59,7 @@ def test_a_call_for_each_length_gives_the_bits_of_a_call_for_each_row(monkeypatc
         if attend_all is attention.attend:
             output, _ = attend_all(None, *given, row_lengths(lengths), sliding_window=window)
         else:
-            output = attend_all(*given, lengths, window)
+            output = attend_all(*given, lengths, sliding_window=window)
         output.float().square().sum().backward()
         found.append(([output, *(one.grad for one in given)], calls[0]))
     (by_row, num_rows), (by_length, num_lengths) = found
@@ -77,9 +77,9 @@ def count_calls(monkeypatch):
     """Number of calls of the attention of rows, counted in a list of one."""
     attend_row, calls = attention._attend_row, [0]
 
-    def counted(*arguments):
+    def counted(*arguments, **settings):
         calls[0] += 1
-        return attend_row(*arguments)
+        return attend_row(*arguments, **settings)
 
     monkeypatch.setattr(attention, "_attend_row", counted)
     return calls
