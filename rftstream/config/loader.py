@@ -179,27 +179,7 @@ def _check_whole(config: RunConfig) -> None:
             f"explorer.repetition_tokens: got {tokens}, expected at least twice explorer.repetition_period = "
             f"{2 * config.explorer.repetition_period}, or 0 for never"
         )
-    if config.trainer.publish_every > config.feeder.max_staleness + 1:
-        raise ConfigError(
-            f"trainer.publish_every: got {config.trainer.publish_every}, expected at most feeder.max_staleness + 1 = "
-            f"{config.feeder.max_staleness + 1}; explorers would wait for a version that is never announced"
-        )
-    every, best = config.trainer.keep_every, config.trainer.keep_best
-    if every is not None and every % config.trainer.checkpoint_every:
-        raise ConfigError(
-            f"trainer.keep_every: got {every}, expected a multiple of trainer.checkpoint_every = "
-            f"{config.trainer.checkpoint_every}; there is no checkpoint of the versions between"
-        )
-    if best is not None and best not in config.evaluations:
-        raise ConfigError(
-            f"trainer.keep_best: got {best!r}, expected an evaluation; "
-            + (registry.suggest(best, config.evaluations) if config.evaluations else "add [evaluations.NAME]")
-        )
-    if config.retention is not None and config.retention.checkpoints > config.trainer.keep_checkpoints:
-        raise ConfigError(
-            f"retention.checkpoints: got {config.retention.checkpoints}, expected at most trainer.keep_checkpoints = "
-            f"{config.trainer.keep_checkpoints}; there are no more to begin with"
-        )
+    _check_versions(config)
     if config.experts is not None and "experts" in config.tasksets:
         raise ConfigError("tasksets.experts: the name of demonstrations beside [experts]; call the taskset otherwise")
     if config.tasksets and not any(section.weight for section in config.tasksets.values()):
@@ -225,6 +205,32 @@ def _check_whole(config: RunConfig) -> None:
         _check_differences(config, config.synthesiser.sampling, where="synthesiser.sampling")
     check_synthesiser(config)
     check_sizes(config)
+
+
+def _check_versions(config: RunConfig) -> None:
+    """Check which versions are published, kept and begun with."""
+    trainer = config.trainer
+    if trainer.publish_every > config.feeder.max_staleness + 1:
+        raise ConfigError(
+            f"trainer.publish_every: got {trainer.publish_every}, expected at most feeder.max_staleness + 1 = "
+            f"{config.feeder.max_staleness + 1}; explorers would wait for a version that is never announced"
+        )
+    every, best = trainer.keep_every, trainer.keep_best
+    if every is not None and every % trainer.checkpoint_every:
+        raise ConfigError(
+            f"trainer.keep_every: got {every}, expected a multiple of trainer.checkpoint_every = "
+            f"{trainer.checkpoint_every}; there is no checkpoint of the versions between"
+        )
+    if best is not None and best not in config.evaluations:
+        raise ConfigError(
+            f"trainer.keep_best: got {best!r}, expected an evaluation; "
+            + (registry.suggest(best, config.evaluations) if config.evaluations else "add [evaluations.NAME]")
+        )
+    if config.retention is not None and config.retention.checkpoints > trainer.keep_checkpoints:
+        raise ConfigError(
+            f"retention.checkpoints: got {config.retention.checkpoints}, expected at most trainer.keep_checkpoints = "
+            f"{trainer.keep_checkpoints}; there are no more to begin with"
+        )
 
 
 def _check_stages(config: RunConfig) -> None:
