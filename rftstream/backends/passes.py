@@ -65,7 +65,7 @@ def check_needs(algorithm: Algorithm, backend: str, *, critic: bool = False, cla
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class MicrobatchShare:
     """The micro-batches of a batch that a process computes: each `count`-th, beginning with the one of this number. A
     process that trains alone computes all of them."""
 
@@ -75,7 +75,7 @@ class Share:
     """Whether what it adds up counts; of processes that compute a micro-batch together only that of the first does."""
 
 
-ALL = Share()
+ALL = MicrobatchShare()
 
 
 class Passes:
@@ -94,7 +94,7 @@ class Passes:
         *,
         whole_groups: bool = False,
         signal_apart: bool = False,
-        share: Share = ALL,
+        share: MicrobatchShare = ALL,
     ) -> None:
         """Cut the rows into mini-batches and micro-batches. With `whole_groups`, all rows of a group are in one
         micro-batch. With `signal_apart`, rows without an advantage are in micro-batches of their own, whose backward
@@ -281,7 +281,7 @@ def computed_by_row(
     network: Any,
     device: torch.device,
     compute: Callable[[Inputs], Tensor],
-    share: Share,
+    share: MicrobatchShare,
 ) -> tuple[dict[int, np.ndarray], int]:
     """Return what `compute` says of this share of the rows, by the number of the row: float32 [T], 0 at masked tokens.
     Beside it the number of micro-batches that other processes have beyond this share."""

@@ -49,7 +49,7 @@ from rftstream.backends.deepspeed.wire import algorithm_out, image_bytes
 from rftstream.backends.leaving import LeavesDevice
 from rftstream.backends.passes import check_needs
 from rftstream.backends.torch import lora
-from rftstream.backends.torch.training import TrainedBatch, check_saved, in_order
+from rftstream.backends.torch.training import LearnedBatch, check_saved, in_order
 from rftstream.errors import BackendError, ConfigError, pip_install, require_package
 from rftstream.models.folders import folder as model_folder
 from rftstream.models.spec import ModelSpec
@@ -218,7 +218,7 @@ class DeepSpeedBackend(LeavesDevice):
         size = self._ranks.place.size
         groups = size // self._config.sequence_parallel
         plan = dataclasses.replace(plan, tokens_per_microbatch=even_budget(rows, plan, groups))
-        batch: TrainedBatch
+        batch: LearnedBatch
         batch, others = self._call_with(rows, "update", algorithm=algorithm, plan=plan)
         for parts in others:
             for learner, part in zip(batch.learners, parts, strict=True):

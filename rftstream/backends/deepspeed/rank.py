@@ -23,7 +23,7 @@ from rftstream.backends.deepspeed.rank_processes import FOREVER, RankPlace, is_o
 from rftstream.backends.deepspeed.rank_training import Rank
 from rftstream.backends.deepspeed.settings import CriticStart, RankSettings
 from rftstream.backends.deepspeed.wire import algorithm_in, pack, put, rows_in, spec_in, take, unpack
-from rftstream.backends.torch.training import TrainedBatch
+from rftstream.backends.torch.training import LearnedBatch
 from rftstream.contracts.tasks import Media
 from rftstream.errors import ImageError, RftError
 from rftstream.models.vision.image_tokens import image_cache
@@ -56,7 +56,7 @@ class _Calls:
         self._media = arguments.pop("media", {})
         read = {name: READ[name](value) if name in READ else value for name, value in arguments.items()}
         result = getattr(self._rank, what)(**read)
-        if isinstance(result, TrainedBatch):
+        if isinstance(result, LearnedBatch):
             return [learner.passes.part() for learner in result.learners]
         return result if isinstance(result, dict) else None  # rank 0 has gathered tensors itself
 

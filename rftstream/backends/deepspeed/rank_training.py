@@ -36,13 +36,13 @@ from rftstream.backends.torch.network import (
     recompute_activations,
     same_random,
 )
-from rftstream.backends.torch.training import Training
+from rftstream.backends.torch.training import BatchTraining
 from rftstream.errors import ConfigError
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
 
 
-class Rank(Training[TrainedNetwork]):
+class Rank(BatchTraining[TrainedNetwork]):
     """One process's part of masters and optimizer, and its share of each batch.
 
     Rank 0's backend makes one in its own process, and the other processes (rank.py) make one each. The calls come in

@@ -15,7 +15,7 @@ from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import UpdatePlan
 from rftstream.backends.deepspeed.rank_processes import RankPlace
-from rftstream.backends.passes import Share
+from rftstream.backends.passes import MicrobatchShare
 from rftstream.errors import ConfigError
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_tokens import ImageTokens
@@ -66,10 +66,10 @@ class CriticStart:
     """Folder of the model that it begins as."""
 
 
-def share_of(place: RankPlace, *, together: int) -> Share:
+def share_of(place: RankPlace, *, together: int) -> MicrobatchShare:
     """Return the share of a rank, of which `together` in a row compute the same micro-batches."""
     number, in_group = divmod(place.rank, together)
-    return Share(number=number, count=place.size // together, counts=in_group == 0)
+    return MicrobatchShare(number=number, count=place.size // together, counts=in_group == 0)
 
 
 def check_gpus(size: int, device: torch.device) -> None:

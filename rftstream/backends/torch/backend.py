@@ -103,6 +103,7 @@ class TorchBackend(LeavesDevice):
         self._device = torch.device(model.device)
         self._rounded = rounds_parameters(config, model, self._device.type)
         self._network: Any = None
+        self._masters: Any = None
         self._trained: dict[str, Any] = {}
         """Network -> its masters."""
         self._training: Any = None
@@ -129,7 +130,7 @@ class TorchBackend(LeavesDevice):
             sum_embeddings_in_float32,
         )
         from rftstream.backends.torch.optimizer import Masters
-        from rftstream.backends.torch.training import Training
+        from rftstream.backends.torch.training import BatchTraining
         from rftstream.models.offload import DeviceState
 
         torch.set_num_threads(self._spec.threads)
@@ -147,7 +148,7 @@ class TorchBackend(LeavesDevice):
         if self._config.compile:
             compile_layers(model)
         self._num_updates, self._parameters = 0, parameters
-        self._trained[POLICY] = Masters(
+        self._masters = self._trained[POLICY] = Masters(
             self._network,
             parameters,
             self._settings,
@@ -156,7 +157,7 @@ class TorchBackend(LeavesDevice):
         )
         if self._critic_from is not None:
             self._trained[CRITIC] = self._new_critic(*self._critic_from)
-        self._training = Training(
+        self._training = BatchTraining(
             self._device,
             None if self._critic_from is None else self._critic_from[0],
             lambda: contextlib.nullcontext(self._open_reference()),
@@ -255,34 +256,31 @@ class TorchBackend(LeavesDevice):
     def load(self, folder: Path) -> None:
         """Take over what `save` wrote. ConfigError for another model. A checkpoint without a critic gives a new
         critic."""
-        with self.on_device():
-            self._load(folder)
-
-    def _load(self, folder: Path) -> None:
         import torch
         from safetensors.torch import load_file
 
         from rftstream.backends.torch.training import check_saved
         from rftstream.weights.tensors import REFERENCE_FILE
 
-        device = "cpu" if self._config.offload_optimizer else str(self._device)
-        for name, trained in self._trained.items():
-            if name == CRITIC and not (folder / MASTERS_FILE[name]).is_file():
-                log.warning("%s: the checkpoint has no critic; it begins anew", folder)
-                assert self._critic_from is not None
-                self._trained[CRITIC] = self._new_critic(*self._critic_from)
-                continue
-            masters = load_file(folder / MASTERS_FILE[name], device=device)
-            check_saved(folder, name, self._spec, {key: one.shape for key, one in masters.items()}, trained.shapes)
-            trained.put(masters, load_file(folder / MOMENTS_FILE[name], device=device))
-        if (folder / REFERENCE_FILE).is_file():
-            self._put_reference(load_file(folder / REFERENCE_FILE, device=device))
-        elif self._renewed:
-            self._reference, self._renewed = None, {}
-        random = load_file(folder / "random.safetensors")
-        torch.set_rng_state(random["cpu"])
-        if self._device.type == "cuda" and "cuda" in random:
-            torch.cuda.set_rng_state(random["cuda"], self._device)
+        with self.on_device():
+            device = "cpu" if self._config.offload_optimizer else str(self._device)
+            for name, trained in self._trained.items():
+                if name == CRITIC and not (folder / MASTERS_FILE[name]).is_file():
+                    log.warning("%s: the checkpoint has no critic; it begins anew", folder)
+                    assert self._critic_from is not None
+                    self._trained[CRITIC] = self._new_critic(*self._critic_from)
+                    continue
+                masters = load_file(folder / MASTERS_FILE[name], device=device)
+                check_saved(folder, name, self._spec, {key: one.shape for key, one in masters.items()}, trained.shapes)
+                trained.put(masters, load_file(folder / MOMENTS_FILE[name], device=device))
+            if (folder / REFERENCE_FILE).is_file():
+                self._put_reference(load_file(folder / REFERENCE_FILE, device=device))
+            elif self._renewed:
+                self._reference, self._renewed = None, {}
+            random = load_file(folder / "random.safetensors")
+            torch.set_rng_state(random["cpu"])
+            if self._device.type == "cuda" and "cuda" in random:
+                torch.cuda.set_rng_state(random["cuda"], self._device)
 
     def export(self, folder: Path) -> None:
         """Write a model folder; with adapters, the merged weights and the adapters apart."""
@@ -298,7 +296,7 @@ class TorchBackend(LeavesDevice):
 
     def close(self) -> None:
         """Drop model, optimizer, reference and critic."""
-        self._network = self._training = self._reference = self._state = None
+        self._network = self._masters = self._training = self._reference = self._state = None
         self._trained, self._renewed, self._parameters = {}, {}, {}
 
     def _open_reference(self) -> Network:
@@ -340,11 +338,6 @@ class TorchBackend(LeavesDevice):
         if self._spec.as_classifier:
             return ScoreNetwork(model, settings)
         return network_of(model, settings, self._spec, self._images)
-
-    @property
-    def _masters(self) -> Masters:
-        masters: Masters = self._trained[POLICY]
-        return masters
 
     def _new_critic(self, settings: CriticConfig, folder: Path) -> Masters:
         from rftstream.backends.torch.critic import ValueNetwork, load_critic

@@ -18,7 +18,7 @@ import torch
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import CRITIC, POLICY, Update, UpdatePlan
-from rftstream.backends.passes import ALL, ALL_ROWS_LEARN, Passes, Share, computed_by_row
+from rftstream.backends.passes import ALL, ALL_ROWS_LEARN, MicrobatchShare, Passes, computed_by_row
 from rftstream.backends.torch.critic import CriticPasses
 from rftstream.backends.torch.inputs import Inputs
 from rftstream.errors import ConfigError
@@ -73,7 +73,7 @@ class Trained:
 
 @dataclass(slots=True)
 class Learner:
-    """One network that learns from one batch. `Training` makes it, and `take_steps` calls it."""
+    """One network that learns from one batch. `BatchTraining` makes it, and `take_steps` calls it."""
 
     passes: Passes
     trained: Trained
@@ -130,8 +130,8 @@ def take_steps(learners: Sequence[Learner], algorithm: Algorithm, num_steps: int
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedBatch:
-    """What one process has done with a batch. Norms, and whether it was skipped, are the same in all processes."""
+class LearnedBatch:
+    """The result of one process for a batch. Norms, and whether it was skipped, are the same in all processes."""
 
     learners: Sequence[Learner]
     skipped: bool
@@ -159,20 +159,20 @@ T = TypeVar("T", bound=Trained)
 
 
 @dataclass
-class Training(Generic[T]):
-    """What one process computes of batches: its share of the micro-batches. A backend makes it, and calls its methods
-    in the same order in all processes, with the same rows and plans."""
+class BatchTraining(Generic[T]):
+    """The training of one process, which computes its share of the micro-batches. A backend makes it, and calls its
+    methods in the same order in all processes, with the same rows and plans."""
 
     device: torch.device
     critic: CriticConfig | None
     """Settings of the critic; None if there is none."""
     as_reference: Callable[[], AbstractContextManager[Any]]
     """Gives a network that computes as the reference does."""
-    share: Share = ALL
+    share: MicrobatchShare = ALL
     trained: dict[str, T] = field(default_factory=dict)
     """The policy, and the critic if there is one. The backend fills it."""
 
-    def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> TrainedBatch:
+    def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> LearnedBatch:
         """Train the policy and the critic on a batch."""
         learners = [self._policy_learner(rows, algorithm, plan)] if plan.trains_policy else []
         if self.critic is not None and "values" in algorithm.needs:
@@ -181,7 +181,7 @@ class Training(Generic[T]):
             names = ("value_loss", "critic_grad_norm")
             learners.append(Learner(passes, critic, settings.lr, settings.max_grad_norm, names))
         done = take_steps(learners, algorithm, learners[0].passes.num_steps)
-        return TrainedBatch(learners, skipped=not done)
+        return LearnedBatch(learners, skipped=not done)
 
     def _policy_learner(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Learner:
         policy = self.trained[POLICY]

@@ -132,15 +132,15 @@ class OpenAiPolicy:
         self._answered_at = 0.0
         self._router = Router(config.max_load)
         self._results: queue.SimpleQueue[Callable[[], Completion | None]] = queue.SimpleQueue()
-        """What is to be done in `step` with what threads came back with."""
+        """Functions that `step` calls, each with the result of a thread."""
         self._threads = ThreadPoolExecutor(config.batch_size * len(urls), thread_name_prefix="openai")
         shown = None if images is None or renderer.images is None else ServedImages(images, renderer.images)
         self._engines: dict[str, ServedEngine] = {}
         for url in urls:
             asker = ServerAsker(
                 url,
-                self._client(url, config.timeout_s, shown is not None),
-                self._client(url, min(config.timeout_s, PROBE_S), shown is not None) if len(urls) > 1 else None,
+                _client(config, url, config.timeout_s, shown is not None),
+                _client(config, url, min(config.timeout_s, PROBE_S), shown is not None) if len(urls) > 1 else None,
                 updates=self._updates,
                 images=shown,
                 make_body=self._body,
@@ -348,12 +348,13 @@ class OpenAiPolicy:
             request, room, model=self._config.model, stop_ids=self._stop_ids, extra=self._config.extra
         )
 
-    def _client(self, url: str, timeout_s: float, shows_images: bool) -> ModelServer:
-        return ModelServer(
-            root_of(url) if shows_images else url,
-            RESOURCE if shows_images else "completions",
-            api_key=self._config.api_key,
-            timeout_s=timeout_s,
-            tries=self._config.tries,
-            section=SECTION,
-        )
+
+def _client(config: OpenAiPolicy.Config, url: str, timeout_s: float, shows_images: bool) -> ModelServer:
+    return ModelServer(
+        root_of(url) if shows_images else url,
+        RESOURCE if shows_images else "completions",
+        api_key=config.api_key,
+        timeout_s=timeout_s,
+        tries=config.tries,
+        section=SECTION,
+    )

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from rftstream.config.parts.registry import suggest
 from rftstream.errors import ConfigError
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import SampleRequest, part_seed
-
-if TYPE_CHECKING:
-    from rftstream.policies.vllm.policy import VllmPolicy
 
 CPU_CACHE_BYTES = 1 << 30
 """Bytes of keys and values on a CPU. vLLM's own default is nearly all of the machine's memory."""
@@ -41,7 +38,39 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM takes as the largest rank of adapters."""
 
 
-def engine_environment(config: VllmPolicy.Config, model: ModelSpec) -> dict[str, str]:
+class EngineSettings(Protocol):
+    """The settings of `[policies.vllm]` that the engine reads (`VllmPolicy.Config` says what each means)."""
+
+    @property
+    def batch_size(self) -> int:
+        """Number of requests sampled at once."""
+
+    @property
+    def in_flight(self) -> str:
+        """The treatment of running requests when new weights come: keep, recompute or finish."""
+
+    @property
+    def adapters(self) -> str:
+        """How versions that are adapters are given to the engine: auto, apply or merge."""
+
+    @property
+    def sleep_after_s(self) -> float | None:
+        """Seconds of idleness before the engine sleeps; None for never."""
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the engine can be told to sleep."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Environment variables for the engine."""
+
+    @property
+    def engine(self) -> Mapping[str, Any]:
+        """Arguments of vLLM's engine, by name."""
+
+
+def engine_environment(config: EngineSettings, model: ModelSpec) -> dict[str, str]:
     """Return environment variables for the engine's processes: nothing is reported to anybody, and threads and GPUs
     are the given ones."""
     defaults = {
@@ -75,7 +104,7 @@ def _visible(which: str, visible: str | None) -> str:
         ) from None
 
 
-def applies_adapters(config: VllmPolicy.Config, model: ModelSpec, renderer: Renderer) -> bool:
+def applies_adapters(config: EngineSettings, model: ModelSpec, renderer: Renderer) -> bool:
     """Return whether the engine gets versions as adapters, and not merged into the model's weights. ConfigError if they
     are to be applied, and cannot."""
     if model.lora is None or config.adapters == "merge":
@@ -93,9 +122,7 @@ def applies_adapters(config: VllmPolicy.Config, model: ModelSpec, renderer: Rend
     return False
 
 
-def engine_arguments(
-    config: VllmPolicy.Config, model: ModelSpec, renderer: Renderer, known: list[str]
-) -> dict[str, Any]:
+def engine_arguments(config: EngineSettings, model: ModelSpec, renderer: Renderer, known: list[str]) -> dict[str, Any]:
     """Return the arguments of the engine. `known`: names of all that there are. ConfigError for one that there is not,
     or that another setting decides."""
     for name, value in config.engine.items():

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import queue
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +22,10 @@ from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
-from rftstream.policies.vllm.arguments import engine_arguments, engine_environment, sampling_params
+from rftstream.policies.vllm.arguments import EngineSettings, engine_arguments, engine_environment, sampling_params
 from rftstream.policies.vllm.exchange import Shared, WeightsExchange, short
 from rftstream.policies.vllm.images import EngineImages, PreparedImage
 from rftstream.policies.vllm.sleep import SleepingEngine
-
-if TYPE_CHECKING:
-    from rftstream.policies.vllm.policy import VllmPolicy
 
 
 class Engine(SleepingEngine):
@@ -37,7 +34,7 @@ class Engine(SleepingEngine):
 
     def __init__(
         self,
-        config: VllmPolicy.Config,
+        config: EngineSettings,
         model: ModelSpec,
         renderer: Renderer,
         outcomes: queue.SimpleQueue[Any],

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rftstream.errors import PolicyError
+from rftstream.policies.vllm.arguments import EngineSettings
 from rftstream.policies.vllm.exchange import WeightsExchange, short
-
-if TYPE_CHECKING:
-    from rftstream.policies.vllm.policy import VllmPolicy
 
 
 class SleepingEngine:
     """A base of `Engine`. Everything is called in the thread of the event loop."""
 
-    _config: VllmPolicy.Config
+    _config: EngineSettings
     _engine: Any
     _running: dict[str, asyncio.Task[None]]
     _queues: dict[str, Any]
