@@ -85,8 +85,8 @@ def test_every_topic_has_a_message() -> None:
 def test_every_version_has_a_sample() -> None:
     stems = {name.partition("-")[0] for name in SAMPLES}
     missing = [
-        f"tests/contracts/samples.py: SAMPLES lacks {spec.contract}.v{version}; add a message of it, "
-        "then python -m tests.contracts.samples"
+        f"schemas/golden: no {spec.contract}.v{version}.json; write a message of it, then python -m "
+        "tests.contracts.samples"
         for spec in MESSAGES.values()
         for version in range(1, spec.version + 1)
         if f"{spec.contract}.v{version}" not in stems
@@ -94,9 +94,10 @@ def test_every_version_has_a_sample() -> None:
     assert not missing, "\n".join(missing)
 
 
-@pytest.mark.parametrize("suffix", [".msgpack", ".json", ".record.json"])
+@pytest.mark.parametrize("suffix", [".msgpack", ".record.json"])
 def test_every_sample_has_its_golden_files(suffix: str) -> None:
     missing = [name for name in SAMPLES if not (GOLDEN / f"{name}{suffix}").exists()]
+    assert len(SAMPLES) >= 82, "schemas/golden: a golden file stands for what is on somebody's log; put it back"
     assert not missing, f"schemas/golden: no {suffix} of {', '.join(missing)}; run python -m tests.contracts.samples"
 
 
