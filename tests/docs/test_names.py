@@ -28,7 +28,7 @@ FOREIGN = {
     "docs/coming-from.md": {"TrainingArguments", "ppo_trainer", "sync_offset", "eval_on_startup",
                             "bench_on_latest_checkpoint"},
     "docs/decisions/0017-kafka-python-and-librdkafka.md": {"BufferError", "txn_requires_abort"},
-    "docs/extending.md": {"rftstream/contracts/likes.py"},
+    "docs/extending.md": {"rftstream/contracts/likes.py", "schemas/golden/like.v1.json"},
     "docs/operations.md": {"AbortIncompleteMultipartUpload", "enable_prefix_caching", "KAFKA_PASSWORD_explorer"},
     "docs/scale.md": {"__transaction_state"},
     "docs/vision.md": {"qwen2_vl", "qwen2_5_vl", "qwen3_vl"},
