@@ -46,6 +46,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "unpause": "rftstream.commands.control:unpause",
         "drain": "rftstream.commands.control:drain",
         "token": "rftstream.commands.token:token",
+        "logs": "rftstream.commands.logs:logs",
     },
     "On several machines": {
         "worker": "rftstream.commands.run:worker",

@@ -1,0 +1,63 @@
+"""`logs`: what the processes of a run logged on this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from rftstream.commands.options import command, json_option, run_argument
+from rftstream.errors import ConfigError
+
+LOOK_EVERY_S = 0.5
+
+
+@command(
+    "rftstream logs examples/runs/arithmetic",
+    "rftstream logs examples/runs/arithmetic --role trainer --last 100",
+    "rftstream logs examples/runs/arithmetic --troubles",
+    "rftstream logs examples/runs/arithmetic --follow",
+)
+@run_argument
+@click.option("--role", "roles", metavar="ROLE", multiple=True, help="Only processes of this role; `run`: the command.")
+@click.option("--last", type=click.IntRange(1), default=40, show_default=True, help="Number of newest events.")
+@click.option("--troubles", is_flag=True, help="Only warnings and errors.")
+@click.option("--follow", is_flag=True, help="Go on with what comes, until ctrl-C.")
+@json_option
+def logs(run: Path, roles: tuple[str, ...], last: int, troubles: bool, follow: bool, as_json: bool) -> None:
+    """Show what the run's processes on this machine logged, all roles together, in the order of time.
+
+    The files are in RUN/logs, one for each process. A process on another host has its file there.
+    """
+    from rftstream.launch.log_files import TROUBLES, LogEvent, LogFile, in_order
+    from rftstream.runs.folder import find_run
+
+    folder = find_run(run)[0].logs
+    opened: dict[Path, LogFile] = {}
+
+    def new_events(newest: int | None = None) -> list[LogEvent]:
+        for path in sorted(folder.glob("*.log")):
+            if path not in opened and (not roles or path.stem.rpartition("-")[0] in roles or path.stem in roles):
+                opened[path] = LogFile(path, newest)
+        return [event for event in in_order(list(opened.values())) if not troubles or event.level in TROUBLES]
+
+    def show(event: LogEvent) -> None:
+        click.echo(
+            json.dumps({"time": event.moment, "level": event.level, "text": event.text}) if as_json else event.text
+        )
+
+    for event in deque(new_events(None if troubles else last), maxlen=last):
+        show(event)
+    if not opened:
+        found = ", ".join(sorted({path.stem.rpartition("-")[0] or path.stem for path in folder.glob("*.log")}))
+        asked = f" of {', '.join(roles)}" if roles else ""
+        raise ConfigError(f"{folder}: no logs{asked}, expected one of {found or 'a process that ran on this machine'}")
+    with suppress(KeyboardInterrupt):
+        while follow:
+            time.sleep(LOOK_EVERY_S)
+            for event in new_events():
+                show(event)

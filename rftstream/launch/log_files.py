@@ -1,0 +1,99 @@
+"""Reads what the processes of a run wrote into its logs/: events of all files, in the order of their times."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_TEXT = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S+ ")
+"""The beginning of an event in the form `text` of launch/logging.py. Other lines go on with the event before them."""
+_BLOCK_BYTES = 1 << 16
+TROUBLES = ("WARNING", "ERROR", "CRITICAL")
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """An event that a process logged. `LogFile` makes it."""
+
+    moment: str
+    """Local time, as the file has it: events sort by it."""
+    level: str
+    text: str
+    """All lines of the event as they are in the file, without the last line's end."""
+
+
+class LogFile:
+    """A log file from some place on. `read` returns the events that have been written since the last call."""
+
+    def __init__(self, path: Path, last: int | None = None) -> None:
+        """Begin before the newest `last` events, or at the beginning of the file."""
+        self._path = path
+        self._offset = 0 if last is None else _beginning_of_last(path, last)
+        self._newest = LogEvent("", "INFO", "")
+
+    def read(self) -> list[LogEvent]:
+        """Return the new events. A line that is not whole yet comes with the next call."""
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        events: list[LogEvent] = []
+        for line in whole.decode("utf-8", errors="replace").splitlines():
+            found = _event_of(line)
+            if found is None:  # a traceback, or the output of a library
+                before = events.pop() if events else LogEvent(self._newest.moment, self._newest.level, "")
+                found = LogEvent(before.moment, before.level, f"{before.text}\n{line}".removeprefix("\n"))
+            events.append(found)
+            self._newest = found
+        return events
+
+
+def _event_of(line: str) -> LogEvent | None:
+    if match := _TEXT.match(line):
+        return LogEvent(match[1], match[2], line)
+    if line.startswith('{"time": '):
+        try:
+            found = json.loads(line)
+            moment = float(found["time"])
+            shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+            return LogEvent(f"{shown}.{int(moment % 1 * 1000):03d}", str(found["level"]).upper(), line)
+        except (ValueError, KeyError, TypeError):
+            return None
+    return None
+
+
+def _beginning_of_last(path: Path, last: int) -> int:
+    """Return the offset at which the newest `last` events begin. Only the end of the file is read."""
+    offset = path.stat().st_size
+    starts: list[int] = []
+    tail = b""
+    with path.open("rb") as file:
+        while offset > 0 and len(starts) < last:
+            step = min(_BLOCK_BYTES, offset)
+            offset -= step
+            file.seek(offset)
+            tail = file.read(step) + tail
+            starts = _starts(tail, offset)
+    return starts[-last] if len(starts) >= last else 0
+
+
+def _starts(tail: bytes, offset: int) -> list[int]:
+    """Return the offsets at which events begin in the end of a file, which is read from `offset` on."""
+    found, place = [], offset
+    for number, line in enumerate(tail.splitlines(keepends=True)):
+        is_whole = number > 0 or offset == 0
+        if is_whole and _event_of(line.decode("utf-8", errors="replace").rstrip("\n")) is not None:
+            found.append(place)
+        place += len(line)
+    return found
+
+
+def in_order(files: Sequence[LogFile]) -> Iterator[LogEvent]:
+    """Yield the new events of all files, the oldest first."""
+    yield from heapq.merge(*(file.read() for file in files), key=lambda event: event.moment)
