@@ -56,7 +56,6 @@ REACHED: dict[str, str] = {
     "policies/hf/packed.py MAX_HOLES": "tests/unit/policies/test_packed.py",
     "policies/hf/row.py MAX_THREADS": "tests/unit/policies/test_row.py",
     "rewards/answers/rectangles.py MAX_BOXES": "tests/unit/rewards/test_vision.py",
-    "runs/making/imported.py MAX_RECORDS": "tests/flow/test_branch.py",
     "trackers/served.py MAX_WAITING": "tests/unit/trackers/test_served.py",
     "weights/stores/anchors.py MOST_DELTAS": "tests/unit/weights/test_deltas.py",
 }  # fmt: skip
@@ -146,9 +145,7 @@ NOT_REACHED: dict[str, str] = {
     "rewards/process.py MAX_HELD MAX_CHUNK_BYTES": "only say how much is sent at once",
     "rewards/scorer.py MAX_BAD_STARTS": "tests/unit/rewards/test_scorer.py has starts that fail",
     "rewards/served.py MAX_SHOWN": "cuts a text",
-    "runs/writes/feedback.py MAX_RECORDS": "only says where a transaction ends",
-    "runs/making/imported.py MAX_BYTES": "only says where a transaction ends",
-    "runs/writes/load_demonstrations.py MAX_RECORDS MAX_BYTES": "only say where a transaction ends",
+    "runs/writes/additions.py MAX_RECORDS MAX_BYTES": "only say where a transaction ends",
     "runs/modules.py MOST": "more modules are no reward any more",
     "sandbox/inside/confine.py MAX_DESCRIPTORS": "a program's own bound",
     "sandbox/inside/plain.py MAX_DEPTH MAX_INT_BITS MAX_SAME_HASH": "a program's value beyond is none",
