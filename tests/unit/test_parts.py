@@ -32,7 +32,6 @@ ALL_NAMES = {kind: set(registry.table(kind)) for kind in registry.KINDS} | {"tra
 
 EXCEPTIONS = {
     ("rftstream/gateway/dialects/settings.py", "tools"): "a setting of a request",
-    ("rftstream/gateway/dialects/fields.py", "regex"): "a form of answers",
     ("rftstream/commands/__init__.py", "replay"): "a command",
     ("rftstream/config/parts/registry.py", "environment"): "a kind of parts",
     ("rftstream/roles/buffer/decisions.py", "priority"): "a field of an outcome",
