@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.errors import ConfigError
-from rftstream.models.folders.files import digest_files, read_json
+from rftstream.models.folders.files import digest_folder, read_json
 
 CLASSIFIER = "ForSequenceClassification"
 """How the names of transformers' sequence classifiers end."""
@@ -74,7 +74,7 @@ class ClassifierFolder:
     @property
     def digest(self) -> str:
         """`sha256:<hex>` of all files of the folder: weights, config, tokenizer and template."""
-        return digest_files([path for path in sorted(self.folder.iterdir()) if path.is_file()])
+        return digest_folder(self.folder)
 
 
 def read_classifier(folder: Path, where: str, *, of_tokens: bool = False) -> ClassifierFolder:

@@ -183,24 +183,12 @@ def _tokenizer(folder: Path) -> Tokenizer:
     return open_tokenizer(_spec(folder, None))
 
 
-@functools.cache
 def _load(folder: Path, loader_name: str, device: str, dtype: str, threads: int) -> Any:
-    """Load a classifier, once for all tasksets of a process that ask for it. ConfigError if it cannot be read, or if
-    its head is not in the files: transformers would make one up."""
-    import torch
-    import transformers
-    from transformers import logging
-
+    """Load a classifier. ConfigError if it cannot be read, or if its head is not in the files: transformers would make
+    one up."""
     check_device(device, where=f"{WHERE}.device")
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    torch.set_num_threads(threads)
-    loader: Any = getattr(transformers, loader_name)
-    wanted = {"dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True}
-    try:
-        model, found = loader.from_pretrained(folder, output_loading_info=True, **wanted)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ConfigError(f"{WHERE}.path: {folder}: cannot be read as a classifier: {error}") from None
-    if missing := sorted(found["missing_keys"]):
+    model, missing = load_model(folder, loader_name, device, dtype, threads, f"{WHERE}.path", "a classifier")
+    if missing:
         raise ConfigError(
             f"{WHERE}.path: {folder}: its weights lack {', '.join(missing[:3])}, which would be random numbers; name a "
             "folder that was saved with its classifier head"
@@ -208,4 +196,25 @@ def _load(folder: Path, loader_name: str, device: str, dtype: str, threads: int)
     config = model.config.get_text_config()
     if config.pad_token_id is None and isinstance(config.eos_token_id, int):
         config.pad_token_id = config.eos_token_id  # as trainers of reward models do; it marks where a text ends
-    return model.to(device).eval()
+    return model
+
+
+@functools.cache
+def load_model(
+    folder: Path, loader_name: str, device: str, dtype: str, threads: int, where: str, what: str
+) -> tuple[Any, Sequence[str]]:
+    """Load a model of transformers, once for all tasksets of a process that ask for it; return it with the names of
+    weights that its files lack. ConfigError, which begins with `where`, if it cannot be read as `what`."""
+    import torch
+    import transformers
+    from transformers import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    torch.set_num_threads(threads)  # each child has its own work
+    loader: Any = getattr(transformers, loader_name)
+    wanted = {"dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True}
+    try:
+        model, found = loader.from_pretrained(folder, output_loading_info=True, **wanted)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"{where}: {folder}: cannot be read as {what}: {error}") from None
+    return model.to(device).eval(), sorted(found["missing_keys"])

@@ -24,6 +24,7 @@ from rftstream.errors import ConfigError, RewardError
 from rftstream.models.classifiers import ClassifierFolder, HeldClassifier, read_classifier
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.classifier import WHERE, ClassifierTexts, LocalClassifier, StepClassifier
+from rftstream.rewards.event_loop import caught
 from rftstream.rewards.judge_prompts import fill, texts_of
 from rftstream.rewards.served import UNSEEN, ScoringEndpoint, ServedConfig
 from rftstream.rewards.step_scores import Marked, StepScores
@@ -134,23 +135,20 @@ class ModelReward:
     def score_all(self, items: Sequence[RewardInput]) -> list[Score | BaseException]:
         """Return the score of each item, or the exception that says why there is none."""
         if self._local is None:
-            return list(self._threads.map(self._ask, items))
+            return list(self._threads.map(lambda item: caught(self._ask, item), items))
         if self._local.steps is not None:
             return [
-                found if isinstance(found, BaseException) else _caught(self._score_steps, found)
+                found if isinstance(found, BaseException) else caught(self._score_steps, found)
                 for found in self._local.steps.of_items(items)
             ]
         return [
-            found if isinstance(found, BaseException) else _caught(self._score, *found)
+            found if isinstance(found, BaseException) else caught(self._score, *found)
             for found in self._local.outputs(items)
         ]
 
-    def _ask(self, item: RewardInput) -> Score | BaseException:
-        try:
-            text = None if self._config.text is None else fill(self._config.text, texts_of(item))
-            return self._score(np.asarray(self._endpoint.outputs(item, text), np.float64), {})
-        except Exception as error:
-            return error
+    def _ask(self, item: RewardInput) -> Score:
+        text = None if self._config.text is None else fill(self._config.text, texts_of(item))
+        return self._score(np.asarray(self._endpoint.outputs(item, text), np.float64), {})
 
     def _score(self, outputs_L: np.ndarray, metrics: dict[str, float]) -> Score:
         """Return the score of the model's outputs. RewardError if there is no such label, or no finite number."""
@@ -246,21 +244,18 @@ class _Local:
 
     def outputs(self, items: Sequence[RewardInput]) -> list[tuple[np.ndarray, dict[str, float]] | BaseException]:
         """Return for each item the outputs of the model, float32 [L], and metrics; or why there are none."""
-        found: list[tuple[np.ndarray, dict[str, float]] | BaseException] = []
-        texts: dict[int, list[int]] = {}
-        cuts: dict[int, dict[str, float]] = {}
-        for place, item in enumerate(items):
-            try:
-                whole = self._tokens(item)
-                texts[place] = self._fitted(whole)
-                cuts[place] = {} if self._config.too_long == "unscorable" else {"cut": float(whole != texts[place])}
-                found.append(RewardError("reward_model: not scored"))
-            except Exception as error:
-                found.append(error)
-        if texts:
-            for place, outputs_L in zip(texts, self.model.logits(list(texts.values())), strict=True):
-                found[place] = outputs_L, cuts[place]
+        found: list[Any] = [caught(self._read, item) for item in items]
+        places = [place for place, one in enumerate(found) if not isinstance(one, BaseException)]
+        texts = [found[place][0] for place in places]
+        for place, outputs_L in zip(places, self.model.logits(texts) if texts else (), strict=True):
+            found[place] = outputs_L, found[place][1]
         return found
+
+    def _read(self, item: RewardInput) -> tuple[list[int], dict[str, float]]:
+        """Return the tokens that the model reads of a rollout, and whether they were cut, if that is allowed."""
+        whole = self._tokens(item)
+        text = self._fitted(whole)
+        return text, {} if self._config.too_long == "unscorable" else {"cut": float(whole != text)}
 
     def _tokens(self, item: RewardInput) -> list[int]:
         text = "" if self._config.text is None else fill(self._config.text, texts_of(item))
@@ -325,10 +320,3 @@ def _activated(outputs_L: np.ndarray, activation: str) -> np.ndarray:
         weights_L = np.exp(outputs_L - outputs_L.max())
         return np.asarray(weights_L / weights_L.sum())
     return outputs_L
-
-
-def _caught(score: object, *arguments: object) -> Score | BaseException:
-    try:
-        return score(*arguments)  # type: ignore[operator,no-any-return]
-    except RewardError as error:
-        return error

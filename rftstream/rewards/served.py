@@ -14,6 +14,7 @@ from msgspec import Meta
 from rftstream.errors import ConfigError, RewardError, RewardTimeout
 from rftstream.models.server_client import ModelServer, Refused, Unreachable
 from rftstream.rewards.base import RewardInput, Score
+from rftstream.rewards.event_loop import caught
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +97,7 @@ class Concurrent:
 
     def score_all(self, items: Sequence[RewardInput]) -> list[Score | BaseException]:
         """Return the score of each item, or the exception that says why there is none. The calls run at once."""
-        return list(self._threads.map(self._outcome, items))
-
-    def _outcome(self, item: RewardInput) -> Score | BaseException:
-        try:
-            return self(item)
-        except Exception as error:
-            return error
+        return list(self._threads.map(lambda item: caught(self, item), items))
 
 
 # ------------------------------------------------------------------------------------------ scoring

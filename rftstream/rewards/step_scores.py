@@ -16,6 +16,7 @@ from rftstream.models.spec import ModelSpec
 from rftstream.models.tokenizer import open_tokenizer
 from rftstream.rewards.base import RewardInput
 from rftstream.rewards.classifier import StepClassifier
+from rftstream.rewards.event_loop import caught
 from rftstream.rewards.steps import find_step_ends
 
 Marked = tuple[np.ndarray, np.ndarray]
@@ -32,12 +33,7 @@ class StepScores:
 
     def of_items(self, items: Sequence[RewardInput]) -> list[list[Marked] | BaseException]:
         """Return for each rollout what was found of each of its segments, or why there is nothing."""
-        ends: list[list[np.ndarray] | BaseException] = []
-        for item in items:
-            try:
-                ends.append(self._ends(item))
-            except Exception as error:
-                ends.append(error)
+        ends: list[list[np.ndarray] | BaseException] = [caught(self._ends, item) for item in items]
         wanted = [
             (place, number)
             for place, found in enumerate(ends)

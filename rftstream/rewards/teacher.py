@@ -10,7 +10,6 @@ As a reward it is the mean over sampled tokens of logp_teacher - logp_behavior, 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,8 +19,9 @@ import numpy as np
 
 from rftstream.contracts.arrays import Array
 from rftstream.errors import ConfigError, RewardError
-from rftstream.models.folders.files import digest_files
+from rftstream.models.folders.files import digest_folder
 from rftstream.rewards.base import RewardInput, Score
+from rftstream.rewards.classifier import load_model
 from rftstream.rewards.served import UNSEEN, AskedModel, Concurrent, ServedConfig
 from rftstream.rewards.version import config_version
 
@@ -55,7 +55,7 @@ class TeacherReward(Concurrent):
             self._teacher, files = ServedTeacher(config), ""
         else:
             folder = Path(base, config.path).expanduser()
-            self._teacher, files = LocalTeacher(folder, config.dtype), _fingerprint(folder)
+            self._teacher, files = LocalTeacher(folder, config.dtype), digest_folder(folder)
         self.version = config_version("2", (replace(config, **UNSEEN), files))  # type: ignore[arg-type]
         super().__init__(1 if config.path else config.max_concurrent)
 
@@ -143,7 +143,9 @@ class LocalTeacher:
 
     def open(self) -> None:
         """Load the model. ConfigError if the folder cannot be read as one."""
-        self._model = _load(self._folder.resolve(), self._dtype)
+        self._model, _ = load_model(
+            self._folder.resolve(), "AutoModelForCausalLM", "cpu", self._dtype, 1, "rewards.teacher.path", "a model"
+        )
 
     def logprobs(self, token_ids_T: np.ndarray) -> np.ndarray:
         """Compute the logprobs, float32 [T]. RewardError if the model does not know a token."""
@@ -169,33 +171,3 @@ def _logprobs(logits_CV: Any, ids_C: Any) -> np.ndarray:
     logits_CV = logits_CV.float()
     found: np.ndarray = (logits_CV.gather(1, ids_C[:, None])[:, 0] - logits_CV.logsumexp(-1)).numpy()
     return found
-
-
-@functools.cache
-def _load(folder: Path, dtype: str) -> Any:
-    """Load a teacher, once for all tasksets of a process that ask for it."""
-    import torch
-    from transformers import AutoModelForCausalLM, logging
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    torch.set_num_threads(1)  # each child has its own work
-    loader: Any = AutoModelForCausalLM
-    wanted = {"dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True}
-    try:
-        model = loader.from_pretrained(folder, **wanted)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"rewards.teacher.path: {folder}: cannot be read as a model: {error}") from None
-    return model.eval()
-
-
-def _fingerprint(folder: Path) -> str:
-    """Return a digest of the folder's files, so that another teacher is another scorer, and the same one on another
-    machine is not."""
-    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
-    return _digest(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
-
-
-@functools.cache
-def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
-    """Return the digest of files, which are read again if their sizes or times have changed."""
-    return digest_files([path for path, _, _ in files])

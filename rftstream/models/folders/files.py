@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -48,3 +49,14 @@ def digest_files(paths: list[Path]) -> str:
 def digest_bytes(data: bytes) -> str:
     """Return `sha256:<hex>` of bytes."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def digest_folder(folder: Path) -> str:
+    """Return the digest of the files of a folder, which are read again if their sizes or times have changed."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    return _digest(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
+
+
+@functools.cache
+def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
+    return digest_files([path for path, _, _ in files])

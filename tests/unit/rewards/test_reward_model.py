@@ -57,7 +57,7 @@ def labelled(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def forget():
-    classifier._load.cache_clear()
+    classifier.load_model.cache_clear()
 
 
 def of_folder(folder, **settings):

@@ -101,7 +101,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def forget():
-    classifier._load.cache_clear()
+    classifier.load_model.cache_clear()
 
 
 def of_beginning(made, text):
