@@ -31,6 +31,7 @@ from rftstream.data.tasksets.columns import (
     read_tools,
     with_system,
 )
+from rftstream.data.tasksets.rows import JsonLines, RowReader
 from rftstream.errors import ConfigError
 
 OUR_COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "system", "tools", "weight")
@@ -75,7 +76,7 @@ class Demonstrations:
         raise AssertionError("it lies below the sum of them")
 
 
-class DemonstrationColumns:
+class DemonstrationColumns(RowReader):
     """The mapping of a source's columns to the parts of a demonstration. `Demonstrations` makes it; the source of rows
     calls it as a RowReader."""
 
@@ -92,13 +93,6 @@ class DemonstrationColumns:
 
     # what a reader of rows asks
 
-    def wanted(self, names: Sequence[str]) -> list[str]:
-        """Return all columns."""
-        return list(names)
-
-    def check_kept(self, names: Sequence[str], where: str) -> None:
-        """Do nothing, since no columns are kept."""
-
     def check_names(self, names: Sequence[str], where: str) -> None:
         """Raise ConfigError for a mapped column that is not among these."""
         for ours, path in self._mapped.items():
@@ -110,10 +104,6 @@ class DemonstrationColumns:
     def check(self, row: Mapping[str, Any], where: str, num_bytes: int = 0) -> None:
         """Raise ConfigError if the row is no demonstration."""
         self.demonstration(row, where)
-
-    def chat_path(self, names: Sequence[str]) -> str:
-        """Return an empty path, since there are several forms."""
-        return ""  # there are several forms; `demonstration` says what is missing
 
     # what it makes of a row
 
@@ -238,7 +228,6 @@ def _name(source: str) -> str:
 
 def _open(source: str, section: DemonstrationsSection, reader: DemonstrationColumns) -> Any:
     from rftstream.data.tasksets.hf import open_data
-    from rftstream.data.tasksets.rows import JsonLines
 
     scheme, _, location = source.partition(":")
     spec = registry.built_in(TasksetSpec).get(scheme)

@@ -15,6 +15,7 @@ from rftstream.contracts.outcomes import ReuseKind
 from rftstream.contracts.tasks import Problem, Sampling
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.data.operators.facts import Facts
+from rftstream.data.tasksets.base import Taskset
 
 Seed = int
 """Non-negative, below 2**63; derived from the run's seed, the operator's place and the group."""
@@ -73,22 +74,12 @@ class Change:
 TaskDecision = Keep | Skip | Change
 
 
-class ProblemSource(Protocol):
-    """Problems by their index: a taskset."""
-
-    def __len__(self) -> int:
-        """Return the number of problems."""
-
-    def problem(self, index: int) -> Problem:
-        """Return the problem of an index below the number."""
-
-
 @dataclass(frozen=True, slots=True)
 class Problems:
     """A source of problems with its name."""
 
     name: str
-    source: ProblemSource
+    source: Taskset
     count: int | None = None
     """How many of the first problems are used; None: all."""
 
@@ -110,22 +101,13 @@ class RunProblems:
     """Tasksets of which the operator will be asked."""
 
 
-class PreparedOperator(Protocol):
-    """The second method of operators on the task side that have to see all problems once, for example to build an
-    index.
-
-    The builder of the pipeline calls `prepare` once, before the first `decide`. The data kept from it must depend on
-    the problems and the settings alone, so that they are the same after every restart.
-
-    Worked example: `dedupe.Dedupe`."""
-
-    def prepare(self, problems: RunProblems) -> None:
-        """Read all problems of the run."""
-
-
 class TaskOperator(Protocol):
-    """An operator of the task side. The feeder builds it once and calls `decide` for each problem that it draws. It may
-    have `prepare` as well, see `PreparedOperator`, and `fold`, see `facts.Fold`.
+    """An operator of the task side. The feeder builds it once and calls `decide` for each problem that it draws.
+
+    It may have `fold`, see `facts.Fold`, and `prepare(problems)`, if it has to see all problems of the run once, for
+    example to build an index: the builder of the pipeline calls that before the first `decide`, with RunProblems. The
+    data kept from it must depend on the problems and the settings alone, so that they are the same after every restart.
+    `dedupe.Dedupe` has both.
 
     Worked example: `texts.Length`."""
 

@@ -35,17 +35,21 @@ class RowReader(Protocol):
         """Check the names of the mapped columns. ConfigError if one is missing."""
 
     def check_kept(self, names: Sequence[str], where: str) -> None:
-        """Check the columns to keep, once for each file. ConfigError if one is missing."""
+        """Check the columns to keep, once for each file. ConfigError if one is missing. By default none are kept."""
+        return
 
     def check(self, row: Mapping[str, Any], where: str, num_bytes: int = 0) -> None:
         """Look at a row when its file is opened. ConfigError if nothing can be made of it. `num_bytes`: its size in the
         file, if that is known; only a large one may be too large."""
 
     def wanted(self, names: Sequence[str]) -> list[str]:
-        """Return the file's columns that have to be read."""
+        """Return the file's columns that have to be read, by default all."""
+        return list(names)
 
     def chat_path(self, names: Sequence[str]) -> str:
-        """Return the path of the first messages in a file with these columns."""
+        """Return the path of the first messages in a file with these columns; empty where there are several forms, and
+        the look at a row says what is missing."""
+        return ""
 
 
 class RowSource(Protocol):

@@ -29,29 +29,32 @@ _SIGNS = {
 }  # fmt: skip
 _SIGN = re.compile("|".join(map(re.escape, _SIGNS)))
 
+_RENAMED = {
+    "frac": "dfrac tfrac cfrac xfrac",
+    "binom": "dbinom tbinom",
+    "le": "leq leqslant leqq",
+    "ge": "geq geqslant geqq",
+    "ne": "neq",
+    "emptyset": "varnothing O",
+    "approx": "simeq cong doteq",
+    "{": "lbrace",
+    "}": "rbrace",
+    "pmod": "bmod mod",
+    "ldots": "dots cdots dotsc dotsb dotsm",
+    "cup": "bigcup",
+    "epsilon": "varepsilon",
+    "phi": "varphi",
+    "setminus": "backslash smallsetminus",
+}
+"""Command -> others for the same."""
+_PLAIN = {"<": "lt", ">": "gt", "[": "lbrack", "]": "rbrack", "|": "lvert rvert vert mid", ":": "colon"}
+_PLAIN |= {r"^\circ": "degree degrees"}
+"""What is no command -> commands for it."""
+_MEANT = {name: f"\\{command}" for command, names in _RENAMED.items() for name in names.split()}
+_MEANT |= {name: text for text, names in _PLAIN.items() for name in names.split()}
+_COMMAND = re.compile(rf"\\({'|'.join(_MEANT)})(?![a-zA-Z])")
 _COMMANDS = (
-    (re.compile(r"\\(?:d|t|c|x)frac(?![a-zA-Z])"), r"\\frac"),
-    (re.compile(r"\\[dt]binom(?![a-zA-Z])"), r"\\binom"),
-    (re.compile(r"\\(?:leq|leqslant|leqq)(?![a-zA-Z])"), r"\\le"),
-    (re.compile(r"\\(?:geq|geqslant|geqq)(?![a-zA-Z])"), r"\\ge"),
-    (re.compile(r"\\(?:neq|not\s*=)(?![a-zA-Z])"), r"\\ne"),
-    (re.compile(r"\\(?:varnothing|O)(?![a-zA-Z])"), r"\\emptyset"),
-    (re.compile(r"\\(?:degree|degrees)(?![a-zA-Z])"), r"^\\circ"),
-    (re.compile(r"\\lt(?![a-zA-Z])"), "<"),
-    (re.compile(r"\\gt(?![a-zA-Z])"), ">"),
-    (re.compile(r"\\(?:simeq|cong|doteq)(?![a-zA-Z])"), r"\\approx"),
-    (re.compile(r"\\(?:lbrace)(?![a-zA-Z])"), r"\\{"),
-    (re.compile(r"\\(?:rbrace)(?![a-zA-Z])"), r"\\}"),
-    (re.compile(r"\\(?:lbrack)(?![a-zA-Z])"), "["),
-    (re.compile(r"\\(?:rbrack)(?![a-zA-Z])"), "]"),
-    (re.compile(r"\\(?:lvert|rvert|vert|mid)(?![a-zA-Z])"), "|"),
-    (re.compile(r"\\colon(?![a-zA-Z])"), ":"),
-    (re.compile(r"\\bmod(?![a-zA-Z])|\\mod(?![a-zA-Z])"), r"\\pmod"),
-    (re.compile(r"\\(?:dots|cdots|ldots|dotsc|dotsb|dotsm)(?![a-zA-Z])"), r"\\ldots"),
-    (re.compile(r"\\(?:bigcup)(?![a-zA-Z])"), r"\\cup"),
-    (re.compile(r"\\(?:varepsilon)(?![a-zA-Z])"), r"\\epsilon"),
-    (re.compile(r"\\(?:varphi)(?![a-zA-Z])"), r"\\phi"),
-    (re.compile(r"\\(?:backslash|smallsetminus)(?![a-zA-Z])"), r"\\setminus"),
+    (re.compile(r"\\not\s*=(?![a-zA-Z])"), r"\\ne"),
     (re.compile(r"\\m?(?:left|right|middle)(?![a-zA-Z])\s*\.?(?=[\s()\[\]|\\.<>/]|$)"), ""),
     (re.compile(r"\\(?:[bB]igg?|[bB]igg?[lrm])(?![a-zA-Z])"), ""),
     (re.compile(r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits)(?![a-zA-Z])"), ""),
@@ -87,6 +90,7 @@ def clean(text: str) -> str:
     text = _COLOUR.sub("", text)
     text = _BRACED_COMMA.sub("{,}", text)
     text = _THIN_COMMA.sub("{,}", text)
+    text = _COMMAND.sub(lambda match: _MEANT[match[1]], text)
     for pattern, replacement in _COMMANDS:
         text = pattern.sub(replacement, text)
     text = _TIMES.sub(r" \\times ", text)
