@@ -90,6 +90,7 @@ class HostPool:
         if self._is_closed:
             raise HostError(f"{self._name}: closed")
         self._hosts = [host for host in self._hosts if host.end is None]
+        self._starting = {host: task for host, task in self._starting.items() if host.end is None or host.keys}
         usable = [host for host in self._hosts if not host.stuck]
         best = min(usable, key=lambda host: len(host.keys), default=None)
         if best is not None and (not best.keys or len(self._hosts) >= self._settings.processes):

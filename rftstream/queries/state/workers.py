@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rftstream.http.address import split_url
+from rftstream.http.client import HttpClient, RequestFailed
 from rftstream.runs.folder import RunFolder
 
 HEALTH_TIMEOUT_S = 0.5
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opens URLs without a proxy, since the workers are on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +59,12 @@ def _ask(file: Path) -> WorkerStatus | None:
     if host != socket.gethostname():
         return WorkerStatus(process=file.stem, port=port, host=host, health=None)
     health: dict[str, Any] | None = None
-    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):  # gone, or not one of ours any more
-        try:
-            answer = _DIRECT.open(f"http://127.0.0.1:{port}/health", timeout=HEALTH_TIMEOUT_S)
-        except urllib.error.HTTPError as error:
-            answer = error  # 503: it says of itself that it is stuck
-        with answer:
-            health = json.loads(answer.read(1 << 20))
+    address = split_url(f"http://127.0.0.1:{port}")
+    if address is not None:
+        client = HttpClient(address, max_bytes=1 << 20)
+        with contextlib.suppress(RequestFailed, ValueError), contextlib.closing(client):  # gone, or not one of ours
+            answer = client.ask("GET", "/health", timeout_s=HEALTH_TIMEOUT_S)
+            health = json.loads(answer.body)  # 503: it says of itself that it is stuck
     if isinstance(health, dict) and health.get("process", file.stem) == file.stem:
         return WorkerStatus(process=file.stem, port=port, host=host, health=health)
     return WorkerStatus(process=file.stem, port=port, host=host, health=None)
