@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.tasks import ChatMessage, Problem
@@ -15,6 +15,9 @@ from rftstream.environments.called import CalledAgentConfig
 class DrivesItself:
     """Stands for an agent in the run file. The explorer's agent loop takes the tasks that name it; nothing else can
     attempt them, so what asks this object for a conversation is told so."""
+
+    def __init__(self, config: Any, *, problem: Problem, seed: int) -> None:
+        pass
 
     def start(self) -> Sequence[ChatMessage]:
         self._refuse()
@@ -46,6 +49,3 @@ class RemoteAgent(DrivesItself):
         """Behaviour of another explorer when it takes a rollout over. In both cases it calls the service again.
         `replay`: a request that equals a recorded one gets the recorded answer. `anew`: the recorded calls are thrown
         away."""
-
-    def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
-        pass

@@ -29,8 +29,7 @@ from urllib.parse import SplitResult
 from msgspec import Meta
 
 from rftstream.config import secrets
-from rftstream.contracts.tasks import Problem
-from rftstream.environments.hosts.agents import AgentResult, result_from_plain
+from rftstream.environments.hosts.agents import AgentResult, AgentWork, result_from_plain
 from rftstream.environments.json_form import problem_to_plain
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeout
 from rftstream.http.address import check_key, host_and_port, split_url
@@ -84,25 +83,16 @@ class CalledAgent:
         self._was_taken = False
         """Whether the service has taken a call."""
 
-    async def run(
-        self,
-        *,
-        problem: Problem,
-        base_url: str,
-        api_key: str,
-        seed: int,
-        rollout_id: str,
-        launch_id: str,
-        begins: Callable[[], object] = lambda: None,
-    ) -> AgentResult:
+    async def run(self, work: AgentWork, begins: Callable[[], object] = lambda: None) -> AgentResult:
         """Have the agent run, and return what it gave. After 202 nothing is returned: this waits until it is cancelled,
         as it is when the rollout ends. HostError if the service is lost while it runs the agent, HostTimeout if it
         takes too long, HostedCodeError if it refuses, or is not there for too long; ConfigError if it refuses from the
         first call on what all calls have. Cancelling this ends the connection. `begins` is called before each try."""
-        body = {"id": launch_id, "rollout_id": rollout_id, "problem": problem_to_plain(problem), "seed": seed}
-        body |= {"base_url": base_url, "api_key": api_key, "options": self._config.options}
+        api_key, plain = work.api_key, problem_to_plain(work.problem)
+        body = {"id": work.launch_id, "rollout_id": work.rollout_id, "problem": plain, "seed": work.seed}
+        body |= {"base_url": work.base_url, "api_key": api_key, "options": self._config.options}
         data = json.dumps(body).encode()
-        headers = {"Accept": "application/json", "Idempotency-Key": launch_id, "Connection": "close"}
+        headers = {"Accept": "application/json", "Idempotency-Key": work.launch_id, "Connection": "close"}
         began, number = time.monotonic(), 0
         while True:
             begins()
@@ -122,7 +112,7 @@ class CalledAgent:
                 limit = f"for {self._config.patience_s:g} s (its patience_s)"
                 raise HostedCodeError(f"{self.where}: {trouble}, {limit}")
             if not number:
-                log.warning("%s: %s: %s; it is called again", rollout_id, self.where, trouble)
+                log.warning("%s: %s: %s; it is called again", work.rollout_id, self.where, trouble)
             number += 1
             await asyncio.sleep(max(pause_s(number, PAUSE_S, most_s=MAX_PAUSE_S), min(after_s, 4 * MAX_PAUSE_S)))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rftstream.contracts.tasks import Problem
 from rftstream.environments.agent import DrivesItself
 from rftstream.environments.hosts.agents import HostedAgentConfig
 
@@ -21,6 +20,3 @@ class LaunchedAgent(DrivesItself):
         """Behaviour of another explorer when it takes a rollout over. In both cases it starts the agent again.
         `replay`: a request that equals a recorded one gets the recorded answer. `anew`: the recorded calls are thrown
         away."""
-
-    def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
-        pass

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from rftstream.contracts.tasks import Problem
 from rftstream.environments.called import CalledAgent, CalledAgentConfig
-from rftstream.environments.hosts.agents import AgentResult, HostedAgent, HostedAgentConfig
+from rftstream.environments.hosts.agents import AgentResult, AgentWork, HostedAgent, HostedAgentConfig
 
 
 class RunsAgent(Protocol):
@@ -17,20 +16,9 @@ class RunsAgent(Protocol):
     """Whether a service runs the agents. They may be on other machines, and then need an address that can be reached
     from there. An agent may run on after its call is lost, with the key that it has."""
 
-    async def run(
-        self,
-        *,
-        problem: Problem,
-        base_url: str,
-        api_key: str,
-        seed: int,
-        rollout_id: str,
-        launch_id: str,
-        begins: Callable[[], object],
-    ) -> AgentResult:
+    async def run(self, work: AgentWork, begins: Callable[[], object]) -> AgentResult:
         """Run the agent of one rollout to its end; the launcher calls it. `begins` is called when it begins, or begins
-        again: then its recorded calls answer it. `launch_id` is another one for each launch; a lost agent that is
-        started again has the same one.
+        again: then its recorded calls answer it.
 
         HostError if the agent is lost, and may be started again; HostTimeout if it takes too long; HostedCodeError if
         it fails; ConfigError if no agent can be run at all. Cancelling this cancels the agent."""

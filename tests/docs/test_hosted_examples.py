@@ -21,7 +21,7 @@ from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.base import Reply
 from rftstream.environments.hosted import HostedEnvironment
-from rftstream.environments.hosts.agents import AgentResult, HostedAgent, HostedAgentConfig
+from rftstream.environments.hosts.agents import AgentResult, AgentWork, HostedAgent, HostedAgentConfig
 from rftstream.environments.hosts.pool import close_pools
 from rftstream.environments.served import ServedEnvironment
 from rftstream.runs.folder import open_run
@@ -87,7 +87,9 @@ def answered(asked: Asked) -> object:
 def test_an_agent_in_a_host() -> None:
     agent = HostedAgent(HostedAgentConfig(target="my_agents:draft_and_check"))
     with HttpServer(answered) as server:
-        result = asyncio.run(agent.run(problem=PROBLEM, base_url=f"{server.url}/v1", api_key="a key", seed=0))
+        result = asyncio.run(
+            agent.run(AgentWork(problem=PROBLEM, base_url=f"{server.url}/v1", api_key="a key", seed=0))
+        )
     assert result == AgentResult(reward=1.0, parts={"draft": 0.0})
 
 

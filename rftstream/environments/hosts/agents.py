@@ -30,6 +30,22 @@ class HostedAgentConfig(HostedConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentWork:
+    """One rollout for an agent to make. The launcher makes it."""
+
+    problem: Problem
+    """Problem to solve."""
+    base_url: str
+    """Address at which the agent calls its model."""
+    api_key: str
+    """Key of this rollout."""
+    seed: int
+    rollout_id: str = ""
+    launch_id: str = ""
+    """Another one for each launch; a lost agent that is started again has the same one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentResult:
     """The value that an agent returned."""
 
@@ -55,17 +71,7 @@ class HostedAgent:
         self._config = config
         self._pool = pool_of(config.hosts())
 
-    async def run(
-        self,
-        *,
-        problem: Problem,
-        base_url: str,
-        api_key: str,
-        seed: int,
-        rollout_id: str = "",
-        launch_id: str = "",
-        begins: Callable[[], object] = lambda: None,
-    ) -> AgentResult:
+    async def run(self, work: AgentWork, begins: Callable[[], object] = lambda: None) -> AgentResult:
         """Run the agent to its end. HostError if its host dies, HostTimeout if it takes too long, HostedCodeError if it
         raises. Cancelling this cancels the agent. `begins` is called when its host is ready."""
         session = self._pool.session(target_path(self._config.target))
@@ -76,10 +82,10 @@ class HostedAgent:
                 "run_agent",
                 self._config.timeout_s,
                 options=self._config.options,
-                problem=problem_to_plain(problem),
-                base_url=base_url,
-                api_key=api_key,
-                seed=seed,
+                problem=problem_to_plain(work.problem),
+                base_url=work.base_url,
+                api_key=work.api_key,
+                seed=work.seed,
             )
         finally:
             await session.leave()

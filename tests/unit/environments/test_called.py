@@ -15,7 +15,7 @@ from rftstream.contracts.tasks import Task
 from rftstream.environments import called
 from rftstream.environments.agent import RemoteAgent
 from rftstream.environments.called import CalledAgent, CalledAgentConfig
-from rftstream.environments.hosts.agents import AgentResult
+from rftstream.environments.hosts.agents import AgentResult, AgentWork
 from rftstream.environments.launched_agents import agent_of
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeout
 from rftstream.http.client import Answer
@@ -64,7 +64,7 @@ def run(url: str, **settings: Any) -> AgentResult:
 
 
 async def attempt(agent: CalledAgent) -> AgentResult:
-    return await agent.run(
+    work = AgentWork(
         problem=PROBLEM,
         base_url="http://127.0.0.1:9/v1",
         api_key="rft-a-key",
@@ -72,6 +72,7 @@ async def attempt(agent: CalledAgent) -> AgentResult:
         rollout_id="sums/0/1/0/0",
         launch_id="sums/0/1/0/0/launch/a",
     )
+    return await agent.run(work)
 
 
 def test_a_call_and_its_result(service: AgentService, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,10 +161,8 @@ def test_a_service_that_comes_late_is_called_and_one_that_never_comes_is_not_wai
 
     async def late() -> AgentResult:
         agent = CalledAgent(CalledAgentConfig(url=url))
-        names: dict[str, Any] = {"rollout_id": "r", "launch_id": "r/launch/b"}
-        waits = asyncio.create_task(
-            agent.run(problem=PROBLEM, base_url="", api_key="", seed=0, begins=lambda: num_begun.append(1), **names)
-        )
+        work = AgentWork(problem=PROBLEM, base_url="", api_key="", seed=0, rollout_id="r", launch_id="r/launch/b")
+        waits = asyncio.create_task(agent.run(work, lambda: num_begun.append(1)))
         while len(num_begun) < 3:
             await asyncio.sleep(0)
         with AgentService(port):

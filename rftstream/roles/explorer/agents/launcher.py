@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rftstream.contracts.tasks import Task
-from rftstream.environments.hosts.agents import AgentResult
+from rftstream.environments.hosts.agents import AgentResult, AgentWork
 from rftstream.environments.launched_agents import RunsAgent
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostStartTimeout, HostTimeout
 from rftstream.loops import LoopThread
@@ -142,15 +142,15 @@ class AgentLauncher:
         for number in range(MAX_STARTS):
             launch = run.launch if agent.is_elsewhere else f"{run.launch}x{number}"
             try:
-                result = await agent.run(
+                work = AgentWork(
                     problem=task.problem,
                     base_url=self._launched.public_url if agent.is_elsewhere else self._launched.base_url,
                     api_key=self._launched.key_of(rollout_id, launch),
                     seed=task.seed,
                     rollout_id=rollout_id,
                     launch_id=f"{rollout_id}/launch/{run.launch}",
-                    begins=functools.partial(self._note_begin, run, launch),
                 )
+                result = await agent.run(work, functools.partial(self._note_begin, run, launch))
             except HostTimeout as error:
                 return RolloutEnd(cut_short=f"the agent took too long: {error}")
             except (HostedCodeError, HostStartTimeout) as error:

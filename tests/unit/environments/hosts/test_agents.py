@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from rftstream.environments.hosts.agents import AgentResult, HostedAgent, HostedAgentConfig, result_from_plain
+from rftstream.environments.hosts.agents import (
+    AgentResult,
+    AgentWork,
+    HostedAgent,
+    HostedAgentConfig,
+    result_from_plain,
+)
 from rftstream.errors import ConfigError, HostedCodeError, HostTimeout
 from tests.loopback import HttpServer
 from tests.unit.environments.hosts.scene import PROBLEM
@@ -30,7 +36,7 @@ def agent(foreign: Path, name: str, **settings: Any) -> HostedAgent:
 
 
 def run(own: HostedAgent, *, url: str = "http://127.0.0.1:9/v1", seed: int = 3) -> AgentResult:
-    return asyncio.run(own.run(problem=PROBLEM, base_url=url, api_key="a key", seed=seed))
+    return asyncio.run(own.run(AgentWork(problem=PROBLEM, base_url=url, api_key="a key", seed=seed)))
 
 
 def test_an_agent_calls_its_endpoint(foreign: Path, endpoint: HttpServer) -> None:
@@ -38,7 +44,7 @@ def test_an_agent_calls_its_endpoint(foreign: Path, endpoint: HttpServer) -> Non
 
     async def many() -> list[AgentResult]:
         url = f"{endpoint.url}/v1"
-        runs = (own.run(problem=PROBLEM, base_url=url, api_key=f"key {n}", seed=n) for n in range(20))
+        runs = (own.run(AgentWork(problem=PROBLEM, base_url=url, api_key=f"key {n}", seed=n)) for n in range(20))
         return await asyncio.gather(*runs)
 
     results = asyncio.run(many())

@@ -17,7 +17,7 @@ import pytest
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.base import Reply
 from rftstream.environments.hosted import HostedEnvironment
-from rftstream.environments.hosts.agents import AgentResult, HostedAgent, HostedAgentConfig
+from rftstream.environments.hosts.agents import AgentResult, AgentWork, HostedAgent, HostedAgentConfig
 from rftstream.environments.hosts.pool import close_pools
 from rftstream.errors import HostedCodeError
 from tests.loopback import Asked, HttpServer
@@ -251,7 +251,8 @@ def test_an_episode_of_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     async def one(number: int) -> AgentResult:
         problem = Problem(messages=(ChatMessage(role="user", content=""),), info={"idx": number})
-        return await agent.run(problem=problem, base_url=f"{server.url}/v1", api_key=f"key {number}", seed=0)
+        work = AgentWork(problem=problem, base_url=f"{server.url}/v1", api_key=f"key {number}", seed=0)
+        return await agent.run(work)
 
     async def both() -> list[AgentResult | BaseException]:
         return await asyncio.gather(one(2), one(0), return_exceptions=True)
