@@ -62,6 +62,8 @@ def run() -> list[dict[str, Any]]:
 class Made:
     """Word problems in a list, one in ten a copy, with a level each."""
 
+    digest = ""
+
     def __init__(self, count: int) -> None:
         rng = random.Random(0)
         words = [f"word{number}" for number in range(2000)]

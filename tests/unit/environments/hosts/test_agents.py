@@ -92,7 +92,7 @@ def test_wrong_forms_of_a_result() -> None:
 async def test_an_agent_that_nobody_waits_for_is_cancelled(foreign: Path, how: str) -> None:
     mark = foreign.parent / "mark"
     own = agent(foreign, "endless", options={"mark": str(mark)}, timeout_s=0.5 if how == "too slow" else 0.0)
-    task = asyncio.create_task(own.run(problem=PROBLEM, base_url="", api_key="", seed=0))
+    task = asyncio.create_task(own.run(AgentWork(problem=PROBLEM, base_url="", api_key="", seed=0)))
     if how == "too slow":
         with pytest.raises(HostTimeout):
             await task
