@@ -49,7 +49,7 @@ _RENAMED = {
 """Command -> others for the same."""
 _PLAIN = {"<": "lt", ">": "gt", "[": "lbrack", "]": "rbrack", "|": "lvert rvert vert mid", ":": "colon"}
 _PLAIN |= {r"^\circ": "degree degrees"}
-"""What is no command -> commands for it."""
+"""Plain text -> commands for it."""
 _MEANT = {name: f"\\{command}" for command, names in _RENAMED.items() for name in names.split()}
 _MEANT |= {name: text for text, names in _PLAIN.items() for name in names.split()}
 _COMMAND = re.compile(rf"\\({'|'.join(_MEANT)})(?![a-zA-Z])")
