@@ -11,12 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import quoteattr
+
+import jinja2
 
 from rftstream.contracts.feedback import FeedbackKind
 from rftstream.data.feedback.rows import MAX_TEXT
 
+CONFIG = Path(__file__).with_suffix(".xml")
+"""What annotators see, as a template."""
 MAX_BUTTONS = 11
 """Ratings that have a button each; a finer scale has a field for a number."""
 SIDES = ("A", "B")
@@ -52,50 +56,19 @@ class AnnotationAnswers:
 
 def make_config(kind: FeedbackKind, scale: tuple[float, float]) -> str:
     """Return the labelling config of a project."""
-    head = '<Header value="$notice" size="6"/>' + _text("prompt", "The problem")
-    if kind is FeedbackKind.pair:
-        sides = "".join(f'<View style="flex: 1">{_text(side.lower(), side)}</View>' for side in SIDES)
-        choices = "".join(_choice(text, HOTKEYS[name], name) for name, text in CHOICES.items())
-        shown = f'<View style="display: flex; gap: 1em">{sides}</View>'
-        asked = f'<Choices name="choice" toName="a" choice="single" showInline="true">{choices}</Choices>'
-        return f"<View>{head}{shown}{asked}{_words('comment', 'a', 'In words, if it helps')}</View>"
-    low, high = scale
-    numbers = _ratings(scale)
-    if kind is FeedbackKind.rating and numbers:
-        buttons = "".join(_choice(str(number), str(number) if 0 <= number < 10 else "") for number in numbers)
-        asked = f'<Header value="{low:g} is the worst, {high:g} the best" size="6"/>'
-        asked += f'<Choices name="rating" toName="response" choice="single" showInline="true">{buttons}</Choices>'
-    elif kind is FeedbackKind.rating:
-        asked = f'<Header value="From {low:g}, the worst, to {high:g}, the best" size="6"/>'
-        asked += f'<Number name="rating" toName="response" min="{low:g}" max="{high:g}" step="any"/>'
-    else:
-        asked = '<Header value="What should the reward be?" size="6"/>'
-        asked += '<Number name="label" toName="response" step="any"/>'
-    correction = _words("correction", "response", "What the answer should have been", value="$original", rows=6)
-    flag = f'<Choices name="flag" toName="response" choice="multiple">{_choice(FLAG, "f")}</Choices>'
-    comment = _words("comment", "response", "In words, if it helps")
-    return f"<View>{head}{_text('response', 'The answer')}{asked}{correction}{flag}{comment}</View>"
-
-
-def _text(name: str, title: str) -> str:
-    style = "white-space: pre-wrap; overflow-wrap: anywhere"
-    return (
-        f'<Header value={quoteattr(title)} size="4"/>'
-        f'<View style="{style}"><Text name="{name}" value="${name}" valueType="text"/></View>'
+    template = jinja2.Template(CONFIG.read_text(encoding="utf-8"), autoescape=True, trim_blocks=True)
+    low, high = (f"{end:g}" for end in scale)
+    text = template.render(
+        kind=str(kind),
+        low=low,
+        high=high,
+        numbers=_ratings(scale),
+        sides=SIDES,
+        choices=CHOICES,
+        hotkeys=HOTKEYS,
+        flag=FLAG,
     )
-
-
-def _choice(text: str, key: str, alias: str = "") -> str:
-    attributes = f" alias={quoteattr(alias)}" if alias else ""
-    return f"<Choice value={quoteattr(text)}{attributes}{f' hotkey={quoteattr(key)}' if key else ''}/>"
-
-
-def _words(name: str, target: str, title: str, *, value: str = "", rows: int = 2) -> str:
-    start = f' value="{value}"' if value else ""
-    return (
-        f'<Header value={quoteattr(title)} size="6"/>'
-        f'<TextArea name="{name}" toName="{target}"{start} rows="{rows}" maxSubmissions="1" editable="true"/>'
-    )
+    return "".join(line.strip() for line in text.splitlines())
 
 
 def _ratings(scale: tuple[float, float]) -> Sequence[int]:
