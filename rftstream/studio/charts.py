@@ -35,7 +35,6 @@ NUM_FIRST = 4
 class DrawnCurve:
     """A line of a chart in screen terms."""
 
-    label: str
     points: str
     """For a polyline, in the units of the view box."""
     color: int
@@ -227,7 +226,7 @@ def _curves(line: Line, mean: Any, color: int, box: _Box) -> list[DrawnCurve]:
         least = box.low if box.is_log else -math.inf
         places = [(float(a), float(b)) for a, b in zip(line.x[part], y[part], strict=True) if b >= least]
         points = " ".join(box.point(a, b) for a, b in places)
-        return DrawnCurve(label=line.label, points=points, color=color, dash=line.dash, faint=faint)
+        return DrawnCurve(points=points, color=color, dash=line.dash, faint=faint)
 
     raw = [] if mean is line.y else [drawn(line.y, faint=True)]
     return [*raw, drawn(mean, faint=False)]

@@ -20,6 +20,7 @@ from rftstream.integrations.label_studio.label_config import TITLES, AnnotationA
 from rftstream.integrations.label_studio.mirror import TaskMirror
 from rftstream.integrations.label_studio.projects import Annotation, Projects, ServerTask, in_requests
 from rftstream.queries.people.feedback import FeedbackView, open_questions, question_state
+from rftstream.queries.plain import Report
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ OVER = {
 
 
 @dataclass(slots=True, kw_only=True)
-class RoundReport:
+class RoundReport(Report):
     """The counts of a round: tasks and votes that it found, and changes that it made. `Bridge.round` makes it."""
 
     questions: int = 0
@@ -65,10 +66,6 @@ class RoundReport:
     def did_something(self) -> bool:
         """Whether anything was written on either side."""
         return bool(self.votes or self.new_tasks or self.marked)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the counts as a dict for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
     def to_text(self) -> str:
         """Return the counts as text for people."""

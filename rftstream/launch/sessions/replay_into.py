@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.config.sections import RunConfig
@@ -14,6 +14,7 @@ from rftstream.errors import ConfigError
 from rftstream.launch.result import RunResult
 from rftstream.launch.start import resume_if_incomplete
 from rftstream.preflight.plan import Purpose, plan
+from rftstream.queries import plain
 from rftstream.queries.formatting import plural
 from rftstream.queries.people.taints import read_taints
 from rftstream.replay.again import Report, check_versions, save_state
@@ -61,7 +62,7 @@ OF_TASKSET = re.compile(r"tasksets\.[a-z0-9_-]+\.algorithm\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(plain.Report):
     """The plan of a replay into a new run. `Replay.plan` makes it; the command shows it."""
 
     run: str
@@ -77,10 +78,6 @@ class Plan:
     """One line for each changed setting, as `key before -> after`."""
     left_out: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """Batch -> how many `rollouts` it is trained without, and how many whole `groups`."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as a dict."""
-        return asdict(self)
 
     def to_text(self) -> str:
         """Return the plan as lines for a person."""

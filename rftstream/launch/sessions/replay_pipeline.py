@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.config.data_pipelines.pipeline_files import with_pipelines_of
@@ -21,6 +21,7 @@ from rftstream.launch.result import RunResult
 from rftstream.launch.sessions.replay_into import CHANGEABLE, FIXED, may_change
 from rftstream.launch.start import resume_if_incomplete
 from rftstream.preflight.plan import Purpose, plan
+from rftstream.queries.plain import Report
 from rftstream.replay.regrouped import VerdictImport
 from rftstream.runs.folder import (
     OpenRun,
@@ -38,7 +39,7 @@ OF_PIPELINE = re.compile(r"(tasksets\.[a-z0-9_-]+\.)?pipeline\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelinePlan:
+class PipelinePlan(Report):
     """The plan of a replay under other operators. `PipelineReplay.plan` makes it; the command shows it."""
 
     run: str
@@ -48,10 +49,6 @@ class PipelinePlan:
     """Operators of the experience side, in order, as `place: name`."""
     changed: tuple[str, ...]
     """One line for each changed setting, as `key before -> after`."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as a dict."""
-        return asdict(self)
 
     def to_text(self) -> str:
         """Return the plan as lines for a person."""
