@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import BackendSpec
 from rftstream.config.sections import RunConfig
@@ -23,7 +25,8 @@ from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.folder import lies_in_folder
 from rftstream.service.role_spec import RoleKind
 
-BODY = Path(__file__).with_name("slurm_job.sh")
+HEAD, BODY = (Path(__file__).with_name(f"slurm_{part}.sh") for part in ("head", "job"))
+"""What a script begins with, as a template, and the part that is the same for every run."""
 WARNING_S = 120
 """Seconds before the end of its time at which the job is told. A worker takes up to 40 of them to finish what it has in
 hand."""
@@ -119,42 +122,21 @@ def job_script(
         max(sum(getattr(step, what) for step in steps if step.node == node) for node in range(settings.nodes))
         for what in ("cpus", "gpus")
     )
-    options = [
-        f"--job-name=rftstream-{config.run.name}",
-        f"--nodes={settings.nodes}",
-        "--ntasks-per-node=1",  # all nodes alike: tasks of one worker each would fill the first node before the next
-        f"--cpus-per-task={cpus}",
-        *([f"--gpus-per-node={gpus}"] if gpus else []),
-        f"--time={settings.time}",
-        f"--signal=B:USR2@{WARNING_S}",
-        "--requeue",
-        "--open-mode=append",
-        f"--output={folder}/job-%j.log",
-        *settings.more,
-    ]
-    where = [
-        f"# node {node}: {', '.join(step.name for step in steps if step.node == node) or 'nothing'}"
-        for node in range(settings.nodes)
-    ]
-    lines = [
-        "#!/usr/bin/env bash",
-        *(f"#SBATCH {option}" for option in options),
-        "#",
-        "# Written by `rftstream launch slurm`. A job that is started anew goes on with the run.",
-        *where,
-        *settings.before,
-        "",
-        f"files=({shlex.join(str(file.resolve()) for file in files)})",
-        f"rftstream=({shlex.join(settings.command)})",
-        f"folder={shlex.quote(str(folder))}",
-        "",
-        "job() {",
-        *(f"  {shlex.join(_kept(step, settings.nodes))} &\n  keepers+=($!)" for step in steps),
-        "}",
-        "",
-        BODY.read_text(encoding="utf-8").rstrip(),
-    ]
-    return "\n".join(lines) + "\n"
+    nodes = [[step.name for step in steps if step.node == node] for node in range(settings.nodes)]
+    template = jinja2.Template(HEAD.read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True)
+    head: str = template.render(
+        name=config.run.name,
+        settings=settings,
+        cpus=cpus,
+        gpus=gpus,
+        warning_s=WARNING_S,
+        folder=str(folder),
+        nodes=nodes,
+        files=[str(file.resolve()) for file in files],
+        steps=[_kept(step, settings.nodes) for step in steps],
+        quoted=shlex.join,
+    )
+    return head + BODY.read_text(encoding="utf-8").rstrip() + "\n"
 
 
 def _kept(one: WorkerStep, nodes: int) -> list[str]:
