@@ -348,21 +348,12 @@ def _worker_command(
     process = f"{spec.name}-{index}"
     devices = spec.devices(config)
     device = devices[index % len(devices)] if devices else None
+    options = {"--role": spec.name, "--run-dir": str(folder.path), "--process": process, "--metrics-port": "0"}
+    if device:
+        options["--device"] = device
     return WorkerCommand(
         process=process,
-        arguments=(
-            "worker",
-            str(folder.config_file),
-            "--role",
-            spec.name,
-            "--run-dir",
-            str(folder.path),
-            "--process",
-            process,
-            "--metrics-port",
-            "0",
-            *(("--device", device) if device else ()),
-        ),
+        arguments=("worker", str(folder.config_file), *(word for option in options.items() for word in option)),
         log=folder.logs / f"{process}.log",
         threads=getattr(getattr(config, spec.name, None), "threads", 1),
         preload=_preload(config, spec, model),

@@ -76,15 +76,8 @@ def _live_rows(watch: Watch, width: int) -> list[tuple[str, Text | str]]:
     rows: list[tuple[str, Text | str]] = [(watch.title, _bar(watch, width))]
     rewards = curve.rewards()
     if rewards:
-        rows.append(
-            (
-                "reward",
-                Text.assemble(
-                    (f"{rewards[-1]:.3f} ", "bold"),
-                    (sparkline(rewards, max(1, min(SPARKLINE_WIDTH, width - 8))), "green"),
-                ),
-            )
-        )
+        drawn = sparkline(rewards, max(1, min(SPARKLINE_WIDTH, width - 8)))
+        rows.append(("reward", Text.assemble((f"{rewards[-1]:.3f} ", "bold"), (drawn, "green"))))
     shown = [
         ("staleness", "staleness_mean", ".1f"),
         ("loss", "loss", ".4f"),
