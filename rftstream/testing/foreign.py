@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from random import Random
 from typing import TypeVar
 
@@ -18,6 +19,7 @@ from rftstream.contracts.records import NewRecord, Record
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.tasks import Task
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced, WeightsKind
+from rftstream.runs.writes.additions import commit_once
 from rftstream.service.records.in_force import writer_epoch
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
@@ -29,6 +31,10 @@ M = TypeVar("M")
 B = TypeVar("B", BatchManifest, Experience)
 
 
+class _NothingYet(Exception):
+    """There is no record on the log of which this one could be made."""
+
+
 class _LogSample:
     """Draws records that stand on a log, and makes others of them."""
 
@@ -37,25 +43,24 @@ class _LogSample:
         self._run = run
         self._random = random
 
-    def _some(self, topic: str, kind: type[M]) -> tuple[Record, M] | None:
-        """Return any good record of ours on the topic, or None."""
+    def _some(self, topic: str, kind: type[M]) -> tuple[Record, M]:
+        """Return any good record of ours on the topic."""
         found = [
             (record, message)
             for record, message in Log(self._transport).in_force(topic)
             if message is not None and isinstance(message, kind)
         ]
-        return self._random.choice(found) if found else None
+        if not found:
+            raise _NothingYet
+        return self._random.choice(found)
 
     def _raw(self, message: Message, topic: str, epoch: int, partition: int = 0) -> NewRecord:
         return codec.to_record(message, topic, partition, run=self._run, writer_epoch=epoch)
 
-    def _some_record(self, topics: Sequence[str]) -> NewRecord | None:
+    def _some_record(self, topics: Sequence[str]) -> NewRecord:
         """Return a record that stands on one of the topics, to be written again."""
         topic = self._random.choice(topics)
-        found = self._some(topic, object)
-        if found is None:
-            return None
-        record = found[0]
+        record, _ = self._some(topic, object)
         return NewRecord(topic, record.partition, record.key, record.value, record.headers)
 
     def _strange_epoch(self) -> int:
@@ -65,12 +70,9 @@ class _LogSample:
         epoch = self._strange_epoch()
         return VersionName(trainer_epoch=epoch, version=name.version + self._random.randint(0, 3))
 
-    def _changed(self, kind: type[B], change: Callable[[B, Random], B]) -> NewRecord | None:
+    def _changed(self, kind: type[B], change: Callable[[B, Random], B]) -> NewRecord:
         """A record of `batches` that says something else than the one that it is made from."""
-        found = self._some("batches", kind)
-        if found is None:
-            return None
-        record, message = found
+        record, message = self._some("batches", kind)
         return self._raw(change(message, self._random), "batches", writer_epoch(record), record.partition)
 
 
@@ -88,7 +90,7 @@ class ForeignWriter(_LogSample):
 
     def write(self) -> str:
         """Write one record, and return what it was."""
-        kinds: list[Callable[[], NewRecord | None]] = [
+        kinds: list[Callable[[], NewRecord]] = [
             self._noise,
             self._noise,
             self._copy,
@@ -113,34 +115,30 @@ class ForeignWriter(_LogSample):
         ]
         self._random.shuffle(kinds)
         for make in kinds:
-            if (record := make()) is not None:
-                producer = self._transport.producer(TRANSACTIONAL_ID)
-                producer.start()
-                producer.commit([record])
-                producer.close()
+            with suppress(_NothingYet):
+                record = make()
+                commit_once(self._transport, TRANSACTIONAL_ID, [record])
                 return f"{make.__name__.strip('_')} on {record.topic}[{record.partition}]"
         return "nothing, for there is nothing yet"
 
     # ------------------------------------------------------------------------------------------ on any of them
 
-    def _noise(self) -> NewRecord | None:
+    def _noise(self) -> NewRecord:
         """Return random bytes under the headers of a record of the topic, or under those of a release to come."""
         record = self._some_record(
             ["batches", "weights", "steps", "control", "outcomes", "outcomes", "evals", "summaries"]
         )
-        if record is None:
-            return None
         noise, headers = self._random.randbytes(40), record.headers
         if noise[0] % 2:
             headers = tuple((name, b"99" if name == "contract_version" else value) for name, value in headers)
         return msgspec.structs.replace(record, value=noise, headers=headers)
 
-    def _copy(self) -> NewRecord | None:
+    def _copy(self) -> NewRecord:
         """Return a copy of a record that stands on the log."""
         topics = ["batches", "batches", "weights", "steps", "outcomes", "outcomes", "verified", "summaries"]
         return self._some_record(topics)
 
-    def _bytes(self) -> NewRecord | None:
+    def _bytes(self) -> NewRecord:
         """Return random bytes without headers, on one topic of the run after the other."""
         topics = self._transport.admin.topics()
         topic = sorted(topics)[self._num_bytes % len(topics)]
@@ -161,11 +159,9 @@ class ForeignWriter(_LogSample):
         name = VersionName(trainer_epoch=epoch, version=1)
         return self._raw(RunFinished(reason="foreign", name=name, finished_at=0.0), "control", epoch)
 
-    def _trimmed(self) -> NewRecord | None:
+    def _trimmed(self) -> NewRecord:
         """Under the trainer's epoch, and beyond the end of the log; or within it, of a checkpoint that nobody made."""
-        found = self._some("control", Claim)
-        if found is None:
-            return None
+        self._some("control", Claim)
         newest = max(
             (
                 one.epoch
@@ -188,61 +184,48 @@ class ForeignWriter(_LogSample):
     def _end(self) -> NewRecord:
         return self._raw(TasksEnded(admitted=0, reason="foreign"), "control", self._strange_epoch())
 
-    def _manifest(self) -> NewRecord | None:
+    def _manifest(self) -> NewRecord:
         """A second one, good or not to be decoded."""
-        found = self._some("control", RunManifest)
-        if found is None:
-            return None
-        record = self._raw(dataclasses.replace(found[1], seed=12345, partitions=99), "control", 1)
+        _, manifest = self._some("control", RunManifest)
+        record = self._raw(dataclasses.replace(manifest, seed=12345, partitions=99), "control", 1)
         return record if self._random.random() < 0.5 else msgspec.structs.replace(record, value=b"\xc1")
 
     # ------------------------------------------------------------------------------------------ weights and steps
 
-    def _announcement(self) -> NewRecord | None:
-        found = self._some("weights", WeightsAnnounced)
-        if found is None:
-            return None
-        name = self._strange_name(found[1].name)
-        changed = dataclasses.replace(found[1], name=name, kind=WeightsKind.full, parent=None, delta=None, resumed=True)
+    def _announcement(self) -> NewRecord:
+        _, announced = self._some("weights", WeightsAnnounced)
+        name = self._strange_name(announced.name)
+        changed = dataclasses.replace(
+            announced, name=name, kind=WeightsKind.full, parent=None, delta=None, resumed=True
+        )
         return self._raw(changed, "weights", name.trainer_epoch)
 
-    def _step(self) -> NewRecord | None:
-        found = self._some("steps", StepRecord)
-        if found is None:
-            return None
-        name = self._strange_name(found[1].name)
-        return self._raw(dataclasses.replace(found[1], name=name, trained_groups=1000), "steps", name.trainer_epoch)
+    def _step(self) -> NewRecord:
+        _, step = self._some("steps", StepRecord)
+        name = self._strange_name(step.name)
+        return self._raw(dataclasses.replace(step, name=name, trained_groups=1000), "steps", name.trainer_epoch)
 
-    def _jump(self) -> NewRecord | None:
+    def _jump(self) -> NewRecord:
         """Return an announcement or a step of the right epoch whose version is far ahead."""
         topic = self._random.choice(["weights", "steps"])
-        found = self._some(topic, object)
-        if found is None:
-            return None
-        record, message = found
+        record, message = self._some(topic, object)
         assert isinstance(message, WeightsAnnounced | StepRecord)
         far = dataclasses.replace(message.name, version=message.name.version + 1000)
         return self._raw(dataclasses.replace(message, name=far), topic, writer_epoch(record))
 
     # ------------------------------------------------------------------------------------------ tasks, outcomes, evals
 
-    def _task(self) -> NewRecord | None:
+    def _task(self) -> NewRecord:
         """Return a task of a group that nobody admitted."""
-        found = self._some("tasks", Task)
-        if found is None:
-            return None
-        record, task = found
+        record, task = self._some("tasks", Task)
         rollout = f"no/0/0/0/{task.ids.sibling}"
         ids = dataclasses.replace(task.ids, group_id="no/0/0/0", taskset="no", rollout_id=rollout, sequence=10**6)
         return self._raw(dataclasses.replace(task, ids=ids), "tasks", self._strange_epoch(), record.partition)
 
-    def _outcome(self) -> NewRecord | None:
+    def _outcome(self) -> NewRecord:
         """Return an outcome of a group that has none, under an epoch that nobody claimed; or a second outcome of a
         group that has one."""
-        found = self._some("outcomes", GroupOutcome)
-        if found is None:
-            return None
-        record, outcome = found
+        record, outcome = self._some("outcomes", GroupOutcome)
         changed = dataclasses.replace(outcome, result=GroupResult.dead, batch_sequence=None, late=False)
         if self._random.random() < 0.5 and not outcome.late:
             return self._raw(changed, "outcomes", writer_epoch(record))
@@ -251,21 +234,19 @@ class ForeignWriter(_LogSample):
         )
         return self._raw(group, "outcomes", self._strange_epoch() or 1000)
 
-    def _result(self) -> NewRecord | None:
+    def _result(self) -> NewRecord:
         """Return a result of an evaluation that nobody made."""
-        found = self._some("evals", EvalResult)
-        if found is None:
-            return None
-        changed = dataclasses.replace(found[1], metrics={"mean": 1e9}, best=True)
+        _, result = self._some("evals", EvalResult)
+        changed = dataclasses.replace(result, metrics={"mean": 1e9}, best=True)
         return self._raw(changed, "evals", self._strange_epoch())
 
     # ------------------------------------------------------------------------------------------ batches
 
-    def _batch_manifest(self) -> NewRecord | None:
+    def _batch_manifest(self) -> NewRecord:
         """Return a manifest with a wrong field, of a batch in the past, the near or the far future."""
         return self._changed(BatchManifest, _wrong_manifest)
 
-    def _experience(self) -> NewRecord | None:
+    def _experience(self) -> NewRecord:
         """Return an experience that is moved to another batch or another place."""
         return self._changed(Experience, _wrong_experience)
 

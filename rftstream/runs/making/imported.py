@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from contextlib import suppress
 from typing import ClassVar
 
 from rftstream.contracts import codec
 from rftstream.contracts.control import RunManifest, TasksEnded
 from rftstream.contracts.ids import next_attempt
-from rftstream.contracts.messages import Message
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
-from rftstream.contracts.tasks import Problem, Sampling, Task
+from rftstream.contracts.tasks import Sampling, Task
 from rftstream.errors import ConfigError, ContractError
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.feeder import FEEDER
@@ -226,27 +225,19 @@ def _skipped(record: Record) -> Rollout:
     """In the place of a rollout that is not to be had."""
     ids = codec.ids_from_headers(record)
     assert ids is not None, "others were not copied"
-    task = _task(record)
-    error = "not sampled in the run that it comes from, or put back there as another attempt"
-    rollout = Rollout(
+    status, problem, sampling = RolloutStatus.undecodable, None, Sampling()
+    with suppress(ContractError):
+        task = codec.from_record(record)
+        if isinstance(task, Task):
+            status, problem, sampling = RolloutStatus.skipped, task.problem, task.sampling
+    return Rollout(
         ids=ids,
-        status=RolloutStatus.skipped,
-        problem=Problem(messages=()),
+        status=status,
+        problem=problem,
         turns=(),
         segments=(),
         num_tokens=0,
-        sampling=Sampling(),
-        error=error,
+        sampling=sampling,
+        error="not sampled in the run that it comes from, or put back there as another attempt",
         finished_at=time.time(),
     )
-    if task is None:
-        return replace(rollout, status=RolloutStatus.undecodable, problem=None)
-    return replace(rollout, problem=task.problem, sampling=task.sampling)
-
-
-def _task(record: Record) -> Task | None:
-    try:
-        message: Message = codec.from_record(record)
-    except ContractError:
-        return None
-    return message if isinstance(message, Task) else None
