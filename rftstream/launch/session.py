@@ -6,7 +6,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
@@ -106,7 +106,7 @@ class RunSession:
             if new:
                 begin(transport, self._config, self._folder, say=self.note)
             commands = worker_commands(self._config, self._folder, model.folder)
-            supervisor.start(commands, lock_holder=_lock_holder(transport))
+            supervisor.start(commands, lock_holder=getattr(transport, "lock_holder", None))
             result = self._see_to_its_end(supervisor, transport, model)
             if new and result.exit_code and not any(transport.admin.end_offsets("rollouts").values()):
                 discard(self._folder, transport)
@@ -246,19 +246,6 @@ class RunSession:
         finally:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
-
-
-def _lock_holder(transport: Transport) -> Callable[[], int | None] | None:
-    """Return a function that asks an embedded log which process holds its write lock, or None for other logs."""
-    ask = getattr(transport, "lock_holder", None)
-    if ask is None:
-        return None
-
-    def holder() -> int | None:
-        found = ask()
-        return None if found is None else int(found.pid)
-
-    return holder
 
 
 class _QuietHandler(logging.FileHandler):

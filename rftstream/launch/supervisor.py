@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import ARCHITECTURE
@@ -48,6 +49,14 @@ MAX_CRASHES = 10
 STOPPED_HOLDER_S = 10.0
 """Seconds after which a stopped process is ended if it holds the write lock of the log, which blocks everybody."""
 LOOK_EVERY_S = 1.0
+
+
+class HoldingProcess(Protocol):
+    """The process that holds the write lock of a log, as its transport names it."""
+
+    @property
+    def pid(self) -> int:
+        """Return the process id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +126,7 @@ class Supervisor:
         self,
         commands: Iterable[tuple[str, WorkerCommand]],
         *,
-        lock_holder: Callable[[], int | None] | None = None,
+        lock_holder: Callable[[], HoldingProcess | None] | None = None,
     ) -> None:
         """Take over these workers, with their role; the next `poll` starts their processes.
 
@@ -300,7 +309,7 @@ class Supervisor:
 class StoppedHolder:
     """Ends a stopped process that holds the write lock of the log. The supervisor calls `look` every second."""
 
-    def __init__(self, ask: Callable[[], int | None], report: Callable[[str], None]) -> None:
+    def __init__(self, ask: Callable[[], HoldingProcess | None], report: Callable[[str], None]) -> None:
         self._ask = ask
         self._report = report
         self._seen: tuple[int, float] | None = None
@@ -308,7 +317,8 @@ class StoppedHolder:
 
     def look(self, now: float) -> None:
         """Look at the holder once, and kill it if it has been stopped for STOPPED_HOLDER_S."""
-        pid = self._ask()
+        holder = self._ask()
+        pid = None if holder is None else holder.pid
         if pid is None or process_state(pid) != "T":
             self._seen = None
         elif self._seen is None or self._seen[0] != pid:

@@ -19,7 +19,7 @@ from rftstream.contracts.control import Claim, RunFinished, TasksEnded
 from rftstream.contracts.versions import VersionName
 from rftstream.launch import supervisor as supervisors
 from rftstream.launch.processes import Child, PlainSpawner, WorkerCommand
-from rftstream.launch.supervisor import Supervisor, worker_commands
+from rftstream.launch.supervisor import HoldingProcess, Supervisor, worker_commands
 from rftstream.launch.zygote import ZygoteSpawner, is_supported
 from rftstream.process_state import is_alive, process_state
 from rftstream.runs.folder import RunFolder
@@ -64,7 +64,9 @@ class StandInSpawner:
 class Stage:
     """A supervisor over stand-ins, with a clock of its own."""
 
-    def __init__(self, tmp_path: Path, roles: Sequence[str], *, lock_holder: Callable[[], int | None] | None = None):
+    def __init__(
+        self, tmp_path: Path, roles: Sequence[str], *, lock_holder: Callable[[], HoldingProcess] | None = None
+    ):
         self.now = 1000.0
         self.control = ControlView()
         self.version = 0
@@ -241,7 +243,7 @@ def test_a_stopped_process_that_holds_the_write_lock_is_ended(tmp_path: Path) ->
     holder = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 19)"])
     try:
         wait_until(lambda: process_state(holder.pid) == "T")
-        stage = Stage(tmp_path, ["trainer"], lock_holder=lambda: holder.pid)
+        stage = Stage(tmp_path, ["trainer"], lock_holder=lambda: holder)
         stage.poll(9)
         assert process_state(holder.pid) == "T"
         stage.poll(2)
