@@ -26,7 +26,7 @@ from rftstream.runs.folder import lies_in_folder
 from rftstream.service.role_spec import RoleKind
 
 HEAD, BODY = (Path(__file__).with_name(f"slurm_{part}.sh") for part in ("head", "job"))
-"""What a script begins with, as a template, and the part that is the same for every run."""
+"""Template of the beginning of a script, and the part that is the same for every run."""
 WARNING_S = 120
 """Seconds before the end of its time at which the job is told. A worker takes up to 40 of them to finish what it has in
 hand."""

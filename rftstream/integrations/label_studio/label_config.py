@@ -20,7 +20,7 @@ from rftstream.contracts.feedback import FeedbackKind
 from rftstream.data.feedback.rows import MAX_TEXT
 
 CONFIG = Path(__file__).with_suffix(".xml")
-"""What annotators see, as a template."""
+"""Template of what annotators see."""
 MAX_BUTTONS = 11
 """Ratings that have a button each; a finer scale has a field for a number."""
 SIDES = ("A", "B")
