@@ -17,7 +17,7 @@ import msgspec
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest, Experience
-from rftstream.contracts.control import Claim, RunManifest
+from rftstream.contracts.control import Claim
 from rftstream.contracts.messages import Message
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.contracts.role_names import RoleName
@@ -27,11 +27,11 @@ from rftstream.contracts.topics import TOPICS, Width
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import WeightsError
 from rftstream.runs.folder import RunFolder, create_log
+from rftstream.runs.manifest import make_manifest
 from rftstream.service.role import Log
 from rftstream.testing.played import played_records
 from rftstream.transport.base import Position, Transport
 from rftstream.transport.memory.transport import MemoryLog
-from rftstream.version import __version__
 from rftstream.weights.stores.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -138,20 +138,9 @@ class MemoryRun:
 
     def put_manifest(self) -> None:
         """Write the run's manifest, which the feeder writes first and all others wait for."""
-        config = self.config
-        self.put(
-            "control",
-            RunManifest(
-                run=self.folder.run_id,
-                created_at=self.clock.now(),
-                config="",
-                digests={f"taskset.{name}": "" for name in config.tasksets},
-                partitions=config.transport.partitions,
-                shares=config.trainer.shares,
-                seed=config.run.seed,
-                rftstream_version=__version__,
-            ),
-        )
+        digests = {f"taskset.{name}": "" for name in self.config.tasksets}
+        manifest = make_manifest(self.config, self.folder.run_id, digests, self.clock.now())
+        self.put("control", replace(manifest, config=""))
 
     def _partition(self, topic: str, message: Message) -> int:
         if TOPICS[topic].width is Width.one:
