@@ -26,6 +26,7 @@ from boards import DASHBOARDS  # noqa: E402
 from pages import (  # noqa: E402
     agents,
     cli,
+    coming_from,
     configuration,
     contracts,
     gallery,
@@ -58,6 +59,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "operators": configuration.operators,
     "part settings": configuration.part_settings,
     "commands": cli.commands,
+    **{f"converted {system}": partial(coming_from.converted, system) for system in coming_from.SAMPLES},
     "gallery": gallery.gallery,
     "laws": laws.laws,
     "topics": contracts.topics,

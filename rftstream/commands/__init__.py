@@ -21,6 +21,7 @@ from rftstream.version import __version__
 GROUPS: dict[str, dict[str, str]] = {
     "The run file": {
         "init": "rftstream.commands.init:init",
+        "convert-config": "rftstream.commands.convert_config:convert",
         "check": "rftstream.commands.views:check",
         "try": "rftstream.commands.trial:try_",
         "explain": "rftstream.commands.run_file:explain",

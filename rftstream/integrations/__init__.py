@@ -1,4 +1,4 @@
-"""Other tools beside a run: Label Studio, Data-Juicer, SLURM, tracing systems, Prometheus.
+"""Other tools beside a run: Label Studio, Data-Juicer, SLURM, tracing systems, Prometheus, configs of other trainers.
 
 To add one: a module here, and a command in `commands` that calls it.
 """

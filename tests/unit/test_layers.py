@@ -257,9 +257,10 @@ ROLE_WORDS = (
     "rftstream/roles/__init__.py",
     "config/aliases.py",
     "launch/sessions/replay_into.py",
+    "foreign_configs/prime_rl.py",
 )
-"""Where the names of roles stand as literals: their declaration, their table, what others call them, and the sections
-of the run file that a replay may change."""
+"""Where the names of roles stand as literals: their declaration, their table, what others call them, the sections of
+the run file that a replay may change, and the files of prime-rl, which has a trainer, too."""
 
 
 def test_role_names_are_declared_once() -> None:

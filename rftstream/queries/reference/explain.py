@@ -45,6 +45,8 @@ def explain(key: str) -> list[Explained]:
     found = list(_in_run_file(words)) or list(_in_parts(words))
     if not found and len(words) == 1:
         found = list(_by_one_word(words[0]))
+    elif not found and words[0] not in (section.key for section in settings.run_file_sections()):
+        found = [one for here in aliases.meant(text) for one in explain(here)]
     if not found:
         raise ConfigError(f"{text}: no such setting, section or part; {_proposal(words)}")
     return found
@@ -115,7 +117,7 @@ def _by_one_word(word: str) -> Iterator[Explained]:
     """Yield the parts of this name; else what other tools call so; else the one setting of this name."""
     if parts := _by_part(word):
         yield from map(Explained, parts)
-    elif meant := aliases.SETTINGS.get(word.lower().replace("-", "_")):
+    elif meant := aliases.meant(word):
         yield from (found for key in meant for found in explain(key))
     elif len(keys := _keys_named(word)) == 1:
         yield from explain(keys[0])

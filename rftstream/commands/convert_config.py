@@ -1,0 +1,52 @@
+"""`convert-config`: a run file from a config of TRL, verl or prime-rl."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from rftstream.commands.options import command, json_option, say
+from rftstream.commands.param_types import AnyPath
+from rftstream.errors import ConfigError
+from rftstream.integrations.foreign_configs import SYSTEMS, TRAINERS, convert_config
+
+
+@command(
+    "rftstream convert-config trl train_grpo.py -o rftstream.toml && rftstream check",
+    "rftstream convert-config verl run_gsm8k.sh --gpus 0 -o cpu.toml",
+    "rftstream convert-config prime-rl rl.toml --json | jq .not_taken",
+    name="convert-config",
+)
+@click.argument("system", type=click.Choice(list(SYSTEMS)))
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=AnyPath(dir_okay=False))
+@click.option("-o", "--out", type=AnyPath(dir_okay=False), metavar="FILE", help="Write the run file there.")
+@click.option(
+    "--gpus",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="GPUs of the run; 0: it runs on CPUs.  [default: as the config says, else 1]",
+)
+@click.option("--trainer", type=click.Choice(TRAINERS), help="TRL's trainer, for a YAML that does not name it.")
+@json_option
+def convert(
+    system: str, files: tuple[Path, ...], out: Path | None, gpus: int | None, trainer: str | None, as_json: bool
+) -> None:
+    """Make a run file of a config of another system, and say what was not taken and why.
+
+    trl: a training script, which is read and never run, or the YAML of its command line, or both. verl: a YAML config,
+    a script that launches it with overrides, or both. prime-rl: its TOML files. The run file goes to stdout, the report
+    to stderr. docs/coming-from.md explains the differences.
+    """
+    if out is not None and out.exists():
+        raise ConfigError(f"{out}: is there already; name another file, or remove it")
+    done = convert_config(system, files, gpus=gpus, trainer=trainer)
+    if out is not None:
+        out.write_text(done.run_file, encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(done.to_json()))
+        return
+    if out is None:
+        click.echo(done.run_file, nl=False)
+    say(done.to_text() + (f"\nwrote {out}; `rftstream check {out}` looks at it" if out is not None else ""))

@@ -1,0 +1,40 @@
+"""Configs of other systems as run files: TRL, verl, prime-rl. Read, never run.
+
+In the order of reading:
+
+    conversion  what a system's rules write into, and what became of each setting
+    reading     YAML, TOML and shell scripts as flat settings
+    trl_script, trl
+    verl
+    prime_rl
+
+To add a system: a module with a function of (files, gpus, trainer), and a line in `SYSTEMS`. Where a setting stands in
+a run file is said once, in `rftstream.config.aliases`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rftstream.integrations.foreign_configs.conversion import ConvertedConfig
+
+SYSTEMS = {
+    "trl": "rftstream.integrations.foreign_configs.trl:convert_trl",
+    "verl": "rftstream.integrations.foreign_configs.verl:convert_verl",
+    "prime-rl": "rftstream.integrations.foreign_configs.prime_rl:convert_prime_rl",
+}
+TRAINERS = ("grpo", "rloo", "sft", "dpo", "reward")
+
+
+def convert_config(
+    system: str, files: Sequence[Path], *, gpus: int | None = None, trainer: str | None = None
+) -> ConvertedConfig:
+    """Return the run file for a config of another system. `gpus`: how many it was run on, if it is not the config that
+    says so; 0 makes a run for CPUs. `trainer`: TRL's, for a YAML that does not name it."""
+    module, _, name = SYSTEMS[system].partition(":")
+    converted: ConvertedConfig = getattr(importlib.import_module(module), name)(list(files), gpus, trainer)
+    return converted

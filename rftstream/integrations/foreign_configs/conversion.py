@@ -1,0 +1,287 @@
+"""One conversion: the settings of another system, the run file that its rules write, and what became of each setting.
+
+A system's rules ask `get` for a setting and `put` a value, `take` settings that mean the same here, and `leave` those
+that have no counterpart. What no rule asked for is listed by `finish`, so that nothing is dropped silently. Where a
+setting stands here is looked up in `rftstream.config.aliases`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, get_type_hints
+
+from rftstream.config import aliases, loader
+from rftstream.config.parts import registry
+from rftstream.config.role_sections import FeederSection, TrainerSection
+from rftstream.config.sections import ModelSection, RunConfig, RunSection
+from rftstream.contracts.tasks import Sampling
+from rftstream.errors import ConfigError
+from rftstream.queries.plain import Report
+
+ALIKE = (RunSection, ModelSection, Sampling, FeederSection, TrainerSection)
+SECTIONS = {name: kind for name, kind in get_type_hints(RunConfig).items() if kind in ALIKE}
+"""Sections in which a setting of the same name as another system's means the same."""
+ORDER = tuple(field.name for field in dataclasses.fields(RunConfig))
+TRACKERS = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboard"}
+SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
+WIDTH = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A setting that was taken: where it stands here, and how its value was found."""
+
+    there: str
+    key: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class NotTaken:
+    """A setting that was not taken, with the reason."""
+
+    there: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedConfig(Report):
+    """The run file of a conversion, and what became of each setting."""
+
+    run_file: str
+    taken: tuple[Taken, ...]
+    not_taken: tuple[NotTaken, ...]
+    to_do: tuple[str, ...]
+
+    def to_text(self) -> str:
+        """Return what was taken, what was not, and what is left to do, for people."""
+        width = max((len(one.key) for one in self.taken), default=0)
+        reasons: dict[str, list[str]] = {}
+        for one in self.not_taken:
+            reasons.setdefault(one.reason, []).append(one.there)
+        lines = ["taken:"]
+        lines += [f"  {one.key.ljust(width)}  {toml_value(one.value)}  from {one.there}" for one in self.taken]
+        lines += ["not taken:"] if reasons else []
+        for reason, names in reasons.items():
+            lines += textwrap.wrap(
+                f"{', '.join(names)}: {reason}", WIDTH, initial_indent="  ", subsequent_indent="    "
+            )
+        lines += ["to do:", *(f"  - {text}" for text in self.to_do)] if self.to_do else []
+        return "\n".join(lines)
+
+
+class Conversion:
+    """The settings of one config of another system, while its rules make a run file of them.
+
+    A system's module makes it, applies its rules, and calls `finish` once. Names of settings are dotted paths."""
+
+    def __init__(self, system: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self.system = system
+        self.algorithm = "grpo"
+        self.taskset = "train"
+        self._given = {**defaults, **given}
+        self._theirs = set(defaults) - set(given)
+        self._seen: set[str] = set()
+        self._written: dict[str, Taken] = {}
+        self._not_taken: list[NotTaken] = []
+        self._to_do: list[str] = []
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a setting, or the default if it is not given or none. The rule that asks decides about it."""
+        self._seen.add(name)
+        value = self._given.get(name)
+        return default if value is None else value
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names of all settings below a prefix."""
+        return [name for name in self._given if name.startswith(prefix)]
+
+    def put(self, key: str, value: Any, there: str) -> None:
+        """Write a setting of the run file; `there` is the other's name, with the arithmetic if there is some."""
+        if key.startswith("algorithms.") and not self._has(key):
+            self.leave(there, f"{self.algorithm} has no setting {key.split('.', 2)[2]}")
+            return
+        first = re.split(r"[ ,:]", there)[0]
+        said = f"{there} (default of {self.system})" if first in self._theirs else there
+        self._written[key] = Taken(said, key, value)
+
+    def take(self, names: str) -> None:
+        """Take those settings, of these names, that are given and mean the same here."""
+        for name in names.split():
+            if (value := self.get(name)) is not None:
+                for key in self.keys_of(name):
+                    self.put(key, value, name)
+
+    def keys_of(self, name: str) -> list[str]:
+        """Return where a setting of another system stands in this run file: by the table of aliases, else in the
+        section or algorithm that has one of the same name."""
+        last = name.rpartition(".")[2]
+        same = [f"{one}.{last}" for one, kind in SECTIONS.items() if last in _names_of(kind)]
+        found = aliases.meant(name) or same or [f"algorithms.{self.algorithm}.{last}"]
+        for place, ours in (("algorithms.grpo", f"algorithms.{self.algorithm}"), (".NAME", f".{self.taskset}")):
+            found = [key.replace(place, ours) for key in found]
+        return list(found)
+
+    def _has(self, key: str) -> bool:
+        """Return whether the run's algorithm has a setting."""
+        _, algorithm, name = key.split(".")[:3]
+        return algorithm == self.algorithm and name in _names_of(registry.resolve("algorithm", algorithm).Config)
+
+    def leave(self, name: str, reason: str) -> None:
+        """List a setting as not taken, unless it is only a default of the other system."""
+        self._seen.add(name)
+        if re.split(r"[ ,:]", name)[0] not in self._theirs:
+            self.leave_unread(name, reason)
+
+    def leave_unread(self, name: str, reason: str) -> None:
+        """List a setting whose value is not known; a default may stand in its place."""
+        self._not_taken.append(NotTaken(name, reason))
+
+    def ask(self, text: str) -> None:
+        """List what is left to do by hand."""
+        if text not in self._to_do:
+            self._to_do.append(text)
+
+    # ---------------------------------------------------------------- what all systems have
+
+    def name_run(self, name: Any, there: str) -> None:
+        """Name the run as the other system does, in the letters that are allowed here."""
+        plain = re.sub(r"[^a-z0-9_]+", "-", str(name).lower()).strip("-_")[:60]
+        self.put("run.name", plain or "converted", there)
+
+    def place(self, gpus: int, apart: int, there: str) -> None:
+        """Put the trainer on the first GPU, and explorers on the `apart` GPUs after it, or in turns with it on the
+        same one."""
+        if gpus < 1:
+            return
+        self.put("trainer.device", "cuda:0", there)
+        if self.algorithm in ("sft", "dpo", "reward_model"):
+            return
+        if apart:
+            self.put("explorer.count", apart, there)
+            self.put("explorer.devices", [f"cuda:{number + 1}" for number in range(apart)], there)
+        else:
+            self.put("trainer.colocate", True, f"{there}: sampling and training take turns on the GPU")
+            self.put("explorer.devices", ["cuda:0"], there)
+
+    def track(self, wanted: Any, there: str, project: str) -> None:
+        """Write the trackers of these names."""
+        for name in [wanted] if isinstance(wanted, str) else wanted or ():
+            if name in TRACKERS:
+                self.put(f"trackers.{name}", name if TRACKERS[name] == "tensorboard" else project, there)
+            elif name not in ("none", "console", "all"):
+                self.leave(f"{there} = {name!r}", f"there are {', '.join(TRACKERS)}")
+
+    def schedule(self, name: str, warmup: Any, warmup_name: str, steps: int | None, batches: int = 1) -> None:
+        """Take a schedule of the learning rate, and its warm-up in steps, or as a share of all steps if below 1."""
+        kind = self.get(name, "constant")
+        if kind in SCHEDULES:
+            self.put("trainer.lr_schedule", SCHEDULES[kind], name)
+            if SCHEDULES[kind] != "constant" and steps is None:
+                self.ask(f"set run.steps: without it the learning rate does not fall ({kind}), it stays constant")
+        else:
+            self.leave(name, f"{kind!r}: there are constant, linear and cosine")
+        if not warmup or warmup < 0:
+            return
+        if warmup >= 1:
+            said = warmup_name + (f" {warmup} / {batches} optimizer steps per batch" if batches > 1 else "")
+            self.put("trainer.warmup_steps", math.ceil(warmup / batches), said)
+        elif steps is None:
+            self.leave(
+                warmup_name, f"a share, {warmup}, of steps that the config does not say; set trainer.warmup_steps"
+            )
+        else:
+            self.put("trainer.warmup_steps", round(warmup * steps), f"{warmup_name} {warmup} x {steps} steps")
+
+    def keep(self, name: str) -> None:
+        """Take how many checkpoints are kept, of which there are two at least."""
+        if count := self.get(name):
+            self.put("trainer.keep_checkpoints", max(count, 2), f"{name} {count}, at least 2" if count < 2 else name)
+
+    def lora(self, rank: str, alpha: str, targets: str, default_alpha: float) -> None:
+        """Take an adapter, if it has a rank."""
+        wanted, size = self.get(targets), self.get(rank)
+        factor = self.get(alpha, default_alpha)
+        if size:
+            self.put("model.lora.rank", size, rank)
+            self.put("model.lora.alpha", float(factor), alpha)
+            self.put("model.lora.targets", wanted if isinstance(wanted, (list, tuple)) else "all-linear", targets)
+
+    # ---------------------------------------------------------------- the end
+
+    def finish(self, decided: Mapping[str, str]) -> ConvertedConfig:
+        """Return the run file and what became of each setting. `decided` says for prefixes of names why a setting is
+        not needed here."""
+        for name, value in self._given.items():
+            if name not in self._seen and value != {}:
+                prefix = max((one for one in decided if re.match(one, name)), key=len, default=None)
+                reason = decided[prefix] if prefix is not None else "no counterpart here"
+                self.leave(f"{name} = {_short(value)}", reason)
+        text = self._text()
+        try:
+            loader.from_toml(text)
+        except ConfigError as error:
+            self.ask(f"the run file does not load yet: {error}")
+        return ConvertedConfig(text, tuple(self._written.values()), tuple(self._not_taken), tuple(self._to_do))
+
+    def _text(self) -> str:
+        sections: dict[str, list[str]] = {}
+        for key, one in sorted(self._written.items(), key=lambda item: ORDER.index(item[0].partition(".")[0])):
+            section, _, name = key.rpartition(".")
+            line = f"{name} = {toml_value(one.value)}"
+            is_short = len(line) + len(one.there) < WIDTH - 4
+            lines = [f"{line}  # {one.there}"] if is_short else [f"# {one.there}", line]
+            sections.setdefault(section, []).extend(lines)
+        head = [f"# Made by `rftstream convert-config` from a config of {self.system}; comments name its settings."]
+        head += [f"# To do: {text}" for text in self._to_do]
+        return "\n".join([*head, *(line for name, lines in sections.items() for line in ("", f"[{name}]", *lines)), ""])
+
+
+def toml_value(value: Any) -> str:
+    """Return a value as TOML writes it in one line."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_bare(str(name))} = {toml_value(one)}" for name, one in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, (bool, str)):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)
+
+
+def section_name(text: str) -> str:
+    """Return a name of a taskset: the last part of a path, or of a name on a hub, that says something."""
+    words = [word for word in re.split(r"[/\\:]", text.lower()) if word]
+    parts = [re.sub(r"[^a-z0-9_]+", "-", PurePosixPath(word).stem).strip("-_") for word in words]
+    telling = [part for part in parts if part and part not in ("train", "test", "val", "validation", "data", "hf")]
+    return telling[-1][:40] if telling else "problems"
+
+
+def whole(value: float) -> int | float:
+    """Return a number without a fraction as an integer."""
+    return int(value) if float(value).is_integer() else value
+
+
+def _names_of(kind: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
+
+
+def _bare(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name) else json.dumps(name)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str) if isinstance(value, (dict, list, tuple, str, bool)) else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def many(value: Any) -> Sequence[Any]:
+    """Return a list as it is, and a single value as a list of one."""
+    return value if isinstance(value, (list, tuple)) else [value]

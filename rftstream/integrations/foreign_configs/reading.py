@@ -1,0 +1,144 @@
+"""Files of settings, as flat dicts of dotted names: YAML, TOML, and the overrides in a shell script that launches verl.
+
+Several files of one system are one config; a setting that two of them give differently is an error. Overrides of a
+script stand above files, as they do there.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rftstream.errors import ConfigError
+
+NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
+OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:[./][\w-]+)+)=(.*)", re.DOTALL)
+ASSIGNMENT = re.compile(r"\s*(?:export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
+OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file. ConfigError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}; expected a config as UTF-8") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the settings of a YAML file. ConfigError if it is no mapping."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        values = yaml.safe_load(read_text(path))
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{path}: not YAML: {error}; name the config that the system itself reads") from None
+    if not isinstance(values, dict):
+        found = type(values).__name__
+        raise ConfigError(f"{path}: its YAML is a {found}, expected a mapping of settings; is it the right file?")
+    return {name: _number(value) for name, value in flat(values).items()}
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by dotted names. Lists are values."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def merged(files: Sequence[tuple[Path, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return the settings of all files. ConfigError if two give one setting differently."""
+    found: dict[str, Any] = {}
+    sources: dict[str, Path] = {}
+    for path, values in files:
+        for name, value in values.items():
+            if name in found and found[name] != value:
+                raise ConfigError(
+                    f"{name}: {sources[name]} says {found[name]!r} and {path} says {value!r}; expected files of one "
+                    "run: remove one of the two"
+                )
+            found[name], sources[name] = value, path
+    return found
+
+
+def read_overrides(path: Path) -> dict[str, Any]:
+    """Return the overrides `key.name=value` in a shell script, with the script's variables filled in. What only the
+    shell knows stays as it is written, with its `$`."""
+    text = re.sub(r"\\[ \t]*\n", " ", read_text(path))
+    variables: dict[str, str] = {"HOME": "~"}
+    found: dict[str, Any] = {}
+    for line in text.splitlines():
+        line = _filled(line, variables)
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:  # quotes over several lines, as in heredocs
+            continue
+        if words and (variable := ASSIGNMENT.fullmatch(" ".join(words))) and not OVERRIDE.fullmatch(words[0]):
+            variables[variable[1]] = variable[2]
+        for word in words:
+            if override := OVERRIDE.fullmatch(word):
+                found[override[1]] = parse_value(override[2])
+    if not found:
+        raise ConfigError(
+            f"{path}: no override such as data.train_batch_size=64 in it; name a script that launches verl"
+        )
+    return found
+
+
+def parse_value(text: str) -> Any:
+    """Return the value of an override. What is no YAML is a text."""
+    import yaml
+
+    try:
+        return _number(yaml.safe_load(text))
+    except yaml.YAMLError:
+        return text
+
+
+def arithmetic(node: ast.expr) -> Any:
+    """Return the value of constants and their sums, products and so on. ValueError for anything else."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -arithmetic(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        return OPERATORS[type(node.op)](arithmetic(node.left), arithmetic(node.right))
+    raise ValueError(ast.unparse(node))
+
+
+def _filled(line: str, variables: Mapping[str, str]) -> str:
+    """Fill in `$NAME`, `${NAME}`, `${NAME:-default}` and `$((sums))`, from the inside out."""
+
+    def product(match: re.Match[str]) -> str:
+        names = re.sub(r"\$?\b([A-Za-z_]\w*)", lambda one: variables.get(one[1], one[0]), match[1])
+        try:
+            return str(arithmetic(ast.parse(names.strip().replace("/", "//"), mode="eval").body))
+        except (SyntaxError, ValueError, TypeError, ZeroDivisionError):
+            return match[0]
+
+    def variable(match: re.Match[str]) -> str:
+        default = match["default"]
+        return variables.get(match["name"] or match["bare"], match[0] if default is None else default)
+
+    line = re.sub(r"\$\(\((.*?)\)\)(?!\))", product, line)
+    inner = r"\$\{(?P<name>\w+)(?::?-(?P<default>[^{}]*))?\}|\$(?P<bare>[A-Za-z_]\w*)"
+    for _ in range(3):
+        line = re.sub(inner, variable, line)
+    return line
+
+
+def _number(value: Any) -> Any:
+    """Return `1e-6` as a number, which YAML 1.1 takes for a text."""
+    return float(value) if isinstance(value, str) and NUMBER.fullmatch(value) else value

@@ -1,0 +1,386 @@
+"""A training script of TRL, read and never run: what its trainer and its config are given, under TRL's own names.
+
+The script becomes settings as TRL's command line has them: `load_dataset(...)` becomes dataset_name and its
+neighbours, `LoraConfig(...)` lora_r and so on. Constants, names that are bound once or in a row, arithmetic, f-strings
+and defaults of argparse are resolved; what depends on anything else is noted as unreadable, with its line.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rftstream.errors import ConfigError
+from rftstream.integrations.foreign_configs.reading import OPERATORS, read_text
+
+KINDS = ("GRPO", "RLOO", "SFT", "DPO", "Reward")
+LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
+BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.With)
+TEXTS = ("split", "replace", "lower", "upper", "strip", "rstrip", "lstrip")
+"""Methods of texts that are called."""
+UNCHANGED = ("shuffle", "remove_columns", "select_columns", "flatten_indices", "with_format")
+"""Methods of a dataset after which the same problems are there."""
+
+
+class UnreadableExpression(Exception):
+    """An expression whose value only running the script would tell."""
+
+    def __init__(self, node: ast.AST, reason: str = "") -> None:
+        text = ast.unparse(node)
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        super().__init__(f"line {getattr(node, 'lineno', '?')}: {shown}{f', {reason}' if reason else ''}")
+
+
+@dataclass
+class Script:
+    """The settings that a script gives, what could not be read, and the names of its own functions."""
+
+    trainer: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Setting -> where its value comes from."""
+    functions: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Scope:
+    """Names bound in a module or function, in their order; a function's names stand before those around it."""
+
+    outer: Scope | None = None
+    bound: list[tuple[str, ast.AST, ast.stmt | ast.expr, bool]] = field(default_factory=list)
+    """Name, the node that is its value, the statement that binds it, whether that stands in a branch."""
+
+    def add(self, body: list[ast.stmt], in_branch: bool = False) -> Scope:
+        for node in body:
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    self.bound.append((ast.unparse(target), node.value, node, in_branch))
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                self.bound.append((ast.unparse(node.target), node.value, node, in_branch))
+            elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                self.bound.append((node.name, node, node, in_branch))
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                self.bound += [(alias.asname or alias.name, node, node, False) for alias in node.names]
+            elif isinstance(node, BRANCHES):
+                is_main = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+                self.add(node.body, in_branch or not (is_main or isinstance(node, ast.With)))
+        return self
+
+    def find(self, name: ast.expr) -> ast.AST:
+        """Return the node that a name stands for where it is used."""
+        text, scope = ast.unparse(name), self
+        while scope is not None:
+            found = [one for one in scope.bound if one[0] == text and one[2].lineno < name.lineno]
+            if scope is not self:
+                found = [one for one in scope.bound if one[0] == text]
+            if found:
+                if found[-1][3]:
+                    raise UnreadableExpression(name, "which is bound in a branch")
+                return found[-1][1]
+            scope = scope.outer  # type: ignore[assignment]
+        raise UnreadableExpression(name)
+
+
+class ScriptReader:
+    """Reads one script. `read` is called once."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._tree = ast.parse(read_text(path))
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}: not Python: {error}; name a training script, or TRL's YAML config") from None
+        self._path = path
+        self._scope = Scope().add(self._tree.body)
+
+    def read(self) -> Script:
+        """Return what the script's trainer is given. ConfigError if there is none."""
+        call, scope, kind = self._trainer()
+        names = {
+            node.name for node in ast.walk(self._tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        }
+        script = Script(kind.lower(), functions=names)
+        positional = dict(
+            zip(("model", "reward_funcs" if kind in ("GRPO", "RLOO") else "args"), call.args, strict=False)
+        )
+        given: dict[str, ast.expr] = {**positional, **{one.arg or "**": one.value for one in call.keywords}}
+        readers = {"args": self._config, "train_dataset": self._dataset, "peft_config": self._lora}
+        for name, node in given.items():
+            try:
+                if name in readers:
+                    script.settings |= readers[name](node, scope, script)
+                elif name in ("reward_funcs", "tools"):
+                    script.settings[name] = [self._function(one, scope) for one in self._list(node, scope)]
+                elif name == "eval_dataset":
+                    found = self._dataset(node, scope, script)
+                    script.settings |= {f"eval_{key}": value for key, value in found.items()}
+                elif name == "model":
+                    script.settings["model_name_or_path"] = self._model(node, scope)
+                else:
+                    script.settings[name] = self.value(node, scope)
+            except UnreadableExpression as error:
+                script.unreadable[name] = str(error)
+        return script
+
+    def _trainer(self) -> tuple[ast.Call, Scope, str]:
+        for scope, body in self._bodies():
+            for node in body:
+                for call in ast.walk(node) if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) else ():
+                    name = _last(call.func) if isinstance(call, ast.Call) else ""
+                    if isinstance(call, ast.Call) and name.endswith("Trainer") and name[:-7] in KINDS:
+                        return call, scope, name[:-7]
+        known = ", ".join(f"{kind}Trainer" for kind in KINDS)
+        raise ConfigError(f"{self._path}: no trainer in it that has a counterpart here; expected one of {known}")
+
+    def _bodies(self) -> Iterator[tuple[Scope, list[ast.stmt]]]:
+        yield self._scope, self._tree.body
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.FunctionDef):
+                yield self._inside(node), node.body
+
+    def _inside(self, node: ast.FunctionDef | ast.Lambda, call: ast.Call | None = None) -> Scope:
+        """Return the scope of a function, with its parameters bound as a call or their defaults say."""
+        scope = Scope(self._scope)
+        names = [one.arg for one in node.args.args]
+        defaults = dict(zip(reversed(names), reversed(node.args.defaults), strict=False))
+        given = {} if call is None else {**dict(zip(names, call.args, strict=False)),
+                                         **{one.arg: one.value for one in call.keywords if one.arg}}  # fmt: skip
+        scope.bound += [(name, value, node, False) for name, value in {**defaults, **given}.items()]
+        return scope.add(node.body) if isinstance(node, ast.FunctionDef) else scope
+
+    # ------------------------------------------------------------------------------------------ values
+
+    def value(self, node: ast.AST, scope: Scope) -> Any:
+        """Return the value of an expression. UnreadableExpression if running the script would be needed."""
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+            return [self.value(one, scope) for one in node.elts]
+        if isinstance(node, ast.Dict) and None not in node.keys:
+            pairs = zip(node.keys, node.values, strict=True)
+            return {self.value(key, scope): self.value(one, scope) for key, one in pairs if key is not None}
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -self.value(node.operand, scope)
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            return OPERATORS[type(node.op)](self.value(node.left, scope), self.value(node.right, scope))
+        if isinstance(node, ast.JoinedStr):
+            return "".join(
+                str(self.value(one.value if isinstance(one, ast.FormattedValue) else one, scope)) for one in node.values
+            )
+        if isinstance(node, ast.Call) and _last(node.func) in ("int", "float", "str") and len(node.args) == 1:
+            return {"int": int, "float": float, "str": str}[_last(node.func)](self.value(node.args[0], scope))
+        if isinstance(node, ast.Call) and _last(node.func) == "dict" and not node.args:
+            return {one.arg: self.value(one.value, scope) for one in node.keywords}
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TEXTS:
+            said = str(self.value(node.func.value, scope))
+            return getattr(said, node.func.attr)(*(self.value(one, scope) for one in node.args))
+        if isinstance(node, ast.Subscript):
+            return self.value(node.value, scope)[self.value(node.slice, scope)]
+        if isinstance(node, ast.Name):
+            return self.value(scope.find(node), scope)
+        if isinstance(node, ast.Attribute):
+            return self._attribute(node, scope)
+        raise UnreadableExpression(node)
+
+    def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:
+        """Return the default of an argument of argparse, or the last part of a constant such as torch.bfloat16."""
+        if ast.unparse(node.value) in ("torch", "TaskType", "jnp"):
+            return node.attr
+        for call in ast.walk(self._tree):
+            if isinstance(call, ast.Call) and _last(call.func) == "add_argument":
+                flags = [
+                    str(one.value).lstrip("-").replace("-", "_") for one in call.args if isinstance(one, ast.Constant)
+                ]
+                default = next((one.value for one in call.keywords if one.arg == "default"), None)
+                if node.attr in flags and default is not None:
+                    return self.value(default, scope)
+        raise UnreadableExpression(node)
+
+    def _list(self, node: ast.AST, scope: Scope) -> list[ast.AST]:
+        if isinstance(node, ast.Name):
+            found = scope.find(node)
+            node = found if isinstance(found, (ast.List, ast.Tuple)) else node
+        return list(node.elts) if isinstance(node, (ast.List, ast.Tuple)) else [node]
+
+    def _function(self, node: ast.AST, scope: Scope) -> Any:
+        """Return the name of a function, with the module of an imported one. A text is a model."""
+        if isinstance(node, ast.Constant):
+            return {"model": node.value}
+        if isinstance(node, ast.Name):
+            try:
+                found = scope.find(node)
+            except UnreadableExpression:
+                return node.id
+            if isinstance(found, ast.ImportFrom):
+                return f"{found.module}:{node.id}"
+            if isinstance(found, ast.Call):
+                return self._function(found, scope)
+            return node.id if isinstance(found, (ast.FunctionDef, ast.ClassDef)) else {"model": self.value(node, scope)}
+        if isinstance(node, ast.Call) and _last(node.func) == "get_soft_overlong_punishment":
+            return {_last(node.func): {one.arg: self.value(one.value, scope) for one in node.keywords}}
+        raise UnreadableExpression(node)
+
+    # ------------------------------------------------------------------------------- what a trainer is given
+
+    def _arguments(self, call: ast.Call, scope: Scope, script: Script, prefix: str = "") -> dict[str, Any]:
+        """Return the keyword arguments of a call; what cannot be read is noted."""
+        found: dict[str, Any] = {}
+        for one in call.keywords:
+            try:
+                value = self.value(one.value, scope)
+                found |= {str(key): item for key, item in value.items()} if one.arg is None else {one.arg: value}
+            except (UnreadableExpression, TypeError, ValueError, ZeroDivisionError) as error:
+                script.unreadable[f"{prefix}{one.arg or '**'}"] = str(error)
+        return found
+
+    def _called(self, node: ast.AST, scope: Scope) -> ast.Call:
+        found = scope.find(node) if isinstance(node, ast.Name) else node
+        if not isinstance(found, ast.Call):
+            raise UnreadableExpression(node)
+        return found
+
+    def _config(self, node: ast.AST, scope: Scope, script: Script) -> dict[str, Any]:
+        call = self._called(node, scope)
+        if not _last(call.func).endswith(("Config", "Arguments")):
+            raise UnreadableExpression(call, "its settings come from a command line or another place")
+        found = self._arguments(call, scope, script)
+        if call.args:
+            found.setdefault("output_dir", self.value(call.args[0], scope))
+        changed = re.compile(rf"{re.escape(ast.unparse(node))}\.(\w+)") if isinstance(node, ast.Name) else None
+        for name, value, _, in_branch in scope.bound if changed is not None else ():
+            if match := changed.fullmatch(name) if changed else None:
+                if in_branch:
+                    script.unreadable[match[1]] = str(UnreadableExpression(value, "which is set in a branch"))
+                else:
+                    found[match[1]] = self.value(value, scope)
+        return found
+
+    def _lora(self, node: ast.AST, scope: Scope, script: Script) -> dict[str, Any]:
+        found = self._arguments(self._called(node, scope), scope, script, "peft_config.")
+        given = {"lora_r": 8, "lora_alpha": 8, **{LORA.get(name, name): value for name, value in found.items()}}
+        return {name if "lora" in name else f"peft_config.{name}": value for name, value in given.items()}
+
+    def _model(self, node: ast.AST, scope: Scope) -> Any:
+        if isinstance(node, ast.Name) and isinstance(found := scope.find(node), ast.Call):
+            node = found
+        if isinstance(node, ast.Call) and _last(node.func) in ("from_pretrained", "get_peft_model") and node.args:
+            return self._model(node.args[0], scope)
+        return self.value(node, scope)
+
+    # ------------------------------------------------------------------------------------------ datasets
+
+    def _dataset(self, node: ast.AST, scope: Scope, script: Script) -> dict[str, Any]:
+        """Return a dataset as TRL's command line names it, with what its methods change."""
+        if isinstance(node, ast.Name):
+            bound = scope.find(node)
+            inner = Scope(scope.outer, [one for one in scope.bound if one[2].lineno < getattr(bound, "lineno", 0)])
+            return self._dataset(bound, inner if isinstance(bound, ast.Call) else scope, script)
+        if isinstance(node, ast.Subscript):
+            return {**self._dataset(node.value, scope, script), "dataset_train_split": self.value(node.slice, scope)}
+        if not isinstance(node, ast.Call):
+            raise UnreadableExpression(node)
+        name = _last(node.func)
+        if name in ("load_dataset", "load_from_disk"):
+            keys = ("dataset_name", "dataset_config")
+            found = dict(zip(keys, (self.value(one, scope) for one in node.args), strict=False))
+            words = {"path": "dataset_name", "name": "dataset_config", "split": "dataset_train_split"}
+            return {**found, **{words.get(str(one.arg), f"load_dataset.{one.arg}"): self.value(one.value, scope)
+                                for one in node.keywords}}  # fmt: skip
+        if isinstance(node.func, ast.Attribute) and not isinstance(node.func.value, ast.Constant):
+            return {**self._dataset(node.func.value, scope, script), **self._changed(name, node, scope)}
+        function = scope.find(node.func)
+        if isinstance(function, ast.FunctionDef):
+            inside = self._inside(function, node)
+            returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value]
+            if len(returned) == 1:
+                return self._dataset(returned[0], inside, script)
+        raise UnreadableExpression(node)
+
+    def _changed(self, method: str, call: ast.Call, scope: Scope) -> dict[str, Any]:
+        """Return what a method of a dataset changes."""
+        if method in UNCHANGED:
+            return {}
+        if (
+            method == "select"
+            and call.args
+            and isinstance(size := call.args[0], ast.Call)
+            and _last(size.func) == "range"
+        ):
+            return {"dataset.select": [self.value(one, scope) for one in size.args]}
+        if method == "rename_column" and len(call.args) == 2:
+            return {"dataset.columns": {self.value(call.args[1], scope): self.value(call.args[0], scope)}}
+        if method == "map" and call.args:
+            function = scope.find(call.args[0]) if isinstance(call.args[0], ast.Name) else call.args[0]
+            if isinstance(function, (ast.FunctionDef, ast.Lambda)):
+                return self._mapped(function, scope)
+        return {f"dataset.{method}": str(UnreadableExpression(call))}
+
+    def _mapped(self, function: ast.FunctionDef | ast.Lambda, scope: Scope) -> dict[str, Any]:
+        """Return the columns, the system prompt and the marker of answers that a function over rows makes."""
+        row = function.args.args[0].arg
+        made: dict[str, ast.expr] = {}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Dict) and not any(
+                isinstance(key, ast.Constant) and key.value == "role" for key in node.keys
+            ):
+                pairs = zip(node.keys, node.values, strict=True)
+                made |= {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
+            elif isinstance(node, ast.Assign) and (target := _column(node.targets[0], row)):
+                made[target] = node.value
+        found: dict[str, Any] = {"dataset.columns": {}}
+        for name, value in made.items():
+            if isinstance(value, ast.Call) and (column := _column_inside(value, row)):
+                text = ast.unparse(value) + "".join(
+                    ast.unparse(one[1]) for one in self._scope.bound if one[0] == _last(value.func)
+                )
+                found["dataset.columns"][name] = column
+                found |= (
+                    {"dataset.answer_after": "####"} if "####" in text else {f"dataset.map: {name}": ast.unparse(value)}
+                )
+            elif isinstance(value, ast.List):
+                found |= self._chat(value, row, scope, found["dataset.columns"], name)
+            elif column := _column(value, row):
+                found["dataset.columns"][name] = column
+            else:
+                found[f"dataset.map: {name}"] = ast.unparse(value)
+        return found
+
+    def _chat(self, chat: ast.List, row: str, scope: Scope, columns: dict[str, str], name: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for message in chat.elts:
+            parts = (
+                dict(zip((ast.unparse(key) if key else "" for key in message.keys), message.values, strict=True))
+                if isinstance(message, ast.Dict)
+                else {}
+            )
+            role, content = ast.unparse(parts.get("'role'", ast.Constant(""))), parts.get("'content'", ast.Constant(""))
+            if role == "'system'":
+                found["dataset.system"] = self.value(content, scope)
+            elif role == "'user'" and (column := _column(content, row)):
+                columns["messages" if name == "prompt" else name] = column
+            else:
+                found[f"dataset.map: {name}"] = ast.unparse(chat)
+        return found
+
+
+def _last(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _column(node: ast.AST, row: str) -> str | None:
+    """Return the column in `row["column"]`."""
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == row:
+        return str(node.slice.value) if isinstance(node.slice, ast.Constant) else None
+    return None
+
+
+def _column_inside(node: ast.AST, row: str) -> str | None:
+    return next((column for one in ast.walk(node) if (column := _column(one, row))), None)
+
+
+def settings_of(script: Script) -> Mapping[str, Any]:
+    """Return the settings of a script without what is none."""
+    return {name: value for name, value in script.settings.items() if value is not None}
