@@ -15,8 +15,10 @@ SAMPLES = {
 from datasets import load_dataset
 from trl import GRPOConfig, GRPOTrainer
 
+
 def right(completions, answer, **kwargs):
     return [float(one in said[0]["content"]) for said, one in zip(completions, answer)]
+
 
 dataset = load_dataset("openai/gsm8k", "main", split="train").map(
     lambda row: {
