@@ -14,9 +14,9 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -65,38 +65,12 @@ class DeepSpeedBackend(LeavesDevice):
     describe it. The trainer's process is rank 0; the others do what it says."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
+    class Config(RankSettings):
         processes: Annotated[int, Meta(ge=1)] = 1
         """Ranks on this host: the trainer is the first and starts the others. On GPUs each takes one, from
         `trainer.device` on. Where DeepSpeed's launcher starts them, it says how many there are."""
-        stage: Literal[0, 1, 2, 3] = 2
-        """Stage of ZeRO. 0 spreads nothing over the processes; 1 spreads masters and moments, 2 gradients, too, 3
-        weights, too."""
-        sequence_parallel: Annotated[int, Meta(ge=1)] = 1
-        """For long rollouts: this many ranks, a divisor of all, compute each micro-batch together, and each holds its
-        part of the tokens of every row (DeepSpeed-Ulysses). It has to divide the heads of attention, and the
-        key-value heads. `trainer.tokens_per_microbatch` are the tokens of all of them."""
-        offload_optimizer: bool = False
-        """Masters and moments lie in main memory and the optimizer steps there. From stage 1 on."""
-        offload_parameters: bool = False
-        """The weights lie in main memory while they are not computed with. Stage 3 only."""
-        config: dict[str, Any] = field(default_factory=dict)
-        """DeepSpeed's own settings, merged into what is made of the others, e.g. `{ zero_optimization = {
-        overlap_comm = true } }`. Batch sizes, clipping, optimizer and number formats are set elsewhere in the run
-        file."""
-        timeout_s: Annotated[float, Meta(gt=0)] = 45.0
-        """How long ranks wait for one another before the trainer gives up and starts again. A rank may be behind by as
-        much as a micro-batch of `trainer.tokens_per_microbatch` takes."""
         start_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
-        """The same for loading the model."""
-        packing: bool = True
-        """Packs rows without padding, as `backends.torch.packing`."""
-        gradient_checkpointing: bool = False
-        """Computes activations again in the backward pass."""
-        autocast: Literal["auto", "none", "bfloat16"] = "auto"
-        """Matrix products in bfloat16; auto: on GPUs only. Weights and masters are float32 always."""
-        max_logits_bytes: Annotated[int, Meta(ge=1 << 16)] = 256 << 20
-        """Logits that a rank holds at once, in float32."""
+        """The same as `timeout_s` for loading the model."""
 
     @staticmethod
     def require() -> None:
@@ -116,18 +90,8 @@ class DeepSpeedBackend(LeavesDevice):
         """`images`: pixels of the images that rows show; None if they show none."""
         self.require()
         self._images = images
-        self._config, self._spec, self._optimizer = config, model, optimizer
-        self._settings = RankSettings(
-            stage=config.stage,
-            sequence_parallel=config.sequence_parallel,
-            deepspeed=deepspeed_config(config),
-            packing=config.packing,
-            gradient_checkpointing=config.gradient_checkpointing,
-            autocast=config.autocast,
-            max_logits_bytes=config.max_logits_bytes,
-            timeout_s=config.timeout_s,
-            seed=seed,
-        )
+        self._config, self._spec, self._optimizer, self._seed = config, model, optimizer, seed
+        deepspeed_config(config)  # which checks it
         self._critic: CriticStart | None = None
         self._ranks: Any = None
         self._rank: Any = None
@@ -151,14 +115,16 @@ class DeepSpeedBackend(LeavesDevice):
             self._ranks.store,
             model=self._spec,
             optimizer=self._optimizer,
-            settings=self._settings,
+            settings=self._config,
+            seed=self._seed,
             images=self._images,
             critic=self._critic,
         )
         arguments = {
             "model": self._spec,
             "optimizer": self._optimizer,
-            "settings": self._settings,
+            "settings": self._config,
+            "seed": self._seed,
             "critic": self._critic,
         }
         try:

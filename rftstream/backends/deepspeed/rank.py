@@ -60,9 +60,7 @@ class _Calls:
             return [learner.passes.part() for learner in result.learners]
         return result if isinstance(result, dict) else None  # rank 0 has gathered tensors itself
 
-    def _open(
-        self, model: dict[str, Any], optimizer: dict[str, Any], settings: dict[str, Any], critic: dict[str, Any] | None
-    ) -> None:
+    def _open(self, model: Any, optimizer: Any, settings: Any, seed: int, critic: Any) -> None:
         """Make the rank and load its model, and its critic if there is one."""
         spec = spec_in(model)
         self._rank = Rank(
@@ -71,6 +69,7 @@ class _Calls:
             model=spec,
             optimizer=msgspec.convert(optimizer, OptimizerSettings),
             settings=msgspec.convert(settings, RankSettings),
+            seed=seed,
             images=image_cache(spec.folder, self._image),
             critic=msgspec.convert(critic, CriticStart | None),
         )

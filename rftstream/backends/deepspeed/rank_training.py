@@ -57,6 +57,7 @@ class Rank(BatchTraining[TrainedNetwork]):
         model: ModelSpec,
         optimizer: OptimizerSettings,
         settings: RankSettings,
+        seed: int,
         images: ImageCache | None = None,
         critic: CriticStart | None = None,
     ) -> None:
@@ -68,7 +69,8 @@ class Rank(BatchTraining[TrainedNetwork]):
         share = share_of(place, together=settings.sequence_parallel)
         super().__init__(device, None if critic is None else critic.settings, self._as_reference, share)
         self._store, self._images, self._critic_start = store, images, critic
-        self._place, self.spec, self._optimizer, self._settings = place, model, optimizer, settings
+        self._place, self.spec, self._optimizer = place, model, optimizer
+        self._settings, self._seed = settings, seed
         self._group: SequenceGroup | None = None
         """The ranks that compute a micro-batch together with this one; None for this one alone."""
         self._model: Any = None
@@ -91,7 +93,7 @@ class Rank(BatchTraining[TrainedNetwork]):
     def open(self) -> None:
         """Load the whole model, and the critic; DeepSpeed takes them apart in `join`. Does not wait for other ranks."""
         torch.set_num_threads(self.spec.threads)
-        torch.manual_seed(self._settings.seed)
+        torch.manual_seed(self._seed)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         import_deepspeed(self.device.type)

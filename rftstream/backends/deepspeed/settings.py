@@ -6,10 +6,11 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import torch
+from msgspec import Meta
 
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.settings import CriticConfig
@@ -40,21 +41,36 @@ OWNED = {
 """Settings of DeepSpeed that the backend makes itself -> the setting to use instead."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RankSettings:
-    """Settings of the backend that are the same for all ranks."""
+    """The settings of the backend that are the same for all ranks."""
 
-    stage: int
-    sequence_parallel: int
-    """Ranks that compute a micro-batch together."""
-    deepspeed: Mapping[str, Any]
-    """The whole configuration of DeepSpeed's engine."""
-    packing: bool
-    gradient_checkpointing: bool
-    autocast: str
-    max_logits_bytes: int
-    timeout_s: float
-    seed: int
+    stage: Literal[0, 1, 2, 3] = 2
+    """Stage of ZeRO. 0 spreads nothing over the processes; 1 spreads masters and moments, 2 gradients, too, 3
+    weights, too."""
+    sequence_parallel: Annotated[int, Meta(ge=1)] = 1
+    """For long rollouts: this many ranks, a divisor of all, compute each micro-batch together, and each holds its
+    part of the tokens of every row (DeepSpeed-Ulysses). It has to divide the heads of attention, and the
+    key-value heads. `trainer.tokens_per_microbatch` are the tokens of all of them."""
+    offload_optimizer: bool = False
+    """Masters and moments lie in main memory and the optimizer steps there. From stage 1 on."""
+    offload_parameters: bool = False
+    """The weights lie in main memory while they are not computed with. Stage 3 only."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """DeepSpeed's own settings, merged into what is made of the others, e.g. `{ zero_optimization = {
+    overlap_comm = true } }`. Batch sizes, clipping, optimizer and number formats are set elsewhere in the run
+    file."""
+    timeout_s: Annotated[float, Meta(gt=0)] = 45.0
+    """How long ranks wait for one another before the trainer gives up and starts again. A rank may be behind by as
+    much as a micro-batch of `trainer.tokens_per_microbatch` takes."""
+    packing: bool = True
+    """Packs rows without padding, as `backends.torch.packing`."""
+    gradient_checkpointing: bool = False
+    """Computes activations again in the backward pass."""
+    autocast: Literal["auto", "none", "bfloat16"] = "auto"
+    """Matrix products in bfloat16; auto: on GPUs only. Weights and masters are float32 always."""
+    max_logits_bytes: Annotated[int, Meta(ge=1 << 16)] = 256 << 20
+    """Logits that a rank holds at once, in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +106,8 @@ def check_sequence_parallel(together: int, size: int, model: ModelSpec) -> None:
         raise ConfigError(f"{where} 1, for {model.name} is shown images, which are not computed in parts")
 
 
-def deepspeed_config(settings: Any) -> dict[str, Any]:
-    """Return DeepSpeed's whole configuration, from the Config of the backend."""
+def deepspeed_config(settings: RankSettings) -> dict[str, Any]:
+    """Return the whole configuration of DeepSpeed's engine. ConfigError for settings that do not go together."""
     for key, instead in OWNED.items():
         section, _, name = key.rpartition(".")
         table = settings.config.get(section, {}) if section else settings.config

@@ -15,7 +15,7 @@ from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends.base import CRITIC, OptimizerSettings
 from rftstream.backends.deepspeed.engine import EngineModule, EngineNetwork, import_deepspeed
 from rftstream.backends.deepspeed.sequence import SplitNetwork
-from rftstream.backends.deepspeed.settings import RankSettings
+from rftstream.backends.deepspeed.settings import RankSettings, deepspeed_config
 from rftstream.backends.deepspeed.shards import KINDS, MASTER, MOMENTS, REFERENCE, shards_of
 from rftstream.backends.passes import Passes
 from rftstream.backends.torch.inputs import Inputs, make_inputs
@@ -54,7 +54,7 @@ class TrainedNetwork(Trained):
             self._engine, *_ = deepspeed.initialize(
                 model=module,
                 optimizer=adamw(list(parameters.values()), optimizer),
-                config=dict(settings.deepspeed),
+                config=deepspeed_config(settings),
                 dist_init_required=False,
             )
         if settings.stage == 3:
