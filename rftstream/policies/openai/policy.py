@@ -15,8 +15,6 @@ teachers, judges, baselines and data, not for training on what it samples.
 from __future__ import annotations
 
 import functools
-import math
-import queue
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +31,7 @@ from rftstream.models.server_client import ModelServer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
 from rftstream.policies.base import Completion, SampleRequest, room_for, without_tokens
+from rftstream.policies.beside import EngineBeside
 from rftstream.policies.openai.asking import ServedCall, ServerAsker, ServerFailure
 from rftstream.policies.openai.completions import completion_body
 from rftstream.policies.openai.engine import Answer, ServedEngine
@@ -41,14 +40,12 @@ from rftstream.policies.openai.routing import LONGEST_AFTER_S, Router, pause_aft
 from rftstream.policies.openai.updates import ServerUpdates, UpdateRequest, root_of
 from rftstream.weights.snapshot import RawTensor
 
-STEP_S = 0.02
-"""Longest time in seconds that a step waits for something to finish."""
 PROBE_S = 30.0
 """Longest time in seconds that a server may take for the one token of a probe."""
 SECTION = "policies.openai"
 
 
-class OpenAiPolicy:
+class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
     """A policy whose engines are model servers, as `Policy` describes it. Threads ask the servers; `step` collects the
     answers."""
 
@@ -107,6 +104,7 @@ class OpenAiPolicy:
         images: ImageCache | None = None,
     ) -> None:
         """`images`: the images that prompts show; None if the model is shown none."""
+        super().__init__()
         self._config, self._renderer = config, renderer
         urls = config.urls
         self._updates: ServerUpdates | None = None
@@ -122,8 +120,6 @@ class OpenAiPolicy:
                 model=model,
             )
         self._stop_ids = sorted(renderer.stop_token_ids)
-        self._version: VersionName | None = None
-        self._active: dict[str, ServedCall] = {}
         self._paused: list[tuple[float, ServedCall]] = []
         """Requests that wait for a server that may be asked, or for the next round through all of them; since when
         they may be asked."""
@@ -131,8 +127,6 @@ class OpenAiPolicy:
         """Number of requests that the only server has lost since its last answer."""
         self._answered_at = 0.0
         self._router = Router(config.max_load)
-        self._results: queue.SimpleQueue[Callable[[], Completion | None]] = queue.SimpleQueue()
-        """Functions that `step` calls, each with the result of a thread."""
         self._threads = ThreadPoolExecutor(config.batch_size * len(urls), thread_name_prefix="openai")
         shown = None if images is None or renderer.images is None else ServedImages(images, renderer.images)
         self._engines: dict[str, ServedEngine] = {}
@@ -148,19 +142,9 @@ class OpenAiPolicy:
             self._engines[url] = ServedEngine(asker, self._threads, config.batch_size, self._results, self._on_answer)
 
     @property
-    def version(self) -> VersionName | None:
-        """The version that samples what is submitted from now on."""
-        return self._version
-
-    @property
     def slots(self) -> int:
         """Number of requests that may be active at once: `batch_size` for each server."""
         return self._config.batch_size * len(self._engines)
-
-    @property
-    def num_active(self) -> int:
-        """Number of requests that wait or are on the way."""
-        return len(self._active)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         """Write the version for the servers. Each gets it when no request is on the way there. Without `update`, only
@@ -205,24 +189,9 @@ class OpenAiPolicy:
             self._paused = [(at, one) for at, one in self._paused if one is not call]
             call.cancel()
 
-    def step(self) -> list[Completion]:
-        """Wait at most STEP_S for an answer, and return the requests that finished. PolicyError if no server can be
-        reached."""
-        done: list[Completion] = []
-        wait_s = STEP_S if self._works else 0.0
-        while True:
-            try:
-                on_result = self._results.get(timeout=wait_s) if wait_s else self._results.get_nowait()
-            except queue.Empty:
-                self._go_on()
-                return done
-            wait_s = 0.0
-            if (completion := on_result()) is not None:
-                done.append(completion)
-
-    def idle_s(self) -> float:
-        """Return 0 while there is something to do, else infinity."""
-        return 0.0 if self._works else math.inf  # `step` waits for what is under way
+    def _collect(self, result: Callable[[], Completion | None]) -> Completion | None:
+        """Do what is to be done with what a thread came back with."""
+        return result()
 
     def close(self) -> None:
         """Cancel all requests, wait for their threads, and close the connections."""
@@ -235,10 +204,6 @@ class OpenAiPolicy:
             engine.close()
         if self._updates is not None:
             self._updates.close()
-
-    @property
-    def _works(self) -> bool:
-        return bool(self._active) and self.version is not None
 
     def _place(self, call: ServedCall) -> None:
         """Put a request in the queue of its rollout's server, or in that of all if no server may be asked."""
@@ -268,7 +233,7 @@ class OpenAiPolicy:
                     self._place(call)
         for engine in engines:
             engine.go_on()
-        if not self._works:
+        if self.idle_s():
             return
         since = min(call.submitted_at for call in self._active.values())
         if all(engine.is_away(self._config.tries, since) for engine in engines):

@@ -10,10 +10,7 @@ are those of its sampler: after temperature, penalties and truncation.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import math
-import queue
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +28,7 @@ from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
 from rftstream.policies.base import Completion, SampleRequest, room_for, without_tokens
+from rftstream.policies.beside import EngineBeside
 from rftstream.policies.served import check_tensors, served_parameters
 from rftstream.policies.vllm.arguments import applies_adapters
 from rftstream.policies.vllm.engine import Engine, label_of, remembers
@@ -40,11 +38,8 @@ from rftstream.weights.adapters import merged_tensors, whole_tensors
 from rftstream.weights.shared_memory import SharedTensors
 from rftstream.weights.snapshot import RawTensor
 
-STEP_S = 0.02
-"""Longest time in seconds that a step waits for something to finish."""
 
-
-class VllmPolicy:
+class VllmPolicy(EngineBeside[str, tuple[str, Completion] | RftError]):
     """A policy on vLLM's engine, as `Policy` describes it. The engine starts in the background; requests wait until
     there are weights."""
 
@@ -108,34 +103,20 @@ class VllmPolicy:
         if images is not None:
             self.require_images(model.folder)
         check_loadable(model)
+        super().__init__()
         self.slots = config.batch_size
         self._config, self._spec, self._renderer = config, model, renderer
         self._parameters, self._vocab_size = served_parameters(model)
         self._applies = applies_adapters(config, model, renderer)
         self._mirror = WeightsMirror(self._parameters)
-        self._version: VersionName | None = None
         self._held: list[tuple[str, SampleRequest]] = []
         """Requests that wait for the first version, each with its name in the engine."""
-        self._active: dict[str, str] = {}
-        """Request id -> the request's name in the engine. No name is used twice."""
         self._number = 0
-        self._outcomes: queue.SimpleQueue[tuple[str, Completion] | RftError] = queue.SimpleQueue()
         self._loop = LoopThread("vllm")
         self._rest = PendingCall()
         """The last call of `sleep` or `wake` to the engine."""
-        self._engine = Engine(config, model, renderer, self._outcomes, images)
+        self._engine = Engine(config, model, renderer, self._results, images)
         self._loop.soon(self._engine.start)  # takes a minute or more; what comes meanwhile waits
-
-    @property
-    def version(self) -> VersionName | None:
-        """The version that new requests begin with. With `in_flight = "finish"`, running ones may still use an older
-        version."""
-        return self._version
-
-    @property
-    def num_active(self) -> int:
-        """Number of requests that were submitted and neither returned nor aborted."""
-        return len(self._active)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         """Give the engine a version as `in_flight` says. WeightsError unless the tensors are those of this model.
@@ -173,12 +154,12 @@ class VllmPolicy:
         room = room_for(request, self._renderer.context)
         if not request.token_ids or not all(self._is_known(one) for one in request.token_ids):
             why = "the prompt is empty or has ids out of range"
-            self._outcomes.put((unique, without_tokens(request, "error", why)))
+            self._results.put((unique, without_tokens(request, "error", why)))
         elif request.num_sampled and remembers(request.sampling):
             why = "vllm cannot go on with tokens sampled elsewhere where stop strings or penalties look at them"
-            self._outcomes.put((unique, without_tokens(request, "error", why)))
+            self._results.put((unique, without_tokens(request, "error", why)))
         elif room <= 0:
-            self._outcomes.put((unique, without_tokens(request, "length", None)))
+            self._results.put((unique, without_tokens(request, "length", None)))
         elif self._version is None:
             self._held.append((unique, dataclasses.replace(request, max_tokens=room)))
         else:
@@ -199,26 +180,14 @@ class VllmPolicy:
             self._held = [one for one in self._held if one[0] != unique]
             self._loop.soon(self._engine.abort, unique)
 
-    def step(self) -> list[Completion]:
-        """Wait at most STEP_S for the engine, and return the requests that finished. Raises the engine's error if it
-        failed."""
-        done: list[Completion] = []
-        wait_s = STEP_S if self._active and self._version is not None else 0.0
-        with contextlib.suppress(queue.Empty):
-            while True:
-                outcome = self._outcomes.get(timeout=wait_s) if wait_s else self._outcomes.get_nowait()
-                wait_s = 0.0
-                if isinstance(outcome, RftError):
-                    raise outcome
-                unique, completion = outcome
-                if self._active.get(completion.request_id) == unique:
-                    del self._active[completion.request_id]
-                    done.append(completion)
-        return done
-
-    def idle_s(self) -> float:
-        """Return 0 while there is something to do, else infinity."""
-        return 0.0 if self._active and self._version is not None else math.inf  # `step` waits for what is under way
+    def _collect(self, result: tuple[str, Completion] | RftError) -> Completion | None:
+        if isinstance(result, RftError):
+            raise result
+        unique, completion = result
+        if self._active.get(completion.request_id) != unique:
+            return None
+        del self._active[completion.request_id]
+        return completion
 
     def sleep(self) -> bool:
         """Have the engine give the GPU's memory free, as soon as it has started. Requests that run are kept: awake
