@@ -12,7 +12,7 @@ import msgspec
 
 from rftstream.error_kinds import last_line
 from rftstream.rewards.base import Score, ScoreReply, ScoreRequest
-from rftstream.rewards.breaker import SLOW_SHARE, Breaker, is_slow
+from rftstream.rewards.breaker import FINAL_REASONS, SLOW_SHARE, Breaker, is_slow
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class ScoringQueue:
     """The requests of a scorer, which makes the queue.
 
     The scorer calls `submit` for each request. It calls `prepare` and then takes from `waiting` the requests that it
-    begins. For each it says how the try ended: `came_back`, `failed`, `batch_failed` or `not_tried`. It takes the
+    begins. For each it says how the try ended: `ended`, `failed`, `batch_failed` or `not_tried`. It takes the
     replies from `finished`.
     """
 
@@ -116,8 +116,11 @@ class ScoringQueue:
 
     # ------------------------------------------------------------------------------------------ how a try ended
 
-    def came_back(self, pending: Pending, score: Score | None, reason: str | None, detail: str) -> None:
-        """Note that a try ended with a score, or with a reason that another try would not change."""
+    def ended(self, pending: Pending, score: Score | None, reason: str | None, detail: str, *, seconds: float) -> None:
+        """Note that a try ended by itself, after so many seconds: with a score, or with a reason why there is none."""
+        if score is None and reason not in FINAL_REASONS:
+            self.failed(pending, reason or "error", detail, seconds=seconds)
+            return
         pending.tries += 1
         self._close(pending.reward)
         self._reply(pending, score, reason, detail)

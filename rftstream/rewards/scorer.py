@@ -26,7 +26,7 @@ from rftstream.config.loader import to_dict
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import ScoreReply, ScoreRequest
-from rftstream.rewards.breaker import FINAL_REASONS, SLOW_SHARE
+from rftstream.rewards.breaker import SLOW_SHARE
 from rftstream.rewards.child import score_items
 from rftstream.rewards.frames import Result, ScoreItem, Setup, pack
 from rftstream.rewards.process import BatchSizes, RewardChild
@@ -142,12 +142,8 @@ class ProcessScorer:
 
     def _take(self, result: Result) -> None:
         pending = self._queue.find(result.number)
-        if pending is None or not result.tried:
-            return
-        if result.score is None and result.reason not in FINAL_REASONS:
-            self._queue.failed(pending, result.reason or "error", result.detail, seconds=result.seconds)
-        else:
-            self._queue.came_back(pending, result.score, result.reason, result.detail)
+        if pending is not None and result.tried:
+            self._queue.ended(pending, result.score, result.reason, result.detail, seconds=result.seconds)
 
     def _check(self) -> None:
         """Replace the children that hang or are gone."""
@@ -284,11 +280,8 @@ class InlineScorer:
 
     def _score(self, pendings: Sequence[Pending]) -> None:
         outcomes = score_items(self._rewards[pendings[0].reward], [pending.request.item for pending in pendings])
-        for pending, (score, reason, detail) in zip(pendings, outcomes, strict=True):
-            if score is None and reason not in FINAL_REASONS:
-                self._queue.failed(pending, reason or "error", detail, seconds=0.0)
-            else:
-                self._queue.came_back(pending, score, reason, detail)
+        for pending, outcome in zip(pendings, outcomes, strict=True):
+            self._queue.ended(pending, *outcome, seconds=0.0)
 
 
 def _check_known(taskset: str, known: Collection[str]) -> None:

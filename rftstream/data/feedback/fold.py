@@ -11,7 +11,7 @@ it measure their annotators, and no judgement comes of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rftstream.config.role_sections import FeedbackSection
 from rftstream.contracts.feedback import GOLD_ANNOTATOR, Feedback, FeedbackKind, PairChoice
@@ -100,35 +100,23 @@ class FeedbackFold:
         """Return what becomes of a vote. `vote`: None if the record cannot be read. `status`: None if nothing of this
         name was scored in this run."""
         effect = self._effect_of(record, vote, status)
+        feedback_id = record.text("id") if vote is None else vote.feedback_id
+        told = Judgement(judgement_id=judgement_id_of(record), feedback_id=feedback_id, effect=effect, decided_at=now)
         if vote is None:
-            feedback_id = record.text("id")
-            return Judgement(
-                judgement_id=judgement_id_of(record), feedback_id=feedback_id, effect=effect, decided_at=now
-            )
+            return told
+        kind = kind_of_question(vote.question_id) if vote.question_id else None
+        told = replace(told, question_id=vote.question_id, kind=kind, rollouts=vote.rollouts)
         if effect is VoteEffect.gold:
             self._take(vote)
-        if effect is not VoteEffect.counted or status is None:
-            return Judgement(
-                judgement_id=judgement_id_of(record),
-                feedback_id=vote.feedback_id,
-                effect=effect,
-                question_id=vote.question_id,
-                kind=kind_of_question(vote.question_id) if vote.question_id else None,
-                rollouts=vote.rollouts,
-                decided_at=now,
-            )
+        if effect is not VoteEffect.counted or status is None or kind is None:
+            return told
         self._take(vote)
         votes = self._votes_on(vote.question_id)
-        kind, quorum = kind_of_question(vote.question_id), self._quorum_of(vote.question_id)
+        quorum = self._quorum_of(vote.question_id)
         judged = votes.judge(quorum, self._settings.scale)
         applied, reason = self._applied(kind, judged, status, self._newest.get(vote.question_id))
-        judgement = Judgement(
-            judgement_id=judgement_id_of(record),
-            feedback_id=vote.feedback_id,
-            effect=effect,
-            question_id=vote.question_id,
-            kind=kind,
-            rollouts=vote.rollouts,
+        judgement = replace(
+            told,
             quorum=quorum,
             num_votes=judged.num_votes,
             agreement=judged.agreement,
@@ -140,7 +128,6 @@ class FeedbackFold:
             reason=reason,
             result=status.result,
             batch_sequence=status.batch_sequence,
-            decided_at=now,
         )
         self._newest[vote.question_id] = judgement
         return judgement
