@@ -138,7 +138,7 @@ _COMMANDS = {
     "check": "validate lint verify plan",
     "try": "test sample generate",
     "status": "state info show ps top watch",
-    "inspect": "logs log tail cat dump view",
+    "inspect": "log tail cat dump view",
     "audit": "count",
     "evaluate": "eval score benchmark",
     "weights": "export checkpoints checkpoint model save",

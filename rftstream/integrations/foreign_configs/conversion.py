@@ -20,7 +20,7 @@ from typing import Any, get_type_hints
 from rftstream.config import aliases, loader
 from rftstream.config.parts import registry
 from rftstream.config.role_sections import FeederSection, TrainerSection
-from rftstream.config.sections import ModelSection, RunConfig, RunSection
+from rftstream.config.sections import ModelSection, RunConfig, RunSection, TrackersSection
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
 from rftstream.queries.plain import Report
@@ -29,7 +29,7 @@ ALIKE = (RunSection, ModelSection, Sampling, FeederSection, TrainerSection)
 SECTIONS = {name: kind for name, kind in get_type_hints(RunConfig).items() if kind in ALIKE}
 """Sections in which a setting of the same name as another system's means the same."""
 ORDER = tuple(field.name for field in dataclasses.fields(RunConfig))
-TRACKERS = {"wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboard"}
+TRACKERS = tuple(field.name for field in dataclasses.fields(TrackersSection))
 SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
 WIDTH = 120
 
@@ -105,7 +105,7 @@ class Conversion:
 
     def put(self, key: str, value: Any, there: str) -> None:
         """Write a setting of the run file; `there` is the other's name, with the arithmetic if there is some."""
-        if key.startswith("algorithms.") and not self._has(key):
+        if key.startswith("algorithms.") and not self.has_setting(key):
             self.leave(there, f"{self.algorithm} has no setting {key.split('.', 2)[2]}")
             return
         first = re.split(r"[ ,:]", there)[0]
@@ -129,7 +129,7 @@ class Conversion:
             found = [key.replace(place, ours) for key in found]
         return list(found)
 
-    def _has(self, key: str) -> bool:
+    def has_setting(self, key: str) -> bool:
         """Return whether the run's algorithm has a setting."""
         _, algorithm, name = key.split(".")[:3]
         return algorithm == self.algorithm and name in _names_of(registry.resolve("algorithm", algorithm).Config)
@@ -175,7 +175,7 @@ class Conversion:
         """Write the trackers of these names."""
         for name in [wanted] if isinstance(wanted, str) else wanted or ():
             if name in TRACKERS:
-                self.put(f"trackers.{name}", name if TRACKERS[name] == "tensorboard" else project, there)
+                self.put(f"trackers.{name}", project, there)
             elif name not in ("none", "console", "all"):
                 self.leave(f"{there} = {name!r}", f"there are {', '.join(TRACKERS)}")
 
@@ -262,11 +262,6 @@ def section_name(text: str) -> str:
     parts = [re.sub(r"[^a-z0-9_]+", "-", PurePosixPath(word).stem).strip("-_") for word in words]
     telling = [part for part in parts if part and part not in ("train", "test", "val", "validation", "data", "hf")]
     return telling[-1][:40] if telling else "problems"
-
-
-def whole(value: float) -> int | float:
-    """Return a number without a fraction as an integer."""
-    return int(value) if float(value).is_integer() else value
 
 
 def _names_of(kind: Any) -> set[str]:

@@ -16,10 +16,9 @@ from rftstream.integrations.foreign_configs.conversion import (
     Conversion,
     ConvertedConfig,
     many,
-    whole,
 )
 from rftstream.integrations.foreign_configs.reading import merged, read_yaml
-from rftstream.integrations.foreign_configs.trl_script import Script, ScriptReader, settings_of
+from rftstream.integrations.foreign_configs.trl_script import Script, ScriptReader
 
 ALGORITHMS = {"grpo": "grpo", "rloo": "rloo", "sft": "sft", "dpo": "dpo", "reward": "reward_model"}
 COMMON = {
@@ -73,7 +72,7 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
             given.append((path, read_yaml(path)))
         else:
             script = ScriptReader(path).read()
-            given.append((path, settings_of(script)))
+            given.append((path, {name: value for name, value in script.settings.items() if value is not None}))
     settings = merged(given)
     kind = trainer or script.trainer or _kind(settings, files[0])
     if settings.get("reward_funcs") and kind not in ("grpo", "rloo"):
@@ -296,7 +295,7 @@ class _TrlRules:
                 c.put(f"evaluations.held-out.{key}", value, "eval_dataset")
             c.put("evaluations.held-out.reward", self._rewards(), "reward_funcs")
             if every := c.get("eval_steps"):
-                c.put("evaluations.held-out.every", whole(math.ceil(every)), "eval_steps")
+                c.put("evaluations.held-out.every", math.ceil(every), "eval_steps")
             c.put(
                 "evaluations.held-out.n",
                 c.get("num_generations_eval", c.get("num_generations")),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -379,8 +379,3 @@ def _column(node: ast.AST, row: str) -> str | None:
 
 def _column_inside(node: ast.AST, row: str) -> str | None:
     return next((column for one in ast.walk(node) if (column := _column(one, row))), None)
-
-
-def settings_of(script: Script) -> Mapping[str, Any]:
-    """Return the settings of a script without what is none."""
-    return {name: value for name, value in script.settings.items() if value is not None}

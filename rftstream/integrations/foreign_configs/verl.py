@@ -52,6 +52,8 @@ ESTIMATORS = {
     "reinforce_plus_plus_baseline": "reinforce_plus_plus",
 }  # fmt: skip
 LOSSES = ("gspo", "cispo", "sapo")
+PATHS = ("model.path", "partial_pretrain", "train_files", "val_files")
+"""Ends of names of settings that are kept with a variable of the shell in them."""
 LEVELS = ("token", "sequence", "geometric")
 ENGINES = ("vllm", "hf")
 DIVERGENCES = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
@@ -80,11 +82,15 @@ def convert_verl(files: list[Path], gpus: int | None, trainer: str | None) -> Co
     given |= merged(scripts)
     is_sft = "model.partial_pretrain" in given or ("optim.lr" in given and f"{ACTOR}.optim.lr" not in given)
     unread = {name: value for name, value in given.items() if "$" in str(value)}
-    for name in unread:
+    placed = {name for name in unread if name.endswith(PATHS)}
+    for name in set(unread) - placed:
         del given[name]
     conversion = Conversion("verl", given, SFT_DEFAULTS if is_sft else DEFAULTS)
     for name, value in unread.items():
-        conversion.leave_unread(name, f"{value!r}: only the shell that runs the script knows it")
+        if name in placed:
+            conversion.ask(f"{name}: {value!r} has a variable of the shell; write the path in its place")
+        else:
+            conversion.leave_unread(name, f"{value!r}: only the shell that runs the script knows it")
     (_sft if is_sft else _reinforced)(conversion, files[0], gpus)
     return conversion.finish(DECIDED)
 
@@ -258,10 +264,13 @@ def _loss(c: Conversion) -> None:
 def _correction(c: Conversion, place: str) -> None:
     prefix = "algorithm.rollout_correction"
     for name, kind in (("rollout_is", "tis"), ("rollout_rs", "mis")):
-        if level := c.get(f"{prefix}.{name}"):
+        level, most = c.get(f"{prefix}.{name}"), c.get(f"{prefix}.{name}_threshold")
+        if level and (level not in LEVELS or isinstance(most, str)):
+            c.leave(f"{prefix}.{name}", f"{level!r} has no counterpart; there are {', '.join(LEVELS)}")
+        elif level:
             c.put(f"{place}.correction", kind, f"{prefix}.{name}")
-            c.put(f"{place}.correction_level", level if level in LEVELS else "sequence", f"{prefix}.{name} {level}")
-            if (most := c.get(f"{prefix}.{name}_threshold")) is not None:
+            c.put(f"{place}.correction_level", level, f"{prefix}.{name} {level}")
+            if most is not None:
                 c.put(f"{place}.correction_high", float(most), f"{prefix}.{name}_threshold")
 
 

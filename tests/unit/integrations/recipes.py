@@ -310,6 +310,7 @@ RECIPES = {
         {
             "sft.sh": "torchrun -m verl.trainer.fsdp_sft_trainer data.train_files=$HOME/data/gsm8k/train.parquet "
             "data.prompt_key=extra_info data.response_key=extra_info optim.lr=1e-4 "
+            "data.val_files=$DATA/test.parquet "
             "data.prompt_dict_keys=['question'] +data.response_dict_keys=['answer'] trainer.default_local_dir=$2 "
             "model.partial_pretrain=Qwen/Qwen2.5-0.5B-Instruct trainer.total_epochs=1 trainer.logger=console\n"
         },
@@ -317,7 +318,7 @@ RECIPES = {
             "trainer.algorithm": "sft", "experts.per_batch": 256, "trainer.lr": 1e-4, "experts.passes": 1,
             "experts.columns": {"prompt": "extra_info.question", "completion": "extra_info.answer"},
         },
-        ("trainer.default_local_dir",),
+        ("trainer.default_local_dir", "data.val_files"),
     ),
     "prime-rl-wordle": Recipe(
         "prime-rl",

@@ -157,7 +157,7 @@ def test_names_that_mean_the_same_lead_to_settings_that_there_are(module: Any, n
         keys = conversion.keys_of(name)
         assert keys, name
         for key in keys:
-            assert not key.startswith("algorithms.") or conversion._has(key), (name, key)
+            assert not key.startswith("algorithms.") or conversion.has_setting(key), (name, key)
 
 
 def test_dotted_names_of_others_are_found_by_their_end() -> None:
