@@ -31,7 +31,6 @@ from rftstream.contracts import codec
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import NewRecord, Record
 from rftstream.contracts.tasks import Task
-from rftstream.queries.audits.index import identity_of
 from rftstream.queries.catalog.counts import count_fates, count_letters, newest_time, read_rates
 from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader
 from rftstream.queries.catalog.finding import (
@@ -47,6 +46,7 @@ from rftstream.queries.catalog.moments import Moment, find_moment
 from rftstream.queries.catalog.updating import FILE
 from rftstream.queries.catalog.writer import CatalogWriter
 from rftstream.queries.curves.history import HistoryReader
+from rftstream.queries.facts.database import identity_of
 from rftstream.runs.folder import OpenRun, RunFolder, open_run
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log

@@ -13,7 +13,7 @@ from rftstream.commands.options import can_dim
 from rftstream.contracts.versions import EvalResult
 from rftstream.errors import RftError
 from rftstream.models.folders.made import END
-from rftstream.queries.records.shown_completions import DIM, NOT_DIM
+from rftstream.queries.records.shown import DIM, NOT_DIM
 from rftstream.runs.folder import OpenRun, open_run
 from rftstream.service.role import Log
 

@@ -19,7 +19,7 @@ from rftstream.gateway.keys import GatewayKeys, run_secret
 from rftstream.gateway.server import GatewayServer, GatewaySettings
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Policy
-from rftstream.queries.state.gateways import find_gateways
+from rftstream.queries.state.agent_access import find_gateways
 from rftstream.roles.explorer.agents.calls import AgentLimits
 from rftstream.roles.explorer.agents.launcher import AgentLauncher, LaunchedAgents
 from rftstream.roles.explorer.agents.loop import AgentLoop

@@ -20,7 +20,7 @@ from rftstream.version import __version__
 
 GROUPS: dict[str, dict[str, str]] = {
     "The run file": {
-        "init": "rftstream.commands.init:init",
+        "init": "rftstream.commands.run_file:init",
         "convert-config": "rftstream.commands.convert_config:convert",
         "check": "rftstream.commands.views:check",
         "try": "rftstream.commands.trial:try_",
@@ -46,7 +46,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "pause": "rftstream.commands.control:pause",
         "unpause": "rftstream.commands.control:unpause",
         "drain": "rftstream.commands.control:drain",
-        "token": "rftstream.commands.token:token",
+        "token": "rftstream.commands.control:token",
         "logs": "rftstream.commands.logs:logs",
     },
     "On several machines": {
@@ -54,7 +54,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "launch": "rftstream.commands.launch:launch",
         "scale-plan": "rftstream.commands.exporter:scale_plan",
         "exporter": "rftstream.commands.exporter:exporter",
-        "traces": "rftstream.commands.traces:traces",
+        "traces": "rftstream.commands.trace:traces",
     },
     "What it does and did": {
         "status": "rftstream.commands.views:status",
@@ -69,7 +69,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "evaluate": "rftstream.commands.evaluate:evaluate",
         "weights": "rftstream.commands.weights:weights",
         "replay": "rftstream.commands.replay:replay",
-        "rescore": "rftstream.commands.rescore:rescore",
+        "rescore": "rftstream.commands.replay:rescore",
     },
     "What it leaves behind": {
         "topics": "rftstream.commands.topics:topics",
@@ -170,7 +170,7 @@ def cli(debug: bool) -> None:
 def main(args: Sequence[str] | None = None) -> None:
     """Run the console script."""
     if VARIABLE in os.environ:  # a shell asks for what may be typed
-        from rftstream.commands.shells import register
+        from rftstream.commands.completion import register
 
         register()
     try:

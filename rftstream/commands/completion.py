@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+    get_completion_class,
+    split_arg_string,
+)
 
 from rftstream.commands.options import command
 
@@ -24,9 +36,101 @@ def completion(shell: str) -> None:
     eval "$(rftstream completion bash)". It needs bash 4.4 or newer, any zsh with compinit, or fish.
     """
     from rftstream.commands import VARIABLE, cli
-    from rftstream.commands.shells import register
 
     register()
     script = get_completion_class(shell)
     assert script is not None, "Choice has no others"
     click.echo(script(cli, {}, PROGRAM, VARIABLE).source())
+
+
+# ----------------- how shells complete: click's classes and scripts, with what `--set section.key=value` needs of each
+
+
+_BASH = r"""
+%(complete_func)s() {
+    local IFS=$'\n'
+    local response completion type value
+
+    response=$(env COMP_LINE="${COMP_LINE:0:$COMP_POINT}" COMP_WORDBREAKS="$COMP_WORDBREAKS" \
+%(complete_var)s=bash_complete "$1")
+
+    for completion in $response; do
+        IFS=',' read -r type value <<< "$completion"
+        if [[ $type == 'dir' ]]; then
+            COMPREPLY=()
+            compopt -o dirnames
+        elif [[ $type == 'file' ]]; then
+            COMPREPLY=()
+            compopt -o default
+        elif [[ $type == 'plain' ]]; then
+            COMPREPLY+=("$value")
+            [[ $value == *[.=] ]] && compopt -o nospace
+        fi
+    done
+    return 0
+}
+
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+_ZSH_ALL = """    if [ -n "$completions_with_descriptions" ]; then
+        _describe -V unsorted completions_with_descriptions -U
+    fi
+"""
+_ZSH_OPEN = """    local -a open closed
+    open=(${(M)completions_with_descriptions:#*[.=]:*})
+    closed=(${completions_with_descriptions:#*[.=]:*})
+    if [ -n "$open" ]; then
+        _describe -V unsorted open -U -S ''
+    fi
+    if [ -n "$closed" ]; then
+        _describe -V unsorted closed -U
+    fi
+"""
+
+
+class WordsKept(ShellComplete):
+    """Keeps the words before the one that is completed, which a completion may need: click drops arguments that stand
+    before an option without its value."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
+        """Return what may be typed; completions find the words as `ctx.obj`."""
+        self.ctx_args: Any = {**self.ctx_args, "obj": list(args)}
+        return super().get_completions(args, incomplete)
+
+
+class BashByLine(WordsKept, BashComplete):
+    """Completes for bash from the line as it was typed."""
+
+    source_template = _BASH
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before the cursor, and the one at it."""
+        line = os.environ.get("COMP_LINE")
+        if line is None:  # the script of an older version
+            return super().get_completion_args()
+        words = split_arg_string(line)[1:]
+        return (words, "") if not words or line[-1:].isspace() else (words[:-1], words[-1])
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Return the item as bash replaces it: what stands before the last break of the word is there already."""
+        line, breaks = os.environ.get("COMP_LINE"), os.environ.get("COMP_WORDBREAKS", "")
+        typed = "" if line is None else self.get_completion_args()[1]
+        there = max((typed.rfind(one) + 1 for one in "=:" if one in breaks), default=0)
+        return f"{item.type},{item.value[there:] if item.type == 'plain' else item.value}"
+
+
+class ZshOpen(WordsKept, ZshComplete):
+    """Completes for zsh, without a space behind what goes on."""
+
+    source_template = ZshComplete.source_template.replace(_ZSH_ALL, _ZSH_OPEN)
+
+
+class FishKept(WordsKept, FishComplete):
+    """Completes for fish, which puts no space behind `.` and `=` by itself."""
+
+
+def register() -> None:
+    """Put these classes in the place of click's own. It has to be done before a shell is answered."""
+    for shell in (BashByLine, ZshOpen, FishKept):
+        add_completion_class(shell)

@@ -60,7 +60,7 @@ def show(run: Path, name: str, as_json: bool) -> None:
     """
     from rftstream.errors import ConfigError
     from rftstream.queries.records.dead import find_letters, letter_to_json, letter_to_text
-    from rftstream.queries.records.shown_completions import open_reader
+    from rftstream.queries.records.shown import open_reader
     from rftstream.service.role import Log
 
     with opened_run(run) as opened:

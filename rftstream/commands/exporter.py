@@ -63,9 +63,8 @@ def scale_plan(run: Path, as_json: bool, at_least: int) -> None:
     hand or not. An autoscaler that reads the exporter's metrics computes the same. RUN is a run folder, or a run file
     (then its newest run).
     """
-    from rftstream.queries.state.following import RunFollower
-    from rftstream.queries.state.scale_plan import plan_text
-    from rftstream.queries.state.scale_plan import scale_plan as plan
+    from rftstream.queries.state.following import RunFollower, plan_text
+    from rftstream.queries.state.following import scale_plan as plan
     from rftstream.runs.folder import open_run
 
     with at_work("reading the log"), closing(RunFollower(open_run(run))) as follower:

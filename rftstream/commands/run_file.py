@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import click
 
-from rftstream.commands.options import command, json_option
-from rftstream.commands.param_types import complete_key
+from rftstream.commands.options import at_work, command, json_option
+from rftstream.commands.param_types import AnyPath, complete_algorithm, complete_key, complete_reward
+from rftstream.errors import ConfigError
 
 WIDTH = 110
 """Columns that are used of a wide terminal."""
@@ -55,3 +58,114 @@ def schema() -> None:
     from rftstream.queries.reference.run_file_schema import schema_text
 
     click.echo(schema_text(), nl=False)
+
+
+# ------------------------------------------------------------------------ `init`: a first run file, from a few answers
+
+
+@command(
+    "rftstream init",
+    "rftstream init sums --no-ask && rftstream run sums/rftstream.toml",
+    "rftstream init mine --tasks train.jsonl --model models/SmolLM2-135M-Instruct --reward math",
+    "rftstream init mine --tasks train.jsonl --column prompt=text --reward my_rewards:score --kafka broker:9092",
+)
+@click.argument("folder", metavar="[DIR]", type=AnyPath(file_okay=False), default=Path())
+@click.option("--name", metavar="NAME", help="Name of the run.  [default: the folder's]")
+@click.option(
+    "--tasks",
+    metavar="TASKS",
+    help="A file of JSON lines or Parquet, a folder of a data set, or a source like arithmetic or "
+    "reasoning_gym:chain_sum.  [default: a sample is written]",
+)
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="OURS=THEIRS",
+    help="What prompt or answer is called in the file, if it is nothing usual; may be given several times.",
+)
+@click.option("--model", metavar="MODEL", help="made, a model folder, or a name on the hub.  [default: made]")
+@click.option(
+    "--reward",
+    metavar="REWARD",
+    shell_complete=complete_reward,
+    help="A built-in reward, or module:function.  [default: as the answers are]",
+)
+@click.option("--algorithm", metavar="NAME", shell_complete=complete_algorithm, help="[default: grpo]")
+@click.option("--kafka", metavar="SERVERS", help="host:port of brokers.  [default: the log is a file]")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Batches.  [default: 250; with a model, 100]")
+@click.option("--ask/--no-ask", default=None, help="Ask for what is not given.  [default: on a terminal]")
+@json_option
+def init(
+    folder: Path,
+    name: str | None,
+    tasks: str | None,
+    columns: tuple[str, ...],
+    model: str | None,
+    reward: str | None,
+    algorithm: str | None,
+    kafka: str | None,
+    steps: int | None,
+    ask: bool | None,
+    as_json: bool,
+) -> None:
+    """Write a first run file, which runs as it is.
+
+    DIR gets rftstream.toml, the JSON Schema by which editors explain and check it, and a sample of problems if no
+    TASKS are named. On a terminal it asks for what is not given; elsewhere it takes the defaults: a small model
+    that is made on the spot and learns to add digits in 250 steps (0.01 of them right at first, then 0.99). No file is
+    written over, and nothing is left if the run could not start.
+    """
+    from rftstream.preflight import first_file
+
+    if ask is None:
+        ask = sys.stdin.isatty() and sys.stderr.isatty() and not as_json
+    if ask:
+        tasks = _asked(tasks, "problems: a file, or a source like arithmetic (empty: a sample)", "")
+        model = _asked(model, "model: made (small, on the spot), a folder, or a name on the hub", first_file.MADE)
+        reward = _asked(reward, "reward (empty: as the answers are)", "", _known("reward"))
+        algorithm = _asked(algorithm, "algorithm", "grpo", _known("algorithm"))
+        kafka = _asked(kafka, "Kafka, host:port (empty: the log is a file in the run folder)", "")
+    wanted = first_file.FirstFile(
+        folder=folder,
+        name=name or "",
+        tasks=tasks or "",
+        columns=dict(map(_column, columns)),
+        model=model or first_file.MADE,
+        reward=reward or "",
+        algorithm=algorithm or "grpo",
+        servers=kafka or "",
+        steps=steps,
+    )
+    with at_work("looking at model, tasks and parts"):
+        written = first_file.write(wanted)
+    from rftstream.commands.views import print_out
+
+    print_out(written.to_json() if as_json else written.to_text())
+
+
+def _asked(given: str | None, question: str, default: str, check: Callable[[str], str] = str) -> str:
+    """Return what was given, else the answer to a question on stderr; it is asked again until `check` takes it."""
+    if given is not None:
+        return given
+    answer: str = click.prompt(question, default=default, show_default=bool(default), value_proc=check, err=True)
+    return answer
+
+
+def _known(kind: str) -> Callable[[str], str]:
+    def check(name: str) -> str:
+        from rftstream.config.parts import registry
+
+        known = registry.table(kind)
+        if name and name not in known and ":" not in name:
+            raise click.UsageError(f"unknown {name!r}; {registry.suggest(name, known)} (or 'module:Name' of your own)")
+        return name
+
+    return check
+
+
+def _column(text: str) -> tuple[str, str]:
+    ours, equals, theirs = text.partition("=")
+    if not equals or not ours or not theirs:
+        raise ConfigError(f"--column {text}: expected OURS=THEIRS, e.g. --column prompt=question")
+    return ours, theirs

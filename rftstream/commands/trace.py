@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 
 import click
 
-from rftstream.commands.options import at_work, can_dim, command, json_option, no_index_option, run_argument
+from rftstream.commands.options import at_work, can_dim, command, group, json_option, no_index_option, run_argument
 
 
 @command(
@@ -46,3 +49,68 @@ def trace(run: Path, name: str, as_json: bool, no_index: bool) -> None:
         Console(soft_wrap=True).print(found.to_tree())
     else:
         click.echo(found.to_text())
+
+
+# --------------------------------------------------------------------------------- `traces`: a run in a tracing system
+
+
+@group("rftstream traces export examples/runs/arithmetic --otlp http://localhost:4318")
+def traces() -> None:
+    """A run in a tracing system, such as Jaeger or Tempo."""
+
+
+@command(
+    "rftstream traces export examples/runs/arithmetic --otlp http://localhost:4318",
+    "rftstream traces export examples/runs/arithmetic --follow",
+    "OTEL_EXPORTER_OTLP_HEADERS='authorization=Bearer ...' rftstream traces export runs/x --otlp https://traces:4318",
+    group=traces,
+)
+@run_argument
+@click.option(
+    "--otlp",
+    metavar="URL",
+    help="Collector for OTLP over HTTP. Default: OTEL_EXPORTER_OTLP_ENDPOINT, else http://localhost:4318.",
+)
+@click.option("--follow", is_flag=True, help="Go on with what comes, until the run is over.")
+@click.option(
+    "--every-s", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Seconds between two looks."
+)
+@json_option
+def export(run: Path, otlp: str | None, follow: bool, every_s: float, as_json: bool) -> None:
+    """Send a run's groups, rollouts, model calls, verdicts, batches, steps, weights and evaluations as spans.
+
+    They are made from the log, so the run needs no preparation, and may be over for weeks. Each group is a trace, and
+    so is each batch; links lead from one to the other, and from a rollout to the steps whose versions sampled it. Ids
+    are derived from the run: exported twice, the same spans have the same ids. Headers for the collector come from
+    OTEL_EXPORTER_OTLP_HEADERS. RUN is a run folder, or a run file (then its newest run).
+    """
+    from rftstream.integrations.traces import Collector, Sent, send_new
+    from rftstream.queries.traces.spans import SpanReader
+    from rftstream.runs.folder import open_run
+    from rftstream.service.control_view import read_control
+    from rftstream.service.role import Log
+
+    collector, sent = Collector(otlp), Sent()
+    is_terminal = sys.stderr.isatty()
+
+    def tell() -> None:
+        if is_terminal:
+            click.echo(f"\r{sent.spans:,} spans of {sent.traces:,} traces", err=True, nl=False)
+
+    opened = open_run(run)
+    with closing(opened.transport):
+        reader = SpanReader(Log(opened.transport), opened.folder.run_id)
+        try:
+            while True:
+                is_over = not follow or read_control(opened.transport).finished is not None
+                send_new(reader, collector, opened.folder.run_id, sent, tell)
+                if is_over:
+                    break
+                time.sleep(every_s)
+        finally:
+            if is_terminal:
+                click.echo(err=True)
+    if as_json:
+        click.echo(json.dumps({"url": collector.url, "spans": sent.spans, "traces": sent.traces}))
+    else:
+        click.echo(f"{sent.spans:,} spans of {sent.traces:,} traces are at {collector.url}")

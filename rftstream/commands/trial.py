@@ -47,7 +47,7 @@ def try_(
     plan(config, Purpose.build, role=RoleName.explorer)
     from rftstream.commands.views import print_out
     from rftstream.preflight.trial import TrialReport, try_run
-    from rftstream.queries.records.shown_completions import CompletionReader
+    from rftstream.queries.records.shown import CompletionReader
 
     reader = CompletionReader(dims=can_dim())
     report = TrialReport(wanted=num * samples)

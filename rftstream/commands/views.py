@@ -160,7 +160,7 @@ def inspect(
             raise click.BadParameter(f"got {condition!r}, expected HEADER=VALUE", param_hint="--where")
         where[header] = value
     from rftstream.queries.records.inspect import list_topics, record_to_json, record_to_text, select, topics_to_text
-    from rftstream.queries.records.shown_completions import open_reader
+    from rftstream.queries.records.shown import open_reader
     from rftstream.service.role import Log
 
     num_shown = 0
@@ -207,7 +207,7 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
     from rftstream.queries.curves.page_facts import own_settings, read_samples
     from rftstream.queries.curves.plot import can_draw, write_events
     from rftstream.queries.curves.plot import plot as draw
-    from rftstream.queries.records.shown_completions import open_reader
+    from rftstream.queries.records.shown import open_reader
     from rftstream.service.role import Log
     from rftstream.studio.plot_page import write_page
 
@@ -264,7 +264,7 @@ def list_(kind: str, folder: Path | None, as_json: bool) -> None:
 @contextmanager
 def indexed(run: OpenRun, no_index: bool, *, looking: bool = False) -> Iterator[Index | None]:
     """Yield the run's index, or None if it is not wanted. Faults of the index go to stderr."""
-    from rftstream.queries.audits.index import opened_index
+    from rftstream.queries.facts.database import opened_index
 
     if no_index:
         yield None

@@ -16,8 +16,13 @@ from rftstream.errors import ContractError, TransportError
 from rftstream.launch.supervisor import Slot
 from rftstream.models.rendering import Renderer, joined, pieces_of_turns
 from rftstream.queries.curves.training_watch import Sign, find_training_signs
-from rftstream.queries.state.failing import FailingTaskset, find_failing
-from rftstream.queries.state.standstill import Standstill, find_standstill, look_at_movement
+from rftstream.queries.state.standstill import (
+    FailingTaskset,
+    Standstill,
+    find_failing,
+    find_standstill,
+    look_at_movement,
+)
 from rftstream.queries.state.workers import ask_workers
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.explorer import EXPLORER

@@ -22,7 +22,7 @@ from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSecti
 from rftstream.config.stages import Stages
 from rftstream.models.classifiers import HeldClassifier
 from rftstream.models.spec import ModelSpec
-from rftstream.preflight.sizes import SERVED_BYTES, ModelSizes
+from rftstream.preflight.estimate import SERVED_BYTES, ModelSizes
 from rftstream.queries.formatting import columns, size
 from rftstream.queries.plain import Report
 from rftstream.roles.buffer import BUFFER

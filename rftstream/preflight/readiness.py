@@ -28,8 +28,7 @@ from rftstream.models.folders.folder import FAKE, check_complete, prepare_model
 from rftstream.models.rendering import open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_tokens import ImageTokens, check_takes_images
-from rftstream.preflight.checks.model_servers import look_at_servers
-from rftstream.preflight.checks.programs import isolations, look_at_sandbox
+from rftstream.preflight.checks.dependencies import isolations, look_at_sandbox, look_at_servers
 from rftstream.runs.folder import RunFolder, candidates_here, check_transport, open_store, store_place
 from rftstream.runs.making.init_from import fetch_initial
 from rftstream.runs.writes.load_demonstrations import check_demonstrations

@@ -20,8 +20,9 @@ from rftstream.preflight.checks.check import Rendering
 from rftstream.preflight.trial_run import trial_config, try_tasks
 from rftstream.queries.formatting import image_text, number, plural
 from rftstream.queries.plain import Report, pick
-from rftstream.queries.records.shown_completions import PLAIN, CompletionReader
-from rftstream.queries.records.shown_turns import (
+from rftstream.queries.records.shown import (
+    PLAIN,
+    CompletionReader,
     has_many_turns,
     numbers,
     posted_text,

@@ -21,8 +21,7 @@ from rftstream.data.feedback.rows import vote_of
 from rftstream.data.feedback.selection import choose_order
 from rftstream.gateway.keys import GatewayKeys, run_secret
 from rftstream.queries.catalog.finding import GroupRow, RolloutRow, find_group
-from rftstream.queries.people.annotators import AnnotatorsView, read_annotators
-from rftstream.queries.people.asked import disguised, questions_to
+from rftstream.queries.people.annotators import AnnotatorsView, disguised, questions_to, read_annotators
 from rftstream.queries.people.feedback import FeedbackView, VoteLine, open_questions, opinions_of, question_state
 from rftstream.runs.folder import OpenRun
 from rftstream.runs.writes.feedback import Added, add_votes

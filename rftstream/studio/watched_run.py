@@ -23,7 +23,7 @@ from rftstream.queries.catalog.finding import find_vote_statuses
 from rftstream.queries.catalog.moments import Moment, find_moment
 from rftstream.queries.curves.history import HistoryReader
 from rftstream.queries.people.feedback import FeedbackRecords, FeedbackView
-from rftstream.queries.records.shown_completions import PLAIN, CompletionReader, open_reader
+from rftstream.queries.records.shown import PLAIN, CompletionReader, open_reader
 from rftstream.queries.state.following import RunFollower
 from rftstream.queries.state.status import Status
 from rftstream.runs.folder import OpenRun

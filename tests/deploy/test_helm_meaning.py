@@ -24,7 +24,7 @@ from rftstream.launch import host
 from rftstream.queries.audits.balance import Balance
 from rftstream.queries.curves.exported import EXPORTED
 from rftstream.queries.state.access import needed_access
-from rftstream.queries.state.scale_plan import scale_plan
+from rftstream.queries.state.following import scale_plan
 from rftstream.roles import role_specs
 from rftstream.runs.folder import RunFolder, open_transport
 from rftstream.service.role_spec import RoleKind

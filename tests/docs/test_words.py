@@ -17,7 +17,7 @@ from rftstream.contracts.versions import StepRecord
 from rftstream.launch.result import RunResult
 from rftstream.metrics import REGISTRY
 from rftstream.queries.curves.exported import EXPORTED
-from rftstream.queries.state.worker_status_text import FIELD_TEXTS, SHOWN_ELSEWHERE, UNUSUAL_TEXTS
+from rftstream.queries.state.workers import FIELD_TEXTS, SHOWN_ELSEWHERE, UNUSUAL_TEXTS
 from rftstream.runs.folder import OpenRun
 from rftstream.testing import MemoryRun, Simulation
 from tests.docs.reading import PAGES, ROOT, blocks, code, read, shown

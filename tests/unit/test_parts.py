@@ -61,7 +61,7 @@ EXCEPTIONS = {
     ("rftstream/preflight/trial.py", "length"): "why a completion ended",
     ("rftstream/roles/explorer/attempt.py", "length"): "why a completion ended",
     ("rftstream/roles/explorer/attempt.py", "repetition"): "why a completion ended",
-    ("rftstream/preflight/sizes.py", "shape"): "of an array",
+    ("rftstream/preflight/estimate.py", "shape"): "of an array",
     ("rftstream/weights/snapshot.py", "shape"): "of an array",
     ("rftstream/sandbox/cgroups.py", "memory"): "a controller of cgroups",
     ("rftstream/sandbox/inside/programs.py", "environment"): "variables of a job",

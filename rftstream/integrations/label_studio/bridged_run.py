@@ -19,7 +19,7 @@ from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.catalog.updating import CatalogUpdater
 from rftstream.queries.people.feedback import TOPICS, FeedbackRecords, FeedbackView
 from rftstream.queries.records.rollout_view import ShownMessage, last_answer, read_rollout
-from rftstream.queries.records.shown_completions import PLAIN
+from rftstream.queries.records.shown import PLAIN
 from rftstream.runs.folder import OpenRun, wanted_topics
 from rftstream.runs.writes.additions import MAX_RECORDS
 from rftstream.runs.writes.feedback import VoteRevisions, next_revision, vote_record

@@ -11,8 +11,7 @@ from rftstream.error_kinds import kind_of
 from rftstream.launch.display.live_progress import LiveProgress
 from rftstream.launch.display.progress_text import evaluation_line, sample_line, status_line
 from rftstream.launch.watch import Sample, Watch
-from rftstream.queries.state.failing import FailingTaskset
-from rftstream.queries.state.standstill import Standstill
+from rftstream.queries.state.standstill import FailingTaskset, Standstill
 
 PLAIN_EVERY_S = 5.0
 SIGNS_AFTER_STEPS = 20

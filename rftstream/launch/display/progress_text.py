@@ -10,7 +10,7 @@ from rftstream.contracts.versions import EvalResult
 from rftstream.launch.watch import Rates, Sample, Watch
 from rftstream.queries.curves.evaluations import unscored_text
 from rftstream.queries.formatting import duration
-from rftstream.queries.records.shown_completions import LINE_END
+from rftstream.queries.records.shown import LINE_END
 
 SPARKLINE_WIDTH = 48
 

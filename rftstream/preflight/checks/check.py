@@ -34,15 +34,12 @@ from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_tokens import images_of
 from rftstream.models.vision.images import IMAGE_MARK
 from rftstream.preflight.checks.advice import find_warnings
-from rftstream.preflight.checks.check_demonstrations import demonstrations_line
 from rftstream.preflight.checks.check_environments import begin_once
-from rftstream.preflight.checks.check_report import CheckReport, PartLine, Prompt, TasksetLine
-from rftstream.preflight.checks.check_resources import disk_of, memory_of
+from rftstream.preflight.checks.check_report import CheckReport, PartLine, Prompt, TasksetLine, demonstrations_line
+from rftstream.preflight.checks.check_resources import disk_of, look_at_topics, memory_of
 from rftstream.preflight.checks.check_rewards import check_columns, check_given, doubts_about_length
-from rftstream.preflight.checks.check_topics import look_at_topics
-from rftstream.preflight.checks.programs import sandbox_warnings
-from rftstream.preflight.checks.template_calls import doubts_about_tools
-from rftstream.preflight.checks.template_turns import first_break
+from rftstream.preflight.checks.dependencies import sandbox_warnings
+from rftstream.preflight.checks.templates import doubts_about_tools, first_break
 from rftstream.preflight.memory import memory_warnings
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.preflight.readiness import check_computed

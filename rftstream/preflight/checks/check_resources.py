@@ -9,11 +9,14 @@ from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import BackendSpec, PolicySpec
 from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stages
+from rftstream.errors import LogRefused, RftError, TransportError
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.checks.check_report import CheckReport
-from rftstream.preflight.estimate import DiskEstimate, estimate_disk
+from rftstream.preflight.estimate import DiskEstimate, ModelSizes, estimate_disk
 from rftstream.preflight.memory import MemoryEstimate, estimate_memory, longest_row
-from rftstream.preflight.sizes import ModelSizes
+from rftstream.preflight.readiness import folder_of
+from rftstream.runs.folder import lies_in_folder, open_transport
+from rftstream.runs.log_settings import dangers, in_words
 
 
 def disk_of(config: RunConfig, report: CheckReport) -> DiskEstimate | None:
@@ -69,3 +72,28 @@ def _critic(config: RunConfig, spec: ModelSpec) -> ModelSizes | None:
 def _built(config: RunConfig) -> list[Algorithm]:
     """Return the algorithm of each stage."""
     return [build_algorithm(config, stage.where) for stage in Stages.of(config).all]
+
+
+# --------------------------------------------------------------------------------------------------- topics there
+
+
+def look_at_topics(config: RunConfig) -> tuple[list[str], list[str]]:
+    """Return the problems of the topics of the newest run here, or of the first one, and doubts about the look itself.
+
+    Without servers to ask, or without topics, there is nothing to find."""
+    if lies_in_folder(config):
+        return [], []
+    folder = folder_of(config)
+    try:
+        transport = open_transport(config, folder, create=True)
+        try:
+            found = dangers(transport, config, begun=False)
+        finally:
+            transport.close()
+    except LogRefused as error:
+        return [str(error)], []
+    except TransportError as error:
+        return [], [f"transport: the topics were not looked at: {error}"]
+    except RftError as error:
+        return [str(error)], []
+    return ([in_words(folder.run_id, found)], []) if found else ([], [])

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from rftstream.contracts.control import Trimmed
 from rftstream.contracts.topics import TOPICS
-from rftstream.queries.audits.balance import STAGES, AuditReport, Balance, Lengths
-from rftstream.queries.audits.demonstration_counts import count_demonstrations
+from rftstream.queries.audits.balance import STAGES, AuditReport, Balance, Lengths, count_demonstrations, count_reuse
 from rftstream.queries.audits.foreign import (
     claimed_tasks,
     note_foreign_announcements,
@@ -40,10 +39,14 @@ from rftstream.queries.audits.laws import (
     twins_on,
 )
 from rftstream.queries.audits.operator_totals import read_totals
-from rftstream.queries.audits.reuse_counts import count_reuse
 from rftstream.queries.audits.rows import headers_of, twin_key
-from rftstream.queries.audits.summary_check import Steps, read_summaries, summary_problems
-from rftstream.queries.audits.training_in_force import TrainingInForce, follow_training
+from rftstream.queries.audits.summary_check import (
+    Steps,
+    TrainingInForce,
+    follow_training,
+    read_summaries,
+    summary_problems,
+)
 from rftstream.queries.facts.database import Index, StoreError
 from rftstream.queries.formatting import plural
 from rftstream.queries.people.feedback import count_feedback, has_feedback

@@ -1,6 +1,6 @@
 """The catalog: what happened to every group and rollout of a run, in one SQLite file that answers in milliseconds.
 
-    RUN/index/studio.sqlite3     (for a run without a folder here, under $XDG_CACHE_HOME: queries/audits/index.py)
+    RUN/index/studio.sqlite3     (for a run without a folder here, under $XDG_CACHE_HOME: queries/facts/database.py)
 
 It is made from the log by position: record headers, and the bodies of outcomes. It can be deleted at any time, what is
 damaged or of another run is made anew, and it is never written where the run writes. Bodies (turns, tokens, verdicts)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.queries.audits.index import folder_of, identity_of
 from rftstream.queries.audits.rows import LogChanged, Mark, new_records
 from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader, Connection, open_catalog
 from rftstream.queries.catalog.writer import READ, CatalogWriter
+from rftstream.queries.facts.database import folder_of, identity_of
 from rftstream.runs.folder import OpenRun
 from rftstream.service.control_view import read_control
 

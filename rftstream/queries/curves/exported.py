@@ -19,8 +19,7 @@ from rftstream.contracts.questions import VoteEffect
 from rftstream.metrics import OTHERS
 from rftstream.queries.audits.balance import STAGES
 from rftstream.queries.people.feedback import FeedbackView, question_state
-from rftstream.queries.state.following import Look
-from rftstream.queries.state.scale_plan import scale_plan
+from rftstream.queries.state.following import Look, scale_plan
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.trainer import TRAINER

@@ -15,7 +15,7 @@ from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.models.rendering import Pieces
 from rftstream.queries.formatting import number
 from rftstream.queries.records.inspect import select
-from rftstream.queries.records.shown_completions import CompletionReader, cut
+from rftstream.queries.records.shown import CompletionReader, cut
 from rftstream.service.role import Log
 
 NUM_SAMPLES = 6

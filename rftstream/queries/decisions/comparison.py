@@ -13,7 +13,7 @@ from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import ContractError
 from rftstream.queries.formatting import columns, number
 from rftstream.queries.plain import Report
-from rftstream.queries.records.shown_completions import PLAIN, CompletionReader
+from rftstream.queries.records.shown import PLAIN, CompletionReader
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 

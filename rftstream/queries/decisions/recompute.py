@@ -29,8 +29,7 @@ from rftstream.data.tasksets.open import grows
 from rftstream.errors import ContractError
 from rftstream.models.folders.folder import prepare_model
 from rftstream.models.spec import ModelSpec
-from rftstream.queries.decisions.recomputation import Recomputation, shown
-from rftstream.queries.decisions.recompute_growth import Growth
+from rftstream.queries.decisions.recomputation import Growth, Recomputation, shown
 from rftstream.queries.decisions.recompute_reuse import ReuseAgain
 from rftstream.queries.people.feedback import judged_rewards
 from rftstream.roles.buffer.experiences import experience_of

@@ -5,20 +5,23 @@ Annotators are keyed hashes, as on the log. Kinds of answers are compared each f
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rftstream.config.role_sections import FeedbackSection
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.feedback import GOLD_ANNOTATOR, Feedback, FeedbackKind, PairChoice
-from rftstream.contracts.questions import VoteEffect
+from rftstream.contracts.ids import derive_seed, unit_interval
+from rftstream.contracts.questions import Question, VoteEffect
 from rftstream.data.feedback.agreement import Agreement, Answer, Share, agreement_of_all, agreement_with_others
+from rftstream.data.feedback.selection import choose_order
 from rftstream.queries.formatting import columns, number, plural
-from rftstream.queries.people.feedback import FeedbackView
+from rftstream.queries.people.feedback import FeedbackView, open_questions
 from rftstream.queries.plain import Report, pick
 
 COMPARED = (FeedbackKind.pair, FeedbackKind.label, FeedbackKind.rating)
@@ -240,3 +243,51 @@ def is_right(vote: Feedback, truth: Feedback, scale: tuple[float, float]) -> boo
     distance = abs((vote.reward or 0.0) - (truth.reward or 0.0))
     allowed = GOLD_DISTANCE * (scale[1] - scale[0]) if vote.kind is FeedbackKind.rating else 0.0
     return distance <= allowed or math.isclose(distance, allowed, abs_tol=1e-9)
+
+
+# ------------------ what one annotator is asked: the questions that wait for answers, with gold questions between them
+
+
+def questions_to(
+    annotator: str, view: FeedbackView, settings: FeedbackSection, seed: int, *, answered: Collection[str], now: float
+) -> list[Question]:
+    """Return the open questions as an annotator is asked them, the most urgent first. `answered`: questions that they
+    have answered.
+
+    Which of the next ones are gold is drawn by seed, annotator, and how many they have answered, so that the list stays
+    the same until they answer. After the last question that waits there is no gold."""
+    gold = _gold_for(annotator, view, seed, answered)
+    draws = (
+        unit_interval(derive_seed(seed, "gold", annotator, count)) < settings.gold
+        for count in itertools.count(len(answered))
+    )
+    found = []
+    coming = next(gold, None)
+    for question in open_questions(view, now):
+        if question.question_id not in answered:
+            while next(draws) and coming is not None:
+                found.append(disguised(coming, question, seed))
+                coming = next(gold, None)
+        found.append(question)
+    return found
+
+
+def disguised(gold: Feedback, like: Question, seed: int) -> Question:
+    """Return a gold question as it is shown: like another question, and without the answer."""
+    return replace(
+        like,
+        question_id=gold.question_id,
+        kind=gold.kind,
+        rollouts=gold.rollouts,
+        group_id=gold.rollout_id.rpartition("/")[0],
+        sequence=gold.sequence or 0,
+        order=choose_order(seed, gold.question_id, len(gold.rollouts)),
+    )
+
+
+def _gold_for(annotator: str, view: FeedbackView, seed: int, answered: Collection[str]) -> Iterator[Feedback]:
+    """Yield the gold questions that an annotator has not answered, in an order of their own."""
+    waiting = [
+        one for one in view.gold.values() if one.kind is not FeedbackKind.retract and one.question_id not in answered
+    ]
+    yield from sorted(waiting, key=lambda one: derive_seed(seed, "gold order", annotator, one.question_id))

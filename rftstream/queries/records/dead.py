@@ -22,7 +22,7 @@ from rftstream.errors import ConfigError, ContractError
 from rftstream.queries.formatting import columns, moment, plural
 from rftstream.queries.plain import pick
 from rftstream.queries.records.inspect import record_to_json, record_to_text
-from rftstream.queries.records.shown_completions import PLAIN, CompletionReader
+from rftstream.queries.records.shown import PLAIN, CompletionReader
 from rftstream.service.reading import each_record
 from rftstream.service.records.summaries import begin_with_summary
 from rftstream.service.role import Log

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,13 +10,13 @@ import numpy as np
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
-from rftstream.contracts.batches import Experience, LossKind
+from rftstream.contracts.batches import BatchManifest, Experience, LossKind
 from rftstream.contracts.outcomes import GroupOutcome, OperatorDecision
 from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ContractError, RftError
 from rftstream.queries.catalog.finding import BatchShare, GroupRow, RolloutRow
 from rftstream.queries.records.rollout_view import ShownMessage, read_rollout
-from rftstream.queries.records.shown_completions import PLAIN, CompletionReader
+from rftstream.queries.records.shown import PLAIN, CompletionReader
 from rftstream.service.reading import each_record
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
@@ -189,4 +189,21 @@ def _offsets(transport: Transport, share: BatchShare, group_id: str | None) -> l
             break
         if group_id is None or record.header("group_id") == group_id.encode():
             found.append(record.offset)
+    return found
+
+
+# ---------------------------------------------------- the manifests of a batch, from where the catalog says they stand
+
+
+def read_manifests(transport: Transport, shares: Iterable[BatchShare]) -> list[BatchManifest]:
+    """Return the manifests of these shares. Those that were deleted, or cannot be decoded, are left out."""
+    found = []
+    for share in shares:
+        for record in each_record(transport, TopicPartition("batches", share.share), [share.manifest_offset]):
+            try:
+                message = codec.from_record(record)
+            except ContractError:
+                continue
+            if isinstance(message, BatchManifest):
+                found.append(message)
     return found

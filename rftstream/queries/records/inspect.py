@@ -18,8 +18,7 @@ from rftstream.errors import ConfigError, ContractError
 from rftstream.models.rendering import Pieces
 from rftstream.queries.formatting import columns, moment, number, size
 from rftstream.queries.plain import as_base64, pick, printable
-from rftstream.queries.records.shown_completions import PLAIN, CompletionReader, cut
-from rftstream.queries.records.shown_turns import model_call_text, posted_text, turn_lines
+from rftstream.queries.records.shown import PLAIN, CompletionReader, cut, model_call_text, posted_text, turn_lines
 from rftstream.queries.state.topics import num_offsets
 from rftstream.service.role import Log
 

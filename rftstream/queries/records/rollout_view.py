@@ -18,8 +18,15 @@ from rftstream.errors import ContractError
 from rftstream.models.rendering import Pieces
 from rftstream.queries.catalog.finding import GroupRow, RolloutRow
 from rftstream.queries.formatting import image_text
-from rftstream.queries.records.shown_completions import CompletionReader, cut
-from rftstream.queries.records.shown_turns import call_text, model_call_text, posted_text, segment_starts, start_text
+from rftstream.queries.records.shown import (
+    CompletionReader,
+    call_text,
+    cut,
+    model_call_text,
+    posted_text,
+    segment_starts,
+    start_text,
+)
 from rftstream.service.reading import each_record
 from rftstream.transport.base import Transport
 

@@ -11,8 +11,32 @@ from rftstream.errors import ConfigError
 from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys, known_secret
 from rftstream.queries.formatting import columns, plural
 from rftstream.queries.plain import Report
-from rftstream.queries.state.gateways import LiveGateway, find_gateways
-from rftstream.runs.folder import OpenRun
+from rftstream.queries.state.workers import ask_workers
+from rftstream.runs.folder import OpenRun, RunFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveGateway(Report):
+    """The gateway of a worker that answers. `find_gateways` makes it."""
+
+    JSON = "process base_url rollouts_waiting=num_free"
+
+    process: str
+    base_url: str
+    """Base URL for clients."""
+    num_free: int
+    """Rollouts there that wait for an agent."""
+
+
+def find_gateways(folder: RunFolder) -> tuple[LiveGateway, ...]:
+    """Return the gateways of the workers that answer on this machine. This waits for the slowest answer."""
+    found = []
+    for worker in ask_workers(folder):
+        health = worker.health or {}
+        base_url, num_free = health.get("gateway"), health.get("agents_wanted")
+        if isinstance(base_url, str) and base_url and isinstance(num_free, int):
+            found.append(LiveGateway(process=worker.process, base_url=base_url, num_free=num_free))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

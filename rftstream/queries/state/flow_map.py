@@ -15,8 +15,7 @@ from rftstream.queries.catalog.counts import CatalogCounts, TopicRate
 from rftstream.queries.curves.history import History
 from rftstream.queries.formatting import duration, plural
 from rftstream.queries.state.status import Status
-from rftstream.queries.state.worker_status_text import worker_sentence
-from rftstream.queries.state.workers import WorkerStatus
+from rftstream.queries.state.workers import WorkerStatus, worker_sentence
 from rftstream.service.control_view import ControlView
 
 FLOW = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,12 +16,16 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.role_names import RoleName
-from rftstream.contracts.rollouts import Rollout
+from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ContractError
+from rftstream.queries.formatting import duration
 from rftstream.queries.plain import Report
 from rftstream.queries.state.workers import WorkerStatus
+from rftstream.queries.traces.lineage import header
 from rftstream.roles import role_spec, role_specs
+from rftstream.runs.delete import is_claimant_alive
+from rftstream.service.control_view import ControlView
 from rftstream.service.reading import read_records, read_to_ends
 from rftstream.service.role_spec import RoleKind
 from rftstream.transport.base import Transport
@@ -274,3 +278,92 @@ def _sampled_by(transport: Transport, newest: Record) -> int | None:
         return None
     segments = message.segments if isinstance(message, Rollout) else ()
     return max((span.version for segment in segments for span in segment.versions if span.count), default=None)
+
+
+# ------------------------------------------------------------------------------------------------- runs elsewhere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """Workers that hold roles of the run and may be alive. `look_elsewhere` makes it."""
+
+    hosts: tuple[str, ...]
+    """Where they said that they run."""
+    silent_s: float
+    """Seconds since the newest record of the run was written."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Return whether somebody has written lately."""
+        return self.silent_s < STILL_AFTER_S
+
+    def to_text(self) -> str:
+        """Return who they are, and when something was written last."""
+        return f"workers on {', '.join(self.hosts)} (newest record {duration(self.silent_s)} ago)"
+
+
+def look_elsewhere(control: ControlView, transport: Transport, now: float) -> Elsewhere | None:
+    """Return where workers may be alive; None if all that hold a role were on this host and are gone. TransportError if
+    the log does not answer."""
+    hosts = {claim.host for claim in control.claims.values() if claim.host and is_claimant_alive(claim) is not False}
+    if not hosts:
+        return None
+    newest = max((record.timestamp_s for record in newest_records(transport).values()), default=0.0)
+    return Elsewhere(hosts=tuple(sorted(hosts)), silent_s=max(0.0, now - newest))
+
+
+# --------------------- tasksets whose newest rollouts fail: an environment, an agent or a policy that breaks each time
+
+
+NEWEST = 64
+"""Rollouts of all tasksets that are looked at, at most."""
+LEAST = 4
+"""Rollouts of a taskset below which nothing is said of it."""
+SHARE = 0.5
+"""Share of failed ones from which on it is said."""
+ERROR_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailingTaskset(Report):
+    """A taskset of which many rollouts fail. `find_failing` makes it."""
+
+    taskset: str
+    num_failed: int
+    num_seen: int
+    """Number of newest rollouts that the share of failures is measured over."""
+    error: str
+    """Error of the newest rollout that failed."""
+
+    def to_text(self) -> str:
+        """Return it as text for people."""
+        return f"{self.num_failed} of the newest {self.num_seen} rollouts of {self.taskset} failed: {self.error}"
+
+
+def find_failing(transport: Transport) -> tuple[FailingTaskset, ...]:
+    """Return the tasksets whose newest rollouts fail. Raises TransportError if the log cannot be asked."""
+    num_partitions = len(transport.admin.end_offsets("rollouts"))
+    newest = sorted(
+        read_tails(transport, ("rollouts",), -(-2 * NEWEST // max(1, num_partitions))),
+        key=lambda record: -record.timestamp_s,
+    )
+    seen: dict[str, list[Record]] = defaultdict(list)
+    for record in [one for one in newest if header(one, "status") != RolloutStatus.skipped][:NEWEST]:
+        seen[header(record, "taskset") or ""].append(record)
+    found = []
+    for taskset, records in sorted(seen.items()):
+        failed = [record for record in records if header(record, "status") == RolloutStatus.failed]
+        if len(records) >= LEAST and len(failed) >= SHARE * len(records):
+            error = _error(transport, failed[0])
+            found.append(FailingTaskset(taskset=taskset, num_failed=len(failed), num_seen=len(records), error=error))
+    return tuple(found)
+
+
+def _error(transport: Transport, failed: Record) -> str:
+    record = read_records(transport, failed.place, [failed.offset]).get(failed.offset)
+    try:
+        message = codec.from_record(record) if record is not None and record.value is not None else None
+    except ContractError:
+        message = None
+    error = message.error if isinstance(message, Rollout) else None
+    return (error or "without an error")[:ERROR_CHARACTERS]

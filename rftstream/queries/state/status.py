@@ -22,12 +22,17 @@ from rftstream.queries.plain import Report, pick
 from rftstream.queries.records.dead import ErrorKind, error_kinds, read_letters
 from rftstream.queries.records.growth_report import GrowthReport, read_growth
 from rftstream.queries.state.disk import DiskRoom, disk_bytes, disk_room
-from rftstream.queries.state.elsewhere import Elsewhere, look_elsewhere
-from rftstream.queries.state.failing import FailingTaskset, find_failing
-from rftstream.queries.state.standstill import Standstill, find_standstill, look_at_movement
-from rftstream.queries.state.worker_status_text import worker_sentence
-from rftstream.queries.state.workers import WorkerStatus, ask_workers
-from rftstream.queries.traces.origin import Origin, origin_of
+from rftstream.queries.state.standstill import (
+    Elsewhere,
+    FailingTaskset,
+    Standstill,
+    find_failing,
+    find_standstill,
+    look_at_movement,
+    look_elsewhere,
+)
+from rftstream.queries.state.workers import WorkerStatus, ask_workers, worker_sentence
+from rftstream.queries.traces.lineage import Origin, origin_of
 from rftstream.roles.synthesiser import SYNTHESISER
 from rftstream.runs.ending import Ending, read_ending
 from rftstream.runs.folder import OpenRun, RunFolder, consumer_groups

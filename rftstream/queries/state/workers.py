@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 from rftstream.http.address import split_url
 from rftstream.http.client import HttpClient, RequestFailed
+from rftstream.queries.formatting import duration, plural, size
 from rftstream.runs.folder import RunFolder
 
 HEALTH_TIMEOUT_S = 0.5
@@ -68,3 +69,94 @@ def _ask(file: Path) -> WorkerStatus | None:
     if isinstance(health, dict) and health.get("process", file.stem) == file.stem:
         return WorkerStatus(process=file.stem, port=port, host=host, health=health)
     return WorkerStatus(process=file.stem, port=port, host=host, health=None)
+
+
+# ------------------------------------------------------------------------------------------------- answers as text
+
+
+FieldText = Callable[[Any], str]
+
+
+def _of(thing: str, after: str = "") -> FieldText:
+    return lambda count: f"{plural(count, thing)}{after}"
+
+
+FIELD_TEXTS: dict[str, FieldText] = {
+    "version": lambda version: "no weights yet" if version is None else f"version {version:,}",
+    # explorers and verifiers
+    "in_hand": _of("record", " in hand"),
+    "partitions": lambda count: f"reads {plural(count, 'partition')}",
+    "sampling": lambda count: f"samples {plural(count, 'rollout')}",
+    "waiting": _of("rollout", " waiting"),
+    "engine": lambda state: f"engine {state}",
+    "scoring": lambda count: f"scores {plural(count, 'rollout')}",
+    # feeder
+    "admitted": _of("group", " admitted"),
+    # buffer
+    "open_groups": _of("group", " open"),
+    "ready_groups": _of("group", " ready"),
+    "decided_groups": _of("group", " decided lately"),
+    "next_batch": lambda number: f"batch {number:,} is next",
+    "body_bytes": lambda count: f"{size(count)} of bodies held",
+    "experts": _of("demonstration"),
+    "experts_taken": lambda count: f"{count:,} of them taken",
+    "experts_pass": lambda number: f"in pass {number:,}",
+    # trainer
+    "batches_ready": lambda count: f"{count:,} batch{'' if count == 1 else 'es'} ready",
+    "device": str,
+    # evaluator
+    "evaluating": lambda version: "nothing to evaluate" if version is None else f"evaluates version {version:,}",
+    "evaluation": lambda name: f"on {name}",
+    "samples_done": lambda count: f"{count:,} samples done",
+    "samples": lambda count: f"of {count:,}",
+    # synthesiser
+    "making": _of("problem", " in the making"),
+}
+"""Field -> what is said of its value, in this order."""
+
+UNUSUAL_TEXTS: dict[str, FieldText] = {
+    "paused": _of("rollout", " set aside"),
+    "weights_refused": lambda count: f"{plural(count, 'time')} weights were refused",
+    "rejected": _of("task", " rejected"),
+    "left_out": _of("problem", " left out, too long"),
+    "retries": _of("dead group", " to be put back"),
+    "experts_dead": _of("demonstration", " of no use"),
+    "problems_joined": _of("problem", " joined"),
+    "waits_for_problems": lambda names: f"waits for new problems of {' and '.join(names)}",
+    "problems_admitted": lambda count: f"{count:,} admitted",
+    "problems_rejected": lambda count: f"{count:,} rejected",
+    "rejects_most": str,
+    "waits_for": lambda what: f"waits for {what}",
+    "throttled_s": lambda seconds: f"{duration(seconds)} of waits for quotas of the Kafka brokers",
+    "failures_in_a_row": lambda count: f"{plural(count, 'failure')} in a row",
+}
+"""Field -> what is said of its value. A field that is 0 is left out."""
+
+SHOWN_ELSEWHERE = {"ok", "silent_s", "role", "process", "epoch", "state", "last_progress_at"}
+
+QUIET_S = 30.0
+"""Seconds without progress after which a worker is said to have done nothing."""
+
+
+def worker_sentence(worker: WorkerStatus, now: float) -> str:
+    """Return what `health_sentence` says of a worker, or that it is on another host."""
+    return health_sentence(worker.health, now) if worker.is_here else f"on {worker.host}, which is not asked from here"
+
+
+def health_sentence(health: Mapping[str, Any] | None, now: float) -> str:
+    """Return whether a worker is alive and at work, and what it has in hand. `health` is None if nobody answered."""
+    if health is None:
+        return "does not answer"
+    state = health.get("state")
+    said = [str(state)] if state not in (None, "running") else []
+    said += [text(health[name]) for name, text in FIELD_TEXTS.items() if name in health]
+    said += [text(health[name]) for name, text in UNUSUAL_TEXTS.items() if health.get(name)]
+    known = {*FIELD_TEXTS, *UNUSUAL_TEXTS, *SHOWN_ELSEWHERE}
+    said += [f"{name.replace('_', ' ')} {value}" for name, value in health.items() if name not in known]
+    at = health.get("last_progress_at")
+    if isinstance(at, int | float) and now - at >= QUIET_S:
+        said.append(f"nothing done for {duration(now - at)}")
+    text = ", ".join(said) or "running"
+    if health.get("ok", True):
+        return text
+    return f"STUCK: its loop has not come round for {duration(health.get('silent_s', 0.0))}; {text}"

@@ -11,8 +11,7 @@ from rftstream.contracts.dead import DeadLetter
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ConfigError
 from rftstream.queries.facts.database import Index, StoreError
-from rftstream.queries.records.shown_completions import CompletionReader, open_reader
-from rftstream.queries.traces.demonstration_uses import DEMONSTRATION_IDS, trace_demonstration
+from rftstream.queries.records.shown import CompletionReader, open_reader
 from rftstream.queries.traces.lineage import (
     FORMS,
     Headers,
@@ -22,16 +21,14 @@ from rftstream.queries.traces.lineage import (
     name_of,
     no_version,
     number,
+    origin_node,
     parse_target,
     version_of,
 )
-from rftstream.queries.traces.origin import origin_node
-from rftstream.queries.traces.trace_batches import BatchTracer
-from rftstream.queries.traces.trace_feedback import feedback_nodes
+from rftstream.queries.traces.trace_batches import DEMONSTRATION_IDS, BatchTracer, trace_demonstration
 from rftstream.queries.traces.trace_groups import GroupTracer
-from rftstream.queries.traces.trace_problems import ProblemTracer
-from rftstream.queries.traces.trace_records import TraceRecords
-from rftstream.queries.traces.trace_versions import VersionTracer
+from rftstream.queries.traces.trace_problems import ProblemTracer, feedback_nodes
+from rftstream.queries.traces.trace_records import TraceRecords, VersionTracer
 from rftstream.runs.folder import OpenRun
 from rftstream.service.records.problem_records import PROBLEMS
 from rftstream.service.role import Log

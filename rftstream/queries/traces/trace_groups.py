@@ -15,8 +15,8 @@ from rftstream.contracts.tasks import Task
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import ConfigError
 from rftstream.queries.formatting import image_text, plural
-from rftstream.queries.records.shown_completions import CompletionReader
-from rftstream.queries.records.shown_turns import (
+from rftstream.queries.records.shown import (
+    CompletionReader,
     call_text,
     has_many_turns,
     model_call_text,
@@ -34,8 +34,7 @@ from rftstream.queries.traces.lineage import (
     number,
 )
 from rftstream.queries.traces.trace_batches import BatchTracer
-from rftstream.queries.traces.trace_records import TraceRecords
-from rftstream.queries.traces.trace_versions import VersionTracer
+from rftstream.queries.traces.trace_records import TraceRecords, VersionTracer
 
 FLOW = ("tasks", "partials", "rollouts", "verified")
 SHOWN_CHARACTERS = 60

@@ -18,7 +18,7 @@ from rftstream.data.feedback.rows import MAX_TEXT
 from rftstream.errors import ConfigError
 from rftstream.queries.people.feedback import FeedbackView, VoteLine, judged_text, question_state, vote_text
 from rftstream.queries.records.rollout_view import ShownRollout, last_answer, read_rollout
-from rftstream.queries.records.shown_completions import CompletionReader
+from rftstream.queries.records.shown import CompletionReader
 from rftstream.runs.folder import OpenRun
 from rftstream.studio.access import StudioRole
 from rftstream.studio.pages.page import Form, PageOfRun, Values, check_role

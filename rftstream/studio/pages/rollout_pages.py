@@ -14,7 +14,7 @@ from rftstream.errors import ConfigError
 from rftstream.queries.catalog.finding import GroupRow, RolloutRow, find_batch, find_group
 from rftstream.queries.records.group_view import NO_ADVANTAGES, GroupAdvantages, compute_advantages, read_group
 from rftstream.queries.records.rollout_view import MAX_TOKENS, ShownRollout, TokenRow, list_tokens, read_rollout
-from rftstream.queries.records.shown_completions import CompletionReader
+from rftstream.queries.records.shown import CompletionReader
 from rftstream.queries.traces.lineage import parse_target
 from rftstream.runs.folder import OpenRun
 from rftstream.studio.pages.page import PageOfRun, Values

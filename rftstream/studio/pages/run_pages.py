@@ -31,9 +31,8 @@ from rftstream.queries.catalog.finding import (
 )
 from rftstream.queries.curves.evaluations import newest_and_best, shown_metrics
 from rftstream.queries.curves.history import History
-from rftstream.queries.records.batch_view import read_manifests
 from rftstream.queries.records.dead import find_letters
-from rftstream.queries.records.group_view import read_problem
+from rftstream.queries.records.group_view import read_manifests, read_problem
 from rftstream.queries.records.inspect import record_to_text
 from rftstream.queries.state.flow_map import flow_of, what_is_wrong
 from rftstream.service.control_view import read_control

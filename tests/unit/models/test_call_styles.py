@@ -12,7 +12,7 @@ import pytest
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.models.calls.families import FAMILIES, SAME, families_of
 from rftstream.models.rendering import HfRenderer, joined
-from rftstream.preflight.checks.template_calls import lost_call
+from rftstream.preflight.checks.templates import lost_call
 from tests.unit.models.call_styles import STYLES, renderer_of
 
 TYPES = {"text": "string", "count": "integer", "flag": "boolean", "items": "array"}

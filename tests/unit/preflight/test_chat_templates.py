@@ -17,7 +17,7 @@ from rftstream.models.folders.folder import copy_companions, for_section, model_
 from rftstream.models.rendering import open_renderer, own_renderers
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.checks.check import check
-from rftstream.preflight.checks.template_turns import CALL, first_break
+from rftstream.preflight.checks.templates import CALL, first_break
 from rftstream.runs.manifest import check_same_run, data_digests, make_manifest
 
 CHARACTERS = "0123456789+= \n<>/thinkSusa"

@@ -8,8 +8,7 @@ import pytest
 
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
 from rftstream.errors import ConfigError
-from rftstream.preflight.estimate import num_rollouts, rollout_bytes
-from rftstream.preflight.sizes import ModelSizes
+from rftstream.preflight.estimate import ModelSizes, num_rollouts, rollout_bytes
 from tests.unit.preflight import test_check
 from tests.unit.preflight.test_check import Write, fine
 

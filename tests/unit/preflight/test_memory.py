@@ -6,8 +6,8 @@ import pytest
 
 from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.backends.torch.backend import TorchBackend
+from rftstream.preflight.estimate import ModelSizes
 from rftstream.preflight.memory import MAIN, PINNED, MemoryEstimate, RoleMemory, estimate_memory
-from rftstream.preflight.sizes import ModelSizes
 from tests.configs import small_run
 from tests.unit import tiny
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from rftstream.errors import ConfigError
-from rftstream.preflight.checks.model_servers import look_at_servers
+from rftstream.preflight.checks.dependencies import look_at_servers
 from tests.flow.scene import make_config
 from tests.loopback import taken_port
 

@@ -18,8 +18,7 @@ from rftstream.contracts.feedback import (
 from rftstream.contracts.questions import Question, QuestionReason, VoteEffect
 from rftstream.contracts.records import Record
 from rftstream.data.feedback.fold import OPEN, FeedbackFold
-from rftstream.queries.people.annotators import AnnotatorsView, read_annotators
-from rftstream.queries.people.asked import questions_to
+from rftstream.queries.people.annotators import AnnotatorsView, questions_to, read_annotators
 from rftstream.queries.people.feedback import FeedbackView, VoteLine, gold_answers, question_state
 from tests.configs import small_run
 

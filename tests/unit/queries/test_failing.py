@@ -9,8 +9,8 @@ import pytest
 
 from rftstream.config.loader import from_dict
 from rftstream.contracts.rollouts import RolloutStatus
-from rftstream.queries.state.failing import find_failing
 from rftstream.queries.state.flow_map import what_is_wrong
+from rftstream.queries.state.standstill import find_failing
 from rftstream.queries.state.status import read_status
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.transport.memory.transport import MemoryLog

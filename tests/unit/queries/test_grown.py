@@ -17,7 +17,7 @@ from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader
 from rftstream.queries.catalog.finding import ORDERS, count_problems, find_problems, list_tasksets
 from rftstream.queries.catalog.moments import Moment
-from rftstream.queries.curves import coarse, history
+from rftstream.queries.curves import history
 from rftstream.queries.curves.history import CoarseHistory, HistoryReader, read_glance, read_history
 from rftstream.queries.records.dead import read_dead
 from rftstream.queries.records.inspect import list_topics
@@ -123,7 +123,7 @@ def test_a_page_of_problems_looks_at_no_more_rows_of_more(order: str, tmp_path: 
 
 
 def test_a_chart_is_drawn_of_no_more_than_some_steps(log: SyntheticLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coarse, "MAX_CHARTED", 8)
+    monkeypatch.setattr(history, "MAX_CHARTED", 8)
     reader = HistoryReader(Log(log.transport))
     log.step(0, resumed=True)
     for version in range(1, 101):

@@ -21,12 +21,11 @@ from rftstream.contracts.control import RunManifest
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import ConfigError
-from rftstream.queries.audits import index as indexes
 from rftstream.queries.audits.audit import audit
 from rftstream.queries.audits.balance import AuditReport
-from rftstream.queries.audits.index import folder_of, opened_index
 from rftstream.queries.facts import database
-from rftstream.queries.facts.database import FILE, SEAL, Index, StoreError
+from rftstream.queries.facts import database as indexes
+from rftstream.queries.facts.database import FILE, SEAL, Index, StoreError, folder_of, opened_index
 from rftstream.queries.traces.trace import trace
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.service.role import Log

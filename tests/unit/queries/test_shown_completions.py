@@ -11,7 +11,7 @@ from rftstream.commands.options import can_dim
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.rollouts import Segment, Turn
 from rftstream.models.rendering import open_renderer
-from rftstream.queries.records.shown_completions import CompletionReader, cut
+from rftstream.queries.records.shown import CompletionReader, cut
 from tests.unit import tiny
 
 TURNS = (Turn(role="user", content="1+1="), Turn(role="assistant", content="2", num_tokens=2))
