@@ -4,9 +4,10 @@ that have nothing to show.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -73,7 +74,7 @@ class Panel:
 
     title: str
     unit: str
-    lines: Sequence[Line]
+    lines: Sequence[Line] = ()
     right_unit: str = ""
     from_zero: bool = False
     log_if_wide: bool = False
@@ -81,6 +82,10 @@ class Panel:
     """The text that is shown if there is no line."""
     optional: bool = False
     """Whether the panel is left out if there is no line."""
+    of_rollouts: bool = False
+    """Whether the panel is optional in a run that samples no rollouts."""
+    varying: bool = False
+    """Whether lines that are 0 all the time are left out; one of them stays."""
     marks_skipped: bool = False
 
 
@@ -157,18 +162,6 @@ def per_taskset(history: History, axis: Axis) -> list[Line]:
     if len(names) < 2:
         return []
     return [line for name in names for line in metric(history, axis, name, name.removeprefix("reward/"))]
-
-
-def shares(history: History, axis: Axis) -> list[Line]:
-    """Groups that gave no gradient, by why; results that never occurred are left out."""
-    names = {
-        "zero_variance_share": "zero variance",
-        "filtered_share": "filtered",
-        "expired_share": "expired",
-        "dead_share": "dead",
-    }
-    lines = [line for name, label in names.items() for line in metric(history, axis, name, label, scale=100)]
-    return [line for line in lines if line.y.any()] or lines[:1]
 
 
 def evaluations(history: History, axis: Axis) -> list[Line]:
@@ -253,173 +246,138 @@ def evaluation_panel(history: History, axis: Axis, *, optional: bool = False) ->
     )
 
 
-def panels(history: History, axis: Axis) -> list[Panel]:
-    """Return the panels in the order in which they are shown. The first one is wider."""
-
-    def of(name: str, label: str, **style: Any) -> list[Line]:
-        return metric(history, axis, name, label, **style)
-
-    def percent(names: dict[str, str]) -> list[Line]:
-        """Those that are not 0 all the time, or else the first."""
-        lines = [line for name, label in names.items() for line in of(name, label, scale=100)]
-        return [line for line in lines if line.y.any()] or lines[:1]
-
-    tasksets = per_taskset(history, axis)
-    reward = of("reward", "all tasksets", color=INK) if tasksets else of("reward", "")
-    explores = bool(reward) or not history.steps
-    if explores:
-        main = Panel(title="Reward", unit="mean over scored rollouts", lines=[*reward, *tasksets])
-    else:  # demonstrations or pairs alone
-        main = Panel(
-            title="Loss",
-            unit="loss",
-            right_unit="share of pairs",
-            marks_skipped=True,
-            lines=[
-                *of("loss", "trained"),
-                *of("held_out_loss", "held out"),
-                *of("accuracy", "accuracy", right=True),
-                *of("held_out_accuracy", "accuracy, held out", right=True),
-            ],
-        )
-    terms = [*of("policy_loss", "policy"), *of("kl_loss", "divergence"), *of("entropy_loss", "entropy")]
-    return [
-        main,
-        evaluation_panel(history, axis, optional=not explores),
+PANELS: tuple[tuple[Panel, str], ...] = (
+    (
+        Panel(title="Completion length", unit="tokens", right_unit="truncated, %", from_zero=True, of_rollouts=True),
+        "length_mean=mean | truncated_share=truncated percent right",
+    ),
+    (
+        Panel(title="Staleness", unit="versions", from_zero=True, of_rollouts=True),
+        "staleness_in_flight=while sampled area color5 | staleness_in_queue=in the queue area color3 | "
+        "staleness_mean=mean color0 | staleness_max=max dashed color1",
+    ),
+    (
         Panel(
-            title="Completion length",
-            unit="tokens",
-            right_unit="truncated, %",
-            from_zero=True,
-            optional=not explores,
-            lines=[*of("length_mean", "mean"), *of("truncated_share", "truncated", scale=100, right=True)],
+            title="Groups without signal", unit="% of decided groups", from_zero=True, of_rollouts=True, varying=True
         ),
-        Panel(
-            title="Staleness",
-            unit="versions",
-            from_zero=True,
-            optional=not explores,
-            lines=[
-                *of("staleness_in_flight", "while sampled", area=True, color=COLORS[5]),
-                *of("staleness_in_queue", "in the queue", area=True, color=COLORS[3]),
-                *of("staleness_mean", "mean", color=COLORS[0]),
-                *of("staleness_max", "max", dash="dash", smooth=False, color=COLORS[1]),
-            ],
-        ),
-        Panel(
-            title="Groups without signal",
-            unit="% of decided groups",
-            lines=shares(history, axis),
-            from_zero=True,
-            optional=not explores,
-        ),
-        *(
-            [
-                Panel(
-                    title="Loss",
-                    unit="loss",
-                    lines=[*of("loss", "all" if len(terms) > 1 else ""), *(terms if len(terms) > 1 else [])],
-                    marks_skipped=True,
-                )
-            ]
-            if explores
-            else []
-        ),
-        Panel(
-            title="Gradient norm",
-            unit="norm before clipping",
-            right_unit="learning rate",
-            log_if_wide=True,
-            lines=[*of("grad_norm", "norm"), *of("lr", "learning rate", right=True, smooth=False)],
-        ),
-        Panel(title="Entropy", unit="nats per token", lines=of("entropy", ""), from_zero=True),
+        "zero_variance_share=zero variance percent | filtered_share=filtered percent | expired_share=expired percent | "
+        "dead_share=dead percent",
+    ),
+    (Panel(title="Loss", unit="loss", marks_skipped=True), "terms"),
+    (
+        Panel(title="Gradient norm", unit="norm before clipping", right_unit="learning rate", log_if_wide=True),
+        "grad_norm=norm | lr=learning rate right exact",
+    ),
+    (Panel(title="Entropy", unit="nats per token", from_zero=True), "entropy="),
+    (
         Panel(
             title="Trainer against sampler",
             unit="KL (k3), 0.001 nats per token",
             log_if_wide=True,
-            optional=not explores,
+            of_rollouts=True,
             right_unit="effective sample size, share",
-            lines=[*of("mismatch_k3", "KL", scale=1000), *of("ess", "ESS", right=True)],
         ),
-        Panel(
-            title="Rates",
-            unit="rollouts per s",
-            right_unit="trained tokens per s",
-            from_zero=True,
-            lines=[
-                *(rates(history, axis, "rollouts_per_s", "rollouts", "rollouts/s") if explores else []),
-                *rates(history, axis, "tokens_per_s", "tokens", "tokens/s", right=True),
-            ],
-        ),
-        Panel(
-            title="Time of a step",
-            unit="s",
-            from_zero=True,
-            lines=[*of("step_s", "training"), *of("wait_s", "waiting for a batch"), *of("publish_s", "publishing")],
-        ),
-        Panel(
-            title="Advantages",
-            unit="advantage over rollouts",
-            optional=True,
-            lines=[
-                *of("advantage", "mean"),
-                *of("advantage_std", "std"),
-                *of("advantage_max", "largest size"),
-                *of("token_advantage_std", "std of tokens"),
-            ],
-        ),
-        Panel(
-            title="Spread of rewards",
-            unit="standard deviation",
-            optional=True,
-            from_zero=True,
-            lines=spread(history, axis),
-        ),
-        Panel(title="Parts of the reward", unit="mean over scored rollouts", optional=True, lines=parts(history, axis)),
-        Panel(
-            title="Divergence",
-            unit="nats per token",
-            optional=True,
-            lines=[*of("kl", "from version 0"), *of("teacher_kl", "from the teacher")],
-        ),
-        Panel(
-            title="Clipped and left out",
-            unit="% of tokens",
-            optional=True,
-            from_zero=True,
-            lines=percent(
-                {
-                    "clip_fraction": "clipped",
-                    "importance_clamped": "bounded",
-                    "importance_dropped": "weight 0",
-                    "sequences_dropped": "rows",
-                    "second_moment_dropped": "M2PO",
-                    "masked_fraction": "prompt or masked",
-                }
-            ),
-        ),
+        "mismatch_k3=KL thousandths | ess=ESS right",
+    ),
+    (Panel(title="Rates", unit="rollouts per s", right_unit="trained tokens per s", from_zero=True), "rates"),
+    (
+        Panel(title="Time of a step", unit="s", from_zero=True),
+        "step_s=training | wait_s=waiting for a batch | publish_s=publishing",
+    ),
+    (
+        Panel(title="Advantages", unit="advantage over rollouts", optional=True),
+        "advantage=mean | advantage_std=std | advantage_max=largest size | token_advantage_std=std of tokens",
+    ),
+    (Panel(title="Spread of rewards", unit="standard deviation", optional=True, from_zero=True), "spread"),
+    (Panel(title="Parts of the reward", unit="mean over scored rollouts", optional=True), "parts"),
+    (
+        Panel(title="Divergence", unit="nats per token", optional=True),
+        "kl=from version 0 | teacher_kl=from the teacher",
+    ),
+    (
+        Panel(title="Clipped and left out", unit="% of tokens", optional=True, from_zero=True, varying=True),
+        "clip_fraction=clipped percent | importance_clamped=bounded percent | importance_dropped=weight 0 percent | "
+        "sequences_dropped=rows percent | second_moment_dropped=M2PO percent | "
+        "masked_fraction=prompt or masked percent",
+    ),
+    (
         Panel(
             title="Work of the trainer",
             unit="tokens through the model per s",
             right_unit="MFU, %",
             optional=True,
             from_zero=True,
-            lines=[*of("computed_tokens_per_s", "tokens/s"), *of("mfu", "MFU", scale=100, right=True)],
         ),
-        Panel(
-            title="Critic",
-            unit="loss",
-            right_unit="explained variance",
-            optional=True,
-            lines=[*of("value_loss", "loss"), *of("value_explained_variance", "explained variance", right=True)],
-        ),
-        Panel(
-            title="What rewards and environments measured",
-            unit="mean over the batch",
-            optional=True,
-            lines=by_prefix(history, axis, "metric"),
-        ),
-    ]
+        "computed_tokens_per_s=tokens/s | mfu=MFU percent right",
+    ),
+    (
+        Panel(title="Critic", unit="loss", right_unit="explained variance", optional=True),
+        "value_loss=loss | value_explained_variance=explained variance right",
+    ),
+    (Panel(title="What rewards and environments measured", unit="mean over the batch", optional=True), "measured"),
+)
+"""Panels behind the first two, with their lines: `metric=label`, and the words of `STYLES` behind it. A word alone is
+for `_special`: lines that are no metrics as they stand."""
+
+STYLES: dict[str, dict[str, Any]] = {
+    "percent": {"scale": 100},
+    "thousandths": {"scale": 1000},
+    "right": {"right": True},
+    "exact": {"smooth": False},
+    "area": {"area": True},
+    "dashed": {"dash": "dash", "smooth": False},
+    **{f"color{number}": {"color": color} for number, color in enumerate(COLORS)},
+}
+"""Word behind the label of a line -> how the line is drawn."""
+
+_WITHOUT_ROLLOUTS = Panel(title="Loss", unit="loss", right_unit="share of pairs", marks_skipped=True)
+
+
+def panels(history: History, axis: Axis) -> list[Panel]:
+    """Return the panels in the order in which they are shown. The first one is wider."""
+    tasksets = per_taskset(history, axis)
+    reward = metric(history, axis, "reward", "all tasksets" if tasksets else "", color=INK if tasksets else None)
+    explores = bool(reward) or not history.steps
+    if explores:
+        first = Panel(title="Reward", unit="mean over scored rollouts", lines=[*reward, *tasksets])
+    else:  # demonstrations or pairs alone
+        pairs = "accuracy=accuracy right | held_out_accuracy=accuracy, held out right"
+        lines = _lines(history, axis, f"loss=trained | held_out_loss=held out | {pairs}")
+        first = replace(_WITHOUT_ROLLOUTS, lines=lines)
+    found = [first, evaluation_panel(history, axis, optional=not explores)]
+    for panel, series in PANELS:
+        lines = _lines(history, axis, series) if "=" in series else _special(history, axis, series, explores)
+        if panel.varying:  # those that are not 0 all the time, or else the first
+            lines = [line for line in lines if line.y.any()] or lines[:1]
+        if series != "terms" or explores:
+            found.append(replace(panel, lines=lines, optional=panel.optional or (panel.of_rollouts and not explores)))
+    return found
+
+
+def _lines(history: History, axis: Axis, series: str) -> list[Line]:
+    """Return the lines of a panel's metrics, those that were recorded."""
+    found: list[Line] = []
+    for one in series.split(" | "):
+        name, _, rest = one.partition("=")
+        words = rest.split(" ")
+        styles = list(itertools.takewhile(STYLES.__contains__, reversed(words)))
+        style = {key: value for word in styles for key, value in STYLES[word].items()}
+        found += metric(history, axis, name, " ".join(words[: len(words) - len(styles)]), **style)
+    return found
+
+
+def _special(history: History, axis: Axis, name: str, explores: bool) -> list[Line]:
+    """Return the lines of a panel that are more than its metrics."""
+    if name == "terms":
+        terms = _lines(history, axis, "policy_loss=policy | kl_loss=divergence | entropy_loss=entropy")
+        several = len(terms) > 1
+        return [*metric(history, axis, "loss", "all" if several else ""), *(terms if several else [])]
+    if name == "rates":
+        rollouts = rates(history, axis, "rollouts_per_s", "rollouts", "rollouts/s") if explores else []
+        return [*rollouts, *rates(history, axis, "tokens_per_s", "tokens", "tokens/s", right=True)]
+    if name == "spread":
+        return spread(history, axis)
+    return parts(history, axis) if name == "parts" else by_prefix(history, axis, "metric")
 
 
 def _floats(values: Any) -> Floats:

@@ -285,10 +285,8 @@ def _first_sentence(text: str) -> str:
 
 def _built_in(setting: Setting) -> list[str]:
     """Return the built-in parts that the setting may name; none if it names no part."""
-    key = setting.key.replace("evaluations.", "tasksets.")
-    also = {"evaluator.policy": "policy", "stages.algorithm": "algorithm", "tasksets.NAME.algorithm": "algorithm"}
-    kinds = {naming: kind for kind, naming in settings.NAMING.items()} | also
-    return list(registry.table(kinds[key])) if key in kinds else []
+    kind = settings.kind_named(setting.key)
+    return [] if kind is None else list(registry.table(kind))
 
 
 def _names_elsewhere(key: str) -> list[str]:

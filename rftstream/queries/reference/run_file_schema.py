@@ -10,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -39,14 +38,10 @@ TEXT_OR_NAMED = (
 )
 """Settings that are a part's name, or a table with its name and its settings."""
 REWARDS = ("tasksets.NAME.reward", "evaluations.NAME.reward")
-KINDS_NAMED = {
-    **{naming: kind for kind, naming in settings.NAMING.items() if kind not in ("taskset", "operator")},
-    "evaluator.policy": "policy",
-    "evaluations.NAME.environment": "environment",
-    "tasksets.NAME.algorithm": "algorithm",
-    "stages.algorithm": "algorithm",
-}
-"""Setting -> the kind of part that it names."""
+
+
+SHARED = ("sampling", PIPELINE)
+"""Tables that stand below several sections and are described once."""
 
 
 @functools.cache
@@ -61,7 +56,7 @@ def run_file_schema() -> Schema:
     for section in settings.run_file_sections():
         name, *below = section.key.split(".")
         if name == PIPELINE:
-            top[name] = _ref(PIPELINE, section.about)
+            top[name] = {"description": section.about, **_ref(PIPELINE)}
         elif below and below != ["NAME"]:
             top[name]["properties"][below[0]] = _table(section)
         elif name in NAMED:
@@ -96,7 +91,8 @@ def _definitions() -> Schema:
     rewards = [_named("reward", name, "name", _reward_use()) for name in registry.table("reward")]
     use = {"anyOf": [*rewards, _own("name")]}
     named = {
-        kind: {"anyOf": [_name_of(kind), *_named_all(kind), _own("name")]} for kind in ("environment", "algorithm")
+        kind: {"anyOf": [_name_of(kind), *(_named(kind, name, "name") for name in registry.table(kind)), _own("name")]}
+        for kind in ("environment", "algorithm")
     }
     sampling = _table(settings.section_of("sampling"))
     return {
@@ -108,33 +104,29 @@ def _definitions() -> Schema:
     }
 
 
-def _table(section: SettingSection, *, required: bool = False) -> Schema:
+def _table(
+    section: SettingSection, *, required: bool = False, shown: Callable[[Setting], Schema] | None = None
+) -> Schema:
     """Return the schema of a section's table."""
     return {
         "type": "object",
         "description": section.about,
         "additionalProperties": False,
-        "properties": {setting.name: _setting(setting) for setting in section.settings},
+        "properties": {setting.name: (shown or _setting)(setting) for setting in section.settings},
         **({"required": [setting.name for setting in section.settings if setting.is_required]} if required else {}),
     }
 
 
 def _setting(setting: Setting) -> Schema:
     """Return the schema of a setting of a section."""
-    key = setting.key
-    if key in REWARDS:
-        return _described(setting, {"allOf": [{"$ref": "#/definitions/reward"}]})
-    if key in TEXT_OR_NAMED:
-        return _described(setting, {"allOf": [{"$ref": f"#/definitions/{KINDS_NAMED[key]}"}]})
-    if key.endswith(".sampling"):
-        return _described(setting, {"allOf": [{"$ref": "#/definitions/sampling"}]})
-    if key.endswith(f".{PIPELINE}"):
-        return _described(setting, {"allOf": [{"$ref": f"#/definitions/{PIPELINE}"}]})
-    if key in KINDS_NAMED:
-        return _described(setting, _name_of(KINDS_NAMED[key]))
-    if key.startswith("sampling."):
-        return _described(setting, {**_of_type(setting.type), **_sampling_bounds(setting.name)})
-    return _described(setting, _of_type(setting.type))
+    key, kind = setting.key, settings.kind_named(setting.key)
+    shared = (
+        kind if key in (*REWARDS, *TEXT_OR_NAMED) else next((end for end in SHARED if key.endswith(f".{end}")), None)
+    )
+    if shared is not None:
+        return _described(setting, _ref(shared))
+    is_name = kind is not None and kind != TasksetSpec.kind
+    return _described(setting, _name_of(str(kind)) if is_name else _of_type(setting.type))
 
 
 def _described(setting: Setting, schema: Schema) -> Schema:
@@ -147,8 +139,8 @@ def _described(setting: Setting, schema: Schema) -> Schema:
     }
 
 
-def _ref(name: str, description: str) -> Schema:
-    return {"description": description, "allOf": [{"$ref": f"#/definitions/{name}"}]}
+def _ref(name: str) -> Schema:
+    return {"allOf": [{"$ref": f"#/definitions/{name}"}]}
 
 
 # --------------------------------------------------------------------------------------------------------- parts
@@ -175,23 +167,13 @@ def _tables_of(kind: str) -> Schema:
 
 
 def _part_table(kind: str, name: str) -> Schema:
-    section = settings.part(kind, name)
-    return {
-        "type": "object",
-        "description": section.about,
-        "additionalProperties": False,
-        "properties": {setting.name: _part_setting(setting) for setting in section.settings},
-    }
+    return _table(settings.part(kind, name), shown=_part_setting)
 
 
 def _part_setting(setting: Setting) -> Schema:
     schema = _of_type(setting.type)
     may_be_named = schema.get("type") == "string" and ("pattern" in schema or "enum" in schema)
     return _described(setting, {"anyOf": [schema, FROM_ENVIRONMENT]} if may_be_named or "enum" in schema else schema)
-
-
-def _named_all(kind: str) -> list[Schema]:
-    return [_named(kind, name, "name") for name in registry.table(kind)]
 
 
 def _named(kind: str, name: str, key: str, more: Mapping[str, Schema] | None = None) -> Schema:
@@ -297,25 +279,3 @@ def _plain(schema: Any, parts: Mapping[str, Schema]) -> Any:
     if found.get("default", ...) is None:
         del found["default"]
     return found
-
-
-_BOUNDS = {
-    r"^at least ([\d.]+)$": ("minimum",),
-    r"^above ([\d.]+)$": ("exclusiveMinimum",),
-    r"^in \(([\d.]+), ([\d.]+)\]$": ("exclusiveMinimum", "maximum"),
-    r"^in \[([\d.]+), ([\d.]+)\)$": ("minimum", "exclusiveMaximum"),
-    r"^between ([\d.]+) and \w+$": ("minimum",),
-}
-"""How `check_sampling` says a range -> what that is in a schema."""
-
-
-def _sampling_bounds(name: str) -> Schema:
-    expected = settings.sampling_expectation(name)
-    for pattern, keys in _BOUNDS.items():
-        if found := re.match(pattern, expected):
-            return {
-                key: float(text) if "." in text else int(text) for key, text in zip(keys, found.groups(), strict=True)
-            }
-    if expected:
-        raise LookupError(f"sampling.{name}: no bound for {expected!r}; say in _BOUNDS what it is in a schema")
-    return {}

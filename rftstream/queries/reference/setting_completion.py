@@ -110,8 +110,7 @@ def _values(key: str) -> Iterator[Offer]:
     setting = _setting(key)
     if setting is None:
         return
-    naming = {place: kind for kind, place in settings.NAMING.items()} | {"evaluator.policy": "policy"}
-    kind = naming.get(setting.key.replace("evaluations.", "tasksets."))
+    kind = settings.kind_named(setting.key)
     if kind == TasksetSpec.kind:
         specs = registry.built_in(TasksetSpec)
         yield from ((name + _colon(specs[name]), settings.part(kind, name).about) for name in specs)

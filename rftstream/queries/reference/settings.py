@@ -13,7 +13,7 @@ import functools
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from rftstream.config import loader, sections
 from rftstream.config.parts import registry
@@ -21,7 +21,6 @@ from rftstream.config.parts.part_specs import PartSpec
 from rftstream.config.role_sections import SynthesisServer
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.tasks import Sampling
-from rftstream.errors import ConfigError
 from rftstream.queries.reference import source_text
 from rftstream.queries.reference.setting_types import in_words, toml
 from rftstream.queries.reference.source_text import SourceField
@@ -38,6 +37,12 @@ NAMING = {
 }
 """Kind -> the setting that names one."""
 
+KINDS_NAMED = {naming: kind for kind, naming in NAMING.items()} | {
+    "evaluator.policy": "policy",
+    "tasksets.NAME.algorithm": "algorithm",
+    "stages.algorithm": "algorithm",
+}
+"""Setting -> kind of the part that it names. Those of evaluations are as those of tasksets: see `kind_named`."""
 OPTIONS = {
     "taskset": "tasksets.NAME.options",
     "transport": "transport.options",
@@ -113,6 +118,11 @@ class SettingSection:
     """The name of the part."""
 
 
+def kind_named(key: str) -> str | None:
+    """Return the kind of the part that a setting names, or None if it names none."""
+    return KINDS_NAMED.get(key.replace("evaluations.", "tasksets."))
+
+
 def plural_of(kind: str) -> str:
     """Return the plural of a kind."""
     return "policies" if kind == "policy" else f"{kind}s"
@@ -165,7 +175,7 @@ def _types_in(hint: Any) -> list[type]:
 def _section(key: str, place: str, cls: type, own_tables: dict[str, type] | None = None) -> SettingSection:
     found = source_text.find_class(source_text.tree(cls.__module__).body, cls.__name__)
     about = ast.get_docstring(found) if found is not None and cls is not Sampling else None
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = _sampling_types() if cls is Sampling else typing.get_type_hints(cls, include_extras=True)
     meanings = source_text.class_docs(cls)
     settings = tuple(
         Setting(
@@ -182,6 +192,20 @@ def _section(key: str, place: str, cls: type, own_tables: dict[str, type] | None
     return SettingSection(key=key, place=place, about=" ".join((about or "").split()), settings=settings)
 
 
+def _sampling_types() -> dict[str, Any]:
+    """Return the types of sampling settings, with the bounds that a run file has beyond those of the contract."""
+    plain = typing.get_type_hints(Sampling)
+    bounds = {name: Annotated[plain[name], meta] for name, (meta, _) in loader.SAMPLING_RANGES.items()}
+    return typing.get_type_hints(Sampling, include_extras=True) | bounds
+
+
+def _sampling_range(name: str) -> str | None:
+    if name not in loader.SAMPLING_RANGES:
+        return None
+    kind = "integer" if isinstance(getattr(Sampling(), name), int) else "number"
+    return f"{kind} {loader.SAMPLING_RANGES[name][1].removesuffix(' (0 is off)')}"
+
+
 def _default_of(item: dataclasses.Field[Any]) -> Any:
     if item.default is not dataclasses.MISSING:
         return item.default
@@ -192,25 +216,6 @@ def _meaning(key: str, text: str | None) -> str:
     if not text:
         raise LookupError(f"{key}: has no line under it in the code; write one that says what it means")
     return text
-
-
-def sampling_expectation(name: str) -> str:
-    """Return what `check_sampling` says that it expects of a setting; empty if it takes any value. It is asked with a
-    value that is wrong for every setting that has a range."""
-    for wrong in (-1, 0, 2):
-        given: dict[str, Any] = {name: wrong} if name != "stop" else {}
-        try:
-            loader.check_sampling(dataclasses.replace(Sampling(), **given), where="sampling")
-        except ConfigError as error:
-            if str(error).startswith(f"sampling.{name}:"):
-                return str(error).partition("expected ")[2].removesuffix(" (0 is off)")
-    return ""
-
-
-def _sampling_range(name: str) -> str | None:
-    expected = sampling_expectation(name)
-    kind = "integer" if isinstance(getattr(Sampling(), name), int) else "number"
-    return f"{kind} {expected}" if expected else None
 
 
 # --------------------------------------------------------------------------------------------------------- parts
