@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rftstream.contracts.tasks import Media
 from rftstream.contracts.versions import STALENESS_COUNTS
@@ -23,6 +23,17 @@ def columns(rows: Sequence[Sequence[object]], *, left: int = 1, indent: str = ""
         )
         lines.append((indent + "  ".join(aligned)).rstrip())
     return lines
+
+
+def table(heads: Sequence[object], rows: Iterable[Sequence[object]], *, left: int = 1, indent: str = "") -> list[str]:
+    """Return an empty line and a table with its heads; no line if the table has no rows."""
+    found = list(rows)
+    return ["", *columns([heads, *found], left=left, indent=indent)] if found else []
+
+
+def listed(counts: Mapping[str, int], word: str = "") -> str:
+    """Return counts in a row, such as `3 dead, 1 expired`, or `3 of tasks` with the word `of`."""
+    return ", ".join(f"{count:,} {word}{' ' if word else ''}{name}" for name, count in counts.items())
 
 
 def number(value: float | None, digits: int = 3) -> str:

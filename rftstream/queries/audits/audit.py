@@ -102,16 +102,12 @@ def _audit(transport: Transport, index: Index, said: Trimmed) -> AuditReport:
     steps = _read_steps(index, log, summarised := Steps(summaries))
     foreign, rest = _read(index, log, said)
     make_views(index, said, version=steps.version, claimed=claimed_tasks(log))
-    foreign["tasks"] = index.number(
-        f"SELECT count(*) FROM on_tasks WHERE (sequence < 0 OR sequence >= {said.sequence})"
-    )
-    foreign["tasks"] -= index.number("SELECT count(*) FROM all_tasks")
-
+    of_tasks = f"SELECT count(*) FROM on_tasks WHERE (sequence < 0 OR sequence >= {said.sequence})"
+    foreign["tasks"] = index.number(of_tasks) - index.number("SELECT count(*) FROM all_tasks")
     fates = _count_fates(index, said)
     flow = ("tasks", "rollouts", "verified", "batches")
-    twins, copies = without_copies(
-        log, {topic: twins_on(index, topic) for topic in ("steps", "outcomes", *flow, "partials", *rest)}
-    )
+    repeated = {topic: twins_on(index, topic) for topic in ("steps", "outcomes", *flow, "partials", *rest)}
+    twins, copies = without_copies(log, repeated)
     num_shares = len(log.ends("batches"))
     demonstrations, of_demonstrations = count_demonstrations(index, log, steps.version, num_shares=num_shares)
     people, of_people = count_feedback(log)
@@ -129,8 +125,6 @@ def _audit(transport: Transport, index: Index, said: Trimmed) -> AuditReport:
         contradictions.append(f"tasks: {found}, expected {ended.admitted:,} as `end` says")
     contradictions += operators.problems(fates.groups.admitted) if operators is not None else []
     contradictions += summary_problems(index, log, summaries, summarised)
-    unreadable = {topic: _count_unreadable(index, topic) for topic in flow}
-    foreign = {topic: foreign.get(topic, 0) + copies.get(topic, 0) for topic in TOPICS}
     return AuditReport(
         operators=operators,
         reuse=count_reuse(index, steps.version),
@@ -145,9 +139,9 @@ def _audit(transport: Transport, index: Index, said: Trimmed) -> AuditReport:
         earliest_version=said.version,
         undeleted=undeleted(said, transport),
         twins={topic: twins[topic].total() for topic in TOPICS if topic in twins},
-        foreign={topic: count for topic, count in foreign.items() if count},
+        foreign={topic: count for topic in TOPICS if (count := foreign.get(topic, 0) + copies.get(topic, 0))},
         lengths=fates.lengths,
-        unreadable={topic: count for topic, count in unreadable.items() if count},
+        unreadable={topic: count for topic in flow if (count := _count_unreadable(index, topic))},
         problems=(*contradictions, *twin_sentences(log, twins)),
         balanced=fates.rollouts.balanced
         and fates.groups.balanced

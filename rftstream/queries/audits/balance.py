@@ -9,7 +9,7 @@ from rftstream.queries.audits.operator_totals import OperatorTotals
 from rftstream.queries.decisions.recomputation import Recomputation
 from rftstream.queries.facts.database import Index
 from rftstream.queries.facts.writer import KINDS
-from rftstream.queries.formatting import columns, number, plural
+from rftstream.queries.formatting import listed, number, plural, table
 from rftstream.queries.people.feedback import FeedbackBalance
 from rftstream.queries.plain import Report
 from rftstream.service.role import Log
@@ -148,49 +148,37 @@ class AuditReport(Report):
 def _text(report: AuditReport) -> list[str]:
     law = "admitted = pending + trained + expired + filtered + dead"
     names = ("admitted", "pending", "trained", "expired", "filtered", "dead")
-    both: tuple[tuple[str, Balance], ...] = (("groups", report.groups), ("rollouts", report.rollouts))
-    if report.demonstrations is not None:
-        both += (("demonstrations", report.demonstrations),)
+    kinds = {"groups": report.groups, "rollouts": report.rollouts, "demonstrations": report.demonstrations}
+    there = {label: one for label, one in kinds.items() if one is not None}
+    waits = there if any(one.pending for one in there.values()) else {}
+    lengths = {name: one for name, one in report.lengths.items() if one.count}
     lines = [
         f"balanced: {law}" if report.balanced else f"NOT BALANCED: expected {law}",
         f"version {report.version} in force (trainer epoch {report.trainer_epoch})",
-        "",
-        *columns([("", *names), *((label, *(f"{getattr(one, name):,}" for name in names)) for label, one in both)]),
+        *table(("", *names), ((label, *(f"{getattr(one, name):,}" for name in names)) for label, one in there.items())),
+        *table(
+            ("pending", *(stage.replace("_", " ") for stage in STAGES)),
+            ((label, *(f"{one.pending_by_stage[stage]:,}" for stage in STAGES)) for label, one in waits.items()),
+        ),
+        *table(
+            ("completion tokens", "rollouts", "mean", "p50", "p95"),
+            (
+                (name, f"{one.count:,}", *(number(value, 1) for value in (one.mean, one.p50, one.p95)))
+                for name, one in lengths.items()
+            ),
+        ),
     ]
-    if any(one.pending for _, one in both):
-        lines += [
-            "",
-            *columns(
-                [
-                    ("pending", *(stage.replace("_", " ") for stage in STAGES)),
-                    *((label, *(f"{one.pending_by_stage[stage]:,}" for stage in STAGES)) for label, one in both),
-                ]
-            ),
-        ]
-    if any(length.count for length in report.lengths.values()):
-        lines += [
-            "",
-            *columns(
-                [
-                    ("completion tokens", "rollouts", "mean", "p50", "p95"),
-                    *(
-                        (name, f"{one.count:,}", *(number(x, 1) for x in (one.mean, one.p50, one.p95)))
-                        for name, one in report.lengths.items()
-                        if one.count
-                    ),
-                ]
-            ),
-        ]
-    if report.reuse is not None:
-        lines += ["", report.reuse.to_text()]
-    if report.operators is not None:
-        lines += ["", *report.operators.lines()]
-    if report.people is not None:
-        lines += ["", report.people.to_text()]
-    twins = ", ".join(f"{count:,} on {topic}" for topic, count in report.twins.items() if count)
-    lines += ["", f"twins: {twins or 'none'}"]
+    for part in (report.reuse, report.operators, report.people):
+        lines += [] if part is None else ["", *filter(None, [part.to_text()])]
+    return [*lines, *_exceptions(report)]
+
+
+def _exceptions(report: AuditReport) -> list[str]:
+    """Return the lines about what an audit usually does not find."""
+    twins = listed({topic: count for topic, count in report.twins.items() if count}, "on")
+    lines = ["", f"twins: {twins or 'none'}"]
     if report.foreign:
-        found = ", ".join(f"{count:,} on {topic}" for topic, count in report.foreign.items())
+        found = listed(report.foreign, "on")
         lines.append(
             f"foreign: {found}; somebody else wrote them, or wrote a record again to the byte; nobody counts them"
         )
@@ -200,10 +188,9 @@ def _text(report: AuditReport) -> list[str]:
             f"{plural(report.deleted_rollouts, 'rollout')}, and batches below version {report.earliest_version}"
         )
     if report.undeleted:
-        found = ", ".join(f"{count:,} of {topic}" for topic, count in report.undeleted.items())
         lines.append(
-            f"said to be deleted and still there: offsets {found}; the trainer deletes them, and `rftstream resume` if "
-            "the run has ended"
+            f"said to be deleted and still there: offsets {listed(report.undeleted, 'of')}; the trainer deletes them, "
+            "and `rftstream resume` if the run has ended"
         )
     for topic, count in report.unreadable.items():
         lines.append(f"{topic}: {plural(count, 'record')} without id headers, not counted")
@@ -217,6 +204,9 @@ def _text(report: AuditReport) -> list[str]:
 # -------------- what became of demonstrations, counted from the log: each use, once a pass, and whether it was trained
 
 
+NEWEST_FIRST = "ORDER BY partition DESC, offset DESC"
+
+
 def count_demonstrations(index: Index, log: Log, version: int, *, num_shares: int) -> tuple[Balance | None, list[str]]:
     """None where none were loaded or used; and each broken promise in a sentence. Uses in batches that retention
     deleted count as manifests that are kept say.
@@ -225,8 +215,7 @@ def count_demonstrations(index: Index, log: Log, version: int, *, num_shares: in
 
     def up_to(batch: int, otherwise: int = 0) -> int:
         """Return how many were used up to a batch, as its manifest says."""
-        found = list(index.rows("SELECT experts FROM manifests WHERE number = ? ORDER BY partition DESC, offset DESC",
-                                (batch,)))  # fmt: skip
+        found = list(index.rows(f"SELECT experts FROM manifests WHERE number = {batch} {NEWEST_FIRST}"))
         return int(found[0][0]) if found else otherwise
 
     num_loaded = index.number("SELECT count(DISTINCT key) FROM keyed WHERE topic = 'experts'")

@@ -96,8 +96,10 @@ class OperatorTotals:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return what each operator did and how often, most first."""
-        found = [(f"{operator} ({reason}), {taskset}", f"skipped {count:,}") for taskset, operator, reason, count in
-                 self.skips()]  # fmt: skip
+        found = [
+            (f"{operator} ({reason}), {taskset}", f"skipped {count:,}")
+            for taskset, operator, reason, count in self.skips()
+        ]
         changed = self.drawn.changed if self.drawn is not None else {}
         found += [
             (f"{operator}, {taskset}", f"changed {count:,}")
@@ -109,12 +111,12 @@ class OperatorTotals:
             found.append((what, f"{action} in {plural(count, 'group')}"))
         return found
 
-    def lines(self) -> list[str]:
+    def to_text(self) -> str:
         """Return the counts as lines for people."""
         rows, sentence = self.rows(), self.sentence()
         lines = [f"drawn: {sentence}"] if sentence else []
         lines += columns([("operator", "did"), *rows[:NUM_SHOWN]], left=2) if rows else []
-        return lines + ([f"and {len(rows) - NUM_SHOWN:,} more (--json)"] if len(rows) > NUM_SHOWN else [])
+        return "\n".join(lines + ([f"and {len(rows) - NUM_SHOWN:,} more (--json)"] if len(rows) > NUM_SHOWN else []))
 
     def status_rows(self) -> list[tuple[str, str]]:
         """Return the counts as rows of a status: what was drawn, and what the busiest operators did."""

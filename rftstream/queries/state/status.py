@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from rftstream.queries.curves.evaluations import mean_text, newest_and_best, res
 from rftstream.queries.curves.history import NUM_SMOOTHED, History, read_glance
 from rftstream.queries.curves.reward_watch import find_reward_signs
 from rftstream.queries.curves.training_watch import Sign, find_training_signs
-from rftstream.queries.formatting import columns, duration, moment, number, plural, size, staleness_text
+from rftstream.queries.formatting import columns, duration, listed, moment, number, plural, size, staleness_text, table
 from rftstream.queries.plain import Report, pick
 from rftstream.queries.records.dead import ErrorKind, error_kinds, read_letters
 from rftstream.queries.records.growth_report import GrowthReport, read_growth
@@ -209,14 +209,7 @@ def read_status(
     known = _facts_of(run, doing) if known is None else known
     live, control, history, newest_batch = known.live, known.control, known.history, known.newest_batch
     doing("what waits on each topic")
-    lag = {
-        topic: sum(run.transport.admin.lag(group, topic).values())
-        for group, topics in consumer_groups(run.config).items()
-        if group != SYNTHESISER.name  # it reads beside the flow, and nobody waits for it
-        for topic in topics
-        if topic not in ("steps", "outcomes")
-    }
-    lag["batches"] = max(0, newest_batch + 1 - history.version)
+    lag = _lag_of(run) | {"batches": max(0, newest_batch + 1 - history.version)}
     cursor, ended = feeder_cursor(log), control.ended
     at = time.time() if now is None else now
     doing("who is at work, and what moves")
@@ -224,19 +217,9 @@ def read_status(
     goes_on = live or (elsewhere is not None and elsewhere.goes_on)
     state, workers = state_of(control, goes_on), ask_workers(run.folder)
     used = disk_bytes(run.folder)
-    should_move = state in ("running", "draining") or (state == "stopped" and any(worker.health for worker in workers))
-    movement = (
-        look_at_movement(
-            run.config,
-            run.transport,
-            steps=history.steps,
-            lag=lag,
-            workers=workers,
-            now=at,
-        )
-        if should_move
-        else None
-    )
+    movement = None
+    if state in ("running", "draining") or (state == "stopped" and any(worker.health for worker in workers)):
+        movement = look_at_movement(run.config, run.transport, steps=history.steps, lag=lag, workers=workers, now=at)
     doing("what was deleted, and whose rollouts fail")
     return Status(
         run=run.run_id,
@@ -271,6 +254,16 @@ def read_status(
         failing=find_failing(run.transport),
         standstill=None if movement is None else find_standstill(movement),
     )
+
+
+def _lag_of(run: OpenRun) -> dict[str, int]:
+    return {
+        topic: sum(run.transport.admin.lag(group, topic).values())
+        for group, topics in consumer_groups(run.config).items()
+        if group != SYNTHESISER.name  # it reads beside the flow, and nobody waits for it
+        for topic in topics
+        if topic not in ("steps", "outcomes")
+    }
 
 
 def _facts_of(run: OpenRun, doing: Callable[[str], object]) -> KnownFacts:
@@ -313,90 +306,75 @@ def ending_of(control: ControlView, folder: RunFolder, goes_on: bool) -> Ending 
 
 
 def _text(status: Status, now: float) -> list[str]:
-    history = status.history
-    rows: list[tuple[str, str]] = [("state", _state_sentence(status))]
+    rows = [("state", _state_sentence(status)), *_troubles(status), *_training(status, now), *_flow(status)]
+    claims = (
+        (claim.role, claim.epoch, claim.process, claim.host, claim.pid, moment(claim.claimed_at))
+        for claim in status.control.claims.values()
+    )
+    workers = ((worker.process, worker.port, worker_sentence(worker, now)) for worker in status.workers)
+    return [
+        f"{status.run}  {status.folder}",
+        "",
+        *columns(rows, left=2, indent="  "),
+        *table(("role", "epoch", "process", "host", "pid", "since"), claims, left=6, indent="  "),
+        *table(("worker", "port", "at work"), workers, left=3, indent="  "),
+    ]
+
+
+def _troubles(status: Status) -> Iterator[tuple[str, str]]:
     if status.stopped is not None:
-        rows.append(("stopped by", _ending_sentence(status.stopped)))
+        yield "stopped by", _ending_sentence(status.stopped)
     if status.standstill is not None:
-        rows.append(("stands still", status.standstill.to_text()))
-    rows += [("fails", one.to_text()) for one in status.failing]
+        yield "stands still", status.standstill.to_text()
+    yield from (("fails", one.to_text()) for one in status.failing)
     if (origin := status.origin) is not None:
-        rows.append(("made of", f"{origin.run}: {origin.how}"))
-        rows += [("changed", line) for line in origin.changed]
+        yield "made of", f"{origin.run}: {origin.how}"
+        yield from (("changed", line) for line in origin.changed)
+
+
+def _training(status: Status, now: float) -> Iterator[tuple[str, str]]:
+    history, reward = status.history, status.reward
     of = f" of {status.num_steps:,}" if status.num_steps else ""
     version = f"{history.version:,}{of}, trainer epoch {status.trainer_epoch}"
     if history.current is not None and history.current.recorded_at:
         version += f", recorded {duration(now - history.current.recorded_at)} ago"
-    rows.append(("version", version))
+    yield "version", version
     if status.stage is not None:
-        rows.append(("stage", status.stage))
-    reward = status.reward
+        yield "stage", status.stage
     if reward["last"] is not None:
-        mean = reward[f"mean_{NUM_SMOOTHED}"]
         num_steps = min(NUM_SMOOTHED, len(history.rewards()))
-        of_several = f", mean of the last {num_steps} steps {number(mean)}" if num_steps > 1 else ""
-        rows.append(("reward", number(reward["last"]) + of_several))
+        mean = f", mean of the last {num_steps} steps {number(reward[f'mean_{NUM_SMOOTHED}'])}"
+        yield "reward", number(reward["last"]) + (mean if num_steps > 1 else "")
     if status.no_signal is not None:
-        rows.append(("no signal", f"for {status.no_signal.steps:,} steps: {status.no_signal.cause}"))
-    rows += [(sign.heading, sign.to_text()) for sign in (*status.training_signs, *status.reward_signs)]
+        yield "no signal", f"for {status.no_signal.steps:,} steps: {status.no_signal.cause}"
+    yield from ((sign.heading, sign.to_text()) for sign in (*status.training_signs, *status.reward_signs))
     if staleness := staleness_text(status.staleness["tokens"]):
-        rows.append(("staleness", f"of trained tokens: {staleness}"))
+        yield "staleness", f"of trained tokens: {staleness}"
     if spent := history.spent():
-        rows.append(("judges", _spent_sentence(spent)))
+        yield "judges", _spent_sentence(spent)
     for name, pair in newest_and_best(history.evaluations).items():
         newest, best = (f"{mean_text(result)} at version {result.name.version}" for result in pair)
-        rows.append((f"eval {name}", f"{newest}, best {best}"))
-    rows.append(("groups", ", ".join(f"{count:,} {name}" for name, count in status.groups.items())))
+        yield f"eval {name}", f"{newest}, best {best}"
+
+
+def _flow(status: Status) -> Iterator[tuple[str, str]]:
+    yield "groups", listed(status.groups)
     if status.left_out:
-        rows.append(("left out", f"{plural(status.left_out, 'problem')} with too long prompts"))
-    if status.operators is not None:
-        rows += status.operators.status_rows()
-    if status.growing is not None:
-        rows += status.growing.status_rows()
-    rows.append(("waiting", ", ".join(f"{count:,} on {topic}" for topic, count in status.lag.items())))
+        yield "left out", f"{plural(status.left_out, 'problem')} with too long prompts"
+    yield from () if status.operators is None else status.operators.status_rows()
+    yield from () if status.growing is None else status.growing.status_rows()
+    yield "waiting", listed(status.lag, "on")
     if status.lost:
-        found = ", ".join(f"{count:,} of {topic}" for topic, count in status.lost.items())
-        rows.append(
-            ("lost", f"offsets {found} were deleted, and not by the run: `rftstream topics list` shows settings")
-        )
-    dead = (f"{count:,} {reason}" for reason, count in status.dead_letters.items())
-    rows.append(("dead letters", ", ".join(dead) or "none"))
-    rows += [("died of", f"{end.error} ({end.count:,} {end.reason})") for end in status.dead_errors]
+        found = f"offsets {listed(status.lost, 'of')} were deleted, and not by the run"
+        yield "lost", f"{found}: `rftstream topics list` shows settings"
+    yield "dead letters", listed(status.dead_letters) or "none"
+    yield from (("died of", f"{end.error} ({end.count:,} {end.reason})") for end in status.dead_errors)
     if (deleted := status.control.deleted).version:
-        rows.append(("deleted", f"{plural(deleted.sequence, 'group')}, batches below version {deleted.version:,}"))
+        yield "deleted", f"{plural(deleted.sequence, 'group')}, batches below version {deleted.version:,}"
     disk = ", ".join(f"{name} {size(count)}" for name, count in status.disk_bytes.items())
-    rows.append(("disk", f"{size(sum(status.disk_bytes.values()))} ({disk})"))
+    yield "disk", f"{size(sum(status.disk_bytes.values()))} ({disk})"
     if status.disk_room.is_little:
-        rows.append(("free", status.disk_room.to_text()))
-    lines = [f"{status.run}  {status.folder}", "", *columns(rows, left=2, indent="  ")]
-    if status.control.claims:
-        lines += [
-            "",
-            *columns(
-                [
-                    ("role", "epoch", "process", "host", "pid", "since"),
-                    *(
-                        (claim.role, claim.epoch, claim.process, claim.host, claim.pid, moment(claim.claimed_at))
-                        for claim in status.control.claims.values()
-                    ),
-                ],
-                left=6,
-                indent="  ",
-            ),
-        ]
-    if status.workers:
-        lines += [
-            "",
-            *columns(
-                [
-                    ("worker", "port", "at work"),
-                    *((worker.process, worker.port, worker_sentence(worker, now)) for worker in status.workers),
-                ],
-                left=3,
-                indent="  ",
-            ),
-        ]
-    return lines
+        yield "free", status.disk_room.to_text()
 
 
 def _spent_sentence(spent: Mapping[str, float]) -> str:
