@@ -248,43 +248,48 @@ def rollout_bytes(
     problem = _by_reference(problem)
     room = sampling.max_tokens if context is None else context - num_prompt
     num_sampled = max(1, min(sampling.max_tokens, room))
-    group = "t/0/100000/0"
-    ids = RolloutIds.of(group, taskset="t", group_size=group_size, sequence=100_000, min_version=1_000)
+    ids = RolloutIds.of("t/0/100000/0", taskset="t", group_size=group_size, sequence=100_000, min_version=1_000)
     tokens = zeros(num_prompt + num_sampled)
     span = VersionSpan(start=num_prompt, count=num_sampled, trainer_epoch=1, version=1_000)
     segment = Segment(
         token_ids=tokens["int32"], behavior_logprobs=tokens["float32"], loss_mask=tokens["uint8"], versions=(span,)
     )
+    summary = RolloutSummary(
+        rollout_id=ids.rollout_id, num_tokens=num_sampled, status=RolloutStatus.completed, reward=1.0
+    )
+    outcome = GroupOutcome(
+        group_id=ids.group_id,
+        taskset=ids.taskset,
+        sequence=1,
+        result=GroupResult.batched,
+        reason="complete",
+        rollouts=(summary,) * group_size,
+        batch_sequence=1_000,
+    )
+    messages = _messages_of_rollout(ids, problem, sampling, segment, num_sampled)
+    if not saves:
+        del messages["partials"]
+    sizes = [codec.to_record(message, topic, 0, run=run).num_bytes for topic, message in messages.items()]
+    return sum(sizes) + math.ceil(codec.to_record(outcome, "outcomes", 0, run=run).num_bytes / group_size)
+
+
+def _messages_of_rollout(
+    ids: RolloutIds, problem: Problem, sampling: Sampling, segment: Segment, num_sampled: int
+) -> dict[str, Message]:
+    said = "x" * CHARACTERS_PER_TOKEN * num_sampled
     rollout = Rollout(
         ids=ids,
         status=RolloutStatus.completed,
         problem=problem,
         segments=(segment,),
         num_tokens=num_sampled,
-        turns=(
-            Turn(
-                role="assistant",
-                content="x" * CHARACTERS_PER_TOKEN * num_sampled,
-                num_tokens=num_sampled,
-                finish_reason="stop",
-            ),
-        ),
+        turns=(Turn(role="assistant", content=said, num_tokens=num_sampled, finish_reason="stop"),),
         sampling=sampling,
         started_at=1.0,
         finished_at=1.0,
     )
     verdict = Verdict(reward=1.0, scorer="exact", scorer_version="1" * 16, parts={"exact": 1.0})
-    summary = RolloutSummary(rollout_id=ids.rollout_id, num_tokens=num_sampled, status=rollout.status, reward=1.0)
-    outcome = GroupOutcome(
-        group_id=group,
-        taskset="t",
-        sequence=1,
-        result=GroupResult.batched,
-        reason="complete",
-        rollouts=(summary,),
-        batch_sequence=1_000,
-    )
-    messages: dict[str, Message] = {
+    return {
         "tasks": Task(ids=ids, problem=problem, sampling=sampling, seed=1 << 60),
         "rollouts": rollout,
         "verified": VerifiedRollout(ids=ids, rollout=rollout, verdict=verdict),
@@ -298,12 +303,8 @@ def rollout_bytes(
             reward=1.0,
             sampling=sampling,
         ),
+        "partials": PartialRollout(ids=ids, piece=0, turns=(), segments=(segment,), num_tokens=num_sampled),
     }
-    if saves:
-        messages["partials"] = PartialRollout(ids=ids, piece=0, turns=(), segments=(segment,), num_tokens=num_sampled)
-    sizes = [codec.to_record(message, topic, 0, run=run).num_bytes for topic, message in messages.items()]
-    shared = codec.to_record(replace(outcome, rollouts=(summary,) * group_size), "outcomes", 0, run=run)
-    return sum(sizes) + math.ceil(shared.num_bytes / group_size)
 
 
 def zeros(num_tokens: int) -> dict[str, Array]:

@@ -51,7 +51,7 @@ ASSUMED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RoleMemory:
     """The memory of all processes of one role."""
 
@@ -122,54 +122,18 @@ def estimate_memory(
     evaluations, each of which every process that scores holds.
     """
     sizes = ModelSizes.of(spec.folder, spec.lora)
-    given = islice(cycle(config.explorer.devices), config.explorer.count)
-    at_once = config.explorer.max_concurrent
+    facts = _Facts(config, sizes, spec, longest, needs, options, critic)
+    devices = Counter(islice(cycle(config.explorer.devices), config.explorer.count))
+    bodies = {"process": PROCESS_BYTES, "bodies": _bodies(config, longest)}
     roles = [
-        RoleMemory(role=FEEDER.name, count=1, parts={MAIN: {"process": PROCESS_BYTES}}),
-        *(
-            _sampler(
-                EXPLORER.name,
-                count,
-                device,
-                at_once,
-                options.get("policy"),
-                sizes,
-                spec,
-                longest,
-                has_turns=_has_turns(config.tasksets),
-            )
-            for device, count in Counter(given).items()
-        ),
+        RoleMemory(FEEDER.name, 1, {MAIN: {"process": PROCESS_BYTES}}),
+        *(_sampler(facts, EXPLORER.name, count, device) for device, count in devices.items()),
         *_verifiers(config, held, longest),
-        RoleMemory(
-            role=BUFFER.name, count=1, parts={MAIN: {"process": PROCESS_BYTES, "bodies": _bodies(config, longest)}}
-        ),
-        *_trainers(
-            _TrainerFacts(
-                config=config,
-                sizes=sizes,
-                spec=spec,
-                longest=longest,
-                needs=needs,
-                options=options.get("backend"),
-                critic=critic,
-            )
-        ),
+        RoleMemory(BUFFER.name, 1, {MAIN: bodies}),
+        *_trainers(facts),
     ]
     if config.evaluations and config.evaluator.count:
-        roles.append(
-            _sampler(
-                EVALUATOR.name,
-                1,
-                config.evaluator.device,
-                config.evaluator.max_concurrent,
-                options.get("evaluator"),
-                sizes,
-                spec,
-                longest,
-                has_turns=_has_turns(config.evaluations),
-            )
-        )
+        roles.append(_sampler(facts, EVALUATOR.name, 1, config.evaluator.device))
     places = {place for role in roles for place in role.parts}
     device = _place(config.trainer.device)
     return MemoryEstimate(
@@ -184,7 +148,7 @@ def _verifiers(config: RunConfig, held: Sequence[HeldClassifier], longest: int) 
     count, processes = config.verifier.count, config.verifier.processes
     if not held:
         parts = {MAIN: {"process": PROCESS_BYTES}}
-        return [RoleMemory(role=VERIFIER.name, count=count * (1 + processes), parts=parts)]
+        return [RoleMemory(VERIFIER.name, count * (1 + processes), parts)]
     with_models: dict[str, dict[str, int]] = {MAIN: {"process": TORCH_BYTES}}
     for one in held:
         sizes, width = ModelSizes.of(one.folder, None), SERVED_BYTES[one.dtype]
@@ -195,8 +159,8 @@ def _verifiers(config: RunConfig, held: Sequence[HeldClassifier], longest: int) 
         at["their activations"] = max(at.get("their activations", 0), tokens * whole)
     scores = count + (1 if config.evaluations and config.evaluator.count else 0)
     return [
-        RoleMemory(role=VERIFIER.name, count=count, parts={MAIN: {"process": PROCESS_BYTES}}),
-        RoleMemory(role=SCORING, count=scores * processes, parts=with_models),
+        RoleMemory(VERIFIER.name, count, {MAIN: {"process": PROCESS_BYTES}}),
+        RoleMemory(SCORING, scores * processes, with_models),
     ]
 
 
@@ -270,9 +234,9 @@ class _Spread:
         return -(-num // self.processes) if self.stage >= stage else num
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TrainerFacts:
-    """The facts that the memory of a trainer depends on."""
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """The facts that the memory of trainer and samplers depends on."""
 
     config: RunConfig
     sizes: ModelSizes
@@ -281,17 +245,22 @@ class _TrainerFacts:
     """Tokens of the longest prompt and completion."""
     needs: Collection[str]
     """Names of the algorithms' `needs` of a batch."""
-    options: Any
-    """The Config of the backend, or None if nothing is known of it."""
+    options: Mapping[str, Any]
+    """Configs of `backend`, `policy` and `evaluator`, as far as something is known of them."""
     critic: ModelSizes | None
     """Sizes of the critic, or None if no algorithm has one."""
 
+    @property
+    def backend(self) -> Any:
+        """Config of the backend, or None if nothing is known of it."""
+        return self.options.get("backend")
 
-def _trainers(facts: _TrainerFacts) -> list[RoleMemory]:
+
+def _trainers(facts: _Facts) -> list[RoleMemory]:
     """Estimate the trainer, and the other ranks if it has several processes, each with a GPU of its own."""
-    sizes, spec, options = facts.sizes, facts.spec, facts.options
+    sizes, spec, options = facts.sizes, facts.spec, facts.backend
     if options is None:
-        return [RoleMemory(role=TRAINER.name, count=1, parts={MAIN: {"process": TORCH_BYTES}})]
+        return [RoleMemory(TRAINER.name, 1, {MAIN: {"process": TORCH_BYTES}})]
     device, spread = _place(facts.config.trainer.device), _Spread.of(options)
     in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained}
     on_device, of_optimizer = _of_rank(facts, spread)
@@ -303,7 +272,7 @@ def _trainers(facts: _TrainerFacts) -> list[RoleMemory]:
         parts: dict[str, dict[str, int]] = {MAIN: dict(held)}
         parts.setdefault(place, {}).update(on_device)
         parts[MAIN if options.offload_optimizer else place].update(of_optimizer)
-        return RoleMemory(role=name, count=count, parts=_without_nothing(parts))
+        return RoleMemory(name, count, _without_nothing(parts))
 
     kind, _, first = device.partition(":")
     num_others = spread.processes - 1
@@ -312,11 +281,11 @@ def _trainers(facts: _TrainerFacts) -> list[RoleMemory]:
     return [role(TRAINER.name, 1, device, in_main), *others]
 
 
-def _leaving(facts: _TrainerFacts, spread: _Spread, held: Mapping[str, int], of_optimizer: Mapping[str, int]) -> int:
+def _leaving(facts: _Facts, spread: _Spread, held: Mapping[str, int], of_optimizer: Mapping[str, int]) -> int:
     """Return the bytes of what is `held` on the device that leave it between batches. The rest is gone by then."""
     num_critic = 0 if facts.critic is None else facts.critic.parameters
     kept = held["weights"] + held["reference"] + 4 * num_critic
-    if facts.options.offload_optimizer:
+    if facts.backend.offload_optimizer:
         return kept
     renewed = of_optimizer["renewed reference"] // (2 if spread.is_zero else 1)  # the copy of the policy is gone
     gradients = 4 * (facts.sizes.trained + num_critic) if spread.stage == 3 else 0  # whose room is kept
@@ -324,9 +293,9 @@ def _leaving(facts: _TrainerFacts, spread: _Spread, held: Mapping[str, int], of_
     return kept + of_optimizer["masters"] + of_optimizer["moments"] + renewed + gradients + of_critic
 
 
-def _of_rank(facts: _TrainerFacts, spread: _Spread) -> tuple[dict[str, int], dict[str, int]]:
+def _of_rank(facts: _Facts, spread: _Spread) -> tuple[dict[str, int], dict[str, int]]:
     """Return what one process holds on the device, and what it holds where the optimizer is."""
-    config, sizes, spec, options, critic = facts.config, facts.sizes, facts.spec, facts.options, facts.critic
+    config, sizes, spec, options, critic = facts.config, facts.sizes, facts.spec, facts.backend, facts.critic
     settings = config.trainer
     gpu = settings.device.startswith("cuda")
     half = options.autocast == "bfloat16" or (options.autocast == "auto" and gpu)
@@ -383,37 +352,26 @@ def _of_rank(facts: _TrainerFacts, spread: _Spread) -> tuple[dict[str, int], dic
     return on_device, of_optimizer
 
 
-def _sampler(
-    role: str,
-    count: int,
-    device: str,
-    places: int,
-    options: Any,
-    sizes: ModelSizes,
-    spec: ModelSpec,
-    longest: int,
-    *,
-    has_turns: bool,
-) -> RoleMemory:
-    """Estimate a role that samples. Whatever its policy is, it follows the weights. `has_turns`: whether rollouts may
-    go on after a turn."""
-    served = SERVED_BYTES[spec.dtype]
-    in_main = {
-        "process": TORCH_BYTES if options is not None else PROCESS_BYTES,
-        "version in hand": served * sizes.trained,
-    }
-    parts: dict[str, dict[str, int]] = {MAIN: in_main}
+def _sampler(facts: _Facts, role: str, count: int, device: str) -> RoleMemory:
+    """Estimate a role that samples. Whatever its policy is, it follows the weights."""
+    config, sizes, dtype = facts.config, facts.sizes, facts.spec.dtype
+    served, evaluates = SERVED_BYTES[dtype], role == EVALUATOR.name
+    section = config.evaluator if evaluates else config.explorer
+    options = facts.options.get("evaluator" if evaluates else "policy")
+    has_turns = _has_turns(config.evaluations if evaluates else config.tasksets)
+    process = TORCH_BYTES if options is not None else PROCESS_BYTES
+    parts: dict[str, dict[str, int]] = {MAIN: {"process": process, "version in hand": served * sizes.trained}}
     if options is not None:
-        rows = min(places, options.batch_size)
+        rows = min(section.max_concurrent, options.batch_size)
         parts.setdefault(_place(device), {}).update(
             {
                 "weights": served * sizes.parameters,
-                "cache": rows * longest * sizes.cache_bytes(spec.dtype),
-                "turns": has_turns * getattr(options, "turn_tokens", 0) * sizes.cache_bytes(spec.dtype),
+                "cache": rows * facts.longest * sizes.cache_bytes(dtype),
+                "turns": has_turns * getattr(options, "turn_tokens", 0) * sizes.cache_bytes(dtype),
                 "logits": rows * sizes.vocabulary * (4 + served),
             }
         )
-    return RoleMemory(role=role, count=count, parts=_without_nothing(parts))
+    return RoleMemory(role, count, _without_nothing(parts))
 
 
 def _has_turns(sections: Mapping[str, TasksetSection] | Mapping[str, EvaluationSection]) -> bool:

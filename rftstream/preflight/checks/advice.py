@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from rftstream.algorithms.policy_gradient import CORRECTIONS
 from rftstream.config.colocation import is_shared
@@ -17,6 +17,7 @@ from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSecti
 from rftstream.config.stages import Stages
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
+from rftstream.preflight.checks.check_report import TasksetLine
 from rftstream.preflight.estimate import DiskEstimate
 from rftstream.queries.formatting import plural, size
 from rftstream.roles.explorer import EXPLORER
@@ -27,37 +28,8 @@ FEW_TOKENS = 8
 """Tokens that are fewer than many an answer."""
 
 
-class Measured(Protocol):
-    """The measurements of `check` on a taskset or an evaluation. `check_report.TasksetLine` keeps them; `find_warnings`
-    reads them."""
-
-    @property
-    def problems(self) -> int:
-        """Return the number of problems in one pass."""
-
-    @property
-    def longest(self) -> int:
-        """Return the tokens of the longest prompt that was rendered."""
-
-    @property
-    def num_rendered(self) -> int:
-        """Return the number of prompts that were rendered."""
-
-    @property
-    def too_long(self) -> int:
-        """Return the number of prompts that leave no room for a completion."""
-
-    @property
-    def too_long_means(self) -> str:
-        """Return what becomes of such prompts, in words."""
-
-    @property
-    def unknown(self) -> Sequence[int]:
-        """Return the problems with characters that the tokenizer does not know."""
-
-
 def find_warnings(
-    config: RunConfig, measured: Mapping[str, Measured], disk: DiskEstimate | None, context: int | None
+    config: RunConfig, measured: Mapping[str, TasksetLine], disk: DiskEstimate | None, context: int | None
 ) -> list[str]:
     """Return a sentence for each setting that looks unintended. `measured` maps `tasksets.NAME` and `evaluations.NAME`
     to what was found there."""
@@ -226,7 +198,7 @@ def _unused_tables(config: RunConfig) -> Iterator[str]:
             yield f"transport.{key}: nothing uses it, since transport.kind is {config.transport.kind!r}"
 
 
-def _lengths(config: RunConfig, measured: Mapping[str, Measured], context: int | None) -> Iterator[str]:
+def _lengths(config: RunConfig, measured: Mapping[str, TasksetLine], context: int | None) -> Iterator[str]:
     for place, section in _sections(config):
         found = measured.get(place)
         if found is None or context is None:
@@ -245,7 +217,7 @@ def _lengths(config: RunConfig, measured: Mapping[str, Measured], context: int |
             )
 
 
-def _characters(measured: Mapping[str, Measured]) -> Iterator[str]:
+def _characters(measured: Mapping[str, TasksetLine]) -> Iterator[str]:
     for place, found in measured.items():
         if found.unknown:
             least = "at least " if found.num_rendered < found.problems else ""
@@ -256,7 +228,7 @@ def _characters(measured: Mapping[str, Measured]) -> Iterator[str]:
             )
 
 
-def _end(config: RunConfig, measured: Mapping[str, Measured]) -> Iterator[str]:
+def _end(config: RunConfig, measured: Mapping[str, TasksetLine]) -> Iterator[str]:
     drawn = {f"tasksets.{name}": section for name, section in config.tasksets.items() if section.weight}
     if config.steps is None or not all(place in measured and one.passes for place, one in drawn.items()):
         return

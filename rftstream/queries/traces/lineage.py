@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from rftstream.queries.facts.database import Index
     from rftstream.weights.stores.store import ObjectStore
+
+M = TypeVar("M", bound=Message)
 
 FORMS = (
     "a rollout (sums/0/17/0/3), a group (sums/0/17/0), a batch (batch:17), a version (v12, or 1/12 for trainer "
@@ -103,7 +105,7 @@ def parse_target(text: str) -> Target:
 # --------------------------------------------------------------------------------------------- the tree
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Node(Report):
     """A record, or what records have in common, with what belongs to it."""
 
@@ -256,6 +258,11 @@ class Headers:
             self._newest = where, self._read_message(*where)
         return self._newest[1]
 
+    def facts_of(self, record: Record, kind: type[M], facts: Callable[[M], dict[str, Any]]) -> dict[str, Any]:
+        """Return the facts about a message, or why there is none of its kind."""
+        message = self.message_of(record)
+        return facts(message) if isinstance(message, kind) else {"why": message}
+
     def _read_message(self, place: TopicPartition, offset: int) -> Message | str:
         whole = self.record_at(place, offset)
         if whole is None or whole.value is None:
@@ -377,4 +384,4 @@ def origin_node(run: OpenRun) -> list[Node]:
     if origin is None:
         return []
     facts = {"is": origin.how, "changed": "; ".join(origin.changed) or None}
-    return [Node(kind="made of", name=origin.run, facts=facts)]
+    return [Node("made of", origin.run, facts=facts)]

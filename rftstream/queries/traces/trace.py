@@ -14,7 +14,6 @@ from rftstream.queries.facts.database import Index, StoreError
 from rftstream.queries.records.shown import CompletionReader, open_reader
 from rftstream.queries.traces.lineage import (
     FORMS,
-    Headers,
     Node,
     Target,
     header,
@@ -52,8 +51,7 @@ class _Tracer:
 
     def __init__(self, run: OpenRun, index: Index | None, reader: CompletionReader) -> None:
         self._run = run
-        self._headers = Headers(run.transport, index)
-        self._records = TraceRecords(run, self._headers)
+        self._records = TraceRecords(run, index)
         self._versions = VersionTracer(self._records)
         self._batches = BatchTracer(self._records, self._versions)
         self._problems = ProblemTracer(run)
@@ -63,10 +61,10 @@ class _Tracer:
         """Return the chain of `target`, which was given as `text`."""
         match target.kind:
             case "demonstration":
-                return trace_demonstration(self._headers, text, self._batches.uses, target.demonstration)
+                return trace_demonstration(self._records, text, self._batches.uses, target.demonstration)
             case "rollout" | "group" if target.group_id.startswith(DEMONSTRATION_IDS):
                 taken, number_ = map(int, target.group_id.split("/")[1:3])
-                return trace_demonstration(self._headers, text, self._batches.uses, number_, taken)
+                return trace_demonstration(self._records, text, self._batches.uses, number_, taken)
             case "rollout" | "group":
                 node = self._groups.group(target, text)
                 node.children += self._problems.of_group(target.group_id)
@@ -83,9 +81,9 @@ class _Tracer:
     def _of_record(self, target: Target, text: str) -> Node:
         place = target.place
         assert place is not None
-        if place.topic not in TOPICS or place not in self._headers.places(place.topic):
+        if place.topic not in TOPICS or place not in self._records.places(place.topic):
             raise ConfigError(f"trace: {text}: no such partition; topics: {', '.join(TOPICS)}")
-        record = self._headers.record_at(place, target.offset)
+        record = self._records.record_at(place, target.offset)
         if record is None:
             begin = self._run.transport.admin.begin_offsets(place.topic)[place]
             why = (
@@ -95,14 +93,14 @@ class _Tracer:
             )
             raise ConfigError(f"trace: {text}: no record there; {why}")
         if place.topic == "dead":
-            letter = self._headers.message_of(record)
+            letter = self._records.message_of(record)
             if isinstance(letter, DeadLetter):
                 origin = f"{letter.topic}[{letter.partition}]@{letter.offset}"
                 return self.chain_of(parse_target(origin), origin)
         if place == PROBLEMS:
             return self._problems.record(record)
         if place.topic == "experts" and (demonstration := number(record, "number")) is not None:
-            return trace_demonstration(self._headers, text, self._batches.uses, demonstration)
+            return trace_demonstration(self._records, text, self._batches.uses, demonstration)
         for name in ("rollout_id", "group_id"):
             if (found := header(record, name)) is not None:
                 return self.chain_of(parse_target(found), found)
@@ -122,7 +120,7 @@ class _Tracer:
         if not wanted:
             names = [name for step in self._records.steps if (name := version_of(step)) is not None]
             raise ConfigError(no_version(target, names, self._run.run_id))
-        node = Node(kind="version", name=f"v{target.version}", children=[self._versions.step(step) for step in wanted])
+        node = Node("version", f"v{target.version}", children=[self._versions.step(step) for step in wanted])
         trained = any(number(step, "batch_sequence") is not None for step in wanted)
         if trained and (batch := self._batches.batch(target.version - 1)) is not None:
             node.children.append(batch)

@@ -23,7 +23,6 @@ class BatchTracer:
 
     def __init__(self, records: TraceRecords, versions: VersionTracer) -> None:
         self._records = records
-        self._headers = records.headers
         self._versions = versions
 
     def batch_of_target(self, batch: int | None, target: Target) -> list[Node]:
@@ -43,7 +42,7 @@ class BatchTracer:
             newest = max(
                 (
                     found
-                    for record in self._headers.all_of("outcomes")
+                    for record in self._records.all_of("outcomes")
                     if (found := number(record, "batch_sequence")) is not None
                 ),
                 default=None,
@@ -68,33 +67,31 @@ class BatchTracer:
         outcomes = {
             header(record, "group_id"): record for record in self._outcomes_of(batch) if header(record, "late") is None
         }
-        node = Node(kind="batch", name=f"batch:{batch}", facts={"groups": len(by_group)})
+        node = Node("batch", f"batch:{batch}", facts={"groups": len(by_group)})
         shares = [number(record, "share") for record in manifests]
         for i, record in enumerate(manifests):
-            message = self._headers.message_of(record)
+            message = self._records.message_of(record)
             facts: dict[str, Any] = {"share": number(record, "share"), "experiences": number(record, "count")}
             if isinstance(message, BatchManifest):
                 facts |= {"max_staleness": message.max_staleness, "last": "yes" if message.last else None}
-            node.children.append(
-                Node(kind="manifest", name="", record=record, facts=facts, twin=shares[i] in shares[:i])
-            )
+            node.children.append(Node("manifest", "", record, facts, twin=shares[i] in shares[:i]))
         for group, own in by_group.items():
             outcome = outcomes.get(group)
             node.children.append(
                 Node(
-                    kind="group",
-                    name=group,
-                    record=outcome,
+                    "group",
+                    group,
+                    outcome,
+                    {} if outcome is None else {"is": header(outcome, "result")},
                     children=self._experiences_of(own),
-                    facts={} if outcome is None else {"is": header(outcome, "result")},
                 )
             )
         return node
 
     def _outcomes_of(self, batch: int) -> Iterator[Record]:
-        places = self._headers.places("outcomes")
-        indexed, start = self._headers.of_batch(batch)
-        records = itertools.chain(indexed, self._headers.scan(places, start=start))
+        places = self._records.places("outcomes")
+        indexed, start = self._records.of_batch(batch)
+        records = itertools.chain(indexed, self._records.scan(places, start=start))
         return (record for record in records if number(record, "batch_sequence") == batch)
 
     def _records_of(self, batch: int) -> list[Record]:
@@ -106,12 +103,12 @@ class BatchTracer:
         ]
         start: dict[TopicPartition, int] = {}
         if before:
-            step = self._headers.message_of(max(before, key=lambda record: number(record, "batch_sequence") or 0))
+            step = self._records.message_of(max(before, key=lambda record: number(record, "batch_sequence") or 0))
             if isinstance(step, StepRecord):
                 start = {TopicPartition("batches", share): offset for share, offset in enumerate(step.positions)}
         found: list[Record] = []
-        for place in self._headers.places("batches"):
-            for record in self._headers.scan([place], start=start):
+        for place in self._records.places("batches"):
+            for record in self._records.scan([place], start=start):
                 sequence = number(record, "batch_sequence")
                 if sequence == batch:
                     found.append(record)
@@ -123,34 +120,20 @@ class BatchTracer:
         seen: set[str | None] = set()
         nodes = []
         for record in records:
-            message = self._headers.message_of(record)
-            facts: dict[str, Any] = (
-                {"why": message}
-                if not isinstance(message, Experience)
-                else {
-                    "share": message.share,
-                    "position": message.position,
-                    "reward": message.reward,
-                    "sampled by": sampled_by(message.segments, self._records.other_run),
-                }
-            )
+            facts = self._records.facts_of(record, Experience, self._experience_facts)
             identity = header(record, "id")
-            nodes.append(
-                Node(
-                    kind="experience",
-                    name=header(record, "rollout_id") or "",
-                    record=record,
-                    facts=facts,
-                    twin=identity in seen,
-                )
-            )
+            nodes.append(Node("experience", header(record, "rollout_id") or "", record, facts, twin=identity in seen))
             seen.add(identity)
         return nodes
+
+    def _experience_facts(self, message: Experience) -> dict[str, Any]:
+        by = sampled_by(message.segments, self._records.other_run)
+        return {"share": message.share, "position": message.position, "reward": message.reward, "sampled by": by}
 
     def uses(self, number_: int, taken: int | None) -> list[Node]:
         """Return the batches that took a demonstration, or only the batch of the pass `taken`."""
         uses: dict[int, list[Record]] = defaultdict(list)
-        for record in self._headers.all_of("batches"):
+        for record in self._records.all_of("batches"):
             if header(record, "expert") is None:
                 continue
             ids = split_group_id(header(record, "group_id") or "")
@@ -162,9 +145,7 @@ class BatchTracer:
     def _part_of_batch(self, batch: int, records: list[Record]) -> Node:
         """Return the batch with these of its experiences and with its trainings."""
         return Node(
-            kind="batch",
-            name=f"batch:{batch}",
-            children=[*self._experiences_of(records), *self._versions.steps_of(batch)],
+            "batch", f"batch:{batch}", children=[*self._experiences_of(records), *self._versions.steps_of(batch)]
         )
 
 
@@ -197,16 +178,13 @@ def trace_demonstration(headers: Headers, text: str, uses: Uses, wanted: int | s
             f"trace: {text}: no such demonstration on experts; `rftstream inspect RUN experts` lists them"
         )
     count, record = found
-    node = Node(kind="demonstration", name=header(record, "id") or "", record=record, facts=_facts(headers, record))
+    node = Node("demonstration", header(record, "id") or "", record, headers.facts_of(record, Demonstration, _facts))
     node.children += _letters(headers, record)
-    node.children += uses(count, taken) or [Node(kind="batch", name="", facts={"is": "not yet"})]
+    node.children += uses(count, taken) or [Node("batch", "", facts={"is": "not yet"})]
     return node
 
 
-def _facts(headers: Headers, record: Record) -> dict[str, Any]:
-    message = headers.message_of(record)
-    if not isinstance(message, Demonstration):
-        return {"why": message}
+def _facts(message: Demonstration) -> dict[str, Any]:
     pair = message.preference
     answer = (pair.chosen if pair is not None else message.messages)[-1].content
     return {
@@ -224,4 +202,4 @@ def _letters(headers: Headers, record: Record) -> Iterator[Node]:
         if header(letter, "id") == wanted:
             message = headers.message_of(letter)
             why = last_line(message.detail) if isinstance(message, DeadLetter) else str(message)
-            yield Node(kind="dead", name="", record=letter, facts={"reason": header(letter, "reason"), "why": why})
+            yield Node("dead", "", letter, {"reason": header(letter, "reason"), "why": why})

@@ -50,30 +50,29 @@ class GroupTracer:
         self, records: TraceRecords, versions: VersionTracer, batches: BatchTracer, reader: CompletionReader
     ) -> None:
         self._records = records
-        self._headers = records.headers
         self._versions = versions
         self._batches = batches
         self._reader = reader
 
     def group(self, target: Target, text: str) -> Node:
-        outcomes, known = self._find("outcomes", self._headers.places("outcomes"), target.group_id)
+        outcomes, known = self._find("outcomes", self._records.places("outcomes"), target.group_id)
         sequence = next((found for record in outcomes if (found := number(record, "sequence")) is not None), None)
         if sequence is None:
-            tasks, more = self._find("tasks", self._headers.places("tasks"), target.group_id, first=True)
+            tasks, more = self._find("tasks", self._records.places("tasks"), target.group_id, first=True)
             known |= more
             sequence = number(tasks[0], "sequence") if tasks else None
-        if sequence is None and self._headers.index is not None:
-            self._headers.index = None  # to name the nearest, all names must be looked at
+        if sequence is None and self._records.index is not None:
+            self._records.index = None  # to name the nearest, all names must be looked at
             return self.group(target, text)
         if sequence is None:
             raise ConfigError(self._not_found(target, text, known))
-        partition = sequence % len(self._headers.places("tasks"))
+        partition = sequence % len(self._records.places("tasks"))
         flow = {topic: self._find(topic, [TopicPartition(topic, partition)], target.group_id)[0] for topic in FLOW}
         siblings = {
             found for records in flow.values() for record in records if (found := number(record, "sibling")) is not None
         }
         if sequence < self._records.deleted.sequence:
-            siblings |= named_siblings(map(self._headers.message_of, outcomes))
+            siblings |= named_siblings(map(self._records.message_of, outcomes))
         if target.sibling is not None and target.sibling not in siblings:
             last = max(siblings, default=0)
             raise ConfigError(
@@ -89,8 +88,8 @@ class GroupTracer:
             nodes[0].children += last_part
             return nodes[0]
         return Node(
-            kind="group",
-            name=target.group_id,
+            "group",
+            target.group_id,
             facts={"sequence": sequence, "partition": partition},
             children=[*nodes, *last_part],
         )
@@ -101,10 +100,10 @@ class GroupTracer:
         """Return the records of the group (with `first` only the first), and names of groups that were passed."""
         known: set[str] = set()
         wanted = group_id.encode()
-        found, start = self._headers.of_group(places, wanted)
+        found, start = self._records.of_group(places, wanted)
         if first and found:
             return found[:1], known
-        for record in self._headers.scan(places, start=start):
+        for record in self._records.scan(places, start=start):
             group = record.header("group_id")
             if group == wanted:
                 found.append(record)
@@ -121,27 +120,31 @@ class GroupTracer:
             topic: [record for record in records if number(record, "sibling") == sibling]
             for topic, records in flow.items()
         }
-        node = Node(kind="rollout", name=f"{group_id}/{sibling}")
+        node = Node("rollout", f"{group_id}/{sibling}")
         missing = "deleted by retention" if sequence < self._records.deleted.sequence else "not yet"
-        node.children += self._each(own["tasks"], "task", self._task_facts)
+        node.children += self._each(
+            own["tasks"], "task", lambda record: self._records.facts_of(record, Task, _task_facts)
+        )
         node.children += self._saved(own["partials"])
         sampled = self._each(own["rollouts"], "sampled", self._rollout_facts)
         for node_of_rollout, record in zip(sampled, own["rollouts"], strict=True):
             if detailed:
                 node_of_rollout.children += self._turns(record)
             node_of_rollout.children += self._stamps(record)
-        node.children += sampled or [Node(kind="sampled", name="", facts={"is": missing})]
+        node.children += sampled or [Node("sampled", "", facts={"is": missing})]
         if sampled:
-            verified = self._each(own["verified"], "verified", self._verdict_facts)
-            node.children += verified or [Node(kind="verified", name="", facts={"is": missing})]
+            verified = self._each(
+                own["verified"],
+                "verified",
+                lambda record: self._records.facts_of(record, VerifiedRollout, _verdict_facts),
+            )
+            node.children += verified or [Node("verified", "", facts={"is": missing})]
         node.children += self._dead(record for records in own.values() for record in records)
         return node
 
     def _each(self, records: list[Record], kind: str, facts: Any) -> list[Node]:
         """Return a node for each record. The first is as it should be, the others are its twins."""
-        return [
-            Node(kind=kind, name="", record=record, facts=facts(record), twin=i > 0) for i, record in enumerate(records)
-        ]
+        return [Node(kind, "", record, facts(record), twin=i > 0) for i, record in enumerate(records)]
 
     def _saved(self, records: list[Record]) -> Iterator[Node]:
         """Say who sampled parts of the rollout before it was finished.
@@ -151,29 +154,18 @@ class GroupTracer:
             some = list(pieces)
             first, last = (number(piece, "piece") for piece in (some[0], some[-1]))
             yield Node(
-                kind="saved",
-                name=explorer or "",
-                record=some[-1],
-                facts={
+                "saved",
+                explorer or "",
+                some[-1],
+                {
                     "pieces": f"{first} to {last}" if len(some) > 1 else first,
                     "tokens": sum(number(piece, "num_tokens") or 0 for piece in some),
                 },
             )
 
-    def _task_facts(self, record: Record) -> dict[str, Any]:
-        task = self._headers.message_of(record)
-        if not isinstance(task, Task):
-            return {"why": task}
-        return {
-            "sequence": task.ids.sequence,
-            "min_version": task.ids.min_version,
-            "seed": task.seed,
-            "environment": task.environment,
-        }
-
     def _rollout_facts(self, record: Record) -> dict[str, Any]:
         facts: dict[str, Any] = {"is": header(record, "status"), "tokens": number(record, "num_tokens")}
-        rollout = self._headers.message_of(record)
+        rollout = self._records.message_of(record)
         if isinstance(rollout, Rollout):
             if has_many_turns(rollout):
                 facts["turns"] = len(rollout.turns)
@@ -188,7 +180,7 @@ class GroupTracer:
     def _turns(self, record: Record) -> Iterator[Node]:
         """Yield a node for each turn of a rollout of several turns or with tool calls, and for each model call of an
         agent."""
-        rollout = self._headers.message_of(record)
+        rollout = self._records.message_of(record)
         if not isinstance(rollout, Rollout):
             return
         if has_many_turns(rollout):
@@ -203,82 +195,59 @@ class GroupTracer:
                     "reward": turn.reward,
                     "says": self._reader.one_line(pieces, SHOWN_CHARACTERS) or None,
                 }
-                calls = [Node(kind="calls", name=call_text(call)) for call in turn.tool_calls]
-                yield Node(kind=turn.role, name="", facts=facts, children=calls)
+                calls = [Node("calls", call_text(call)) for call in turn.tool_calls]
+                yield Node(turn.role, "", facts=facts, children=calls)
         for call in rollout.calls:
-            yield Node(
-                kind="call", name=f"{rollout.ids.rollout_id}/call/{call.number}", facts={"is": model_call_text(call)}
-            )
+            yield Node("call", f"{rollout.ids.rollout_id}/call/{call.number}", facts={"is": model_call_text(call)})
 
     def _stamps(self, record: Record) -> list[Node]:
         """Say which versions sampled the rollout, and how many tokens each."""
-        rollout = self._headers.message_of(record)
+        rollout = self._records.message_of(record)
         if not isinstance(rollout, Rollout):
-            return [Node(kind="sampled", name="", facts={"why": rollout})]
+            return [Node("sampled", "", facts={"why": rollout})]
         nodes = []
         shown = {span.image.digest: span for segment in rollout.segments for span in segment.images}
         for span in shown.values():
             facts = {"tokens": span.count, "at": span.image.url[:100]}
-            nodes.append(Node(kind="image", name=image_text(span.image), facts=facts))
+            nodes.append(Node("image", image_text(span.image), facts=facts))
         for name, count in count_stamps(rollout.segments).items():
             if self._records.other_run is not None:
-                nodes.append(
-                    Node(kind="by version", name=name_of(name), facts={"tokens": count, "of": self._records.other_run})
-                )
+                nodes.append(Node("by version", name_of(name), facts={"tokens": count, "of": self._records.other_run}))
                 continue
             node = self._versions.weights(name)
-            nodes.append(
-                Node(kind="by version", name=name_of(name), record=node.record, facts={"tokens": count, **node.facts})
-            )
+            nodes.append(Node("by version", name_of(name), node.record, {"tokens": count, **node.facts}))
         if rollout.error:
-            nodes.append(Node(kind="error", name="", facts={"why": rollout.error}))
+            nodes.append(Node("error", "", facts={"why": rollout.error}))
         return nodes
-
-    def _verdict_facts(self, record: Record) -> dict[str, Any]:
-        verified = self._headers.message_of(record)
-        if not isinstance(verified, VerifiedRollout):
-            return {"why": verified}
-        if verified.verdict is None:
-            return {"unscorable": verified.reason, "why": verified.detail}
-        verdict = verified.verdict
-        return {"reward": verdict.reward, "by": f"by {verdict.scorer} {verdict.scorer_version}", **verdict.parts}
 
     def _outcomes(self, records: list[Record], target: Target) -> list[Node]:
         nodes, on_time = [], 0
         for record in records:
             late = header(record, "late") is not None
             facts: dict[str, Any] = {"is": header(record, "result"), "reason": header(record, "reason")}
-            outcome = self._headers.message_of(record)
+            outcome = self._records.message_of(record)
             if isinstance(outcome, GroupOutcome):
                 names = [rollout.rollout_id.rpartition("/")[2] for rollout in outcome.rollouts]
                 if late and target.sibling is not None and str(target.sibling) not in names:
                     continue
                 facts["of"] = f"rollouts {', '.join(names)}"
-            nodes.append(
-                Node(
-                    kind="late outcome" if late else "outcome",
-                    name="",
-                    record=record,
-                    facts=facts,
-                    twin=not late and on_time > 0,
-                )
-            )
+            nodes.append(Node("late outcome" if late else "outcome", "", record, facts, twin=not late and on_time > 0))
             on_time += not late
-        return nodes or [Node(kind="outcome", name="", facts={"is": "not yet"})]
+        return nodes or [Node("outcome", "", facts={"is": "not yet"})]
 
     def _dead(self, records: Iterable[Record]) -> Iterator[Node]:
         """Return the dead letters about any of these records."""
         places = {f"{record.topic}/{record.partition}/{record.offset}" for record in records}
         found = [letter for place in places for letter in self._records.letters.get(place, ())]
         for letter in sorted(found, key=lambda letter: letter.offset):
-            message = self._headers.message_of(letter)
+            message = self._records.message_of(letter)
             detail = message.detail if isinstance(message, DeadLetter) else str(message)
             role = (header(letter, "id") or "").partition("/")[0]
             facts = {"role": role, "reason": header(letter, "reason"), "why": last_line(detail)}
-            yield Node(kind="dead", name="", record=letter, facts=facts)
+            yield Node("dead", "", letter, facts)
 
     def _not_found(self, target: Target, text: str, known: set[str]) -> str:
-        searched = ", ".join(f"{plural(count, 'record')} of {place}" for place, count in self._headers.searched.items())
+        searched = ", ".join(f"{plural(count, 'record')} of {place}" for place, count in self._records.searched.items())
         taskset = target.group_id.partition("/")[0]
         near = difflib.get_close_matches(target.group_id, sorted(known), n=1, cutoff=0.0)
         sibling = "" if target.sibling is None else "/0"
@@ -288,3 +257,20 @@ class GroupTracer:
         return (
             f"trace: {text}: no such {target.kind} in {searched or 'an empty log'} of {self._records.run.run_id}{hint}"
         )
+
+
+def _task_facts(task: Task) -> dict[str, Any]:
+    ids = task.ids
+    return {
+        "sequence": ids.sequence,
+        "min_version": ids.min_version,
+        "seed": task.seed,
+        "environment": task.environment,
+    }
+
+
+def _verdict_facts(verified: VerifiedRollout) -> dict[str, Any]:
+    verdict = verified.verdict
+    if verdict is None:
+        return {"unscorable": verified.reason, "why": verified.detail}
+    return {"reward": verdict.reward, "by": f"by {verdict.scorer} {verdict.scorer_version}", **verdict.parts}

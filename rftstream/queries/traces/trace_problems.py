@@ -104,7 +104,7 @@ class ProblemTracer:
             above = self._joined(message.parent)
             if above is None:
                 facts = {"is": "of its taskset", "asked about as": message.parent_group}
-                node.children.append(Node(kind="parent", name=message.parent, facts=_set(facts)))
+                node.children.append(Node("parent", message.parent, facts=_set(facts)))
                 break
             parent = self._node(*above)
             parent.kind = "parent"
@@ -119,13 +119,13 @@ class ProblemTracer:
             facts["version"] = name_of(message.version)
         if isinstance(message, RejectedProblem):
             facts |= {"rejected": str(message.reason), "why": message.detail, "said": _short(message.said)}
-            return Node(kind="problem", name=message.problem_id, record=record, facts=_set(facts))
+            return Node("problem", message.problem_id, record, _set(facts))
         index = self._index_of(record, message)
         if message.maker is not ProblemMaker.model:
             facts["by"] = f"by {message.made_by}, a{'n' if message.maker is ProblemMaker.agent else ''} {message.maker}"
         facts |= {"asks": _short(text_of(message.problem)), "answer": message.problem.answer}
         name = message.problem_id if index is None else f"{message.taskset}/{index}"
-        return Node(kind="problem", name=name, record=record, facts=_set(facts))
+        return Node("problem", name, record, _set(facts))
 
 
 def _called(kind: str, nodes: list[Node]) -> list[Node]:
@@ -154,7 +154,7 @@ def feedback_nodes(log: Log, config: RunConfig, target: Target) -> list[Node]:
     nodes: dict[str, Node] = {}
 
     def node(question_id: str) -> Node:
-        return nodes.setdefault(question_id, Node(kind="question", name=question_id))
+        return nodes.setdefault(question_id, Node("question", question_id))
 
     for question in view.questions:
         if _is_about(question.rollouts, target):
@@ -166,7 +166,7 @@ def feedback_nodes(log: Log, config: RunConfig, target: Target) -> list[Node]:
         facts: dict[str, Any] = {"says": vote_text(vote), "by": vote.annotator[:8], "effect": str(judgement.effect)}
         if judgement.effect is VoteEffect.counted:
             facts |= _changed(judgement, recorded=line.recorded)
-        child = Node(kind="vote", name=f"revision {vote.revision}", record=line.record, facts=facts)
+        child = Node("vote", f"revision {vote.revision}", line.record, facts)
         node(vote.question_id).children.append(child)
     return list(nodes.values())
 

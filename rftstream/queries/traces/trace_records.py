@@ -11,6 +11,7 @@ from typing import Any
 from rftstream.contracts.control import Trimmed
 from rftstream.contracts.records import Record
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced
+from rftstream.queries.facts.database import Index
 from rftstream.queries.formatting import staleness_text
 from rftstream.queries.traces.lineage import Headers, Node, header, name_of, number, version_of, whereabouts
 from rftstream.runs.folder import OpenRun
@@ -20,15 +21,15 @@ from rftstream.weights.lineage import Lineage
 from rftstream.weights.stores.store import ObjectStore
 
 
-class TraceRecords:
+class TraceRecords(Headers):
     """The records about a run that a trace needs beside its flow: steps, versions, evaluations, dead letters,
     deletions.
 
     `trace` makes it, and each of its topics is read when it is first asked for."""
 
-    def __init__(self, run: OpenRun, headers: Headers) -> None:
+    def __init__(self, run: OpenRun, index: Index | None) -> None:
+        super().__init__(run.transport, index)
         self.run = run
-        self.headers = headers
         self._places: dict[str, str] = {}
         """Where each object is that was asked for."""
         imported = run.config.run.imported_from
@@ -55,9 +56,7 @@ class TraceRecords:
         """Step records that are in force and name a version."""
         in_force = self._in_force("steps")
         return [
-            record
-            for record in self.headers.all_of("steps")
-            if record.offset in in_force and version_of(record) is not None
+            record for record in self.all_of("steps") if record.offset in in_force and version_of(record) is not None
         ]
 
     def _in_force(self, topic: str) -> frozenset[int]:
@@ -79,7 +78,7 @@ class TraceRecords:
         """The announcement of each version."""
         found: dict[VersionName, Record] = {}
         in_force = self._in_force("weights")
-        for record in self.headers.all_of("weights"):
+        for record in self.all_of("weights"):
             if record.offset in in_force and (name := version_of(record)) is not None:
                 found.setdefault(name, record)
         return found
@@ -88,7 +87,7 @@ class TraceRecords:
     def evaluations(self) -> dict[VersionName, list[Record]]:
         """The results of evaluations of each version."""
         found: dict[VersionName, list[Record]] = defaultdict(list)
-        for record in self.headers.all_of("evals"):
+        for record in self.all_of("evals"):
             if (name := version_of(record)) is not None:
                 found[name].append(record)
         return found
@@ -97,7 +96,7 @@ class TraceRecords:
     def letters(self) -> dict[str, list[Record]]:
         """Dead letters by the place of the record that they are about, `topic/partition/offset`."""
         found: dict[str, list[Record]] = defaultdict(list)
-        for record in self.headers.all_of("dead"):
+        for record in self.all_of("dead"):
             found[(header(record, "id") or "").partition("/")[2]].append(record)
         return found
 
@@ -110,19 +109,18 @@ class VersionTracer:
 
     def __init__(self, records: TraceRecords) -> None:
         self._records = records
-        self._headers = records.headers
 
     def steps_of(self, batch: int) -> list[Node]:
         """Return every training of a batch, each with what came of it."""
         records = [record for record in self._records.steps if number(record, "batch_sequence") == batch]
-        return [self.step(record) for record in records] or [Node(kind="step", name="", facts={"is": "not yet"})]
+        return [self.step(record) for record in records] or [Node("step", "", facts={"is": "not yet"})]
 
     def step(self, record: Record) -> Node:
         name = version_of(record)
         assert name is not None, "TraceRecords.steps holds no others"
         same = [other for other in self._records.steps if header(other, "id") == header(record, "id")]
         facts: dict[str, Any] = {"is": None if self._records.lineage.in_force(name) else "not in force any more"}
-        step = self._headers.message_of(record)
+        step = self._records.message_of(record)
         if isinstance(step, StepRecord):
             flags = [flag for flag in ("resumed", "skipped", "last") if getattr(step, flag)]
             told: dict[str, Any] = {key: step.metrics[key] for key in ("reward", "loss", "kl") if key in step.metrics}
@@ -131,7 +129,7 @@ class VersionTracer:
             facts["groups"] = staleness_text(step.group_staleness) or None
         else:
             facts["why"] = step
-        node = Node(kind="step", name=name_of(name), record=record, facts=facts, twin=record != same[0])
+        node = Node("step", name_of(name), record, facts, twin=record != same[0])
         node.children.append(self.weights(name))
         node.children += self._evaluations(name)
         return node
@@ -139,31 +137,29 @@ class VersionTracer:
     def weights(self, name: VersionName) -> Node:
         record = self._records.announcements.get(name)
         if record is None:
-            return Node(kind="weights", name=name_of(name), facts={"is": "not announced"})
-        announced = self._headers.message_of(record)
-        if not isinstance(announced, WeightsAnnounced):
-            return Node(kind="weights", name=name_of(name), record=record, facts={"why": announced})
+            return Node("weights", name_of(name), facts={"is": "not announced"})
         return Node(
-            kind="weights",
-            name=name_of(name),
-            record=record,
-            facts={
-                "object": announced.object,
-                "is": self._records.whereabouts_of(announced),
-                "state": announced.weights_digest[:19],
-            },
+            "weights",
+            name_of(name),
+            record,
+            self._records.facts_of(
+                record,
+                WeightsAnnounced,
+                lambda announced: {
+                    "object": announced.object,
+                    "is": self._records.whereabouts_of(announced),
+                    "state": announced.weights_digest[:19],
+                },
+            ),
         )
 
     def _evaluations(self, name: VersionName) -> Iterator[Node]:
         for record in self._records.evaluations.get(name, ()):
-            result = self._headers.message_of(record)
-            facts = (
-                {"why": result}
-                if not isinstance(result, EvalResult)
-                else {
-                    **{key: value for key, value in result.metrics.items() if key == "mean" or key.startswith("pass@")},
-                    **({"num_unscored": result.num_unscored} if result.num_unscored else {}),
-                }
-            )
+            result = self._records.message_of(record)
             evaluation = result.evaluation if isinstance(result, EvalResult) else ""
-            yield Node(kind="evaluation", name=evaluation, record=record, facts=facts)
+            yield Node("evaluation", evaluation, record, self._records.facts_of(record, EvalResult, _result_facts))
+
+
+def _result_facts(result: EvalResult) -> dict[str, Any]:
+    shown = {key: value for key, value in result.metrics.items() if key == "mean" or key.startswith("pass@")}
+    return shown | ({"num_unscored": result.num_unscored} if result.num_unscored else {})
