@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from rftstream.contracts.feedback import Feedback
 from rftstream.contracts.ids import next_attempt, split_group_id
@@ -160,27 +160,20 @@ def _group(catalog: CatalogReader, row: Row, moment: Moment, *, with_siblings: b
     decided = row["decided_at"] is not None and row["decided_at"] <= moment.at_s
     batch = row["batch"] if decided else None
     fate = _fate_name(row["result"] if decided else None, batch, moment)
+    told: dict[str, Any] = {name: row[name] for name in _OF_TASKS}
+    told |= {name: row[name] if decided else None for name in _OF_OUTCOMES}
     return GroupRow(
-        group_id=row["group_id"],
-        sequence=row["sequence"],
-        taskset=row["taskset"],
-        problem=row["problem"],
-        group_size=row["group_size"],
+        **told,
         fate=fate,
-        reason=row["reason"] if decided else None,
-        batch=batch,
-        admitted_at=row["admitted_at"],
-        decided_at=row["decided_at"] if decided else None,
         min_version=max(0, row["min_version"] or 0),
         num_scored=row["num_scored"] if decided else 0,
-        task_offset=row["task_offset"],
-        outcome_offset=row["outcome_offset"] if decided else None,
         siblings=_siblings(catalog, row, batch, moment) if with_siblings else (),
-        **{
-            name: row[name] if decided else None
-            for name in ("reward_mean", "reward_least", "reward_most", "tokens_mean")
-        },
     )
+
+
+_OF_TASKS = ("group_id", "sequence", "taskset", "problem", "group_size", "admitted_at", "task_offset")
+_REWARDS = ("reward_mean", "reward_least", "reward_most", "tokens_mean")
+_OF_OUTCOMES = ("reason", "batch", "decided_at", "outcome_offset", *_REWARDS)
 
 
 def _siblings(catalog: CatalogReader, group: Row, batch: int | None, moment: Moment) -> tuple[RolloutRow, ...]:
@@ -214,15 +207,17 @@ def _rollout(rollout_id: str, sibling: int, row: Row | None, batch: int | None, 
         stage="verified" if is_verified else "sampled" if is_sampled else "waiting",
         status=cell("status") if is_sampled or fate is not None else None,
         num_tokens=cell("num_tokens") if is_sampled or fate is not None else None,
-        reward=then("decided_at", cell("reward")),
         unscored=cell("unscored") if is_verified or fate is not None else None,
-        rejected=then("decided_at", cell("rejected")),
         late=bool(then("decided_at", cell("late"))),
-        sampled_at=then("sampled_at", cell("sampled_at")),
-        verified_at=then("verified_at", cell("verified_at")),
-        rollout_offset=then("sampled_at", cell("rollout_offset")),
-        verified_offset=then("verified_at", cell("verified_offset")),
+        **{name: then(at, cell(name)) for at, names in _KNOWN_SINCE.items() for name in names},
     )
+
+
+_KNOWN_SINCE = {
+    "sampled_at": ("sampled_at", "rollout_offset"),
+    "verified_at": ("verified_at", "verified_offset"),
+    "decided_at": ("reward", "rejected"),
+}
 
 
 def _fate_name(result: int | None, batch: int | None, moment: Moment) -> str:
@@ -238,10 +233,8 @@ _FATE_CONDITIONS = {
     "pending": f"({_UNDECIDED} OR (result = 0 AND batch >= :version))",
     "batched": "result = 0 AND batch >= :version AND decided_at <= :at",
     "trained": "result = 0 AND batch < :version AND decided_at <= :at",
-    **{
-        str(result): f"result = {code} AND decided_at <= :at" for code, result in enumerate(RESULTS) if code != 0
-    },
-}  # fmt: skip
+    **{str(result): f"result = {code} AND decided_at <= :at" for code, result in enumerate(RESULTS) if code != 0},
+}
 
 
 def _values(moment: Moment, **more: Any) -> dict[str, Any]:
@@ -302,23 +295,13 @@ def find_problems(
     """Return problems with what their groups came to. Those of now are a page of an index; of an earlier moment all
     groups are looked at."""
     rows = catalog.rows(
-        f"SELECT * FROM ({'SELECT * FROM problems' if moment.is_now else _PROBLEMS_THEN})"
+        f"SELECT *, first AS reward_first, newest AS reward_newest FROM"
+        f" ({'SELECT * FROM problems' if moment.is_now else _PROBLEMS_THEN})"
         f" WHERE :taskset = '' OR taskset = :taskset ORDER BY {ORDERS.get(order, ORDERS['problem'])}"
         " LIMIT :limit OFFSET :skip",
         _values(moment, taskset=taskset, limit=limit, skip=skip),
     )
-    return [
-        ProblemRow(
-            taskset=row["taskset"],
-            problem=row["problem"],
-            num_groups=row["num_groups"],
-            num_scored=row["num_scored"],
-            reward_first=row["first"],
-            reward_newest=row["newest"],
-            reward_mean=row["reward_mean"],
-        )
-        for row in rows
-    ]
+    return [_made(ProblemRow, row) for row in rows]
 
 
 def count_problems(catalog: CatalogReader, moment: Moment, *, taskset: str = "") -> int:
@@ -359,8 +342,7 @@ def find_batch(catalog: CatalogReader, moment: Moment, batch: int) -> list[Batch
         "SELECT * FROM batches WHERE batch = :batch AND written_at <= :at ORDER BY share",
         {"batch": batch, "at": moment.at_s},
     )
-    names = ("batch", "share", "begin_offset", "manifest_offset", "count", "written_at")
-    return [BatchShare(**{name: row[name] for name in names}) for row in rows]
+    return [_made(BatchShare, row) for row in rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,5 +379,12 @@ def find_letters_page(
         where.append(f"id IN ({', '.join(f':{name}' for name in names)})")
         values |= names
     rows = catalog.rows(f"SELECT * FROM letters WHERE {' AND '.join(where)} ORDER BY offset DESC LIMIT :limit", values)
-    names_of_columns = ("id", "role", "topic", "reason", "error", "at", "offset")
-    return [LetterRow(**{name: row[name] for name in names_of_columns}) for row in rows]
+    return [_made(LetterRow, row) for row in rows]
+
+
+T = TypeVar("T")
+
+
+def _made(kind: type[T], row: Row) -> T:
+    """Return a data class made of the columns that are called like its fields."""
+    return kind(**{field.name: row[field.name] for field in fields(kind)})  # type: ignore[arg-type]  # a data class

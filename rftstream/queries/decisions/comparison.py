@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from rftstream.contracts import codec
 from rftstream.contracts.verdicts import VerifiedRollout
-from rftstream.errors import ContractError
+from rftstream.queries.decoding import decoded
 from rftstream.queries.formatting import columns, number
 from rftstream.queries.plain import Report
 from rftstream.queries.records.shown import PLAIN, CompletionReader
@@ -121,14 +121,9 @@ def compare(old: Transport, new: Transport, *, num_moved: int = 5, reader: Compl
     )
 
 
-def _verified(transport: Transport):  # type: ignore[no-untyped-def]  # an iterator of VerifiedRollout
-    for record in Log(transport).read("verified"):
-        try:
-            message = codec.from_record(record)
-        except ContractError:
-            continue
-        if isinstance(message, VerifiedRollout):
-            yield message
+def _verified(transport: Transport) -> Iterator[VerifiedRollout]:
+    found = (decoded(record, VerifiedRollout) for record in Log(transport).read("verified"))
+    return (verified for verified in found if verified is not None)
 
 
 def _judged(verified: VerifiedRollout) -> float | str:

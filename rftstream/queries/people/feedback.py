@@ -23,6 +23,7 @@ from rftstream.contracts.questions import Judgement, Question, VoteEffect
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.data.feedback.fold import OPEN, FeedbackFold, GroupStatus, is_decided, judgement_id_of
 from rftstream.errors import ContractError
+from rftstream.queries.decoding import decoded
 from rftstream.queries.formatting import columns, number, plural
 from rftstream.queries.plain import Report
 from rftstream.roles.buffer.people.judged_rewards import JudgedRewards
@@ -115,7 +116,7 @@ class FeedbackRecords:
             if isinstance(message, Question):
                 self.questions.append(message)
         self.votes.extend(
-            (record, _vote_of(record)) for record in self._new(log, "feedback") if not codec.is_foreign(record)
+            (record, decoded(record, Feedback)) for record in self._new(log, "feedback") if not codec.is_foreign(record)
         )
 
     def _new(self, log: Log, topic: str) -> Iterator[Record]:
@@ -211,14 +212,6 @@ def judged_rewards(log: Log, config: RunConfig) -> JudgedRewards:
         if isinstance(judgement, Judgement):
             rewards.learn(judgement)
     return rewards
-
-
-def _vote_of(record: Record) -> Feedback | None:
-    try:
-        message = codec.from_record(record)
-    except ContractError:
-        return None
-    return message if isinstance(message, Feedback) else None
 
 
 def _statuses(log: Log, config: RunConfig, votes: Sequence[Feedback]) -> dict[str, GroupStatus]:

@@ -7,7 +7,7 @@ it can be put back as a group with the next attempt.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.error_kinds import kind_of
 from rftstream.errors import ConfigError, ContractError
+from rftstream.queries.decoding import decoded
 from rftstream.queries.formatting import columns, moment, plural
 from rftstream.queries.plain import pick
 from rftstream.queries.records.inspect import record_to_json, record_to_text
@@ -208,16 +209,18 @@ def find_letters(
     """Return the letters that belong to a letter's, rollout's or group's id, each with its original record. `place`:
     where the only one stands, so that no other record is read."""
     found: dict[str, tuple[DeadLetter, Record]] = {}
-    for record in log.read("dead") if place is None else each_record(log.transport, place[0], [place[1]]):
-        try:
-            letter = codec.from_record(record)
-        except ContractError:
-            continue
-        if isinstance(letter, DeadLetter):
-            original = original_of(letter, record.timestamp_s)
-            if name in (codec.key_of(letter).decode(), *_owners(original)):
-                found.setdefault(codec.key_of(letter).decode(), (letter, original))
+    records = log.read("dead") if place is None else each_record(log.transport, place[0], [place[1]])
+    for key, letter, original in _dead_letters(records):
+        if name in (key, *_owners(original)):
+            found.setdefault(key, (letter, original))
     return list(found.values())
+
+
+def _dead_letters(records: Iterable[Record]) -> Iterator[tuple[str, DeadLetter, Record]]:
+    """Yield id, letter and original record of each letter that can be read."""
+    for record in records:
+        if (letter := decoded(record, DeadLetter)) is not None:
+            yield codec.key_of(letter).decode(), letter, original_of(letter, record.timestamp_s)
 
 
 def original_of(letter: DeadLetter, timestamp_s: float) -> Record:
@@ -280,13 +283,9 @@ def plan_retries(
 def _groups_of_letters(log: Log, names: Collection[str]) -> dict[str, str]:
     """Letter -> group of the record that it is about."""
     found: dict[str, str] = {}
-    for record in log.read("dead") if names else ():
-        try:
-            letter = codec.from_record(record)
-        except ContractError:
-            continue
-        if isinstance(letter, DeadLetter) and (name := codec.key_of(letter).decode()) in names:
-            found.setdefault(name, _owners(original_of(letter, record.timestamp_s))[1])
+    for key, _, original in _dead_letters(log.read("dead") if names else ()):
+        if key in names:
+            found.setdefault(key, _owners(original)[1])
     return found
 
 
@@ -416,23 +415,12 @@ def _group_reasons(groups: Iterable[DeadGroup]) -> Mapping[str, Counter[str]]:
 
 def _details(log: Log, letters: Sequence[Letter]) -> dict[str, dict[str, Any]]:
     """Return, for a few letters, what only their bodies tell."""
-    wanted = {letter.offset: letter.id for letter in letters}
+    wanted = {letter.offset for letter in letters}
     details: dict[str, dict[str, Any]] = {}
     if not wanted:
         return details
-    for record in log.read("dead", start={TopicPartition("dead", 0): min(wanted)}):
-        if record.offset not in wanted:
-            continue
-        try:
-            letter = codec.from_record(record)
-        except ContractError:
-            continue
-        if isinstance(letter, DeadLetter):
-            rollout, group = _owners(original_of(letter, record.timestamp_s))
-            details[wanted[record.offset]] = {
-                "detail": letter.detail,
-                "tries": letter.tries,
-                "rollout_id": rollout or None,
-                "group_id": group or None,
-            }
+    records = log.read("dead", start={TopicPartition("dead", 0): min(wanted)})
+    for key, letter, original in _dead_letters(record for record in records if record.offset in wanted):
+        rollout, group = _owners(original)
+        details[key] = {**pick(letter, "detail tries"), "rollout_id": rollout or None, "group_id": group or None}
     return details

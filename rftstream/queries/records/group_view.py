@@ -13,8 +13,9 @@ from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest, Experience, LossKind
 from rftstream.contracts.outcomes import GroupOutcome, OperatorDecision
 from rftstream.contracts.records import TopicPartition
-from rftstream.errors import ContractError, RftError
+from rftstream.errors import RftError
 from rftstream.queries.catalog.finding import BatchShare, GroupRow, RolloutRow
+from rftstream.queries.decoding import message_at
 from rftstream.queries.records.rollout_view import ShownMessage, read_rollout
 from rftstream.queries.records.shown import PLAIN, CompletionReader
 from rftstream.service.reading import each_record
@@ -97,16 +98,8 @@ def read_problem(transport: Transport, group: GroupRow, *, num_partitions: int) 
 
 
 def _decisions(transport: Transport, group: GroupRow) -> tuple[OperatorDecision, ...]:
-    if group.outcome_offset is None:
-        return ()
-    for record in each_record(transport, TopicPartition("outcomes", 0), [group.outcome_offset]):
-        try:
-            outcome = codec.from_record(record)
-        except ContractError:
-            return ()
-        if isinstance(outcome, GroupOutcome):
-            return outcome.decisions
-    return ()
+    outcome = message_at(transport, TopicPartition("outcomes", 0), group.outcome_offset, GroupOutcome)
+    return () if outcome is None else outcome.decisions
 
 
 # --------------------------------------------------------------------------------------------- advantages
@@ -197,13 +190,6 @@ def _offsets(transport: Transport, share: BatchShare, group_id: str | None) -> l
 
 def read_manifests(transport: Transport, shares: Iterable[BatchShare]) -> list[BatchManifest]:
     """Return the manifests of these shares. Those that were deleted, or cannot be decoded, are left out."""
-    found = []
-    for share in shares:
-        for record in each_record(transport, TopicPartition("batches", share.share), [share.manifest_offset]):
-            try:
-                message = codec.from_record(record)
-            except ContractError:
-                continue
-            if isinstance(message, BatchManifest):
-                found.append(message)
-    return found
+    places = [(TopicPartition("batches", share.share), share.manifest_offset) for share in shares]
+    found = [message_at(transport, place, offset, BatchManifest) for place, offset in places]
+    return [manifest for manifest in found if manifest is not None]

@@ -105,40 +105,28 @@ def _lines(log: Log, growing: GrowingTasksets) -> Iterator[ProblemLine]:
             yield _rejected(message)
 
 
+_ALIKE = ("problem_id", "taskset", "kind", "parent", "parent_group", "made_by", "num_samples", "num_agreed", "made_at")
+
+
 def _joined(new: NewProblem, index: int | None) -> ProblemLine:
+    """Return the line of a problem that joined at this index, or that was there already (None)."""
     return ProblemLine(
+        **{name: getattr(new, name) for name in _ALIKE},
         name=new.problem_id if index is None else f"{new.taskset}/{index}",
-        problem_id=new.problem_id,
-        taskset=new.taskset,
-        kind=new.kind,
-        parent=new.parent,
-        parent_group=new.parent_group,
         maker=new.maker,
-        made_by=new.made_by,
         text=text_of(new.problem),
         answer=new.problem.answer,
-        num_samples=new.num_samples,
-        num_agreed=new.num_agreed,
-        made_at=new.made_at,
         rejected="repeated" if index is None else None,
     )
 
 
 def _rejected(one: RejectedProblem) -> ProblemLine:
     return ProblemLine(
+        **{name: getattr(one, name) for name in _ALIKE},
         name=one.problem_id,
-        problem_id=one.problem_id,
-        taskset=one.taskset,
-        kind=one.kind,
-        parent=one.parent,
-        parent_group=one.parent_group,
         maker="model",
-        made_by=one.made_by,
         text=one.said,
         answer=None,
-        num_samples=one.num_samples,
-        num_agreed=one.num_agreed,
-        made_at=one.made_at,
         rejected=one.reason,
         detail=one.detail,
     )

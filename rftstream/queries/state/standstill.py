@@ -13,12 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rftstream.config.sections import RunConfig
-from rftstream.contracts import codec
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.versions import StepRecord
-from rftstream.errors import ContractError
+from rftstream.queries.decoding import message_at
 from rftstream.queries.formatting import duration
 from rftstream.queries.plain import Report
 from rftstream.queries.state.workers import WorkerStatus
@@ -26,7 +25,7 @@ from rftstream.queries.traces.lineage import header
 from rftstream.roles import role_spec, role_specs
 from rftstream.runs.delete import is_claimant_alive
 from rftstream.service.control_view import ControlView
-from rftstream.service.reading import read_records, read_to_ends
+from rftstream.service.reading import read_to_ends
 from rftstream.service.role_spec import RoleKind
 from rftstream.transport.base import Transport
 
@@ -271,12 +270,8 @@ def read_tails(transport: Transport, topics: Iterable[str], num: int) -> list[Re
 
 def _sampled_by(transport: Transport, newest: Record) -> int | None:
     """The newest version that sampled a token of this rollout."""
-    record = read_records(transport, newest.place, [newest.offset]).get(newest.offset)
-    try:
-        message = codec.from_record(record) if record is not None and record.value is not None else None
-    except ContractError:
-        return None
-    segments = message.segments if isinstance(message, Rollout) else ()
+    rollout = message_at(transport, newest.place, newest.offset, Rollout)
+    segments = () if rollout is None else rollout.segments
     return max((span.version for segment in segments for span in segment.versions if span.count), default=None)
 
 
@@ -360,10 +355,6 @@ def find_failing(transport: Transport) -> tuple[FailingTaskset, ...]:
 
 
 def _error(transport: Transport, failed: Record) -> str:
-    record = read_records(transport, failed.place, [failed.offset]).get(failed.offset)
-    try:
-        message = codec.from_record(record) if record is not None and record.value is not None else None
-    except ContractError:
-        message = None
-    error = message.error if isinstance(message, Rollout) else None
+    rollout = message_at(transport, failed.place, failed.offset, Rollout)
+    error = None if rollout is None else rollout.error
     return (error or "without an error")[:ERROR_CHARACTERS]
