@@ -6,7 +6,16 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import column_pairs, command, group, json_option, run_argument, say
+from rftstream.commands.options import (
+    column_pairs,
+    columns_option,
+    command,
+    from_option,
+    group,
+    json_option,
+    run_argument,
+    say,
+)
 from rftstream.commands.views import opened_run, print_out
 
 
@@ -28,20 +37,8 @@ def experts() -> None:
     group=experts,
 )
 @run_argument
-@click.option(
-    "--from",
-    "source",
-    required=True,
-    metavar="FILE",
-    help="JSON lines, JSON, CSV, Parquet, a folder of a Hugging Face dataset, or hf:NAME of one on the hub.",
-)
-@click.option(
-    "--column",
-    "columns",
-    multiple=True,
-    metavar="OURS=THEIRS",
-    help="Which column is what: messages, prompt, completion, chosen, rejected, system, tools, weight.",
-)
+@from_option("JSON lines, JSON, CSV, Parquet, a folder of a Hugging Face dataset, or hf:NAME of one on the hub.")
+@columns_option("Which column is what: messages, prompt, completion, chosen, rejected, system, tools, weight.")
 @click.option("--system", metavar="TEXT", help="System prompt put in front, where there is none.")
 @click.option("--split", help="Of a Hugging Face dataset; default: train.")
 @click.option("--subset", help="Of a Hugging Face dataset that has several.")

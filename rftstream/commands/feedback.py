@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import at_work, command, group, json_option, run_argument
+from rftstream.commands.options import at_work, command, from_option, group, json_option, run_argument
 from rftstream.commands.param_types import AnyPath
 from rftstream.commands.views import opened_run, print_out
 
@@ -32,13 +32,8 @@ def feedback() -> None:
     group=feedback,
 )
 @run_argument
-@click.option(
-    "--from",
-    "source",
-    required=True,
-    type=AnyPath(dir_okay=False),
-    metavar="FILE",
-    help="JSON lines: rollout, by, and one of label, rating, choice, correction, flag, retract.",
+@from_option(
+    "JSON lines: rollout, by, and one of label, rating, choice, correction, flag, retract.", AnyPath(dir_okay=False)
 )
 @click.option("--dry-run", is_flag=True, help="Look at everything, write nothing.")
 @json_option
@@ -63,14 +58,7 @@ def add(run: Path, source: Path, dry_run: bool, as_json: bool) -> None:
     group=feedback,
 )
 @run_argument
-@click.option(
-    "--from",
-    "source",
-    required=True,
-    type=AnyPath(dir_okay=False),
-    metavar="FILE",
-    help="JSON lines: rollout, and one of label, rating, choice, or retract.",
-)
+@from_option("JSON lines: rollout, and one of label, rating, choice, or retract.", AnyPath(dir_okay=False))
 @click.option("--dry-run", is_flag=True, help="Look at everything, write nothing.")
 @json_option
 def gold(run: Path, source: Path, dry_run: bool, as_json: bool) -> None:

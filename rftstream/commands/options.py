@@ -65,6 +65,16 @@ def _epilog(examples: Sequence[str]) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
 
 
+def from_option(help_: str, kind: Any = None) -> Callable[[Any], Any]:
+    """Return the option that names the data which a command takes in."""
+    return click.option("--from", "source", required=True, type=kind, metavar="FILE", help=help_)
+
+
+def columns_option(help_: str) -> Callable[[Any], Any]:
+    """Return the option that says what columns of the data are called."""
+    return click.option("--column", "columns", multiple=True, metavar="OURS=THEIRS", help=help_)
+
+
 def run_files(files: Sequence[Path]) -> tuple[Path, ...]:
     """Return FILE as given (or by $RFTSTREAM_CONFIG, which click reads), else ./rftstream.toml."""
     if files:

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import column_pairs, command, group, json_option, run_argument, say
+from rftstream.commands.options import (
+    column_pairs,
+    columns_option,
+    command,
+    from_option,
+    group,
+    json_option,
+    run_argument,
+    say,
+)
 from rftstream.commands.views import opened_run, print_out
 
 
@@ -28,21 +37,9 @@ def problems() -> None:
     group=problems,
 )
 @run_argument
-@click.option(
-    "--from",
-    "source",
-    required=True,
-    metavar="FILE",
-    help="JSON lines, Parquet, a folder of a Hugging Face dataset, or hf:NAME of one on the hub.",
-)
+@from_option("JSON lines, Parquet, a folder of a Hugging Face dataset, or hf:NAME of one on the hub.")
 @click.option("--taskset", metavar="NAME", help="The growing taskset; default: the only one.")
-@click.option(
-    "--column",
-    "columns",
-    multiple=True,
-    metavar="OURS=THEIRS",
-    help="Which column is what: prompt, messages, answer, system, tools, data_source, images, parent, kind.",
-)
+@columns_option("Which column is what: prompt, messages, answer, system, tools, data_source, images, parent, kind.")
 @click.option("--system", metavar="TEXT", help="System prompt put in front, where there is none.")
 @click.option("--by", metavar="NAME", help="Who made them; default: you, as the system calls you.")
 @click.option("--agent", is_flag=True, help="A program made them, not a person.")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import at_work, command, json_option
+from rftstream.commands.options import at_work, columns_option, command, json_option
 from rftstream.commands.param_types import AnyPath, complete_algorithm, complete_key, complete_reward
 from rftstream.errors import ConfigError
 
@@ -77,13 +77,7 @@ def schema() -> None:
     help="A file of JSON lines or Parquet, a folder of a data set, or a source like arithmetic or "
     "reasoning_gym:chain_sum.  [default: a sample is written]",
 )
-@click.option(
-    "--column",
-    "columns",
-    multiple=True,
-    metavar="OURS=THEIRS",
-    help="What prompt or answer is called in the file, if it is nothing usual; may be given several times.",
-)
+@columns_option("What prompt or answer is called in the file, if it is nothing usual; may be given several times.")
 @click.option("--model", metavar="MODEL", help="made, a model folder, or a name on the hub.  [default: made]")
 @click.option(
     "--reward",
