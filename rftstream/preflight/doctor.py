@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -235,16 +236,13 @@ def _architecture(config: RunConfig) -> Iterator[Finding]:
 def _broker(config: RunConfig) -> Iterator[Finding]:
     if lies_in_folder(config):
         return
-    transport = open_transport(config, readiness.folder_of(config), create=True)
-    try:
+    with closing(open_transport(config, readiness.folder_of(config), create=True)) as transport:
         look: ServerLook | None = getattr(transport.admin, "look", None)
         if look is not None:
             findings = look.broker()
             yield from findings
             if not any(finding.level is Level.problem and finding.what == "broker" for finding in findings):
                 yield from _topics(config, transport)
-    finally:
-        transport.close()
 
 
 def _topics(config: RunConfig, transport: Transport) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -65,11 +66,8 @@ def run_state(config: RunConfig, folder: RunFolder) -> Literal["none", "begun", 
     """Return what the log says of a run. "none" stands also for a run of which only the topics were made."""
     if not folder.exists() and folder.run_id not in names_on_log(config):
         return "none"
-    transport = open_transport(config, folder)
-    try:
+    with closing(open_transport(config, folder)) as transport:
         control = read_control(transport)
-    finally:
-        transport.close()
     if control.finished is not None:
         return "ended"
     return "begun" if folder.exists() or control.manifest is not None else "none"

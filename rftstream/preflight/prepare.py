@@ -20,7 +20,7 @@ import msgspec
 from rftstream.config.data_pipelines.pipelines import operator_places
 from rftstream.config.loader import to_dict
 from rftstream.config.sections import RunConfig, TasksetSection
-from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.contracts.tasks import Problem
 from rftstream.data.operators.base import Draw
 from rftstream.data.operators.counts import SKIP, PipelineCounts, draws, name_apart
 from rftstream.data.operators.facts import Facts
@@ -32,6 +32,7 @@ from rftstream.data.tasksets.columns import OUR_COLUMNS
 from rftstream.data.tasksets.open import grows, open_taskset
 from rftstream.errors import ConfigError
 from rftstream.preflight.new_folder import existing_report, new_folder, publish, sha256_of
+from rftstream.queries.plain import chat_row
 from rftstream.version import __version__
 
 
@@ -212,23 +213,12 @@ def row_of(problem: Problem, where: str) -> dict[str, Any]:
             f"{where}: a column {taken[0]!r} goes on to the reward, and would be read as {taken[0]} in what is "
             'written; leave it out with options = { keep = ["..."] }'
         )
-    row: dict[str, Any] = {"messages": [_message(message) for message in problem.messages]}
+    row: dict[str, Any] = {"messages": [chat_row(message) for message in problem.messages]}
     if problem.answer is not None:
         row["answer"] = problem.answer
     if problem.tools:
         row["tools"] = list(problem.tools)
     return {**row, "data_source": problem.data_source, **problem.info}
-
-
-def _message(message: ChatMessage) -> dict[str, Any]:
-    values: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.name is not None:
-        values["name"] = message.name
-    if message.tool_calls:
-        values["tool_calls"] = list(message.tool_calls)
-    if message.tool_call_id is not None:
-        values["tool_call_id"] = message.tool_call_id
-    return values
 
 
 def _read_again(config: RunConfig, name: str, source: str, kept: array[int]) -> Taskset:

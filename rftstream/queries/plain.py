@@ -14,7 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+
 from rftstream.contracts.arrays import Array
+from rftstream.contracts.tasks import ChatMessage
 
 
 class Report:
@@ -106,3 +109,9 @@ def array_values(array: Array) -> Any:
 def as_base64(data: bytes) -> dict[str, str]:
     """Return bytes as JSON can hold them."""
     return {"base64": base64.b64encode(data).decode()}
+
+
+def chat_row(message: ChatMessage) -> dict[str, Any]:
+    """Return a message as a row of a data set holds it: without what it does not have."""
+    values: dict[str, Any] = msgspec.to_builtins(message)
+    return {name: value for name, value in values.items() if value not in (None, [], ())}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from rftstream.algorithms.base import Algorithm
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import critic_folder, the_critic
@@ -85,11 +87,8 @@ def look_at_topics(config: RunConfig) -> tuple[list[str], list[str]]:
         return [], []
     folder = folder_of(config)
     try:
-        transport = open_transport(config, folder, create=True)
-        try:
+        with closing(open_transport(config, folder, create=True)) as transport:
             found = dangers(transport, config, begun=False)
-        finally:
-            transport.close()
     except LogRefused as error:
         return [str(error)], []
     except TransportError as error:

@@ -178,7 +178,7 @@ def newest_time(catalog: CatalogReader) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadKind:
+class ErrorKind:
     """Dead letters of one reason whose errors differ in nothing but their numbers. `count_letters` makes it."""
 
     reason: str
@@ -187,11 +187,11 @@ class DeadKind:
     count: int
 
 
-def count_letters(catalog: CatalogReader, moment: Moment) -> list[DeadKind]:
+def count_letters(catalog: CatalogReader, moment: Moment) -> list[ErrorKind]:
     """Count dead letters by reason and kind of error, the most frequent first."""
     rows = catalog.rows(
         "SELECT reason, kind, count(*) AS letters, max(offset) AS offset, error FROM letters WHERE at <= :at"
         " GROUP BY reason, kind ORDER BY letters DESC, offset",
         {"at": moment.at_s},
     )
-    return [DeadKind(reason=row["reason"], error=row["error"], count=row["letters"]) for row in rows]
+    return [ErrorKind(reason=row["reason"], error=row["error"], count=row["letters"]) for row in rows]

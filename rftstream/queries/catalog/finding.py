@@ -346,7 +346,7 @@ def find_batch(catalog: CatalogReader, moment: Moment, batch: int) -> list[Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LetterRow:
+class Letter:
     """A dead letter as its headers tell."""
 
     id: str
@@ -367,7 +367,7 @@ def find_letters_page(
     before: int | None = None,
     limit: int = PAGE,
     ids: Sequence[str] = (),
-) -> list[LetterRow]:
+) -> list[Letter]:
     """Return dead letters, newest first: those of a reason, or those of these ids."""
     where, values = ["at <= :at"], _values(moment, limit=limit, reason=reason, before=before)
     if reason:
@@ -379,7 +379,7 @@ def find_letters_page(
         where.append(f"id IN ({', '.join(f':{name}' for name in names)})")
         values |= names
     rows = catalog.rows(f"SELECT * FROM letters WHERE {' AND '.join(where)} ORDER BY offset DESC LIMIT :limit", values)
-    return [_made(LetterRow, row) for row in rows]
+    return [_made(Letter, row) for row in rows]
 
 
 T = TypeVar("T")

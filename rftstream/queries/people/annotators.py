@@ -20,7 +20,7 @@ from rftstream.contracts.ids import derive_seed, unit_interval
 from rftstream.contracts.questions import Question, VoteEffect
 from rftstream.data.feedback.agreement import Agreement, Answer, Share, agreement_of_all, agreement_with_others
 from rftstream.data.feedback.selection import choose_order
-from rftstream.queries.formatting import columns, number, plural
+from rftstream.queries.formatting import columns, number, plural, table
 from rftstream.queries.people.feedback import FeedbackView, open_questions
 from rftstream.queries.plain import Report, pick
 
@@ -82,23 +82,15 @@ class AnnotatorsView(Report):
         if not self.annotators:
             return "nobody has voted; `rftstream feedback add RUN --from FILE` adds votes"
         rows: list[tuple[object, ...]] = [("annotator", "votes", "median time", "cannot judge", "left side", "gold")]
-        for annotator in self.annotators:
-            time_s = "-" if annotator.median_time_s is None else f"{number(annotator.median_time_s, 1)} s"
-            rows.append(
-                (
-                    annotator.annotator[:8],
-                    sum(annotator.votes.values()),
-                    time_s,
-                    *map(_text, (annotator.cannot_judge, annotator.left, annotator.gold)),
-                )
-            )
+        for one in self.annotators:
+            time_s = "-" if one.median_time_s is None else f"{number(one.median_time_s, 1)} s"
+            shares = map(_text, (one.cannot_judge, one.left, one.gold))
+            rows.append((one.annotator[:8], sum(one.votes.values()), time_s, *shares))
         lines = columns(rows, left=1)
-        compared: list[tuple[object, ...]] = [("agreement", "kind", "questions", "agree", "alpha")]
-        compared.extend(("all together", kind, *_cells(found)) for kind, found in self.all_together.items())
-        for figures in self.annotators:
-            compared.extend((figures.annotator[:8], kind, *_cells(found)) for kind, found in figures.agreement.items())
-        if len(compared) > 1:
-            lines += ["", *columns(compared, left=2)]
+        compared = [("all together", kind, *_cells(found)) for kind, found in self.all_together.items()]
+        for one in self.annotators:
+            compared += [(one.annotator[:8], kind, *_cells(found)) for kind, found in one.agreement.items()]
+        lines += table(("agreement", "kind", "questions", "agree", "alpha"), compared, left=2)
         return "\n".join([*lines, "", plural(self.num_gold, "gold question")])
 
 

@@ -24,8 +24,8 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.data.feedback.fold import OPEN, FeedbackFold, GroupStatus, is_decided, judgement_id_of
 from rftstream.errors import ContractError
 from rftstream.queries.decoding import decoded
-from rftstream.queries.formatting import columns, number, plural
-from rftstream.queries.plain import Report
+from rftstream.queries.formatting import columns, listed, number, plural
+from rftstream.queries.plain import Report, pick
 from rftstream.roles.buffer.people.judged_rewards import JudgedRewards
 from rftstream.service.records.in_force import RecordsInForce
 from rftstream.service.role import Log
@@ -177,7 +177,7 @@ class FeedbackBalance(Report):
 
     def to_text(self) -> str:
         """Return the counts as a line for people."""
-        effects = ", ".join(f"{count:,} {effect}" for effect, count in sorted(self.judged.items()))
+        effects = listed(dict(sorted(self.judged.items())))
         parts = ", ".join(part for part in (effects, f"{self.pending:,} pending" if self.pending else "") if part)
         return f"people: {plural(self.questions, 'question')}, {plural(self.votes, 'vote')}: {parts or 'none'}"
 
@@ -270,18 +270,9 @@ def questions_to_text(view: FeedbackView, now: float) -> str:
     """Return the questions as text for people."""
     if not view.questions:
         return "nobody was asked anything; [feedback] in the run file says whom to ask about"
-    rows = [("question", "why", "votes", "quorum", "state")]
-    for question in questions_to_json(view, now):
-        rows.append(
-            (
-                question["question_id"],
-                question["reason"],
-                str(question["num_votes"]),
-                str(question["quorum"]),
-                question["state"],
-            )
-        )
-    return "\n".join(columns(rows, left=2))
+    names = ("question_id", "reason", "num_votes", "quorum", "state")
+    rows = [[question[name] for name in names] for question in questions_to_json(view, now)]
+    return "\n".join(columns([("question", "why", "votes", "quorum", "state"), *rows], left=2))
 
 
 def open_questions(view: FeedbackView, now: float) -> list[Question]:
@@ -330,22 +321,11 @@ def judgements_to_text(view: FeedbackView) -> str:
     if not view.judgements:
         return "nothing is judged; `rftstream feedback add RUN --from FILE` adds votes"
     rows = [("question", "votes", "agreement", "judged", "applied", "batch")]
-    for judgement in view.judgements.values():
-        batch = (
-            "-" if judgement.batch_sequence is None else f"{judgement.batch_sequence} (v{judgement.batch_sequence + 1})"
-        )
-        agreement = "-" if judgement.agreement is None else number(judgement.agreement, 2)
-        applied = f"{judgement.applied}: {judgement.reason}" if judgement.reason else str(judgement.applied)
-        rows.append(
-            (
-                judgement.question_id,
-                f"{judgement.num_votes}/{judgement.quorum}",
-                agreement,
-                judged_text(judgement),
-                applied,
-                batch,
-            )
-        )
+    for one in view.judgements.values():
+        batch = "-" if one.batch_sequence is None else f"{one.batch_sequence} (v{one.batch_sequence + 1})"
+        applied = f"{one.applied}: {one.reason}" if one.reason else str(one.applied)
+        votes, agreement = f"{one.num_votes}/{one.quorum}", number(one.agreement, 2)
+        rows.append((one.question_id, votes, agreement, judged_text(one), applied, batch))
     return "\n".join(columns(rows, left=1))
 
 
@@ -357,20 +337,16 @@ def judged_text(judgement: Judgement) -> str:
         return str(judgement.choice)
     if judgement.correction is not None:
         return "corrected"
-    return "-" if judgement.reward is None else number(judgement.reward, 3)
+    return number(judgement.reward, 3)
 
 
 def votes_to_json(view: FeedbackView) -> list[dict[str, Any]]:
     """Return a dict for each record of `feedback`, with what became of it."""
     return [
         {
-            "partition": line.record.partition,
-            "offset": line.record.offset,
+            **pick(line, "partition=record.partition offset=record.offset recorded"),
+            **pick(line.judgement, "effect applied reason"),
             "vote": None if line.vote is None else msgspec.to_builtins(line.vote),
-            "effect": str(line.judgement.effect),
-            "applied": str(line.judgement.applied),
-            "reason": line.judgement.reason,
-            "recorded": line.recorded,
         }
         for line in view.votes
     ]
@@ -383,13 +359,12 @@ def votes_to_text(view: FeedbackView) -> str:
     rows = [("vote", "annotator", "revision", "says", "effect")]
     for line in view.votes:
         vote = line.vote
+        effect = str(line.judgement.effect)
         if vote is None or not vote.question_id:
-            rows.append((str(line.record), "-", "-", "-", str(line.judgement.effect)))
-            continue
-        rows.append(
-            (vote.question_id, vote.annotator[:8], str(vote.revision), vote_text(vote), str(line.judgement.effect))
-        )
-    counts = ", ".join(f"{count:,} {effect}" for effect, count in sorted(view.effects.items()))
+            rows.append((str(line.record), "-", "-", "-", effect))
+        else:
+            rows.append((vote.question_id, vote.annotator[:8], str(vote.revision), vote_text(vote), effect))
+    counts = listed(dict(sorted(view.effects.items())))
     pending = sum(not line.recorded for line in view.votes)
     tail = f"; {plural(pending, 'vote')} not recorded by the buffer yet" if pending else ""
     return "\n".join([*columns(rows, left=2), "", f"{plural(len(view.votes), 'vote')}: {counts}{tail}"])

@@ -13,6 +13,7 @@ from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.queries.people.feedback import FeedbackView
+from rftstream.queries.plain import chat_row
 from rftstream.service.role import Log
 
 Row = dict[str, Any]
@@ -41,7 +42,7 @@ def demonstration_rows(log: Log, view: FeedbackView) -> Iterator[Row]:
             continue
         answer = ChatMessage(role="assistant", content=vote.correction)
         before = [*_prompt(rollout), *_said(rollout)[:-1]]  # of several turns the last one is corrected
-        yield {"messages": [*before, _plain(answer)], **_of(one, rollout)}
+        yield {"messages": [*before, chat_row(answer)], **_of(one, rollout)}
 
 
 def _of(judgement: Judgement, rollout: Rollout) -> Row:
@@ -72,7 +73,7 @@ def _rollouts(log: Log, wanted: set[str]) -> dict[str, Rollout]:
 
 def _prompt(rollout: Rollout) -> list[Row]:
     assert rollout.problem is not None, "others are left out"
-    return [_plain(message) for message in rollout.problem.messages]
+    return [chat_row(message) for message in rollout.problem.messages]
 
 
 def _said(rollout: Rollout) -> list[Row]:
@@ -85,8 +86,3 @@ def _said(rollout: Rollout) -> list[Row]:
         }
         for turn in rollout.turns
     ]
-
-
-def _plain(message: ChatMessage) -> Row:
-    values: Row = msgspec.to_builtins(message)
-    return {name: value for name, value in values.items() if value not in (None, [], ())}

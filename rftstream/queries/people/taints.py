@@ -108,7 +108,7 @@ def taints_to_text(taints: list[Taint], version: int) -> str:
         return "no batch holds anything that people judge otherwise now"
     rows = [("rollout", "batch", "version", "trained with", "judged now")]
     for taint in taints:
-        trained = "-" if taint.trained_reward is None else number(taint.trained_reward, 3)
+        trained = number(taint.trained_reward, 3)
         now = "flagged" if taint.reward is None else number(taint.reward, 3)
         rows.append((taint.rollout_id, str(taint.batch_sequence), f"v{taint.version}", trained, now))
     batches = sorted({taint.batch_sequence for taint in taints})

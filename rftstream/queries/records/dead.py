@@ -19,8 +19,10 @@ from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.error_kinds import kind_of
 from rftstream.errors import ConfigError, ContractError
+from rftstream.queries.catalog.counts import ErrorKind
+from rftstream.queries.catalog.finding import Letter
 from rftstream.queries.decoding import decoded
-from rftstream.queries.formatting import columns, moment, plural
+from rftstream.queries.formatting import moment, plural, table
 from rftstream.queries.plain import pick
 from rftstream.queries.records.inspect import record_to_json, record_to_text
 from rftstream.queries.records.shown import PLAIN, CompletionReader
@@ -35,32 +37,6 @@ NUM_EXAMPLES = 5
 NUM_ERRORS = 10
 """How many kinds of errors are shown to a person."""
 _SCORABLE = {b"completed", b"truncated"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
-    """A dead letter as its headers tell. `read_letters` makes it."""
-
-    id: str
-    role: str
-    topic: str
-    reason: str
-    at: float
-    """Log time in seconds."""
-    offset: int
-    """Offset on `dead`."""
-    error: str = ""
-    """The error's last line; empty where the letter was written before its header had it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorKind:
-    """Letters whose errors differ in nothing but their numbers."""
-
-    reason: str
-    error: str
-    """The error of the newest letter."""
-    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,14 +340,13 @@ def view_to_text(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) 
         "them not put back yet"
     ]
     if view.letters:
-        rows = [("letters", "role", "topic", "newest", "count")]
-        rows += [(reason, role, topic, moment(at), f"{n:,}") for (reason, role, topic), n, at in _kinds(view.letters)]
-        lines += ["", *columns(rows, left=4), *_error_lines(error_kinds(reversed(view.letters)))]
+        rows = [(*kind, moment(newest), f"{count:,}") for kind, count, newest in _kinds(view.letters)]
+        lines += table(("letters", "role", "topic", "newest", "count"), rows, left=4)
+        lines += _error_lines(error_kinds(reversed(view.letters)))
     if view.groups:
         counted = _group_reasons(view.groups)
-        table = [("groups", "dead", "asked for", "put back")]
-        table += [(name, f"{c['dead']:,}", f"{c['asked']:,}", f"{c['put_back']:,}") for name, c in counted.items()]
-        lines += ["", *columns(table)]
+        kinds = [(name, *(f"{c[state]:,}" for state in ("dead", "asked", "put_back"))) for name, c in counted.items()]
+        lines += table(("groups", "dead", "asked for", "put back"), kinds)
     details = _details(log, view.letters[:num_examples])
     for letter in view.letters[:num_examples]:
         detail = details.get(letter.id, {})

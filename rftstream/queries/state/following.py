@@ -21,7 +21,6 @@ from rftstream.queries.catalog.updating import CatalogUpdater
 from rftstream.queries.curves.history import HistoryReader
 from rftstream.queries.formatting import columns
 from rftstream.queries.plain import Report
-from rftstream.queries.records.dead import ErrorKind
 from rftstream.queries.state.status import NUM_DEAD_ERRORS, KnownFacts, Status, read_status
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
@@ -98,9 +97,7 @@ class RunFollower:
             groups={result: results[result] for result in ("batched", "filtered", "expired", "dead")},
             newest_batch=counts.newest_batch,
             dead_letters=dict(dead.most_common()),
-            dead_errors=tuple(
-                ErrorKind(reason=kind.reason, error=kind.error, count=kind.count) for kind in kinds if kind.error
-            )[:NUM_DEAD_ERRORS],
+            dead_errors=tuple(kind for kind in kinds if kind.error)[:NUM_DEAD_ERRORS],
             operators=self._operators[1],
         )
 

@@ -13,13 +13,14 @@ from rftstream.config.stages import stage_line
 from rftstream.contracts.control import DesiredState
 from rftstream.queries.audits.group_counts import count_outcomes, feeder_cursor
 from rftstream.queries.audits.operator_totals import OperatorTotals, read_totals
+from rftstream.queries.catalog.counts import ErrorKind
 from rftstream.queries.curves.evaluations import mean_text, newest_and_best, result_numbers
 from rftstream.queries.curves.history import NUM_SMOOTHED, History, read_glance
 from rftstream.queries.curves.reward_watch import find_reward_signs
 from rftstream.queries.curves.training_watch import Sign, find_training_signs
 from rftstream.queries.formatting import columns, duration, listed, moment, number, plural, size, staleness_text, table
 from rftstream.queries.plain import Report, pick
-from rftstream.queries.records.dead import ErrorKind, error_kinds, read_letters
+from rftstream.queries.records.dead import error_kinds, read_letters
 from rftstream.queries.records.growth_report import GrowthReport, read_growth
 from rftstream.queries.state.disk import DiskRoom, disk_bytes, disk_room
 from rftstream.queries.state.standstill import (

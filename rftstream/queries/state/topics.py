@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,25 +99,19 @@ def list_topics(config: RunConfig, folder: RunFolder) -> TopicsReport:
     """Compare the topics of a run, as `find_log` found it, with what they should be. Nothing is made."""
     if lies_in_folder(config) and not folder.log.is_dir():
         return _report(config, folder, {}, None)  # opening it would make it
-    transport = open_transport(config, folder, create=True)
-    try:
+    with closing(open_transport(config, folder, create=True)) as transport:
         return _report(config, folder, transport.admin.topics(), transport)
-    finally:
-        transport.close()
 
 
 def apply_topics(config: RunConfig, folder: RunFolder) -> TopicsReport:
     """Make what is missing, and position 0 for every group. ConfigError if one is there with other settings."""
     folder.path.mkdir(parents=True, exist_ok=True)
-    transport = open_transport(config, folder, create=True)
-    try:
+    with closing(open_transport(config, folder, create=True)) as transport:
         before = transport.admin.topics()
         _refuse_others(config, folder, before)
         create_log(transport, config)
         made = [name for name in TOPICS if name not in before]
         return _report(config, folder, transport.admin.topics(), transport, made)
-    finally:
-        transport.close()
 
 
 def _refuse_others(config: RunConfig, folder: RunFolder, there: dict[str, TopicSettings]) -> None:

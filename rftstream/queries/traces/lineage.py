@@ -24,7 +24,8 @@ from rftstream.queries.formatting import moment, size
 from rftstream.queries.plain import Report
 from rftstream.runs.folder import OpenRun
 from rftstream.service.control_view import read_control
-from rftstream.service.reading import read_records, read_to_ends
+from rftstream.service.reading import read_records
+from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 from rftstream.weights.publisher import parse_object_name
 
@@ -179,19 +180,10 @@ class Headers:
     ) -> Iterator[Record]:
         """Records of some partitions of one topic without bodies, up to their ends now."""
         topic = next(iter(places)).topic
-        admin = self.transport.admin
-        ends = {place: end for place, end in admin.end_offsets(topic).items() if place in places}
-        begins = admin.begin_offsets(topic)
-        positions = {place: max(begins[place], min((start or {}).get(place, 0), ends[place])) for place in ends}
-        reader = self.transport.reader(positions, bodies=False)
-        try:
-            for records in read_to_ends(self.transport, reader, ends):
-                for record in records:
-                    if record.offset < ends[record.place]:
-                        self.searched[str(record.place)] = self.searched.get(str(record.place), 0) + 1
-                        yield record
-        finally:
-            reader.close()
+        partitions = {place.partition for place in places}
+        for record in Log(self.transport).read(topic, start=start, bodies=False, partitions=partitions):
+            self.searched[str(record.place)] = self.searched.get(str(record.place), 0) + 1
+            yield record
 
     def of_group(
         self, places: Collection[TopicPartition], group_id: bytes

@@ -138,8 +138,8 @@ class SpanReader:
     def _rollout(self, record: Record, rollout: Rollout) -> Iterator[Span]:
         ids = rollout.ids
         key = self._of_group(ids.group_id, f"rollout {ids.rollout_id}")
-        versions = {span_of.version: VersionName(trainer_epoch=span_of.trainer_epoch, version=span_of.version)
-                    for segment in rollout.segments for span_of in segment.versions}  # fmt: skip
+        spans = (span for segment in rollout.segments for span in segment.versions)
+        versions = {one.version: VersionName(trainer_epoch=one.trainer_epoch, version=one.version) for one in spans}
         start = rollout.started_at or record.timestamp_s
         facts: dict[str, Value] = {
             "rftstream.rollout_id": ids.rollout_id,
