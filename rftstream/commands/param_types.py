@@ -114,8 +114,8 @@ def complete_assignment(ctx: click.Context, param: click.Parameter, incomplete: 
 def _named_files(words: Iterable[str]) -> list[Path]:
     """Return the run files among the words of a command, and the file that a run folder among them holds."""
     paths = [Path(word) for word in words if not word.startswith("-")]
-    return [path / "config.toml" if (path / "run.lock").is_file() else path
-            for path in paths if path.suffix == ".toml" or (path / "run.lock").is_file()]  # fmt: skip
+    runs = {path for path in paths if (path / "run.lock").is_file()}
+    return [path / "config.toml" if path in runs else path for path in paths if path in runs or path.suffix == ".toml"]
 
 
 def _beginning(words: Iterable[str], incomplete: str) -> list[str]:

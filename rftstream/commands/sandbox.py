@@ -37,9 +37,12 @@ def layers() -> None:
 @click.option("--address", default="127.0.0.1:8090", show_default=True, help="HOST:PORT; port 0: any free one.")
 @click.option("--slots", type=click.IntRange(0), default=0, help="Programs at once.  [default: one for each core]")
 @click.option(
-    "--isolation", type=click.Choice(["full", "shared_user"]), default="full", show_default=True,
+    "--isolation",
+    type=click.Choice(["full", "shared_user"]),
+    default="full",
+    show_default=True,
     help="shared_user: programs run as this user, which is weaker.",
-)  # fmt: skip
+)
 def serve(address: str, slots: int, isolation: str) -> None:
     """Run programs for others, over HTTP.
 

@@ -49,10 +49,12 @@ def check_columns(place: str, reward: CompositeReward, taskset: Taskset, num_pro
         sentence
         for one in reward.rewards
         for sentence in (
-            *_doubts(place, one, problems), *_doubts_about_form(place, one, column),
-            *_doubts_of_reward(place, one, problems), *_doubts_about_references(place, one, problems),
+            *_doubts(place, one, problems),
+            *_doubts_about_form(place, one, column),
+            *_doubts_of_reward(place, one, problems),
+            *_doubts_about_references(place, one, problems),
         )
-    ]  # fmt: skip
+    ]
 
 
 def doubts_about_length(place: str, reward: CompositeReward, max_tokens: int) -> list[str]:

@@ -62,9 +62,11 @@ def sandbox_warnings(config: RunConfig) -> Iterator[str]:
     """Yield a sentence for each layer that this machine lacks, or that was given up, if a sandbox can be had here."""
     sentences = [
         f"sandbox: without {layer.name} ({layer.found}): {layer.cost}"
-        for isolation in isolations(config) if missing_text(isolation) is None
-        for layer in find_layers(isolation) if not layer.is_there
-    ]  # fmt: skip
+        for isolation in isolations(config)
+        if missing_text(isolation) is None
+        for layer in find_layers(isolation)
+        if not layer.is_there
+    ]
     yield from dict.fromkeys(sentences)
 
 

@@ -16,9 +16,14 @@ from rftstream.models.splice import BreakReason, Conversation
 
 CALL_ID = "abcdef123"
 SAMPLES: Mapping[str, Any] = {
-    "string": "\n    two words\n\n", "integer": 12, "number": 0.5, "boolean": True, "array": [], "object": {},
+    "string": "\n    two words\n\n",
+    "integer": 12,
+    "number": 0.5,
+    "boolean": True,
+    "array": [],
+    "object": {},
     "null": None,
-}  # fmt: skip
+}
 """Type of an argument -> what it is given. Readers of calls take white space off where they must not."""
 
 

@@ -199,10 +199,8 @@ class CatalogWriter:
         for one, fate in fates:
             sibling = integer(one.rollout_id.rpartition("/")[2].encode())
             reason = None if one.reason is None else str(one.reason)
-            rows.append(
-                (outcome.sequence, sibling, str(one.status), one.num_tokens, fate, one.reward, reason, one.rejected,
-                 record.timestamp_s, int(late))
-            )  # fmt: skip
+            said = str(one.status), one.num_tokens, fate, one.reward, reason, one.rejected
+            rows.append((outcome.sequence, sibling, *said, record.timestamp_s, int(late)))
         done = self._db.executemany(
             "INSERT INTO rollouts(sequence, sibling, status, num_tokens, fate, reward, unscored, rejected, decided_at,"
             " late) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET fate = excluded.fate,"
@@ -224,10 +222,8 @@ class CatalogWriter:
             headers = headers_of(record)
             batch, count = integer(headers.get("batch_sequence")), integer(headers.get("count"))
             if batch >= 0:
-                rows.append(
-                    (batch, share, self._begins[share], record.offset, max(0, count), record.timestamp_s,
-                     int("last" in headers))
-                )  # fmt: skip
+                place = batch, share, self._begins[share], record.offset
+                rows.append((*place, max(0, count), record.timestamp_s, int("last" in headers)))
             self._begins[share] = record.offset + 1
         self._db.executemany("INSERT OR IGNORE INTO batches VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 

@@ -62,16 +62,22 @@ def _counter(name: str, help_: str, *labels: str) -> Exported:
 
 
 EXPORTED = (
-    Exported(name="rftstream_build_info", kind=Kind.info, help="Versions of the exporter.",
-             labels=("version", "python")),
+    Exported(
+        name="rftstream_build_info", kind=Kind.info, help="Versions of the exporter.", labels=("version", "python")
+    ),
     _gauge("rftstream_run_up", "1 if the exporter could read the run's log at its last look, else 0."),
     _gauge("rftstream_run_read_ratio", "How much of the log the exporter has read. Below 1 the others are too small."),
     _gauge("rftstream_run_state", "1 for the state that the run is in.", "state"),
-    _gauge("rftstream_run_failed", "1 if an error ended the run, or a rule of its own; 0 if it goes on, was stopped by "
-           "somebody or has done all."),
+    _gauge(
+        "rftstream_run_failed",
+        "1 if an error ended the run, or a rule of its own; 0 if it goes on, was stopped by somebody or has done all.",
+    ),
     _gauge("rftstream_run_lost_offsets", "Offsets that were deleted from the log and not by the run itself.", "topic"),
-    _gauge("rftstream_backlog_rollouts", "Pending rollouts, as `audit` counts them, whose next step is this role's.",
-           "role"),
+    _gauge(
+        "rftstream_backlog_rollouts",
+        "Pending rollouts, as `audit` counts them, whose next step is this role's.",
+        "role",
+    ),
     _gauge("rftstream_backlog_batches", "Batches that wait to be trained."),
     _gauge("rftstream_workers_wanted", "Workers for this backlog, as `rftstream scale-plan` says.", "role"),
     _gauge("rftstream_run_partitions", "Partitions of its topics: no more explorers, or verifiers, work."),
@@ -91,7 +97,7 @@ EXPORTED = (
     _counter("rftstream_run_votes_total", "Votes of people by what became of them.", "effect"),
     _gauge("rftstream_run_votes_pending", "Votes of people that the buffer has not judged yet."),
     _gauge("rftstream_run_oldest_question_timestamp_seconds", "When the oldest open question was asked."),
-)  # fmt: skip
+)
 """Every metric of runs. Tests check docs, dashboards and alerts against it."""
 
 Figures = dict[str, list[tuple[tuple[str, ...], float]]]

@@ -217,9 +217,9 @@ def sections_to_text() -> str:
     """Return the sections of a run file, and the kinds of parts, for people."""
     rows = [(section.place, _first_sentence(section.about)) for section in settings.run_file_sections()]
     parts = [(settings.plural_of(kind), ", ".join(registry.table(kind))) for kind in registry.KINDS]
-    return "\n".join(["sections of a run file:", "", *columns(rows, left=2, indent="  "), "", "parts:", "",
-                      *columns(parts, left=2, indent="  "), "",
-                      "`rftstream explain trainer`, `trainer.lr`, `algorithms.grpo` say more"])  # fmt: skip
+    sections, kinds = ("\n".join(columns(some, left=2, indent="  ")) for some in (rows, parts))
+    more = "`rftstream explain trainer`, `trainer.lr`, `algorithms.grpo` say more"
+    return f"sections of a run file:\n\n{sections}\n\nparts:\n\n{kinds}\n\n{more}"
 
 
 def sections_to_json() -> list[dict[str, Any]]:

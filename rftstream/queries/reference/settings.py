@@ -159,10 +159,8 @@ def _sections() -> Iterator[SettingSection]:
             for name, table in SUBTABLES.get(item.name, {}).items():
                 yield _section(f"{key}.{name}", f"[{key}.{name}]", table)
         elif item.name == PIPELINE:
-            op = Setting(
-                key=f"{PIPELINE}.op", type=str, values="text", default=Required, module=sections.__name__,
-                meaning="A built-in operator, or `module:Class` of one's own.",
-            )  # fmt: skip
+            meaning, key = "A built-in operator, or `module:Class` of one's own.", f"{PIPELINE}.op"
+            op = Setting(key=key, type=str, values="text", default=Required, module=sections.__name__, meaning=meaning)
             yield SettingSection(key=PIPELINE, place=f"[[{PIPELINE}]]", about=meanings[PIPELINE], settings=(op,))
 
 
