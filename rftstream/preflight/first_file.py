@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rftstream.config import loader
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import AlgorithmSpec, TasksetSpec
-from rftstream.config.sections import RunConfig, RunSection, TasksetSection
+from rftstream.config.sections import RunConfig, RunSection
 from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
@@ -316,15 +316,10 @@ def _problems(wanted: FirstFile, source: str, columns: Mapping[str, str]) -> lis
     section = {"source": source, "columns": dict(columns)}
     values = {"run": {"name": "first", "steps": 1}, "model": {"path": "fake"}, "tasksets": {"first": section}}
     config: RunConfig = loader.from_dict({**values, "base": str(wanted.folder.resolve())})
-    taskset = open_taskset("first", _only(config), config)
+    taskset = open_taskset("first", config.tasksets["first"], config)
     if not len(taskset):
         raise ConfigError(f"--tasks: {source}: has no problems, expected at least one")
     return [taskset.problem(index) for index in range(min(len(taskset), MOST_LOOKED_AT))]
-
-
-def _only(config: RunConfig) -> TasksetSection:
-    (section,) = config.tasksets.values()
-    return section
 
 
 def _prompt(problem: Problem) -> str:
@@ -367,17 +362,11 @@ def _model_path(wanted: FirstFile) -> str:
     return wanted.model
 
 
-def _files_of(wanted: FirstFile) -> Iterator[Path]:
-    yield wanted.folder / RUN_FILE
-    if not wanted.tasks:
-        yield wanted.folder / SAMPLE
-
-
 def _check_free(wanted: FirstFile) -> None:
-    """Refuse to write over a file. A schema that is there is kept: editors find it."""
-    for path in _files_of(wanted):
+    for name in (RUN_FILE, *([] if wanted.tasks else [SAMPLE])):
+        path = wanted.folder / name
         if path.exists():
-            hint = f"name it with --tasks {path}" if path.name == SAMPLE else f"`rftstream check {path}` looks at it"
+            hint = f"name it with --tasks {path}" if name == SAMPLE else f"`rftstream check {path}` looks at it"
             raise ConfigError(f"{path}: exists already, and is not written over; {hint}, or name another folder")
 
 

@@ -282,12 +282,15 @@ def _taskset_lines(line: TasksetLine) -> list[str]:
     return lines
 
 
-def _token_lines(prompt: Prompt, width: int = 100) -> list[str]:
+TOKENS_WIDTH = 100
+
+
+def _token_lines(prompt: Prompt) -> list[str]:
     """Return `[1] 'text'` for each token, wrapped."""
     lines, row = [], "   "
     for token, piece in zip(prompt.token_ids, prompt.pieces, strict=True):
         shown = f" [{token}]{piece!r}"
-        if len(row) + len(shown) > width:
+        if len(row) + len(shown) > TOKENS_WIDTH:
             lines.append(row)
             row = "   "
         row += shown

@@ -19,6 +19,7 @@ from rftstream.transport.base import Transport
 
 SAME = 1e-9
 """Rewards agree if they differ by at most this."""
+NUM_MOVED = 5
 SHOWN_CHARACTERS = 60
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 NOT_SCORED_ON_PURPOSE = {"skipped"}
@@ -75,7 +76,7 @@ class Comparison(Report):
         return "\n".join(_text(self))
 
 
-def compare(old: Transport, new: Transport, *, num_moved: int = 5, reader: CompletionReader = PLAIN) -> Comparison:
+def compare(old: Transport, new: Transport, *, reader: CompletionReader = PLAIN) -> Comparison:
     """Compare the verdicts of two runs. `verified` of both is read once; memory grows by some 100 bytes for each
     rollout."""
     before: dict[str, float | str] = {}
@@ -101,7 +102,7 @@ def compare(old: Transport, new: Transport, *, num_moved: int = 5, reader: Compl
                 said = [turn.content for turn in rollout.turns if turn.role == "assistant"]
                 line = reader.said(rollout.turns, rollout.segments, SHOWN_CHARACTERS) or ""
                 one = Moved(abs(now - then), verified.ids.rollout_id, then, now, said[-1] if said else "", line)
-                (heapq.heappush if len(moved) < num_moved else heapq.heappushpop)(moved, one)
+                (heapq.heappush if len(moved) < NUM_MOVED else heapq.heappushpop)(moved, one)
     old_N, new_N = np.asarray(pairs, np.float64).reshape(-1, 2).T
     shift_N = new_N - old_N
     varies = bool(len(old_N)) and old_N.std() > 0 and new_N.std() > 0
