@@ -2,7 +2,8 @@
 
 In the order of reading:
 
-    sections, role_sections, ranges  every setting with its type, range, default and meaning; RunConfig is all of it
+    sections, role_sections, ranges, sampling_ranges
+                                     every setting with its type, range, default and meaning; RunConfig is all of it
     loader                           from files, environment and `--set` to a checked RunConfig
     secrets                          how keys and passwords are kept out of everything that is written down
     parts.registry                   the one lookup of parts: a built-in name, or `module:Thing`

@@ -17,13 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec import Meta
-
 from rftstream.config import secrets
 from rftstream.config.data_pipelines.synthesis import check_synthesiser, growing_tasksets, grows
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import EnvironmentSpec, Location, TasksetSpec
 from rftstream.config.plain import plain_values
+from rftstream.config.sampling_ranges import check_sampling
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.config.sizes import check_sizes
 from rftstream.config.toml_errors import explain_toml
@@ -254,40 +253,6 @@ def _check_stages(config: RunConfig) -> None:
 def _check_differences(config: RunConfig, differences: Mapping[str, Any], *, where: str) -> None:
     """Check the differences. [sampling] is in order by itself, so an error of both together is in the differences."""
     check_sampling(sampling_for(config, differences, where=where), where=where, given=differences)
-
-
-def check_sampling(sampling: Sampling, *, where: str, given: Mapping[str, Any] | None = None) -> None:
-    """Raise ConfigError for a value out of its range. The error names a key that was `given`; by default all were."""
-    if given is not None and "min_tokens" not in given and sampling.min_tokens > sampling.max_tokens >= 1:
-        raise ConfigError(
-            f"{where}.max_tokens: got {sampling.max_tokens}, expected at least min_tokens = {sampling.min_tokens}, as "
-            "[sampling] has it; set min_tokens here as well"
-        )
-    for key, (bounds, expected) in SAMPLING_RANGES.items():
-        fine = _is_within(getattr(sampling, key), bounds)
-        if not fine or (key == "min_tokens" and sampling.min_tokens > sampling.max_tokens):
-            raise ConfigError(f"{where}.{key}: got {getattr(sampling, key)}, expected {expected}")
-
-
-SAMPLING_RANGES = {
-    "temperature": (Meta(ge=0), "at least 0"),
-    "top_p": (Meta(gt=0, le=1), "in (0, 1]"),
-    "top_k": (Meta(ge=0), "at least 0 (0 is off)"),
-    "min_p": (Meta(ge=0, lt=1), "in [0, 1)"),
-    "repetition_penalty": (Meta(gt=0), "above 0"),
-    "max_tokens": (Meta(ge=1), "at least 1"),
-    "min_tokens": (Meta(ge=0), "between 0 and max_tokens"),
-}
-"""Setting of [sampling] -> its bounds, and these in words. Settings that take any value are left out."""
-
-
-def _is_within(value: float, bounds: Meta) -> bool:
-    return (
-        (bounds.ge is None or value >= bounds.ge)
-        and (bounds.gt is None or value > bounds.gt)
-        and (bounds.le is None or value <= bounds.le)
-        and (bounds.lt is None or value < bounds.lt)
-    )
 
 
 PLAIN_FILE = "file"

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from rftstream.config import loader, sections
+from rftstream.config import sections
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import PartSpec
 from rftstream.config.role_sections import SynthesisServer
+from rftstream.config.sampling_ranges import SAMPLING_RANGES
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.tasks import Sampling
 from rftstream.queries.reference import source_text
@@ -193,15 +194,15 @@ def _section(key: str, place: str, cls: type, own_tables: dict[str, type] | None
 def _sampling_types() -> dict[str, Any]:
     """Return the types of sampling settings, with the bounds that a run file has beyond those of the contract."""
     plain = typing.get_type_hints(Sampling)
-    bounds = {name: Annotated[plain[name], meta] for name, (meta, _) in loader.SAMPLING_RANGES.items()}
+    bounds = {name: Annotated[plain[name], meta] for name, (meta, _) in SAMPLING_RANGES.items()}
     return typing.get_type_hints(Sampling, include_extras=True) | bounds
 
 
 def _sampling_range(name: str) -> str | None:
-    if name not in loader.SAMPLING_RANGES:
+    if name not in SAMPLING_RANGES:
         return None
     kind = "integer" if isinstance(getattr(Sampling(), name), int) else "number"
-    return f"{kind} {loader.SAMPLING_RANGES[name][1].removesuffix(' (0 is off)')}"
+    return f"{kind} {SAMPLING_RANGES[name][1].removesuffix(' (0 is off)')}"
 
 
 def _default_of(item: dataclasses.Field[Any]) -> Any:

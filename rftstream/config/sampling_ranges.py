@@ -1,0 +1,45 @@
+"""The ranges of sampling settings in a run file, which are narrower than those that the log can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Meta
+
+from rftstream.contracts.tasks import Sampling
+from rftstream.errors import ConfigError
+
+
+def check_sampling(sampling: Sampling, *, where: str, given: Mapping[str, Any] | None = None) -> None:
+    """Raise ConfigError for a value out of its range. The error names a key that was `given`; by default all were."""
+    if given is not None and "min_tokens" not in given and sampling.min_tokens > sampling.max_tokens >= 1:
+        raise ConfigError(
+            f"{where}.max_tokens: got {sampling.max_tokens}, expected at least min_tokens = {sampling.min_tokens}, as "
+            "[sampling] has it; set min_tokens here as well"
+        )
+    for key, (bounds, expected) in SAMPLING_RANGES.items():
+        fine = _is_within(getattr(sampling, key), bounds)
+        if not fine or (key == "min_tokens" and sampling.min_tokens > sampling.max_tokens):
+            raise ConfigError(f"{where}.{key}: got {getattr(sampling, key)}, expected {expected}")
+
+
+SAMPLING_RANGES = {
+    "temperature": (Meta(ge=0), "at least 0"),
+    "top_p": (Meta(gt=0, le=1), "in (0, 1]"),
+    "top_k": (Meta(ge=0), "at least 0 (0 is off)"),
+    "min_p": (Meta(ge=0, lt=1), "in [0, 1)"),
+    "repetition_penalty": (Meta(gt=0), "above 0"),
+    "max_tokens": (Meta(ge=1), "at least 1"),
+    "min_tokens": (Meta(ge=0), "between 0 and max_tokens"),
+}
+"""Setting of [sampling] -> its bounds, and these in words. Settings that take any value are left out."""
+
+
+def _is_within(value: float, bounds: Meta) -> bool:
+    return (
+        (bounds.ge is None or value >= bounds.ge)
+        and (bounds.gt is None or value > bounds.gt)
+        and (bounds.le is None or value <= bounds.le)
+        and (bounds.lt is None or value < bounds.lt)
+    )
