@@ -205,9 +205,9 @@ class Conversion:
         if count := self.get(name):
             self.put("trainer.keep_checkpoints", max(count, 2), f"{name} {count}, at least 2" if count < 2 else name)
 
-    def lora(self, rank: str, alpha: str, targets: str, default_alpha: float) -> None:
+    def lora(self, rank: str, alpha: str, targets: str, default_alpha: float, default_rank: int | None = None) -> None:
         """Take an adapter, if it has a rank."""
-        wanted, size = self.get(targets), self.get(rank)
+        wanted, size = self.get(targets), self.get(rank, default_rank)
         factor = self.get(alpha, default_alpha)
         if size:
             self.put("model.lora.rank", size, rank)

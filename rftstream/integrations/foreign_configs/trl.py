@@ -24,7 +24,7 @@ ALGORITHMS = {"grpo": "grpo", "rloo": "rloo", "sft": "sft", "dpo": "dpo", "rewar
 COMMON = {
     "adam_beta1": 0.9, "adam_beta2": 0.999, "lr_scheduler_type": "linear", "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 1, "num_train_epochs": 3, "seed": 42, "gradient_checkpointing": True,
-    "output_dir": "trainer_output",
+    "output_dir": "trainer_output", "save_steps": 500,
 }  # fmt: skip
 SAMPLED = {"learning_rate": 1e-6, "max_completion_length": 512, "num_iterations": 1, "shuffle_dataset": True}
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -134,8 +134,8 @@ class _TrlRules:
             c.put("model.dtype", "float16" if c.get("fp16") else "float32", "fp16" if c.get("fp16") else "bf16")
         else:
             c.get("bf16")
-        c.get("use_peft")
-        c.lora("lora_r", "lora_alpha", "lora_target_modules", 32)
+        if c.get("use_peft") or "lora_r" in self._script.settings:
+            c.lora("lora_r", "lora_alpha", "lora_target_modules", 32.0, default_rank=16)
 
     def _source(self, prefix: str) -> dict[str, Any]:
         """Return source, options, columns and system prompt of a dataset, or a place to put it."""
@@ -208,6 +208,8 @@ class _TrlRules:
         if normalise is not None:
             c.put("algorithms.grpo.normalise", normalise, f"loss_type {loss!r}")
         if algorithm == "dr_grpo":
+            if scale in (True, "group"):
+                c.ask("scale_rewards: TRL still divides by the spread of the group; dr_grpo here only centres rewards")
             c.put("algorithms.dr_grpo.row_tokens", c.get("max_completion_length"), "max_completion_length")
         elif scale in (True, "group"):
             c.put(f"algorithms.{algorithm}.advantage_eps", 1e-4, "scale_rewards: TRL adds 1e-4 to the spread")
@@ -255,6 +257,7 @@ class _TrlRules:
     def _length(self, batch_steps: int) -> None:
         c = self._c
         divided = f" / {batch_steps} optimizer steps per batch" if batch_steps > 1 else ""
+        self._batch_steps, self._divided = batch_steps, divided
         most, epochs = c.get("max_steps", -1), c.get("num_train_epochs")
         steps = math.ceil(most / batch_steps) if most > 0 else None
         if steps is not None:
@@ -266,7 +269,7 @@ class _TrlRules:
         c.schedule(
             "lr_scheduler_type", warmup or ratio, "warmup_steps" if warmup else "warmup_ratio", steps, batch_steps
         )
-        if c.get("save_strategy", "steps") == "steps" and (every := c.get("save_steps", 500)) >= 1:
+        if c.get("save_strategy", "steps") == "steps" and (every := c.get("save_steps")) >= 1:
             c.put("trainer.checkpoint_every", math.ceil(every / batch_steps), f"save_steps {every}{divided}")
 
     def _sampled(self) -> None:
@@ -295,7 +298,8 @@ class _TrlRules:
                 c.put(f"evaluations.held-out.{key}", value, "eval_dataset")
             c.put("evaluations.held-out.reward", self._rewards(), "reward_funcs")
             if every := c.get("eval_steps"):
-                c.put("evaluations.held-out.every", math.ceil(every), "eval_steps")
+                said = f"eval_steps {every}{self._divided}" if self._divided else "eval_steps"
+                c.put("evaluations.held-out.every", math.ceil(every / self._batch_steps), said)
             c.put(
                 "evaluations.held-out.n",
                 c.get("num_generations_eval", c.get("num_generations")),

@@ -228,7 +228,10 @@ def _loss(c: Conversion) -> None:
     sums = reduction in ("seq-mean-token-sum", "seq-mean-token-sum-norm")
     if c.algorithm == "grpo" and (sums or c.get("algorithm.norm_adv_by_std_in_grpo") is False):
         c.algorithm, there = "dr_grpo", "algorithm.norm_adv_by_std_in_grpo, loss_agg_mode"
-        c.put("algorithms.dr_grpo.row_tokens", c.get("data.max_response_length"), "data.max_response_length")
+        longest = 1 if reduction == "seq-mean-token-sum" else c.get("data.max_response_length")
+        c.put("algorithms.dr_grpo.row_tokens", longest, f"{ACTOR}.loss_agg_mode, data.max_response_length")
+        if not sums:
+            c.ask("norm_adv_by_std_in_grpo: dr_grpo only centres rewards, and divides the sum over a row by a constant")
     c.put("trainer.algorithm", c.algorithm, there)
     if c.algorithm == "grpo":
         normalise = "sequence" if reduction == "seq-mean-token-mean" else "token"

@@ -209,13 +209,14 @@ RECIPES = {
             "def multiply(a: int, b: int) -> int:\n    '''Multiply.'''\n    return a * b\n\n"
             "def main():\n    data = load_dataset('json', data_files='sums.jsonl')['train']\n"
             "    args = GRPOConfig(output_dir='agent', max_steps=10, num_generations=2, "
-            "max_tool_calling_iterations=3, scale_rewards='none')\n"
+            "max_tool_calling_iterations=3, scale_rewards='none', steps_per_generation=2, eval_steps=6)\n"
             "    GRPOTrainer(model='Qwen/Qwen2.5-0.5B-Instruct', args=args, reward_funcs=short, train_dataset=data,\n"
-            "                tools=[multiply]).train()\n\nmain()\n"
+            "                eval_dataset=data, tools=[multiply]).train()\n\nmain()\n"
         },
         {
             "trainer.algorithm": "dr_grpo", "algorithms.dr_grpo.row_tokens": 512,
             "tasksets.train.environment": "tools", "environments.tools.tools": ["agent_tools:multiply"],
+            "evaluations.held-out.every": 3, "run.steps": 5,
             "environments.tools.max_turns": 4, "tasksets.train.reward": "my_rewards:short",
         },
         (),
