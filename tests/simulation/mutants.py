@@ -353,8 +353,8 @@ def stale_tasks() -> Iterator[None]:
     """Each task may be sampled by one version older than those that its batch allows."""
     least = Admission.min_version
 
-    def mutated(self: Admission, in_force: VersionInForce) -> int:
-        return max(0, least(self, in_force) - 1)
+    def mutated(self: Admission, in_force: VersionInForce, admitted: int) -> int:
+        return max(0, least(self, in_force, admitted) - 1)
 
     with changed(Admission, "min_version", mutated):
         yield
@@ -373,21 +373,20 @@ def partition_of_the_rollout() -> Iterator[None]:
             else one
             for one in transaction.outputs
         ]
-        return SingleTransaction(tuple(outputs), transaction.positions)
+        return replace(transaction, outputs=tuple(outputs))
 
     with changed(FeederStep, "advance", mutated):
         yield
 
 
 def filtered_held() -> Iterator[None]:
-    def advance(self: BufferStep) -> SingleTransaction | None:
+    def next_transaction(self: BufferStep) -> SingleTransaction | None:
         if self._progress.is_last_written and self._all_in(0):
             return None
-        self._close_overdue()
         batch = self._choose()
         return None if batch is None else self._batch(batch)
 
-    with changed(BufferStep, "advance", advance):
+    with changed(BufferStep, "_next_transaction", next_transaction):
         yield
 
 
