@@ -103,8 +103,10 @@ class BufferProgress:
                 log.warning(
                     "%s: the buffer's position (%d) was set by somebody else, for it has no metadata; reading from %d, "
                     "and passing over what is decided",
-                    place, position.offset, begins[place],
-                )  # fmt: skip
+                    place,
+                    position.offset,
+                    begins[place],
+                )
                 position = Position(begins[place])
             self.read[place] = position.offset
             read, next_batch, last, *numbers = map(int, (position.metadata or f"{position.offset} 0 0").split())

@@ -74,6 +74,10 @@ def own_position(
         log.warning(
             "%s: the position of its readers (%d) was set by somebody else, for it has no metadata; by %s, %d records "
             "are still to be done, the first at %d",
-            place, position.offset, after, len(still_open), found.offset,
-        )  # fmt: skip
+            place,
+            position.offset,
+            after,
+            len(still_open),
+            found.offset,
+        )
     return found

@@ -66,8 +66,10 @@ def begin_with_summary(reader: Log, topic: str, *, whole: bool = False, behind: 
         log.warning(
             "%s: says something else of %s below offset %d than the one before it and what stands between them; "
             "reading all of it",
-            record, topic, said.through,
-        )  # fmt: skip
+            record,
+            topic,
+            said.through,
+        )
     reader.rule.begin_anew(topic)
     return TopicStart(begins)
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from rftstream.process_state import process_state
+
 _FLOCK = "hhqqi4x"
 """struct flock of Linux, 64 bit: type, whence, start, length, pid."""
 _NOTE_BYTES = 48
@@ -155,7 +157,7 @@ def describe_holder(holder: LockHolder | None) -> str:
     if holder is None:
         return "no process is seen to hold it now; try again"
     held_s = max(0.0, time.time() - holder.since_s)
-    if _is_stopped(holder.pid):
+    if process_state(holder.pid) in ("T", "t"):
         return (
             f"process {holder.pid} has held it for {held_s:.1f} s and is stopped (SIGSTOP or Ctrl-Z);"
             f" let it go on with `kill -CONT {holder.pid}` or end it with `kill -KILL {holder.pid}`:"
@@ -165,11 +167,3 @@ def describe_holder(holder: LockHolder | None) -> str:
         f"process {holder.pid} has held it for {held_s:.1f} s and is running; wait, or end it if it hangs:"
         f" what it had begun is rolled back"
     )
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[:1] in (["T"], ["t"])

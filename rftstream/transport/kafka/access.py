@@ -21,23 +21,6 @@ from rftstream.errors import ConfigError, TransportError
 from rftstream.transport.access import Grant, Operation, Resource
 from rftstream.transport.kafka.connection import KafkaClientFactory
 
-_OPERATIONS = {
-    Operation.read: ACLOperation.READ,
-    Operation.write: ACLOperation.WRITE,
-    Operation.create: ACLOperation.CREATE,
-    Operation.delete: ACLOperation.DELETE,
-    Operation.describe: ACLOperation.DESCRIBE,
-    Operation.describe_configs: ACLOperation.DESCRIBE_CONFIGS,
-}
-_RESOURCES = {
-    Resource.topic: ResourceType.TOPIC,
-    Resource.group: ResourceType.GROUP,
-    Resource.transactional_id: ResourceType.TRANSACTIONAL_ID,
-    Resource.cluster: ResourceType.CLUSTER,
-}
-_OURS_BY_OPERATION = {theirs: ours for ours, theirs in _OPERATIONS.items()}
-_OURS_BY_RESOURCE = {theirs: ours for ours, theirs in _RESOURCES.items()}
-
 _ALL = "*"
 """The name in a literal pattern that stands for all names."""
 
@@ -105,7 +88,7 @@ class KafkaAccess:
         name, prefix = pattern.resource_name, self._clients.name("")
         if pattern.resource_type is ResourceType.CLUSTER:
             return True
-        if pattern.resource_type not in _OURS_BY_RESOURCE:
+        if pattern.resource_type.name.lower() not in Resource.__members__:
             return False
         if self._clients.is_ours(name) or name == _ALL:
             return True
@@ -142,13 +125,16 @@ def _not_allowed(clients: KafkaClientFactory, what: str) -> ConfigError:
     )
 
 
+# Operations and resources have the same names here and in the client, but for capitals.
+
+
 def _acl(grant: Grant) -> ACL:
     return ACL(
         grant.principal,
         _ALL,
-        _OPERATIONS[grant.operation],
+        ACLOperation[grant.operation.name.upper()],
         ACLPermissionType.ALLOW,
-        ResourcePattern(_RESOURCES[grant.resource], grant.name, _pattern_type(grant)),
+        ResourcePattern(ResourceType[grant.resource.name.upper()], grant.name, _pattern_type(grant)),
     )
 
 
@@ -156,9 +142,11 @@ def _filter(grant: Grant) -> ACLFilter:
     return ACLFilter(
         principal=grant.principal,
         host=_ALL,
-        operation=_OPERATIONS[grant.operation],
+        operation=ACLOperation[grant.operation.name.upper()],
         permission_type=ACLPermissionType.ALLOW,
-        resource_pattern=ResourcePatternFilter(_RESOURCES[grant.resource], grant.name, _pattern_type(grant)),
+        resource_pattern=ResourcePatternFilter(
+            ResourceType[grant.resource.name.upper()], grant.name, _pattern_type(grant)
+        ),
     )
 
 
@@ -169,12 +157,12 @@ def _pattern_type(grant: Grant) -> ACLResourcePatternType:
 def _grant(acl: ACL) -> Grant | None:
     """Return the rule as a Grant, or None if it is more or less than one."""
     pattern = acl.resource_pattern
-    operation = _OURS_BY_OPERATION.get(acl.operation)
+    operation = Operation.__members__.get(acl.operation.name.lower())
     if operation is None or acl.host != _ALL or acl.permission_type is not ACLPermissionType.ALLOW:
         return None
     return Grant(
         acl.principal,
-        _OURS_BY_RESOURCE[pattern.resource_type],
+        Resource[pattern.resource_type.name.lower()],
         pattern.resource_name,
         pattern.pattern_type is ACLResourcePatternType.PREFIXED,
         operation,

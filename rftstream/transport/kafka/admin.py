@@ -182,8 +182,10 @@ class KafkaAdmin:
                 is_told = True
                 log.warning(
                     "group %s: a commit of its positions is pending, as after a kill in the middle of one; waiting "
-                    "until the broker ends it, for at most %.0f s more", group, UNSTABLE_S - waited_s,
-                )  # fmt: skip
+                    "until the broker ends it, for at most %.0f s more",
+                    group,
+                    UNSTABLE_S - waited_s,
+                )
             time.sleep(SEEN_S if waited_s < TELL_S else 0.1)
         return found
 

@@ -370,8 +370,9 @@ class _Throttled(logging.Filter):
                 "the Kafka brokers throttle this process by their quotas (now for %.1f s, %.1f s in all), so the run "
                 "is slower than it could be; raise producer_byte_rate, consumer_byte_rate or request_percentage of "
                 "this user or client (kafka-configs.sh --entity-type users or clients)",
-                wait_s, self.total_s,
-            )  # fmt: skip
+                wait_s,
+                self.total_s,
+            )
         return False
 
 
