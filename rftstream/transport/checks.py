@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
-from rftstream.contracts.records import TopicPartition
-from rftstream.errors import AssignmentLost, ConfigError, PositionMissing, RecordTooLarge
-from rftstream.transport.base import MAX_METADATA_BYTES, Position, TopicSettings
+from rftstream.contracts.records import NewRecord, TopicPartition
+from rftstream.errors import AssignmentLost, ConfigError, PositionMissing, ProducerLost, RecordTooLarge
+from rftstream.transport.base import MAX_METADATA_BYTES, Position, Snapshot, TopicSettings
 
 S = TypeVar("S")
 
@@ -51,6 +51,34 @@ def choose_positions(
             f" admin.commit_initial makes those of a new run{hint}"
         )
     return {place: found[place] for place in partitions}
+
+
+def check_commit(
+    producer: str,
+    positions: Mapping[TopicPartition, Position] | None,
+    group: str | None,
+    snapshot: Snapshot | None,
+    *,
+    has_begun: bool,
+) -> str | None:
+    """Return the group whose positions a commit moves, None if it moves none. ProducerLost if the producer was not
+    started, or is lost; ConfigError for positions without a group."""
+    if not has_begun:
+        raise ProducerLost(
+            f"producer {producer}: not started, or lost; call start, then read the committed records and positions"
+        )
+    owner = snapshot.group if snapshot is not None else group
+    if positions and owner is None:
+        raise ConfigError(f"producer {producer}: positions without a group; give `group` or `snapshot`")
+    return owner
+
+
+def too_large(record: NewRecord, most: int) -> RecordTooLarge:
+    """Return the error for a record that its topic does not take."""
+    return RecordTooLarge(
+        f"{record.topic}[{record.partition}]: a record of {record.num_bytes} bytes, the topic takes {most}; make it"
+        f" smaller or carry its large parts by reference"
+    )
 
 
 def check_metadata(place: TopicPartition, position: Position) -> None:

@@ -7,9 +7,9 @@ from functools import partial
 
 from rftstream import faults
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
-from rftstream.errors import ConfigError, ProducerLost, RecordTooLarge, TransactionAborted
+from rftstream.errors import ProducerLost, TransactionAborted
 from rftstream.transport.base import Position, Snapshot
-from rftstream.transport.checks import check_metadata
+from rftstream.transport.checks import check_commit, check_metadata, too_large
 from rftstream.transport.cursors import CursorReader, Cursors, PartitionBatch
 from rftstream.transport.embedded.groups import check_ownership
 from rftstream.transport.embedded.store import OFFSET_BITS, Mark, Store, pack_headers
@@ -139,15 +139,9 @@ class EmbeddedProducer:
         group: str | None = None,
         snapshot: Snapshot | None = None,
     ) -> None:
-        if self._epoch is None:
-            raise ProducerLost(
-                f"producer {self._id}: not started, or lost; call start, then read the committed records and positions"
-            )
+        owner = check_commit(self._id, positions, group, snapshot, has_begun=self._epoch is not None)
         rows = self._encoded(records)
         moved = self._moved(positions) if positions else []
-        owner = snapshot.group if snapshot is not None else group
-        if moved and owner is None:
-            raise ConfigError(f"producer {self._id}: positions without a group; give `group` or `snapshot`")
         timestamp_s = self._store.clock()
         topics = {record.topic for record in records}
         faults.at("before_commit")
@@ -207,10 +201,7 @@ class EmbeddedProducer:
             if headers is not None:
                 size += len(headers)
             if size > limit and record.num_bytes > limit:
-                raise RecordTooLarge(
-                    f"{topic}[{partition}]: a record of {record.num_bytes} bytes, the topic takes {limit}; make it"
-                    f" smaller or carry its large parts by reference"
-                )
+                raise too_large(record, limit)
             if not 0 <= partition < len(ids):
                 self._store.partition_id(TopicPartition(topic, partition))
             bodies = rows.get(ids[partition])

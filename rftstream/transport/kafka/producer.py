@@ -27,12 +27,11 @@ from rftstream.errors import (
     AssignmentLost,
     ConfigError,
     ProducerLost,
-    RecordTooLarge,
     TransactionAborted,
     TransportError,
 )
 from rftstream.transport.base import Position, Snapshot, TopicSettings
-from rftstream.transport.checks import check_metadata
+from rftstream.transport.checks import check_commit, check_metadata, too_large
 from rftstream.transport.kafka.client import compat
 from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing, named
 
@@ -121,13 +120,8 @@ class KafkaProducer:
         snapshot: Snapshot | None = None,
     ) -> None:
         client, hand = self._client, self._hand
-        if client is None or hand is None:
-            raise ProducerLost(
-                f"producer {self._id}: not started, or lost; call start, then read the committed records and positions"
-            )
-        owner = snapshot.group if snapshot is not None else group
-        if positions and owner is None:
-            raise ConfigError(f"producer {self._id}: positions without a group; give `group` or `snapshot`")
+        owner = check_commit(self._id, positions, group, snapshot, has_begun=client is not None)
+        assert client is not None and hand is not None, "both are there, or none"
         self._check(records, positions or {}, snapshot)
         if not records and not positions:
             # The client would end an empty transaction without asking the broker. So committing it would not even tell
@@ -245,10 +239,7 @@ class KafkaProducer:
                     f"{record.topic}[{record.partition}]: no such partition, the topic has {settings.partitions}"
                 )
             if record.num_bytes > settings.max_record_bytes:
-                raise RecordTooLarge(
-                    f"{record.topic}[{record.partition}]: a record of {record.num_bytes} bytes, the topic takes"
-                    f" {settings.max_record_bytes}; make it smaller or carry its large parts by reference"
-                )
+                raise too_large(record, settings.max_record_bytes)
         for place, position in positions.items():
             check_metadata(place, position)
             if snapshot is not None and place not in snapshot.assignment:

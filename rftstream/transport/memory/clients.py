@@ -9,14 +9,12 @@ from contextlib import AbstractContextManager, nullcontext
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.errors import (
     AssignmentLost,
-    ConfigError,
     ProducerLost,
-    RecordTooLarge,
     TransactionAborted,
     TransportError,
 )
 from rftstream.transport.base import Jump, Position, Snapshot
-from rftstream.transport.checks import check_metadata, choose_positions
+from rftstream.transport.checks import check_commit, check_metadata, choose_positions, too_large
 from rftstream.transport.cursors import CursorMember, CursorReader, Cursors, PartitionBatch
 from rftstream.transport.memory.log import MemoryTransaction, Subscriber
 from rftstream.transport.memory.transactions import TransactionalLog
@@ -193,13 +191,8 @@ class MemoryProducer:
         group: str | None = None,
         snapshot: Snapshot | None = None,
     ) -> None:
-        owner = snapshot.group if snapshot is not None else group
-        if self._epoch is None:
-            raise ProducerLost(
-                f"producer {self._id}: not started, or lost; call start, then read the committed records and positions"
-            )
-        if positions and owner is None:
-            raise ConfigError(f"producer {self._id}: positions without a group; give `group` or `snapshot`")
+        owner = check_commit(self._id, positions, group, snapshot, has_begun=self._epoch is not None)
+        assert self._epoch is not None
         self._check_sizes(records, positions or {})
         if snapshot is not None:
             _check_owned(snapshot, positions or {})
@@ -274,10 +267,7 @@ class MemoryProducer:
             limit = self._log.topic(record.topic).max_record_bytes
             self._log.check_place(TopicPartition(record.topic, record.partition))
             if record.num_bytes > limit:
-                raise RecordTooLarge(
-                    f"{record.topic}[{record.partition}]: a record of {record.num_bytes} bytes, the topic takes"
-                    f" {limit}; make it smaller or carry its large parts by reference"
-                )
+                raise too_large(record, limit)
         for place, position in positions.items():
             self._log.check_place(place)
             check_metadata(place, position)
