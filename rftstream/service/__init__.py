@@ -6,9 +6,9 @@ In the order of reading:
     service                 what the two loops share: how a worker is driven, and what an error means
     loops.commit            writing transactions, and what is done when the result of a commit is unknown
     loops.concurrent        the loop of a role in many processes; with it
-        owned_partitions    the partitions that a worker owns, and which of their records are finished
+        owned_partitions    the partitions that a worker owns, which of their records are finished, and what former
+                            owners saved, read before the work of a partition is begun
         tracker             how positions say that records are finished in any order
-        restore_partials    what former owners of a partition saved, read before its work is begun
         results             what is finished or saved, until it is on the log
     loops.single            the loop of a role with one holder; with it
         role_claim          who holds the role

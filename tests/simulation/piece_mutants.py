@@ -8,7 +8,7 @@ from typing import Any
 from rftstream.contracts.records import TopicPartition
 from rftstream.roles.explorer import step as explorer_module
 from rftstream.roles.explorer.saved.saved_states import SavedStates
-from rftstream.service.loops.restore_partials import PartialsRestore
+from rftstream.service.loops.owned_partitions import PartialsRestore
 from rftstream.service.loops.results import SavedRecords
 from rftstream.transport.memory.clients import MemoryProducer
 from tests.simulation.changes import changed

@@ -69,6 +69,7 @@ ONLY = {
         "rftstream.transport",
         "rftstream.errors",
         "rftstream.faults",
+        "rftstream.process_state",
         "rftstream.contracts.records",
         "rftstream.config.parts.part_specs",
     ),

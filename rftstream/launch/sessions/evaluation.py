@@ -25,6 +25,7 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.versions import EvalResult, WeightsAnnounced
 from rftstream.errors import ConfigError, RftError, TakenOver
 from rftstream.roles.evaluator import EVALUATOR
+from rftstream.roles.evaluator.due import EvalResults
 from rftstream.runs.delete import is_claimant_alive
 from rftstream.runs.folder import OpenRun
 from rftstream.runs.published import Published, read_published
@@ -35,7 +36,6 @@ from rftstream.service.reading import read_to_ends
 from rftstream.service.role import FOREVER, Log
 from rftstream.service.service import Service
 from rftstream.transport.base import Reader
-from rftstream.weights.evaluated import EvalResults
 
 Versions = Sequence[int] | Literal["all"]
 """Versions to evaluate. An empty sequence means the newest; `all` means those that can still be made from the store."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rftstream.contracts.batches import Experience, LossKind
+from rftstream.contracts import codec
+from rftstream.contracts.batches import BatchManifest, Experience, LossKind
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.rollouts import RolloutStatus, Segment
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.data.operators.base import TokenSpan
 from rftstream.data.operators.pipeline import ExperienceResult
 from rftstream.roles.buffer.groups import Group
+from rftstream.service.role import Publish
 
 VerifiedAt = Mapping[tuple[TopicPartition, int], VerifiedRollout]
 """Partition and offset on `verified` -> the rollout of the record."""
@@ -77,3 +79,31 @@ def experiences_of_share(groups: Sequence[Group], share: int, batch: int, verifi
         experience_of(rollout, batch, share, position=position, result=result)
         for position, (rollout, result) in enumerate(kept)
     ]
+
+
+# ------------------------------------------------------------------------------------------
+#
+# The records of a batch: for each share its experiences, and a manifest that closes them.
+
+
+def batch_records(
+    experiences_of: Mapping[int, Sequence[Experience]],
+    groups_of: Mapping[int, Sequence[Group]],
+    reused_of: Mapping[int, tuple[str, ...]],
+    manifest: BatchManifest,
+) -> list[Publish]:
+    """Return the records of a batch, share by share. `manifest` says what holds for all shares."""
+    outputs: list[Publish] = []
+    for share, experiences in experiences_of.items():
+        encoded = [codec.encode(experience) for experience in experiences]
+        own = replace(
+            manifest,
+            share=share,
+            count=len(experiences),
+            digest=codec.digest_of_experiences(encoded),
+            groups=tuple(group.group_id for group in groups_of.get(share, ())),
+            reused=reused_of.get(share, ()),
+        )
+        outputs += [Publish("batches", share, *pair) for pair in zip(experiences, encoded, strict=True)]
+        outputs.append(Publish("batches", share, own))
+    return outputs

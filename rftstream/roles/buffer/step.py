@@ -30,11 +30,9 @@ from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.errors import ContractError, StopRule
 from rftstream.models.rendering import Renderer
 from rftstream.roles.buffer import BUFFER
-from rftstream.roles.buffer.batch_records import batch_records
 from rftstream.roles.buffer.decisions import Decision, Decisions, no_batch
-from rftstream.roles.buffer.demonstration_intake import DemonstrationIntake
-from rftstream.roles.buffer.demonstrations import DEMONSTRATIONS, DemonstrationQueue, spread
-from rftstream.roles.buffer.experiences import experiences_of_share
+from rftstream.roles.buffer.demonstrations import DEMONSTRATIONS, DemonstrationIntake, DemonstrationQueue, spread
+from rftstream.roles.buffer.experiences import batch_records, experiences_of_share
 from rftstream.roles.buffer.groups import Group, OpenGroups, sibling_of, unscorable_reasons
 from rftstream.roles.buffer.operators import GroupOperators
 from rftstream.roles.buffer.people.feedback import FEEDBACK, FeedbackIntake

@@ -6,6 +6,7 @@ used for every version, so that two versions differ by their weights alone.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from rftstream import metrics
 from rftstream.clock import Clock
@@ -25,13 +27,13 @@ from rftstream.contracts.tasks import Problem, RolloutIds, Task
 from rftstream.contracts.versions import EvalResult
 from rftstream.core.samples import summarise_samples
 from rftstream.errors import WeightsError
+from rftstream.models.rendering import Renderer, joined, pieces_of_turns
 from rftstream.policies.base import LOOK_S, Policy
 from rftstream.policies.colocated import EngineShare
 from rftstream.rewards.base import Scorer, ScoreReply, ScoreRequest
 from rftstream.roles.evaluator import EVALUATOR
 from rftstream.roles.evaluator.agents import AgentSamples
 from rftstream.roles.evaluator.due import DueEvaluation, DueEvaluations, Evaluation
-from rftstream.roles.evaluator.generations import generation_line
 from rftstream.roles.explorer.attempt import Attempt
 from rftstream.roles.explorer.fit_to_record import rollout_of
 from rftstream.roles.explorer.turn_loop import TurnLoop
@@ -376,3 +378,39 @@ def _agent_ids(which: str, evaluation: Evaluation, sample: _Sample, key: str) ->
     belongs to nobody."""
     group_id, sibling = f"{which}/{sample.index}", int(key.partition("#")[2])
     return RolloutIds.of(group_id, taskset=evaluation.name, sibling=sibling, group_size=evaluation.section.n)
+
+
+# ------------------------------------------------------------------------------------------
+#
+# What an evaluation keeps of its completions: one JSON object a line, in the object store.
+
+
+def generation_line(
+    key: str, problem: Problem, attempt: Attempt | None, reply: ScoreReply | None, renderer: Renderer
+) -> str:
+    """Return one sample. `shown` is a turn's text with the special tokens that were sampled, `posted` what the
+    environment gave as reward."""
+    score = reply.score if reply is not None else None
+    if reply is not None:
+        reason: Any = reply.reason
+    else:
+        reason = attempt.error if attempt is not None else None
+    turns = attempt.turns if attempt is not None else ()
+    shown = pieces_of_turns(renderer, turns, attempt.segments if attempt is not None else ())
+    return json.dumps(
+        {
+            "sample": key,
+            "prompt": [{"role": message.role, "content": message.content} for message in problem.messages],
+            "answer": problem.answer,
+            "completion": [
+                {"role": turn.role, "content": turn.content, "shown": joined(pieces)}
+                | ({} if turn.reward is None else {"reward": turn.reward})
+                for turn, pieces in zip(turns, shown, strict=True)
+            ],
+            "reward": score.reward if score is not None else None,
+            "posted": None if attempt is None or attempt.posted is None else attempt.posted.reward,
+            "reason": reason,
+            "num_tokens": attempt.num_tokens if attempt is not None else 0,
+        },
+        ensure_ascii=False,
+    )

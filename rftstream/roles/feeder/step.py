@@ -35,11 +35,10 @@ from rftstream.data.operators.pipeline import TaskPipeline
 from rftstream.data.tasksets.files import JsonlTaskset
 from rftstream.errors import ConfigError, PositionMissing
 from rftstream.roles.feeder import FEEDER
-from rftstream.roles.feeder.admission import Admission, VersionInForce
+from rftstream.roles.feeder.admission import Admission, SkipWatch, VersionInForce
 from rftstream.roles.feeder.cursor import FeederCursor
 from rftstream.roles.feeder.draws import Draws, Source, check_some, growing_of
 from rftstream.roles.feeder.retries import Retries
-from rftstream.roles.feeder.skip_watch import SkipWatch
 from rftstream.service.records.problem_records import PROBLEMS, ProblemReader, read_problems
 from rftstream.service.records.summaries import begin_with_summary
 from rftstream.service.role import Log, Publish, Received, SingleStep, SingleTransaction

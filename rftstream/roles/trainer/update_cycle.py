@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rftstream import metrics
 from rftstream.algorithms.base import spread_needed
-from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL, is_without_signal
+from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL, WARN_AFTER_STEPS, is_without_signal, likely_cause
 from rftstream.clock import Clock
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_names import server_update
+from rftstream.config.parts.part_specs import PolicySpec
 from rftstream.config.sections import RunConfig
+from rftstream.contracts.batches import Experience
+from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced
 from rftstream.errors import StopRule
 from rftstream.roles.trainer.assembly import Batch
@@ -19,8 +26,6 @@ from rftstream.roles.trainer.run_end import RunEnd
 from rftstream.roles.trainer.schedule import rate_at
 from rftstream.roles.trainer.training import TrainedStaleness, Training, check_made_for
 from rftstream.roles.trainer.watches.held_out import HeldOut
-from rftstream.roles.trainer.watches.mismatch import MismatchWatch
-from rftstream.roles.trainer.watches.signal_watch import SignalWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +181,109 @@ def show_in_metrics(step: StepRecord, progress: TrainerProgress) -> None:
                 metrics.GROUP_STALENESS.observe(staleness)
     for metric, value in step.metrics.items():
         metrics.set_named(metrics.TRAIN, value, metric)
+
+
+# ------------------------------------------------------------------------------------------
+#
+# Says so when steps have no learning signal, and ends a run that has had none for too long.
+
+
+log = logging.getLogger(__name__)
+
+
+class SignalWatch:
+    """Warns when steps have no learning signal, and again when there are twice as many of them; ends the run by
+    `trainer.max_steps_without_signal`. The trainer's UpdateCycle makes it and calls `look` once for each trained
+    batch."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._most = config.trainer.max_steps_without_signal
+        self._warns_at = WARN_AFTER_STEPS
+
+    def look(self, values: Mapping[str, float]) -> StopRule | None:
+        """Check a step. `values`: its metrics. Returns the rule if the run is to end by it: at each multiple of the
+        setting, so that a resumed run has as many steps again before it ends for the second time."""
+        steps = int(values.get(STEPS_WITHOUT_SIGNAL, 0))
+        if steps and self._most and steps % self._most == 0:
+            return StopRule(
+                "no_signal",
+                f"trainer: {steps:,} steps in a row without a learning signal, expected fewer than {self._most:,} "
+                f"(trainer.max_steps_without_signal): {likely_cause(values, self._config)}. Look at some by "
+                "`rftstream inspect RUN verified --last 5`; mend it and `rftstream resume`, or take the weights as "
+                "they are by `rftstream weights export`",
+            )
+        if steps < WARN_AFTER_STEPS:
+            self._warns_at = WARN_AFTER_STEPS
+        elif steps >= self._warns_at:
+            self._warns_at = 2 * steps
+            log.warning("no signal for %d steps: %s", steps, likely_cause(values, self._config))
+        return None
+
+
+# ------------------------------------------------------------------------------------------
+#
+# Says so when sampler and trainer disagree about the probabilities of tokens, and what the cause may be.
+
+
+class MismatchWatch:
+    """Warns at the first step above `trainer.warn_mismatch`, and again when the mismatch is twice that of the last
+    warning. The trainer's UpdateCycle makes it and calls `look` once for each trained batch."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._warns_above = config.trainer.warn_mismatch
+
+    def look(self, values: Mapping[str, float], batch: Sequence[Experience]) -> None:
+        """Warn if need be. `values`: metrics of the step."""
+        found = values.get("mismatch_k3", 0.0)
+        if not self._warns_above or not found > self._warns_above:
+            return
+        log.warning(
+            "mismatch_k3 is %.3g nats per token, expected at most %.3g (trainer.warn_mismatch): sampler and trainer "
+            "disagree about the tokens' probabilities; %s",
+            found,
+            self._config.trainer.warn_mismatch,
+            cause_of_mismatch(self._config, values, batch),
+        )
+        self._warns_above = max(2 * found, self._warns_above)
+
+
+def cause_of_mismatch(config: RunConfig, values: Mapping[str, float], batch: Sequence[Experience]) -> str:
+    """Return the likeliest cause: certain causes come first, then possible ones."""
+    if config.run.imported_from is not None:
+        return "the rollouts are another run's; of the algorithms topr and asymre are made for that"
+    policy = config.explorer.policy
+    if not registry.find_spec(PolicySpec, policy).takes_weights and server_update(config, policy) is None:
+        return f"explorer.policy {policy!r} samples by the server's own weights, not by those that are trained"
+    changed = sorted({name for experience in batch if not experience.expert for name in _inexact(experience.sampling)})
+    if changed:
+        names = ", ".join(f"sampling.{name}" for name in changed)
+        return (
+            f"{names} change the probabilities that are sampled from, which the trainer does not redo; switch them off"
+        )
+    if (staleness := values.get("staleness_mean", 0.0)) >= 1:
+        return (
+            f"the rollouts are {staleness:.2g} versions old on average, and the policy moves fast: lower trainer.lr or "
+            "feeder.max_staleness"
+        )
+    return (
+        f"nothing here is old or truncated, so the two compute otherwise: the sampler in model.dtype = "
+        f"'{config.model.dtype}', the trainer in float32. Try model.dtype = 'float32', and another explorer.policy; an "
+        "engine that loaded other weights or positions looks the same"
+    )
+
+
+def _inexact(sampling: Sampling) -> list[str]:
+    """Settings with which the recorded logprobs are of another distribution than the trainer's (docs/algorithms.md)."""
+    off = {
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "min_tokens": 0,
+    }
+    changed = [name for name, value in off.items() if getattr(sampling, name) != value]
+    return [*changed, "temperature"] if sampling.temperature == 0 else changed

@@ -12,7 +12,7 @@ The log refuses the commit if a partition has changed hands since the snapshot. 
 that it lost. The next owner does that work again.
 
 A role may declare a topic for its unfinished work (`RoleSpec.keeps`). It saves this work there, in transactions of the
-same kind. The next owner of a partition reads the saved work before it starts (restore_partials.py).
+same kind. The next owner of a partition reads the saved work before it starts (owned_partitions.py).
 """
 
 from __future__ import annotations

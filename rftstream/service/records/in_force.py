@@ -39,8 +39,7 @@ from rftstream.contracts.versions import WeightsAnnounced as Announced
 from rftstream.errors import ContractError, ForeignRecord
 from rftstream.service.reading import read_between
 from rftstream.service.records.outcomes_in_force import OutcomesInForce, outcome_of_headers
-from rftstream.service.records.recorded_versions import RecordedVersions
-from rftstream.service.records.versions_in_force import VersionsInForce
+from rftstream.service.records.versions_in_force import RecordedVersions, VersionsInForce
 from rftstream.transport.base import Transport
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from rftstream.algorithms.base import Spread, spread_needed
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.learning_signal import find_no_signal, is_without_signal, likely_cause
 from rftstream.config.parts import registry
-from rftstream.roles.trainer.watches.signal_watch import SignalWatch
+from rftstream.roles.trainer.update_cycle import SignalWatch
 from tests.flow.scene import make_config
 
 FLAT = {"zero_variance_share": 1.0, "reward": 0.0, "reward_std": 0.0}

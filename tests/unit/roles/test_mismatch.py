@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rftstream.contracts.tasks import Sampling
-from rftstream.roles.trainer.watches.mismatch import MismatchWatch, likely_cause
+from rftstream.roles.trainer.update_cycle import MismatchWatch, cause_of_mismatch
 from tests.flow.scene import make_config
 from tests.unit.algorithms.test_grpo import experience
 
@@ -46,4 +46,4 @@ def test_it_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_likely_cause(
     settings: dict[str, Any], values: dict[str, float], sampling: dict[str, Any], says: str
 ) -> None:
-    assert says in likely_cause(make_config(**settings), values, batch(**sampling))
+    assert says in cause_of_mismatch(make_config(**settings), values, batch(**sampling))

@@ -12,9 +12,8 @@ from kafka.structs import TopicPartition as KafkaPartition
 from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ConfigError, TransportError
 from rftstream.transport.base import Position, TopicSettings
-from rftstream.transport.kafka.admin import KafkaAdmin
+from rftstream.transport.kafka.admin import MAKING_S, KafkaAdmin, wait_for_leaders
 from rftstream.transport.kafka.admin_connection import PATIENCE_S, AdminConnection
-from rftstream.transport.kafka.topic_leaders import MAKING_S, wait_for_leaders
 
 
 class Brokers:
