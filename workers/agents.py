@@ -23,9 +23,8 @@ from rftstream.queries.state.agent_access import find_gateways
 from rftstream.roles.explorer.agents.calls import AgentLimits
 from rftstream.roles.explorer.agents.launcher import AgentLauncher, LaunchedAgents
 from rftstream.roles.explorer.agents.loop import AgentLoop
-from rftstream.roles.explorer.agents.parts import AgentParts
+from rftstream.roles.explorer.agents.parts import AgentParts, share_policy
 from rftstream.roles.explorer.model_calls import CallInbox
-from rftstream.roles.explorer.shared_policy import share_policy
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.runs.folder import RunFolder
 from rftstream.service.role import RoleContext

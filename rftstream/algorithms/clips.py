@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,15 +11,18 @@ from msgspec import Meta
 
 from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow
 from rftstream.algorithms.grpo import Grpo
-from rftstream.algorithms.policy_gradient import Clipped, GroupRelative
+from rftstream.algorithms.policy_gradient import BatchAdvantages, Clipped, GroupRelative
 from rftstream.algorithms.scored import ScoredBatch
 from rftstream.algorithms.settings import ClippedConfig, GroupRelativeConfig, GrpoConfig
 from rftstream.algorithms.step_rewards import StepConfig
 from rftstream.core.advantages import (
     center_on_group_mean,
     compute_baseline_advantages,
+    compute_group_advantages,
     compute_leave_one_out_advantages,
     compute_likelihood_advantages,
+    sum_of_later,
+    whiten,
 )
 from rftstream.errors import ConfigError
 
@@ -201,3 +204,129 @@ class MaxRl(Clipped):
                 "shift the rewards, or go on with another algorithm"
             )
         return compute_likelihood_advantages(rewards_N, groups_N)
+
+
+class GiGpo(Grpo):
+    """GiGPO: group-in-group policy optimisation (arXiv 2505.10978): credit for single turns, where siblings meet again.
+
+    Beside the advantage of its rollout a turn has one of its own: among all turns of the group that were made in the
+    same state, by what each led to. A state is what was said since the turn before (the prompt, a tool's output, an
+    observation), to the token. A turn that is alone in its state has none.
+
+    GRPO whose turns have an advantage of their own beside their rollout's."""
+
+    name = "gigpo"
+    needs_spread = "batch"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(GrpoConfig):
+        """The settings in `[algorithms.gigpo]`."""
+
+        turn_weight: Annotated[float, Meta(ge=0)] = 1.0
+        """Weight of a turn's own advantage, which is added to the rollout's. 1: the paper."""
+        discount: Annotated[float, Meta(gt=0, le=1)] = 0.95
+        """Factor per turn. The return of a turn is the rollout's reward times this factor for each later turn. 0.95:
+        the paper."""
+
+    def token_advantages(self, batch: BatchAdvantages) -> list[np.ndarray]:
+        """Add to the rollout's advantage that of each turn among the group's turns from the same state."""
+        result = super().token_advantages(batch)
+        scored, rows = batch.scored, batch.rows
+        turns = [
+            (row, start, end)
+            for row, segment in enumerate(scored.segments)
+            for start, end in sampled_runs(segment.loss_mask.numpy())
+        ]
+        owners_K = np.asarray([scored.owners_R[row] for row, _, _ in turns], dtype=np.int64)
+        returns_K = batch.rewards_N[owners_K] * self.config.discount ** _turns_after(owners_K)
+        states: dict[tuple[int, bytes], int] = {}
+        states_K = np.empty(len(turns), dtype=np.int64)
+        before = {row: 0 for row, _, _ in turns}
+        for number, (row, start, end) in enumerate(turns):
+            shown = rows[row].token_ids[before[row] : start].tobytes()
+            states_K[number] = states.setdefault((rows[row].group, shown), len(states))
+            before[row] = end
+        own_K = compute_group_advantages(returns_K, states_K, eps=self.config.advantage_eps)
+        for (row, start, end), own in zip(turns, own_K, strict=True):
+            result[row][start:end] += self.config.turn_weight * own
+        return result
+
+
+def sampled_runs(loss_mask_T: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Return start and end of each turn of a segment: tokens that were sampled one after the other."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], loss_mask_T != 0, [0]]).astype(np.int8)))
+    return zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+def _turns_after(owners_K: np.ndarray) -> np.ndarray:
+    """Return how many turns the rollout of each turn has after it. int [K]; turns of a rollout stand together, in
+    order."""
+    ends = {owner: number for number, owner in enumerate(owners_K.tolist())}
+    return np.asarray([ends[owner] - number for number, owner in enumerate(owners_K.tolist())], dtype=np.int64)
+
+
+class ReinforcePlusPlus(Clipped):
+    """REINFORCE++ (arXiv 2501.03262): no groups are needed; advantages are compared over the whole batch, per token.
+
+    The divergence is taken from the reward token by token, a token's return is what comes after it, and returns are
+    whitened over all trained tokens of the batch. With `group_baseline` the mean of the group is subtracted first (the
+    paper's variant for several samples of a problem). Returns pass through what was not sampled (tool output) as they
+    are.
+
+    PPO's clip on returns per token, whitened over the batch."""
+
+    name = "reinforce_plus_plus"
+    takes_kl_by_token = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(ClippedConfig):
+        """The settings in `[algorithms.reinforce_plus_plus]`."""
+
+        group_baseline: bool = False
+        """Subtracts the mean reward of the group before whitening (REINFORCE++-baseline)."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.needs_spread = "group" if config.group_baseline else "batch"
+
+    def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+        """Return the advantages before the divergence is taken and all are whitened."""
+        return center_on_group_mean(rewards_N, groups_N) if self.config.group_baseline else rewards_N
+
+    def token_advantages(self, batch: BatchAdvantages) -> list[np.ndarray]:
+        """Take the later divergence from each token's return, and whiten over all trained tokens. Where only the
+        divergence differs, returns are centred and not divided."""
+        rows = batch.rows
+        returns_R = [
+            np.full(len(row.token_ids), batch.advantages_N[owner])
+            for row, owner in zip(rows, batch.scored.owners_R, strict=True)
+        ]
+        trained_R = [row.loss_mask > 0 for row in rows]
+        has_signal = bool(whiten(_joined(returns_R, trained_R)).any())
+        if batch.kl_R is not None:
+            later_R = _later_divergence(batch.scored, batch.kl_R)
+            returns_R = [one - self.config.kl_coef * later for one, later in zip(returns_R, later_R, strict=True)]
+        joined = _joined(returns_R, trained_R)
+        white = whiten(joined)
+        if white.any() and not has_signal:  # a spread of rounding stays none
+            white = joined - joined.mean()
+        parts_R = np.split(white, np.cumsum([int(trained.sum()) for trained in trained_R])[:-1])
+        result = [np.zeros(len(row.token_ids)) for row in rows]
+        for one_T, trained, part in zip(result, trained_R, parts_R, strict=True):
+            one_T[trained] = part
+        return result
+
+
+def _joined(values_R: Sequence[np.ndarray], trained_R: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([one[trained] for one, trained in zip(values_R, trained_R, strict=True)])
+
+
+def _later_divergence(scored: ScoredBatch, kl_R: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Sum the divergence from each token, itself included, to the end of its rollout, over all its rows; float64 [T] of
+    each row."""
+    later = []
+    for rollout in range(len(scored.experiences)):
+        own = [kl_R[row] for row in np.flatnonzero(scored.owners_R == rollout).tolist()]
+        if own:
+            later += np.split(sum_of_later(np.concatenate(own)), np.cumsum([len(one) for one in own])[:-1])
+    return later

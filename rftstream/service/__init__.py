@@ -6,8 +6,8 @@ In the order of reading:
     service                 what the two loops share: how a worker is driven, and what an error means
     loops.commit            writing transactions, and what is done when the result of a commit is unknown
     loops.concurrent        the loop of a role in many processes; with it
-        owned_partitions    the partitions that a worker owns, which of their records are finished, and what former
-                            owners saved, read before the work of a partition is begun
+        owned_partitions    the partitions that a worker owns, which of their records are finished, what former owners
+                            saved, and what is done where somebody else has set the positions
         tracker             how positions say that records are finished in any order
         results             what is finished or saved, until it is on the log
     loops.single            the loop of a role with one holder; with it
@@ -16,7 +16,6 @@ In the order of reading:
         dead_letters        records that nobody can deal with
     records.in_force, control_view  which records count, and what the run should do now
     records.losses          what was deleted without a word
-    records.moved_positions  positions that somebody else has set
 
 To add a role, write no loop: declare a RoleSpec in a folder of `rftstream.roles` (docs/extending.md).
 """

@@ -4,7 +4,7 @@ The committed position is the low-water offset: everything below it is finished.
 as metadata: run lengths from the low-water offset on, alternately open and finished (`3,5,1,2`: three open, five
 finished, one open, two finished; everything above is open), in base 36. Offsets that are never delivered
 (transaction markers, compacted records) count as finished. The metadata is never empty (`0`: none open, none finished),
-so that a position which somebody else has set is known by its lack (moved_positions.py).
+so that a position which somebody else has set is known by its lack (owned_partitions.py).
 """
 
 from __future__ import annotations

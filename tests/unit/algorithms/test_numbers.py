@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from rftstream.algorithms.base import Denominators, MicroBatch
-from rftstream.algorithms.clips import Dapo, MaxRl
-from rftstream.algorithms.gigpo import GiGpo, sampled_runs
+from rftstream.algorithms.clips import Dapo, GiGpo, MaxRl, ReinforcePlusPlus, sampled_runs
 from rftstream.algorithms.ratios import KEPT, AsymRe, M2po
-from rftstream.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from rftstream.contracts.arrays import Array
 from rftstream.errors import ConfigError
 from tests.unit.algorithms.test_algorithms import build

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rftstream.algorithms.base import Denominators
+from rftstream.algorithms.clips import ReinforcePlusPlus
 from rftstream.algorithms.dpo import Dpo
 from rftstream.algorithms.opd import Opd
-from rftstream.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.batches import LossKind
 from rftstream.core import advantages, corrections, distillation, imitation, kl, losses, masks, values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rftstream.roles.explorer.shared_policy import share_policy
+from rftstream.roles.explorer.agents.parts import share_policy
 from tests.unit.policies.test_fake import policy, request
 
 
