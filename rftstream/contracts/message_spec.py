@@ -24,10 +24,6 @@ class Message:
 M = TypeVar("M", bound=Message)
 
 
-def _no_facts(message: object) -> Facts:
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSpec:
     """The declaration of a message, made by `message`. `messages` has the table of all.
@@ -44,7 +40,7 @@ class MessageSpec:
     """Returns the record key, as the table of topics names it."""
     id: Callable[[Any], str] | None = None
     """Returns the header `id`, the record's own id. None: it is the key, which no other record has."""
-    headers: Callable[[Any], Facts] = _no_facts
+    headers: Callable[[Any], Facts] = lambda message: {}
     """Returns the headers beside those that all messages have."""
     version: int = 1
     """The newest version that this code writes and reads; all versions up to it can be read."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rftstream.contracts.control import (
     Claim,
+    DesiredState,
     Request,
     RequestKind,
     RunFinished,
@@ -45,6 +46,11 @@ class ControlView:
     def deleted(self) -> Trimmed:
         """The newest record of deletions in the run; an empty one if nothing was deleted."""
         return self.trimmed or Trimmed(name=VersionName(trainer_epoch=0, version=0), checkpoints=())
+
+    @property
+    def desired(self) -> DesiredState:
+        """The state that the run should be in."""
+        return DesiredState.running if self.state is None else self.state.state
 
     def absorb(self, key: bytes | None, message: Message | None) -> None:
         """Take the next record of `control`: its key, and its message or None for a tombstone."""

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from rftstream import metrics
 from rftstream.clock import Clock
 from rftstream.contracts import codec
-from rftstream.contracts.control import Claim, DesiredState, RunFinished, RunManifest, RunState
+from rftstream.contracts.control import RunManifest
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.errors import ConfigError, ContractError, LogTruncated, ProducerLost, TransportError
-from rftstream.service.control_view import note_claim
+from rftstream.service.control_view import ControlView
 from rftstream.service.records.in_force import RecordsInForce
 from rftstream.service.records.losses import check_beginnings, check_jumps
 from rftstream.service.role import Publish, Received, Role, RoleContext, Wakeup
@@ -66,10 +66,9 @@ class Service:
         self.context = context
         self.clock: Clock = context.clock
         self.transport: Transport = context.transport
-        self.manifest: RunManifest | None = None
-        self.finished: RunFinished | None = None
-        self.desired = DesiredState.running
-        self.claims: dict[str, Claim] = {}
+        self.view = ControlView()
+        """Everything that `control` has said so far."""
+        self.claims = self.view.claims
         self.rule = RecordsInForce(self.transport)
         self._jumps: list[Jump] = []
         """Jumps over deleted records that were not looked at yet."""
@@ -137,7 +136,7 @@ class Service:
         return {
             "role": self.role,
             "process": self.process,
-            "state": "draining" if self._draining else str(self.desired),
+            "state": "draining" if self._draining else str(self.view.desired),
             "last_progress_at": self.last_progress_at,
             "failures_in_a_row": self._failures,
             "throttled_s": round(getattr(self.transport, "throttled_s", 0.0), 1),  # of a log that is kept by servers
@@ -192,24 +191,9 @@ class Service:
 
     def control(self, received: Received) -> None:
         """Take a record of `control`, which says who is in force or what the run should do."""
-        message = received.message
-        key = (received.record.key or b"").decode(errors="replace")
-        match message:
-            case RunManifest():
-                self.manifest = message
-                self.context.check_manifest(message)
-            case RunState():
-                self.desired = message.state
-            case RunFinished():
-                self.finished = message
-            case Claim():
-                note_claim(self.claims, message)
-            case None if key == "finished":
-                self.finished = None
-            case None if key == "state":
-                self.desired = DesiredState.running
-            case _:
-                pass
+        self.view.absorb(received.record.key, received.message)
+        if isinstance(received.message, RunManifest):
+            self.context.check_manifest(received.message)
 
     def take_followed(self, record: Record, see: Callable[[Received], None]) -> None:
         """Take a record of `control` or of a followed topic; `see` is given the latter."""

@@ -239,7 +239,7 @@ class Simulation(MemoryRun):
         if service.done:
             service.close()
             # a process that leaves because the run is finished is not started again, told to leave or not
-            if leaving and service.finished is None:
+            if leaving and service.view.finished is None:
                 self.end(process)
             else:
                 process.service, process.exit_code = None, 0

@@ -294,7 +294,7 @@ def state_of(control: ControlView, goes_on: bool) -> str:
     written lately."""
     if control.finished is not None:
         return "finished"
-    desired = DesiredState.running if control.state is None else control.state.state
+    desired = control.desired
     return str(desired) if goes_on or desired is not DesiredState.running else "stopped"
 
 

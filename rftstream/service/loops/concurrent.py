@@ -88,10 +88,10 @@ class ConcurrentService(Service):
         Each part does only a little work. The round returns how many seconds the worker may idle; 0 if anything
         happened in it."""
         followed = self._followed.hand_on()
-        if self.finished is not None:
+        if self.view.finished is not None:
             self.done = True
             return 0.0
-        if self.manifest is None:
+        if self.view.manifest is None:
             return MAX_IDLE_S
         if self._partitions is None and not self._draining and not self._followed.caught_up():
             return 0.0 if followed else MAX_IDLE_S  # else it would act on what has passed long ago

@@ -112,7 +112,7 @@ class SingleService(Service):
 
     def pause_run(self, reason: str) -> None:
         """Ask for a pause of the whole run, with the next transaction, unless the run pauses already."""
-        if self._in_force is not None and self.desired is DesiredState.running:
+        if self._in_force is not None and self.view.desired is DesiredState.running:
             state = RunState(state=DesiredState.paused, by=self.role, reason=reason, since=self.clock.now())
             self._in_force.letters.put(Publish("control", 0, state))
 
@@ -135,7 +135,7 @@ class SingleService(Service):
             return in_force
         began = self.clock.now()
         absorbed = self._absorb(in_force)
-        if self.step.done or (self.finished is not None and not self.step.outlives_the_run):
+        if self.step.done or (self.view.finished is not None and not self.step.outlives_the_run):
             self.done = True
             return 0.0
         published = 0
@@ -180,13 +180,13 @@ class SingleService(Service):
         A finished run needs only a role that outlives it. One with work for after the end does that without the role,
         however often it has to be tried. The role that makes the run need not wait for its manifest."""
         self._reader.read_control()
-        if self.finished is not None and self._after_the_end is not None:
+        if self.view.finished is not None and self._after_the_end is not None:
             self.done = self._after_the_end(Log(self.transport))
             return False
-        if self.finished is not None and not self.step.outlives_the_run:
+        if self.view.finished is not None and not self.step.outlives_the_run:
             self.done = True
             return False
-        return self.manifest is not None or self.spec.makes_the_run
+        return self.view.manifest is not None or self.spec.makes_the_run
 
     def _claim_anew(self) -> None:
         """Start the producer, claim the role, and recover. That also tells what became of a transaction in doubt."""
@@ -203,7 +203,7 @@ class SingleService(Service):
         with self._claim.unless_taken_over():
             positions = self.step.recover(Log(self.transport, self.rule), claim)
         self._reader.read_from(positions, self.spec.consumes)
-        _tell(self.step, self.desired, is_leaving=self._draining)
+        _tell(self.step, self.view.desired, is_leaving=self._draining)
         self._in_force = InForce(claim, UnsentLetters(self.transport, self.role, self.clock))
         self.progressed()
         log.info("in force with epoch %d", claim.epoch)
@@ -223,7 +223,7 @@ class SingleService(Service):
             raise
         if any(record.topic == "control" for record in records):
             self._claim.check()
-            _tell(self.step, self.desired, is_leaving=self._draining)
+            _tell(self.step, self.view.desired, is_leaving=self._draining)
         return bool(records)
 
     def _take(self, in_force: InForce, record: Record) -> None:

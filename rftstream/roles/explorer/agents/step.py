@@ -49,7 +49,6 @@ class AgentExplorerStep(ExplorerStep):
         self._agent_works: dict[int, RolloutInHand] = {}
         self._stale: dict[int, list[int]] = {}
         """Item -> numbers of pieces that it could not go on from; they are taken back with the next ones."""
-        self._leaving = False
         self._has_decided = False
         """Whether groups were decided since the last look at who works on them."""
         self._saved_tokens = metrics.PARTIAL_TOKENS.labels("saved")
@@ -128,7 +127,6 @@ class AgentExplorerStep(ExplorerStep):
         saved = list(super().save(leaving=leaving))
         idle: Collection[int] = ()
         if leaving:
-            self._leaving = True
             self._launcher.cancel_all()  # before they are refused: they would fail of it
             idle = set(self._agents.leave())
         num_tokens = 0
