@@ -7,7 +7,6 @@ data_offsets), and the tensors' bytes without gaps. Files of others are read too
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -132,13 +131,6 @@ def write_snapshot(
         file.write(view)
         num_bytes += view.nbytes
     return num_bytes
-
-
-def encode_snapshot(tensors: Mapping[str, RawTensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return a snapshot as bytes. For big models use `write_snapshot`, which holds no second copy."""
-    buffer = io.BytesIO()
-    write_snapshot(buffer, tensors, metadata)
-    return buffer.getvalue()
 
 
 def decode_snapshot(data: Buffer, *, where: str = "snapshot") -> dict[str, RawTensor]:

@@ -5,13 +5,15 @@ What is there is never written again: it stands for what lies in somebody's stor
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from rftstream.contracts.versions import VersionName
 from rftstream.weights.deltas import delta
-from rftstream.weights.snapshot import RawTensor, encode_snapshot
+from rftstream.weights.snapshot import RawTensor, write_snapshot
 from rftstream.weights.state import ServedState
 
 FOLDER = Path(__file__).parents[2] / "schemas" / "weights"
@@ -24,6 +26,12 @@ ODD = {
     "F32": [0, 0x80000000, 1, 0x807FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x7FA55AA5, 0xFFFFFFFF, 0x7F7FFFFF],
 }
 """Zeros of both signs, denormals, infinities, NaNs with payloads, the largest and the smallest."""
+
+
+def encode_snapshot(tensors: Mapping[str, RawTensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    buffer = io.BytesIO()
+    write_snapshot(buffer, tensors, metadata)
+    return buffer.getvalue()
 
 
 def sample_states() -> tuple[dict[str, RawTensor], dict[str, RawTensor]]:

@@ -23,8 +23,9 @@ from rftstream.weights.deltas import delta
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.shared_memory import SharedTensors, WeightsMemory, name_prefix
-from rftstream.weights.snapshot import RawTensor, decode_snapshot, encode_snapshot, state_digest
+from rftstream.weights.snapshot import RawTensor, decode_snapshot, state_digest
 from rftstream.weights.stores.store import ObjectStore
+from tests.unit.weights_samples import encode_snapshot
 
 
 def state(**values: float) -> dict[str, RawTensor]:
@@ -254,6 +255,7 @@ OWNER = """
 import os, signal, sys
 from pathlib import Path
 from rftstream.weights import shared_memory
+from tests.unit.weights_samples import encode_snapshot
 if sys.argv[1] == "file":
     del os.memfd_create
     shared_memory.MEMORY = Path(sys.argv[2])

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from rftstream.errors import WeightsError
-from rftstream.weights.snapshot import RawTensor, decode_snapshot, encode_snapshot, state_digest
+from rftstream.weights.snapshot import RawTensor, decode_snapshot, state_digest
+from tests.unit.weights_samples import encode_snapshot
 
 
 def tensors() -> dict[str, RawTensor]:
