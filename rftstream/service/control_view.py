@@ -66,7 +66,9 @@ class ControlView:
             case Trimmed():
                 self.trimmed = message
             case Claim():
-                note_claim(self.claims, message)
+                known = self.claims.get(message.role)
+                if known is None or message.epoch > known.epoch:
+                    self.claims[message.role] = message
             case Request(kind=RequestKind.retry_dead):
                 self.retries[key or b""] = message
             case None:
@@ -85,10 +87,3 @@ def read_control(transport: Transport, *, settled: bool = False, until_s: float 
         if record.timestamp_s <= until_s:
             view.absorb(record.key, message)
     return view
-
-
-def note_claim(claims: dict[str, Claim], claim: Claim) -> None:
-    """Put a claim into the newest claims by role, unless the role has one of the same or a later epoch."""
-    known = claims.get(claim.role)
-    if known is None or claim.epoch > known.epoch:
-        claims[claim.role] = claim

@@ -37,6 +37,7 @@ from rftstream.service.reading import begin_positions
 from rftstream.service.records.in_force import RecordsInForce
 from rftstream.service.records.summaries import begin_with_summary
 from rftstream.service.role import FOREVER, ConcurrentStep, Done, Item, Log, Received, Role, RoleContext, SavingStep
+from rftstream.service.role_spec import RoleSpec
 from rftstream.service.service import MAX_IDLE_S, Service
 from rftstream.transport.base import Member, Position, Reader, Transport
 
@@ -57,10 +58,9 @@ class ConcurrentService(Service):
         self.wakeups = self.step.wakeups
         self._followed = FollowedTopics(
             self.transport,
-            self.spec.follows,
-            lambda record: self.take_followed(record, self.step.follow),
-            rule=self.rule,
-            summarised=self.spec.summarised,
+            self.spec,
+            self.rule,
+            take=lambda record: self.take_followed(record, self.step.follow),
             see=self.step.follow,
         )
         names = _producer_names(self.role, self.process)
@@ -327,20 +327,19 @@ class FollowedTopics:
     def __init__(
         self,
         transport: Transport,
-        topics: Sequence[str],
-        take: Callable[[Record], None],
-        *,
+        spec: RoleSpec,
         rule: RecordsInForce,
-        summarised: Collection[str],
+        *,
+        take: Callable[[Record], None],
         see: Callable[[Received], None],
     ) -> None:
-        """Open the reader of `control` and of `topics`; TransportError if the log does not answer. `take` is given each
-        record once; a record for which it raised is given to it again. `see` is given the summaries of the topics in
-        `summarised`, before anything else; `rule` judges what comes after them."""
-        self._transport, self._topics = transport, topics
-        positions = begin_positions(transport, ("control", *topics))
+        """Open the reader of `control` and of what the role follows; TransportError if the log does not answer. `take`
+        is given each record once; a record for which it raised is given to it again. `see` is given the summaries of
+        topics, before anything else; `rule` judges what comes after them."""
+        self._transport, self._topics = transport, ("control", *spec.follows)
+        positions = begin_positions(transport, self._topics)
         log = Log(transport, rule)
-        for topic in summarised:
+        for topic in spec.summarised:
             beginning = begin_with_summary(log, topic)
             positions |= beginning.positions
             for summary in beginning.received():
@@ -367,7 +366,7 @@ class FollowedTopics:
         if not self._caught_up:
             if self._ends is None:
                 self._ends = {}
-                for topic in ("control", *self._topics):
+                for topic in self._topics:
                     self._ends |= self._transport.admin.end_offsets(topic)
             self._caught_up = not self._unseen and all(
                 self.reader.position(place) >= end for place, end in self._ends.items()
