@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rftstream.config import loader
+from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import RunFinished
 from rftstream.contracts.versions import VersionName
 from rftstream.runs.folder import RunFolder, create_log, open_transport
@@ -39,8 +40,9 @@ def write_run_file(folder: Path) -> Path:
     return path
 
 
-def make_run(folder: RunFolder, run_file: Path, *, finished: bool) -> None:
-    config = loader.load([run_file])
+def make_run(folder: RunFolder, run: RunConfig | Path, *, finished: bool = False) -> None:
+    """`run`: the config of the run, or its run file."""
+    config = loader.load([run]) if isinstance(run, Path) else run
     folder.path.mkdir(parents=True)
     transport = open_transport(config, folder, create=True)
     create_log(transport, config)

@@ -19,32 +19,14 @@ from rftstream import commands
 from rftstream.commands.options import run_files
 from rftstream.errors import ConfigError, StopRule
 from rftstream.runs.folder import RunFolder
-
-RUN_FILE = """
-[run]
-name = "tiny"
-steps = 2
-[model]
-path = "fake"
-[tasksets.sums]
-source = "arithmetic"
-[feeder]
-groups_per_batch = 2
-group_size = 2
-[explorer]
-policy = "fake"
-[trainer]
-backend = "fake"
-[transport]
-partitions = 2
-"""
+from tests.unit.tiny_run import write_run_file
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RFTSTREAM_CONFIG", raising=False)
-    (tmp_path / "tiny.toml").write_text(RUN_FILE)
+    write_run_file(tmp_path)
     return tmp_path
 
 

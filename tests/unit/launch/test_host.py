@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from rftstream.config import loader
-from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
 from rftstream.contracts.control import RunFinished
 from rftstream.contracts.versions import VersionName
@@ -30,36 +29,19 @@ from rftstream.launch.health import Health, HealthServer
 from rftstream.models.device_lock import FileLock
 from rftstream.models.folders.folder import prepare_model
 from rftstream.preflight.plan import Purpose, plan
-from rftstream.runs.folder import RunFolder, create_log, open_transport
+from rftstream.runs.folder import RunFolder, open_transport
 from rftstream.runs.making.create import write_config
 from rftstream.runs.manifest import check_worker, data_digests, digests_for, make_manifest
 from rftstream.sandbox.local import LocalBackend
 from rftstream.sandbox.server import SandboxServer
 from rftstream.testing.played import played_records
+from tests.unit.tiny_run import make_run, write_run_file
 from tests.waiting import wait_until
-
-RUN_FILE = """
-[run]
-name = "tiny"
-steps = 3
-[model]
-path = "fake"
-[tasksets.sums]
-source = "arithmetic"
-[explorer]
-policy = "fake"
-[trainer]
-backend = "fake"
-[transport]
-partitions = 2
-"""
 
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.toml"
-    path.write_text(RUN_FILE)
-    return path
+    return write_run_file(tmp_path)
 
 
 @pytest.fixture
@@ -68,14 +50,6 @@ def restored_signals() -> object:
     yield
     for signum, handler in before.items():
         signal.signal(signum, handler)
-
-
-def make_run(config: RunConfig, folder: RunFolder) -> None:
-    folder.path.mkdir(parents=True)
-    transport = open_transport(config, folder, create=True)
-    create_log(transport, config)
-    transport.close()
-    write_config(config, folder)
 
 
 def start_worker(*arguments: str) -> subprocess.Popen[str]:
@@ -93,7 +67,7 @@ def test_a_worker_waits_for_its_run_works_and_leaves_on_sigterm(run_file: Path, 
     worker = start_worker(str(run_file), "--role", "feeder", "--process", "mine", "--metrics-port", "0")
     assert worker.stderr is not None
     with worker.stderr:
-        make_run(loader.load([run_file]), folder)
+        make_run(folder, run_file)
         log = folder.logs / "mine.log"
         wait_until(lambda: log.exists() and "in force" in log.read_text())
         port = int((folder.logs / "mine.port").read_text().partition(" ")[0])
@@ -124,7 +98,7 @@ def test_a_worker_waits_no_longer_than_it_was_told(run_file: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_other_roles_wait_for_the_first_record_of_the_run(run_file: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs" / "tiny")
-    make_run(loader.load([run_file]), folder)
+    make_run(folder, run_file)
     worker = start_worker("--run-dir", str(folder.path), "--role", "buffer", "--wait-s", "0.3")
     _, error = worker.communicate(timeout=120)
     assert worker.returncode == 3
@@ -174,7 +148,7 @@ def test_a_worker_with_another_run_file_than_the_run_is_refused(
 @pytest.mark.slow
 def test_a_refused_worker_says_why_and_exits_2(run_file: Path, tmp_path: Path) -> None:
     config, folder = loader.load([run_file], env={}), RunFolder(tmp_path / "run")
-    make_run(config, folder)
+    make_run(folder, config)
     transport = open_transport(config, folder)
     producer = transport.producer("feeder")
     producer.start()
@@ -216,7 +190,7 @@ def test_join_waits_until_there_is_a_run(run_file: Path, tmp_path: Path) -> None
 
         @property
         def requested(self) -> bool:
-            make_run(loader.load([run_file]), folder)
+            make_run(folder, run_file)
             return False
 
     stop = MakesTheRun()
@@ -235,7 +209,7 @@ def test_join_takes_the_newest_run_that_is_not_finished(
         return folder
 
     first = RunFolder(tmp_path / "runs" / "tiny")
-    make_run(config, first)
+    make_run(first, config)
     assert join() == first
     own, stop = first.path / "config.toml", host.Stop()
     _, found = host.join([own], None, role="explorer", wait_s=0.1, stop=stop, say=said.append)
@@ -251,13 +225,13 @@ def test_join_takes_the_newest_run_that_is_not_finished(
     with first.held():
         assert join() == first, "somebody is just bringing it to its end"
     second = RunFolder(tmp_path / "runs" / "tiny-2")
-    make_run(config, second)
+    make_run(second, config)
     assert join() == second
 
 
 def test_join_reads_the_run_s_own_config(run_file: Path, tmp_path: Path, restored_signals: object) -> None:
     folder = RunFolder(tmp_path / "elsewhere")
-    make_run(loader.load([run_file], sets=["trainer.lr=0.5"]), folder)
+    make_run(folder, loader.load([run_file], sets=["trainer.lr=0.5"]))
     config, _ = host.join([], folder.path, role="explorer", wait_s=0.1, stop=host.Stop(), say=lambda text: None)
     assert config.trainer.lr == 0.5
 
