@@ -31,14 +31,9 @@ from rftstream.data.operators.problems import all_problems
 from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import SampleRequest
-from rftstream.rewards.base import RewardInput
 from rftstream.rewards.resolve import build_reward
 from rftstream.testing import ManualClock
-
-
-def reward_input(completion: str, answer: str) -> RewardInput:
-    return RewardInput(completion=completion, answer=answer, prompt="", messages=(), info={}, data_source="",
-                       num_tokens=1, truncated=False)  # fmt: skip
+from tests.unit.reward_inputs import reward_input
 
 
 def run_config(**more: Mapping[str, Any]) -> RunConfig:

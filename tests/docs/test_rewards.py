@@ -24,6 +24,7 @@ from rftstream.rewards.math import MathReward
 from rftstream.rewards.object_count import CountReward
 from rftstream.rewards.resolve import build_reward
 from tests.docs.reading import ROOT, blocks
+from tests.unit.reward_inputs import reward_input
 from tests.unit.rewards.test_judge_forms import says
 from tests.unit.served import Server
 
@@ -38,10 +39,7 @@ def rows(name: str) -> list[list[str]]:
 
 
 def item(completion: str, answer: str, **info: Any) -> RewardInput:
-    return RewardInput(
-        completion=completion, answer=answer, prompt="p", messages=(), info=info, data_source="d", num_tokens=1,
-        truncated=False,
-    )  # fmt: skip
+    return reward_input(completion, answer, info=info)
 
 
 def test_every_reward_is_in_the_table() -> None:

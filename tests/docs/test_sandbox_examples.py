@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rftstream.config import loader
-from rftstream.rewards.base import RewardInput
 from rftstream.rewards.resolve import build_reward
 from tests.docs.reading import ROOT, blocks
+from tests.unit.reward_inputs import reward_input
 
 PAGE = ROOT / "docs" / "sandbox.md"
 
@@ -49,9 +49,6 @@ def test_the_run_file_scores_a_row_of_apps() -> None:
     config = loader.from_dict({"run": {"name": "page", "steps": 1}, "model": {"path": "fake"}, **values})
     tests = {"inputs": ["1\n", "2\n", "-3\n"], "outputs": ["1\n", "4\n", "-9\n"]}
     answer = "```python\nnumber = int(input())\nprint(number * number)\n```"
-    item = RewardInput(
-        completion=answer, answer=None, prompt="Square it.", messages=(), info={"input_output": json.dumps(tests)},
-        data_source="d", num_tokens=1, truncated=False,
-    )  # fmt: skip
+    item = reward_input(answer, prompt="Square it.", info={"input_output": json.dumps(tests)})
     score = build_reward(config.tasksets["problems"].reward, config)(item)
     assert score.reward == pytest.approx(2 / 3)  # the share of the tests

@@ -10,10 +10,10 @@ import pytest
 
 from rftstream.config import loader
 from rftstream.contracts.versions import EvalResult
-from rftstream.rewards.base import RewardInput
 from rftstream.rewards.code import CodeReward
 from rftstream.sandbox import layers
 from tests.e2e.workplace import EXAMPLES, Finished, Workplace, sets
+from tests.unit.reward_inputs import reward_input
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,10 +32,7 @@ def test_what_is_shown_is_right_and_nothing_held_out_is_shown() -> None:
     held_out = {row["prompt"] for row in rows("functions_held_out")}
     for row in rows("function_demonstrations"):
         asked, said = (message["content"] for message in row["messages"])
-        item = RewardInput(
-            completion=said, answer=None, prompt=asked, messages=(), info={"tests": tests[asked]}, data_source="",
-            num_tokens=1, truncated=False,
-        )  # fmt: skip
+        item = reward_input(said, prompt=asked, info={"tests": tests[asked]}, data_source="")
         assert reward(item).reward == 1.0
     assert held_out
     assert not held_out & set(tests)

@@ -17,7 +17,7 @@ from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
-from rftstream.rewards.base import RewardInput
+from tests.unit.reward_inputs import reward_input
 
 
 def config_of(source: str, **section: Any) -> RunConfig:
@@ -253,9 +253,9 @@ def reward_of(completion: str, problem: Problem, **settings: Any) -> float:
     from rftstream.rewards.reasoning_gym import ReasoningGymReward
 
     reward = ReasoningGymReward(ReasoningGymReward.Config(**settings))
-    item = RewardInput(
-        completion=completion, answer=problem.answer, prompt="", messages=(), data_source=problem.data_source,
-        info=json.loads(json.dumps(problem.info)), num_tokens=1, truncated=False,
+    item = reward_input(
+        completion, problem.answer, prompt="", data_source=problem.data_source,
+        info=json.loads(json.dumps(problem.info)),
     )  # fmt: skip
     return reward(item).reward
 

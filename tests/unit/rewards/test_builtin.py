@@ -9,13 +9,11 @@ import pytest
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput
 from rftstream.rewards.simple import ExactMatch
+from tests.unit.reward_inputs import reward_input
 
 
 def item(completion: str, answer: str | None = "7", **info: Any) -> RewardInput:
-    return RewardInput(
-        completion=completion, answer=answer, prompt="p", messages=(), info=info, data_source="d", num_tokens=1,
-        truncated=False,
-    )  # fmt: skip
+    return reward_input(completion, answer, info=info)
 
 
 def exact(**settings: Any) -> ExactMatch:

@@ -23,16 +23,14 @@ from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.scorer import ProcessScorer
 from rftstream.sandbox.languages import find_language
 from tests.configs import small_run
+from tests.unit.reward_inputs import reward_input
 
 PLAIN = {"inputs": ["1\n", "5\n"], "outputs": ["2\n", "6"]}
 PLUS_ONE = "Think.\n```python\nprint(int(input()) + 1)\n```\nDone."
 
 
 def item(completion: str, info: dict[str, Any], answer: str | None = None, prompt: str = "") -> RewardInput:
-    return RewardInput(
-        completion=completion, answer=answer, prompt=prompt, messages=(), info=info, data_source="", num_tokens=1,
-        truncated=False,
-    )  # fmt: skip
+    return reward_input(completion, answer, info=info, prompt=prompt, data_source="")
 
 
 def score(completion: str, info: dict[str, Any], **settings: Any) -> Score:

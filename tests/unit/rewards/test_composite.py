@@ -17,11 +17,9 @@ from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput, Score, TokenSegment
 from rftstream.rewards.composite import CompositeReward
 from rftstream.rewards.resolve import build_reward
+from tests.unit.reward_inputs import reward_input
 
-ITEM = RewardInput(
-    completion="7", answer="7", prompt="3+4=", messages=({"role": "user", "content": "3+4="},),
-    info={}, data_source="test", num_tokens=5, truncated=False,
-)  # fmt: skip
+ITEM = reward_input("7", "7", prompt="3+4=", messages=({"role": "user", "content": "3+4="},), num_tokens=5)
 
 ASKED: list[str] = []
 """Names of the rewards below, as often as they were asked."""

@@ -12,6 +12,7 @@ from rftstream.rewards.base import RewardInput
 from rftstream.rewards.frames import At
 from rftstream.rewards.math import MathReward
 from rftstream.rewards.process import is_overdue
+from tests.unit.reward_inputs import reward_input
 
 
 @pytest.fixture
@@ -25,16 +26,7 @@ def noted() -> Iterator[list[int]]:
 
 
 def math_item(answer: str, completion: str) -> RewardInput:
-    return RewardInput(
-        completion=completion,
-        answer=answer,
-        prompt="",
-        messages=(),
-        info={},
-        data_source="",
-        num_tokens=1,
-        truncated=False,
-    )
+    return reward_input(completion, answer, prompt="", data_source="")
 
 
 def test_what_stands_apart_is_not_the_answers_fault(noted: list[int]) -> None:

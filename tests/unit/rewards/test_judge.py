@@ -6,8 +6,8 @@ import pytest
 
 from rftstream.errors import ConfigError, RewardError
 from rftstream.models import server_client
-from rftstream.rewards.base import RewardInput
 from rftstream.rewards.judge import JudgeReward
+from tests.unit.reward_inputs import reward_input
 from tests.unit.served import Server
 
 
@@ -29,8 +29,7 @@ def judge(server, **settings):
 
 
 def item(completion="5", answer="6"):
-    return RewardInput(completion=completion, answer=answer, prompt="2+3=", messages=(), info={}, data_source="",
-                       num_tokens=1, truncated=False)  # fmt: skip
+    return reward_input(completion, answer, prompt="2+3=", data_source="")
 
 
 def test_it_reads_problem_completion_and_answer(server):

@@ -20,6 +20,7 @@ from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.judge import JudgeReward
 from rftstream.rewards.judge_forms import JudgeCriterion, PairForm, RubricForm, UnreadableJudgement
 from rftstream.rewards.judge_prompts import fence, fence_id, fill_prompt
+from tests.unit.reward_inputs import reward_input
 from tests.unit.served import Server
 
 RUBRIC = [
@@ -54,8 +55,7 @@ def judge(server: Any, **settings: Any) -> JudgeReward:
 
 
 def item(completion: str = "5", answer: str | None = "6", **info: Any) -> RewardInput:
-    return RewardInput(completion=completion, answer=answer, prompt="2+3=", messages=(), info=info, data_source="",
-                       num_tokens=1, truncated=False)  # fmt: skip
+    return reward_input(completion, answer, prompt="2+3=", info=info, data_source="")
 
 
 def asked(server: Any, number: int = -1) -> str:

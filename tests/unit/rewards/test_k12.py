@@ -9,16 +9,14 @@ import pytest
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput
 from rftstream.rewards.k12 import KINDS, SchoolReward
+from tests.unit.reward_inputs import reward_input
 from tests.unit.rewards.answers.pairs import school_pairs
 
 OPTIONS = ["oxygen", "hydrogen", "carbon", "iron"]
 
 
 def item(completion: str, answer: str | None, prompt: str = "p", **info: Any) -> RewardInput:
-    return RewardInput(
-        completion=completion, answer=answer, prompt=prompt, messages=(), info=info, data_source="d", num_tokens=1,
-        truncated=False,
-    )  # fmt: skip
+    return reward_input(completion, answer, prompt=prompt, info=info)
 
 
 def school(**settings: Any) -> SchoolReward:

@@ -12,10 +12,11 @@ import pytest
 
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError, MissingChecker, RewardError
-from rftstream.rewards.base import RewardInput, Score
+from rftstream.rewards.base import Score
 from rftstream.rewards.functions import to_score
 from rftstream.rewards.resolve import build_reward, build_rewards, reward_specs
 from tests.configs import small_run
+from tests.unit.reward_inputs import reward_input
 
 numbers_of_modules = itertools.count()
 
@@ -24,9 +25,9 @@ def config_of(reward: Any = "exact", **more: Any) -> RunConfig:
     return small_run(tasksets={"train": {"source": "arithmetic", "reward": reward}}, **more)
 
 
-ITEM = RewardInput(
-    completion="seven", answer="7", prompt="3+4=", messages=({"role": "user", "content": "3+4="},),
-    info={"level": 3, "completion": "not this one"}, data_source="test", num_tokens=5, truncated=False,
+ITEM = reward_input(
+    "seven", "7", prompt="3+4=", messages=({"role": "user", "content": "3+4="},),
+    info={"level": 3, "completion": "not this one"}, data_source="test", num_tokens=5,
 )  # fmt: skip
 
 

@@ -18,18 +18,18 @@ from rftstream.models.classifiers import read_classifier
 from rftstream.preflight.checks.check import check
 from rftstream.preflight.memory import MAIN
 from rftstream.rewards import classifier
-from rftstream.rewards.base import RewardInput, ScoreRequest
+from rftstream.rewards.base import ScoreRequest
 from rftstream.rewards.reward_model import ModelReward
 from rftstream.rewards.scorer import ProcessScorer
 from tests.configs import small_run
 from tests.unit import tiny
+from tests.unit.reward_inputs import reward_input
 from tests.unit.served import Server
 
 
 def item(completion="5", prompt="2+3=", **changes):
     messages = ({"role": "user", "content": prompt}, {"role": "assistant", "content": completion})
-    return RewardInput(**{"completion": completion, "answer": "6", "prompt": prompt, "messages": messages, "info": {},
-                          "data_source": "", "num_tokens": 1, "truncated": False, **changes})  # fmt: skip
+    return reward_input(completion, "6", **{"prompt": prompt, "messages": messages, "data_source": "", **changes})
 
 
 def make_classifier(folder, *, labels=1, kind="AutoModelForSequenceClassification", **settings):

@@ -24,6 +24,7 @@ from rftstream.rewards.scorer import InlineScorer, ProcessScorer
 from rftstream.testing.conformance_tests.bench import await_true
 from rftstream.testing.memory_run import ManualClock
 from tests.configs import small_run
+from tests.unit.reward_inputs import reward_input
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -94,15 +95,9 @@ def config_of(reward: Any, base: Path, **more: Any) -> RunConfig:
 
 
 def item(completion: str, answer: str | None = "7", **info: Any) -> RewardInput:
-    return RewardInput(
-        completion=completion,
-        answer=answer,
-        prompt="3+4=",
-        messages=({"role": "user", "content": "3+4="}, {"role": "assistant", "content": completion}),
-        info=info,
-        data_source="test",
-        num_tokens=len(completion),
-        truncated=False,
+    messages = ({"role": "user", "content": "3+4="}, {"role": "assistant", "content": completion})
+    return reward_input(
+        completion, answer, prompt="3+4=", messages=messages, info=info, data_source="test", num_tokens=len(completion)
     )
 
 

@@ -18,13 +18,14 @@ from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ConfigError, RewardError, RewardTimeout
 from rftstream.models import server_client
 from rftstream.rewards import teacher as teacher_module
-from rftstream.rewards.base import RewardInput, Score, ScoreRequest, TokenSegment
+from rftstream.rewards.base import Score, ScoreRequest, TokenSegment
 from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.scorer import ProcessScorer
 from rftstream.rewards.teacher import TeacherReward
 from rftstream.testing import Simulation
 from tests.flow.scene import make_config
 from tests.unit import tiny
+from tests.unit.reward_inputs import reward_input
 from tests.unit.served import Server
 
 
@@ -37,8 +38,7 @@ def segment(ids, mask, logprobs=None):
 
 
 def item(*segments):
-    return RewardInput(completion="5", answer="5", prompt="2+3=", messages=(), info={}, data_source="", num_tokens=1,
-                       truncated=False, segments=segments)  # fmt: skip
+    return reward_input("5", "5", prompt="2+3=", data_source="", segments=segments)
 
 
 def judged(body, *, change=None):

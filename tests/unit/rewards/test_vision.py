@@ -24,13 +24,11 @@ from rftstream.rewards.box_iou import BoxReward
 from rftstream.rewards.chart_answer import ChartReward, read_number
 from rftstream.rewards.composite import CompositeReward, RewardPart
 from rftstream.rewards.object_count import CountReward, read_count
+from tests.unit.reward_inputs import reward_input
 
 
 def item(completion: str, answer: str | None = None, **info: Any) -> RewardInput:
-    return RewardInput(
-        completion=completion, answer=answer, prompt="p", messages=(), info=info, data_source="d", num_tokens=1,
-        truncated=False,
-    )  # fmt: skip
+    return reward_input(completion, answer, info=info)
 
 
 def boxed(completion: str, answer: str | None = None, info: dict[str, Any] | None = None, **settings: Any) -> float:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from rftstream.errors import RewardError
-from rftstream.rewards.base import RewardInput
 from rftstream.rewards.code import CodeReward
 from rftstream.sandbox import cgroups, layers
 from tests.loopback import taken_port
+from tests.unit.reward_inputs import reward_input
 from tests.unit.sandbox.failing import ASSERTS, BREAK, FOR_GOOD, FUNCTION, WHILE_WARM
 
 ROOT = Path(__file__).parents[3]
@@ -129,10 +129,7 @@ def broken(request: pytest.FixtureRequest) -> Iterator[str]:
 def assert_no_verdict(url: str) -> None:
     reward = CodeReward(CodeReward.Config(sandbox_url=url, wait_s=0.2, wall_s=0.1))
     for info in ({"tests": {"inputs": ["1"], "outputs": [""]}}, {"tests": FUNCTION}, ASSERTS):
-        item = RewardInput(
-            completion="def f(x): pass", answer=None, prompt="", messages=(), info=info, data_source="", num_tokens=1,
-            truncated=False,
-        )  # fmt: skip
+        item = reward_input("def f(x): pass", prompt="", info=info, data_source="")
         with pytest.raises(RewardError, match=r"code: sandbox: sandbox: "):
             reward(item)
 

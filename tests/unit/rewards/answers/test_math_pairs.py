@@ -9,16 +9,14 @@ import pytest
 from rftstream.errors import RewardError
 from rftstream.rewards.base import RewardInput
 from rftstream.rewards.math import MathReward
+from tests.unit.reward_inputs import reward_input
 from tests.unit.rewards.answers.pairs import Pair, math_pairs
 
 PAIRS = math_pairs()
 
 
 def item(completion: str, answer: str | None) -> RewardInput:
-    return RewardInput(
-        completion=completion, answer=answer, prompt="p", messages=(), info={}, data_source="d", num_tokens=1,
-        truncated=False,
-    )  # fmt: skip
+    return reward_input(completion, answer)
 
 
 @pytest.fixture(scope="module")
