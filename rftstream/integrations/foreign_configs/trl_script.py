@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.reading import OPERATORS, read_text
@@ -46,43 +46,55 @@ class Script:
     functions: set[str] = field(default_factory=set)
 
 
-@dataclass
+class Binding(NamedTuple):
+    """A name with the node that is its value, the statement that binds it, and where the value is looked at."""
+
+    name: str
+    value: ast.AST
+    statement: ast.stmt | ast.expr
+    scope: Scope
+    in_branch: bool = False
+
+
 class Scope:
     """Names bound in a module or function, in their order; a function's names stand before those around it."""
 
-    outer: Scope | None = None
-    bound: list[tuple[str, ast.AST, ast.stmt | ast.expr, bool]] = field(default_factory=list)
-    """Name, the node that is its value, the statement that binds it, whether that stands in a branch."""
+    def __init__(self, outer: Scope | None = None) -> None:
+        self.outer = outer
+        self.bound: list[Binding] = []
 
     def add(self, body: list[ast.stmt], in_branch: bool = False) -> Scope:
+        """Add the names that statements bind."""
         for node in body:
             if isinstance(node, ast.Assign):
-                for target in node.targets:
-                    self.bound.append((ast.unparse(target), node.value, node, in_branch))
+                self.bound += [Binding(ast.unparse(one), node.value, node, self, in_branch) for one in node.targets]
             elif isinstance(node, ast.AnnAssign) and node.value is not None:
-                self.bound.append((ast.unparse(node.target), node.value, node, in_branch))
+                self.bound.append(Binding(ast.unparse(node.target), node.value, node, self, in_branch))
             elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                self.bound.append((node.name, node, node, in_branch))
+                self.bound.append(Binding(node.name, node, node, self, in_branch))
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                self.bound += [(alias.asname or alias.name, node, node, False) for alias in node.names]
+                self.bound += [Binding(alias.asname or alias.name, node, node, self) for alias in node.names]
             elif isinstance(node, BRANCHES):
                 is_main = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
                 self.add(node.body, in_branch or not (is_main or isinstance(node, ast.With)))
         return self
 
-    def find(self, name: ast.expr) -> ast.AST:
-        """Return the node that a name stands for where it is used."""
-        text, scope = ast.unparse(name), self
-        while scope is not None:
-            found = [one for one in scope.bound if one[0] == text and one[2].lineno < name.lineno]
-            if scope is not self:
-                found = [one for one in scope.bound if one[0] == text]
-            if found:
-                if found[-1][3]:
-                    raise UnreadableExpression(name, "which is bound in a branch")
-                return found[-1][1]
-            scope = scope.outer  # type: ignore[assignment]
-        raise UnreadableExpression(name)
+    def find(self, name: ast.Name) -> tuple[ast.AST, Scope]:
+        """Return the node that a name stands for where it is used, and the scope in which the node is looked at."""
+        found = [one for one in self.bound if one.name == name.id]
+        before = [one for one in found if one.scope is not self or (one.statement.end_lineno or 0) < name.lineno]
+        if before and not before[-1].in_branch:
+            return before[-1].value, before[-1].scope
+        if before or self.outer is None:
+            raise UnreadableExpression(name, "which is bound in a branch" if before else "")
+        return self.outer.seen_from_inside(name)
+
+    def seen_from_inside(self, name: ast.Name) -> tuple[ast.AST, Scope]:
+        """Return what a name of this scope stands for in a function, which may be called later."""
+        found = [one for one in self.bound if one.name == name.id]
+        if found and not found[-1].in_branch:
+            return found[-1].value, found[-1].scope
+        raise UnreadableExpression(name, "which is bound in a branch" if found else "")
 
 
 class ScriptReader:
@@ -113,7 +125,7 @@ class ScriptReader:
                 if name in readers:
                     script.settings |= readers[name](node, scope, script)
                 elif name in ("reward_funcs", "tools"):
-                    script.settings[name] = [self._function(one, scope) for one in self._list(node, scope)]
+                    script.settings[name] = self._functions(node, scope)
                 elif name == "eval_dataset":
                     found = self._dataset(node, scope, script)
                     script.settings |= {f"eval_{key}": value for key, value in found.items()}
@@ -121,7 +133,7 @@ class ScriptReader:
                     script.settings["model_name_or_path"] = self._model(node, scope)
                 else:
                     script.settings[name] = self.value(node, scope)
-            except UnreadableExpression as error:
+            except (UnreadableExpression, RecursionError) as error:
                 script.unreadable[name] = str(error)
         return script
 
@@ -141,15 +153,22 @@ class ScriptReader:
             if isinstance(node, ast.FunctionDef):
                 yield self._inside(node), node.body
 
-    def _inside(self, node: ast.FunctionDef | ast.Lambda, call: ast.Call | None = None) -> Scope:
+    def _inside(self, node: ast.FunctionDef, call: ast.Call | None = None, caller: Scope | None = None) -> Scope:
         """Return the scope of a function, with its parameters bound as a call or their defaults say."""
         scope = Scope(self._scope)
         names = [one.arg for one in node.args.args]
         defaults = dict(zip(reversed(names), reversed(node.args.defaults), strict=False))
         given = {} if call is None else {**dict(zip(names, call.args, strict=False)),
                                          **{one.arg: one.value for one in call.keywords if one.arg}}  # fmt: skip
-        scope.bound += [(name, value, node, False) for name, value in {**defaults, **given}.items()]
-        return scope.add(node.body) if isinstance(node, ast.FunctionDef) else scope
+        around = self._scope if caller is None else caller
+        scope.bound += [Binding(name, value, node, around) for name, value in {**defaults, **given}.items()]
+        return scope.add(node.body)
+
+    def _resolved(self, node: ast.AST, scope: Scope) -> tuple[ast.AST, Scope]:
+        """Return what stands behind names, and the scope in which it is looked at."""
+        while isinstance(node, ast.Name):
+            node, scope = scope.find(node)
+        return node, scope
 
     # ------------------------------------------------------------------------------------------ values
 
@@ -180,7 +199,7 @@ class ScriptReader:
         if isinstance(node, ast.Subscript):
             return self.value(node.value, scope)[self.value(node.slice, scope)]
         if isinstance(node, ast.Name):
-            return self.value(scope.find(node), scope)
+            return self.value(*self._resolved(node, scope))
         if isinstance(node, ast.Attribute):
             return self._attribute(node, scope)
         raise UnreadableExpression(node)
@@ -199,26 +218,23 @@ class ScriptReader:
                     return self.value(default, scope)
         raise UnreadableExpression(node)
 
-    def _list(self, node: ast.AST, scope: Scope) -> list[ast.AST]:
-        if isinstance(node, ast.Name):
-            found = scope.find(node)
-            node = found if isinstance(found, (ast.List, ast.Tuple)) else node
-        return list(node.elts) if isinstance(node, (ast.List, ast.Tuple)) else [node]
+    def _functions(self, node: ast.AST, scope: Scope) -> list[Any]:
+        found, around = self._resolved(node, scope) if isinstance(node, ast.Name) else (node, scope)
+        if isinstance(found, (ast.List, ast.Tuple)):
+            return [self._function(one, around) for one in found.elts]
+        return [self._function(node, scope)]
 
     def _function(self, node: ast.AST, scope: Scope) -> Any:
         """Return the name of a function, with the module of an imported one. A text is a model."""
         if isinstance(node, ast.Constant):
             return {"model": node.value}
         if isinstance(node, ast.Name):
-            try:
-                found = scope.find(node)
-            except UnreadableExpression:
-                return node.id
+            found, around = scope.find(node)
             if isinstance(found, ast.ImportFrom):
-                return f"{found.module}:{node.id}"
-            if isinstance(found, ast.Call):
-                return self._function(found, scope)
-            return node.id if isinstance(found, (ast.FunctionDef, ast.ClassDef)) else {"model": self.value(node, scope)}
+                names = {one.asname or one.name: one.name for one in found.names}
+                return f"{found.module}:{names[node.id]}"
+            is_own = isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+            return node.id if is_own else self._function(found, around)
         if isinstance(node, ast.Call) and _last(node.func) == "get_soft_overlong_punishment":
             return {_last(node.func): {one.arg: self.value(one.value, scope) for one in node.keywords}}
         raise UnreadableExpression(node)
@@ -236,36 +252,35 @@ class ScriptReader:
                 script.unreadable[f"{prefix}{one.arg or '**'}"] = str(error)
         return found
 
-    def _called(self, node: ast.AST, scope: Scope) -> ast.Call:
-        found = scope.find(node) if isinstance(node, ast.Name) else node
+    def _called(self, node: ast.AST, scope: Scope) -> tuple[ast.Call, Scope]:
+        found, around = self._resolved(node, scope)
         if not isinstance(found, ast.Call):
             raise UnreadableExpression(node)
-        return found
+        return found, around
 
     def _config(self, node: ast.AST, scope: Scope, script: Script) -> dict[str, Any]:
-        call = self._called(node, scope)
+        call, around = self._called(node, scope)
         if not _last(call.func).endswith(("Config", "Arguments")):
             raise UnreadableExpression(call, "its settings come from a command line or another place")
-        found = self._arguments(call, scope, script)
+        found = self._arguments(call, around, script)
         if call.args:
-            found.setdefault("output_dir", self.value(call.args[0], scope))
+            found.setdefault("output_dir", self.value(call.args[0], around))
         changed = re.compile(rf"{re.escape(ast.unparse(node))}\.(\w+)") if isinstance(node, ast.Name) else None
-        for name, value, _, in_branch in scope.bound if changed is not None else ():
-            if match := changed.fullmatch(name) if changed else None:
-                if in_branch:
-                    script.unreadable[match[1]] = str(UnreadableExpression(value, "which is set in a branch"))
+        for one in around.bound if changed is not None else ():
+            if match := changed.fullmatch(one.name) if changed else None:
+                if one.in_branch:
+                    script.unreadable[match[1]] = str(UnreadableExpression(one.value, "which is set in a branch"))
                 else:
-                    found[match[1]] = self.value(value, scope)
+                    found[match[1]] = self.value(one.value, around)
         return found
 
     def _lora(self, node: ast.AST, scope: Scope, script: Script) -> dict[str, Any]:
-        found = self._arguments(self._called(node, scope), scope, script, "peft_config.")
+        found = self._arguments(*self._called(node, scope), script, "peft_config.")
         given = {"lora_r": 8, "lora_alpha": 8, **{LORA.get(name, name): value for name, value in found.items()}}
         return {name if "lora" in name else f"peft_config.{name}": value for name, value in given.items()}
 
     def _model(self, node: ast.AST, scope: Scope) -> Any:
-        if isinstance(node, ast.Name) and isinstance(found := scope.find(node), ast.Call):
-            node = found
+        node, scope = self._resolved(node, scope)
         if isinstance(node, ast.Call) and _last(node.func) in ("from_pretrained", "get_peft_model") and node.args:
             return self._model(node.args[0], scope)
         return self.value(node, scope)
@@ -274,10 +289,7 @@ class ScriptReader:
 
     def _dataset(self, node: ast.AST, scope: Scope, script: Script) -> dict[str, Any]:
         """Return a dataset as TRL's command line names it, with what its methods change."""
-        if isinstance(node, ast.Name):
-            bound = scope.find(node)
-            inner = Scope(scope.outer, [one for one in scope.bound if one[2].lineno < getattr(bound, "lineno", 0)])
-            return self._dataset(bound, inner if isinstance(bound, ast.Call) else scope, script)
+        node, scope = self._resolved(node, scope)
         if isinstance(node, ast.Subscript):
             return {**self._dataset(node.value, scope, script), "dataset_train_split": self.value(node.slice, scope)}
         if not isinstance(node, ast.Call):
@@ -291,9 +303,9 @@ class ScriptReader:
                                 for one in node.keywords}}  # fmt: skip
         if isinstance(node.func, ast.Attribute) and not isinstance(node.func.value, ast.Constant):
             return {**self._dataset(node.func.value, scope, script), **self._changed(name, node, scope)}
-        function = scope.find(node.func)
+        function, _ = self._resolved(node.func, scope)
         if isinstance(function, ast.FunctionDef):
-            inside = self._inside(function, node)
+            inside = self._inside(function, node, scope)
             returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value]
             if len(returned) == 1:
                 return self._dataset(returned[0], inside, script)
@@ -313,7 +325,7 @@ class ScriptReader:
         if method == "rename_column" and len(call.args) == 2:
             return {"dataset.columns": {self.value(call.args[1], scope): self.value(call.args[0], scope)}}
         if method == "map" and call.args:
-            function = scope.find(call.args[0]) if isinstance(call.args[0], ast.Name) else call.args[0]
+            function, _ = self._resolved(call.args[0], scope)
             if isinstance(function, (ast.FunctionDef, ast.Lambda)):
                 return self._mapped(function, scope)
         return {f"dataset.{method}": str(UnreadableExpression(call))}
@@ -334,7 +346,7 @@ class ScriptReader:
         for name, value in made.items():
             if isinstance(value, ast.Call) and (column := _column_inside(value, row)):
                 text = ast.unparse(value) + "".join(
-                    ast.unparse(one[1]) for one in self._scope.bound if one[0] == _last(value.func)
+                    ast.unparse(one.value) for one in self._scope.bound if one.name == _last(value.func)
                 )
                 found["dataset.columns"][name] = column
                 found |= (
