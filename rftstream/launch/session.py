@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, TextIO, cast
 
@@ -20,8 +18,8 @@ from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import RftError
 from rftstream.launch.display.progress import Onlooker, ProgressView, open_progress
 from rftstream.launch.logging import TextFormatter
-from rftstream.launch.processes import Spawner
 from rftstream.launch.result import RunResult, result_of
+from rftstream.launch.session_options import SessionOptions
 from rftstream.launch.supervisor import Failure, Supervisor, default_spawner, worker_commands
 from rftstream.launch.targets import Targets
 from rftstream.launch.watch import Watch
@@ -41,22 +39,6 @@ from rftstream.trackers.tracked import TrackedRun
 from rftstream.transport.base import Transport
 
 LOOK_EVERY_S = 0.1
-DEADLINE_S = 35.0
-"""Seconds for all workers to leave; a little more than each of them takes by itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOptions:
-    """How a run is shown and ended. Who starts a session makes it, before anything else."""
-
-    progress: str
-    """auto, live, plain or none."""
-    stream: TextIO | None
-    """The stream that the progress is written to; None: stdout."""
-    deadline_s: float
-    """Seconds for all workers to leave."""
-    spawner: Spawner | None
-    began: float = field(default_factory=time.monotonic)
 
 
 class RunSession:

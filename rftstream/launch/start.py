@@ -21,7 +21,8 @@ from rftstream.data.tasksets.row_index import kept_in
 from rftstream.errors import ConfigError
 from rftstream.launch.processes import Spawner
 from rftstream.launch.result import RunResult, result_of
-from rftstream.launch.session import DEADLINE_S, RunSession, SessionOptions
+from rftstream.launch.session import RunSession
+from rftstream.launch.session_options import DEADLINE_S, SessionOptions
 from rftstream.models.folders.folder import prepare_model
 from rftstream.models.folders.made import make_as_recorded
 from rftstream.preflight.folder_choice import choose_folder, folder_after, newest_folder, run_state

@@ -66,6 +66,7 @@ EXCEPTIONS = {
     ("rftstream/roles/explorer/attempt.py", "repetition"): "why a completion ended",
     ("rftstream/preflight/estimate.py", "shape"): "of an array",
     ("rftstream/weights/snapshot.py", "shape"): "of an array",
+    ("rftstream/queries/plain.py", "shape"): "of an array",
     ("rftstream/sandbox/cgroups.py", "memory"): "a controller of cgroups",
     ("rftstream/sandbox/inside/programs.py", "environment"): "variables of a job",
     ("rftstream/sandbox/program_run.py", "environment"): "variables of a job",

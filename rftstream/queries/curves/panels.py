@@ -266,7 +266,7 @@ PANELS: tuple[tuple[Panel, str], ...] = (
     (Panel(title="Loss", unit="loss", marks_skipped=True), "terms"),
     (
         Panel(title="Gradient norm", unit="norm before clipping", right_unit="learning rate", log_if_wide=True),
-        "grad_norm=norm | lr=learning rate right exact",
+        "grad_norm=norm | lr=learning rate right unsmoothed",
     ),
     (Panel(title="Entropy", unit="nats per token", from_zero=True), "entropy="),
     (
@@ -323,7 +323,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "percent": {"scale": 100},
     "thousandths": {"scale": 1000},
     "right": {"right": True},
-    "exact": {"smooth": False},
+    "unsmoothed": {"smooth": False},
     "area": {"area": True},
     "dashed": {"dash": "dash", "smooth": False},
     **{f"color{number}": {"color": color} for number, color in enumerate(COLORS)},

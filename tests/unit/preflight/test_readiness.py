@@ -22,7 +22,8 @@ from rftstream.config import loader
 from rftstream.config.sections import MakeModel, RunConfig
 from rftstream.errors import ConfigError, RftError, StoreRefused, StoreUnreachable, exit_code_of
 from rftstream.launch.result import RunResult
-from rftstream.launch.session import RunSession, SessionOptions
+from rftstream.launch.session import RunSession
+from rftstream.launch.session_options import SessionOptions
 from rftstream.models.devices import check_device
 from rftstream.models.folders.folder import check_complete, prepare_model
 from rftstream.preflight.checks.check import check
