@@ -112,9 +112,9 @@ class Conversion:
         said = f"{there} (default of {self.system})" if first in self._theirs else there
         self._written[key] = Taken(said, key, value)
 
-    def take(self, names: str) -> None:
+    def take(self, names: Sequence[str]) -> None:
         """Take those settings, of these names, that are given and mean the same here."""
-        for name in names.split():
+        for name in names:
             if (value := self.get(name)) is not None:
                 for key in self.keys_of(name):
                     self.put(key, value, name)

@@ -15,43 +15,20 @@ from typing import Any
 from rftstream.config import loader
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.conversion import Conversion, ConvertedConfig, section_name
-from rftstream.integrations.foreign_configs.reading import flat, merged
+from rftstream.integrations.foreign_configs.reading import flat, merged, tables_of
 
 SHARED = (
     r"(max_steps|seq_len|model\.name|ckpt|monitors|wandb|output_dir|log|run|resume|weight_broadcast|slurm|deployment)"
 )
-DEFAULTS: dict[str, Any] = {
-    "orchestrator.batch_size": 128, "orchestrator.max_off_policy_steps": 8, "model.name": "Qwen/Qwen3-0.6B",
-    "seq_len": 2048, "trainer.optim.lr": 1e-6, "trainer.optim.weight_decay": 0.01, "trainer.optim.max_norm": 1.0,
-    "output_dir": "outputs",
-}  # fmt: skip
-SFT_DEFAULTS: dict[str, Any] = {
-    "data.batch_size": 128, "data.seq_len": 128, "optim.lr": 1e-6, "optim.weight_decay": 0.01, "optim.max_norm": 1.0,
-    "model.name": "Qwen/Qwen3-0.6B", "output_dir": "outputs",
-}  # fmt: skip
-"""Defaults of prime-rl that a run needs, or that differ from those here."""
-
-ALIKE = (
-    "max_steps trainer.optim.lr trainer.optim.weight_decay trainer.optim.max_norm orchestrator.max_off_policy_steps "
-    "orchestrator.concurrency.max_inflight orchestrator.max_inflight_rollouts ckpt.interval"
-)
+TABLES = tables_of("prime_rl")
 SAMPLING = ("orchestrator.train.sampling", "orchestrator.sampling")
-DECIDED = {
-    r"inference": "settings of the engine: [policies.vllm.engine]",
-    r"(trainer\.)?model\.(impl|attn|compile|fsdp|reshard|dp_|ep|cp|ac_off|fused|optim|full|moe)": "see trainer.backend",
-    r"(deployment|slurm|weight_broadcast|.*transport|.*heartbeat|.*env_vars|.*log\.|.*client|clean|run\.)":
-        "decided by `rftstream run` and the log",
-    r"(orchestrator\.)?(renderer|tokenizer)": "the model's own chat template: model.chat_template",
-    r"ckpt": "a checkpoint is saved at the end, always",
-    r".*optim\.type": "AdamW, always",
-}  # fmt: skip
 
 
 def convert_prime_rl(files: list[Path], gpus: int | None, trainer: str | None) -> ConvertedConfig:
     """Return the run file for one file of `rl` or `sft`, or for those of trainer and orchestrator."""
     given = merged([(path, _whole(loader.read_toml(path))) for path in files])
     is_sft = any(name.startswith("data.") for name in given)
-    c = Conversion("prime-rl", given, SFT_DEFAULTS if is_sft else DEFAULTS)
+    c = Conversion("prime-rl", given, TABLES["sft_defaults" if is_sft else "defaults"])
     c.put("model.path", c.get("model.name"), "model.name")
     at_hand = c.get("deployment.num_train_gpus", 1) + (0 if is_sft else c.get("deployment.num_infer_gpus", 1))
     gpus = at_hand if gpus is None else gpus
@@ -70,7 +47,7 @@ def convert_prime_rl(files: list[Path], gpus: int | None, trainer: str | None) -
         c.put("trackers.wandb", f"{entity}/{project}" if entity else project, "monitors.wandb.project")
     c.keep("ckpt.keep_last")
     c.get("output_dir")
-    return c.finish(DECIDED)
+    return c.finish(TABLES["decided"])
 
 
 def _whole(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +91,7 @@ def _reinforced(c: Conversion, path: Path, gpus: int) -> None:
     )
     if (level := c.get("orchestrator.max_async_level")) is not None:
         c.put("feeder.max_staleness", level, "orchestrator.max_async_level")
-    c.take(ALIKE)
+    c.take(TABLES["alike"])
     c.put("model.context", c.get("orchestrator.seq_len", c.get("seq_len")), "seq_len")
     for prefix in SAMPLING:
         most = c.get(f"{prefix}.max_completion_tokens", c.get(f"{prefix}.max_tokens"))

@@ -14,15 +14,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rftstream.config import loader
 from rftstream.errors import ConfigError
 
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:[./][\w-]+)+)=(.*)", re.DOTALL)
 ASSIGNMENT = re.compile(r"\s*(?:export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
-}  # fmt: skip
+}
+
+
+def tables_of(system: str) -> dict[str, Any]:
+    """Return what the names of another system mean here: the tables of its file beside this module."""
+    return loader.read_toml(Path(__file__).with_name(f"{system}.toml"))
 
 
 def read_text(path: Path) -> str:

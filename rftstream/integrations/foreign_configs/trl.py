@@ -17,50 +17,13 @@ from rftstream.integrations.foreign_configs.conversion import (
     ConvertedConfig,
     many,
 )
-from rftstream.integrations.foreign_configs.reading import merged, read_yaml
+from rftstream.integrations.foreign_configs.reading import merged, read_yaml, tables_of
 from rftstream.integrations.foreign_configs.trl_script import Script, ScriptReader
 
 ALGORITHMS = {"grpo": "grpo", "rloo": "rloo", "sft": "sft", "dpo": "dpo", "reward": "reward_model"}
-COMMON = {
-    "adam_beta1": 0.9, "adam_beta2": 0.999, "lr_scheduler_type": "linear", "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1, "num_train_epochs": 3, "seed": 42, "gradient_checkpointing": True,
-    "output_dir": "trainer_output", "save_steps": 500,
-}  # fmt: skip
-SAMPLED = {"learning_rate": 1e-6, "max_completion_length": 512, "num_iterations": 1, "shuffle_dataset": True}
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "grpo": {**SAMPLED, "num_generations": 8, "beta": 0.0, "loss_type": "dapo", "scale_rewards": "group"},
-    "rloo": {**SAMPLED, "num_generations": 2, "beta": 0.05},
-    "sft": {"learning_rate": 2e-5, "max_length": 1024},
-    "dpo": {"learning_rate": 1e-6, "max_length": 1024, "beta": 0.1},
-    "reward": {"learning_rate": 1e-4, "max_length": 1024},
-}
-"""Defaults of TRL that a run needs, or that differ from those here."""
-
-ALIKE = (
-    "learning_rate weight_decay adam_epsilon max_grad_norm seed gradient_checkpointing "
-    "temperature top_p top_k min_p repetition_penalty chat_template_kwargs entropy_coef epsilon epsilon_high delta "
-    "mask_truncated_completions off_policy_mask_threshold use_bias_correction_kl vllm_max_model_length"
-)
-"""Settings that mean the same here; the table of aliases says where."""
-
-LOSSES = {
-    "dapo": ("grpo", "token"), "bnpo": ("grpo", "token"), "grpo": ("grpo", "sequence"), "dr_grpo": ("dr_grpo", None),
-    "cispo": ("cispo", None), "sapo": ("sapo", None),
-}  # fmt: skip
+TABLES = tables_of("trl")
 CORRECTIONS = {"truncate": "tis", "mask": "mask"}
 REWARDS = {"accuracy_reward": "math", "reasoning_accuracy_reward": "math"}
-
-DECIDED = {
-    r"logging_|log_|num_completions_to_print|disable_tqdm|run_name": "the log keeps every completion and every step",
-    r"push_to_hub|hub_": "nothing is pushed; `rftstream weights export` makes a folder to push",
-    r"remove_unused_|dataloader_|dataset_num_proc|pad_to_|group_by_length": "rows are read and packed here",
-    r"packing|padding_free|eval_packing|use_liger|torch_compile|attn_implementation|activation_offloading":
-        "decided by the backend: `rftstream explain backends.torch`",
-    r"deepspeed|fsdp|ddp_|ds3_|accelerator_config|local_rank": "see trainer.backend",
-    r"vllm_(gpu|tensor|server|group|model_impl|enable)": "settings of vLLM itself: [policies.vllm.engine]",
-    r"do_train|do_eval|eval_strategy|save_strategy|processing_class|tokenizer|per_device_eval|overwrite_": "not needed",
-    r"optim$": "AdamW, always",
-}  # fmt: skip
 
 
 def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> ConvertedConfig:
@@ -79,13 +42,13 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
         raise ConfigError(
             f"--trainer {kind}: the config has reward_funcs, which grpo and rloo take; say --trainer grpo"
         )
-    conversion = Conversion("TRL", settings, {**COMMON, **DEFAULTS[kind]})
+    conversion = Conversion("TRL", settings, {**TABLES["defaults"]["every"], **TABLES["defaults"][kind]})
     conversion.algorithm = ALGORITHMS[kind]
     _TrlRules(conversion, kind, 1 if gpus is None else gpus, script, files[0]).apply()
     for name, place in script.unreadable.items():
         if name not in settings:
             conversion.leave_unread(name, f"could not be read without running the script: {place}")
-    return conversion.finish(DECIDED)
+    return conversion.finish(TABLES["decided"])
 
 
 def _kind(settings: Mapping[str, Any], path: Path) -> str:
@@ -112,7 +75,7 @@ class _TrlRules:
             self._loss()
         c.put("trainer.algorithm", c.algorithm, f"{self._kind.upper()}Trainer")
         self._batches()
-        c.take(ALIKE)
+        c.take(TABLES["alike"])
         c.keep("save_total_limit")
         c.put("trainer.adam_betas", [c.get("adam_beta1"), c.get("adam_beta2")], "adam_beta1, adam_beta2")
         if self._samples:
@@ -193,19 +156,19 @@ class _TrlRules:
                 c.put("algorithms.rloo.kl_estimator", "k1", "beta: RLOO sums log-ratios")
             return
         loss, scale = c.get("loss_type"), c.get("scale_rewards")
-        algorithm, normalise = LOSSES.get(loss, ("grpo", "token"))
-        if loss not in LOSSES:
+        algorithm, normalise = TABLES["losses"].get(loss, ("grpo", "token"))
+        if loss not in TABLES["losses"]:
             c.leave("loss_type", f"{loss!r} has no counterpart; the mean over tokens stands in its place")
         if c.get("importance_sampling_level") == "sequence":
-            algorithm, normalise = "gspo", None
+            algorithm, normalise = "gspo", ""
             c.put("trainer.algorithm", "gspo", "importance_sampling_level")
         if scale in (False, "none") and algorithm == "grpo":
-            algorithm, normalise = "dr_grpo", None
+            algorithm, normalise = "dr_grpo", ""
             c.ask("scale_rewards none: dr_grpo only centres rewards, and divides the sum over a row by a constant")
         elif scale == "batch":
             c.leave("scale_rewards", "'batch' has no counterpart; each group's own spread divides")
         c.algorithm = algorithm
-        if normalise is not None:
+        if normalise:
             c.put("algorithms.grpo.normalise", normalise, f"loss_type {loss!r}")
         if algorithm == "dr_grpo":
             if scale in (True, "group"):

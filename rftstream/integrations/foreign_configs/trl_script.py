@@ -158,8 +158,10 @@ class ScriptReader:
         scope = Scope(self._scope)
         names = [one.arg for one in node.args.args]
         defaults = dict(zip(reversed(names), reversed(node.args.defaults), strict=False))
-        given = {} if call is None else {**dict(zip(names, call.args, strict=False)),
-                                         **{one.arg: one.value for one in call.keywords if one.arg}}  # fmt: skip
+        given: dict[str, ast.expr] = {}
+        if call is not None:
+            given |= dict(zip(names, call.args, strict=False))
+            given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
         around = self._scope if caller is None else caller
         scope.bound += [Binding(name, value, node, around) for name, value in {**defaults, **given}.items()]
         return scope.add(node.body)
@@ -299,8 +301,10 @@ class ScriptReader:
             keys = ("dataset_name", "dataset_config")
             found = dict(zip(keys, (self.value(one, scope) for one in node.args), strict=False))
             words = {"path": "dataset_name", "name": "dataset_config", "split": "dataset_train_split"}
-            return {**found, **{words.get(str(one.arg), f"load_dataset.{one.arg}"): self.value(one.value, scope)
-                                for one in node.keywords}}  # fmt: skip
+            for keyword in node.keywords:
+                name_there = words.get(str(keyword.arg), f"load_dataset.{keyword.arg}")
+                found[name_there] = self.value(keyword.value, scope)
+            return found
         if isinstance(node.func, ast.Attribute) and not isinstance(node.func.value, ast.Constant):
             return {**self._dataset(node.func.value, scope, script), **self._changed(name, node, scope)}
         function, _ = self._resolved(node.func, scope)

@@ -11,46 +11,10 @@ from typing import Any
 
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.conversion import Conversion, ConvertedConfig, many, section_name
-from rftstream.integrations.foreign_configs.reading import merged, read_overrides, read_yaml
+from rftstream.integrations.foreign_configs.reading import merged, read_overrides, read_yaml, tables_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-DEFAULTS: dict[str, Any] = {
-    "data.train_batch_size": 1024, "data.max_prompt_length": 512, "data.max_response_length": 512,
-    f"{ACTOR}.ppo_mini_batch_size": 256, f"{ACTOR}.ppo_epochs": 1, f"{ACTOR}.clip_ratio": 0.2,
-    f"{ACTOR}.clip_ratio_c": 3.0, f"{ACTOR}.optim.lr": 1e-6, f"{ACTOR}.optim.weight_decay": 0.01,
-    f"{ACTOR}.optim.betas": [0.9, 0.999], f"{ACTOR}.loss_agg_mode": "token-mean", f"{ROLLOUT}.n": 1,
-    "algorithm.adv_estimator": "gae", "trainer.total_epochs": 30, "trainer.n_gpus_per_node": 8,
-    "trainer.project_name": "verl_examples", "trainer.experiment_name": "gsm8k", "critic.cliprange_value": 0.5,
-    "actor_rollout_ref.model.enable_gradient_checkpointing": True,
-}  # fmt: skip
-SFT_DEFAULTS: dict[str, Any] = {
-    "data.train_batch_size": 256, "data.max_length": 1024, "data.prompt_key": "question", "data.response_key": "answer",
-    "model.enable_gradient_checkpointing": True, "optim.lr": 1e-5, "optim.betas": [0.9, 0.95],
-    "optim.weight_decay": 0.01, "optim.lr_warmup_steps_ratio": 0.1, "optim.lr_scheduler": "cosine",
-    "trainer.total_epochs": 4, "trainer.n_gpus_per_node": 8, "trainer.project_name": "gsm8k-sft",
-    "trainer.experiment_name": "test",
-}  # fmt: skip
-"""Defaults of verl that a run needs, or that differ from those here."""
-
-ALIKE = (
-    f"actor_rollout_ref.model.enable_gradient_checkpointing {ACTOR}.ppo_max_token_len_per_gpu {ACTOR}.ppo_epochs "
-    f"{ACTOR}.clip_ratio {ACTOR}.clip_ratio_low {ACTOR}.clip_ratio_high {ACTOR}.clip_ratio_c {ACTOR}.entropy_coeff "
-    f"{ACTOR}.optim.lr {ACTOR}.optim.weight_decay {ACTOR}.optim.betas {ACTOR}.optim.min_lr_ratio {ACTOR}.grad_clip "
-    f"{ROLLOUT}.n {ROLLOUT}.temperature {ROLLOUT}.top_p {ROLLOUT}.max_num_seqs data.train_batch_size "
-    "data.max_response_length data.shuffle data.seed algorithm.gamma algorithm.lam trainer.total_training_steps "
-    "critic.optim.lr critic.cliprange_value critic.grad_clip critic.model.path "
-    "trainer.critic_warmup"
-)
-SFT_ALIKE = (
-    "model.enable_gradient_checkpointing optim.lr optim.betas optim.weight_decay optim.clip_grad trainer.seed "
-    "trainer.total_training_steps"
-)
-"""Settings that mean the same here; the table of aliases says where."""
-
-ESTIMATORS = {
-    "gae": "ppo", "grpo": "grpo", "rloo": "rloo", "reinforce_plus_plus": "reinforce_plus_plus", "remax": "remax",
-    "reinforce_plus_plus_baseline": "reinforce_plus_plus",
-}  # fmt: skip
+TABLES = tables_of("verl")
 LOSSES = ("gspo", "cispo", "sapo")
 PATHS = ("model.path", "partial_pretrain", "train_files", "val_files")
 """Ends of names of settings that are kept with a variable of the shell in them."""
@@ -58,21 +22,6 @@ LEVELS = ("token", "sequence", "geometric")
 ENGINES = ("vllm", "hf")
 DIVERGENCES = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 TOO_LONG = {"error": "error", "left": "truncate", "right": "truncate", "middle": "truncate"}
-
-DECIDED = {
-    r".*(micro_batch_size|use_dynamic_bsz|log_prob_|forward_max_token)": "memory: trainer.tokens_per_microbatch",
-    r".*(fsdp_config|megatron|ulysses_sequence|offload|strategy|param_sync)": "see trainer.backend and [backends.*]",
-    r"actor_rollout_ref.rollout\.(gpu_memory|tensor_model|enforce_eager|enable_chunked|max_num_batched|load_format|"
-    r"free_cache|layered_summon|dtype|disable_log|engine_kwargs|mode|multi_stage|over_sample|calculate_log)":
-        "settings of the engine: [policies.vllm.engine]",
-    r".*(use_remove_padding|use_liger|use_fused_kernels|trust_remote_code|use_shm)": "rows are packed by the backend",
-    r"trainer\.(nnodes|n_gpus|device|ray_|balance_batch|default_|val_|log_val|resume_mode)":
-        "decided by the commands: `rftstream run`, `resume`, `evaluate`; the log keeps every rollout",
-    r"data\.(return_|val_batch|filter_overlong_prompts_workers|dataloader|gen_batch|image_key|video_key)": "not needed",
-    r"(hydra|defaults|ray_kwargs|global_profiler|transfer_queue)": "of verl's launcher",
-    r"reward_model\.": "settings of a reward model: [rewards.reward_model]",
-    r".*(checkpoint\.|profiler|_target_)": "of verl's workers",
-}  # fmt: skip
 
 
 def convert_verl(files: list[Path], gpus: int | None, trainer: str | None) -> ConvertedConfig:
@@ -85,14 +34,14 @@ def convert_verl(files: list[Path], gpus: int | None, trainer: str | None) -> Co
     placed = {name for name in unread if name.endswith(PATHS)}
     for name in set(unread) - placed:
         del given[name]
-    conversion = Conversion("verl", given, SFT_DEFAULTS if is_sft else DEFAULTS)
+    conversion = Conversion("verl", given, TABLES["sft_defaults" if is_sft else "defaults"])
     for name, value in unread.items():
         if name in placed:
             conversion.ask(f"{name}: {value!r} has a variable of the shell; write the path in its place")
         else:
             conversion.leave_unread(name, f"{value!r}: only the shell that runs the script knows it")
     (_sft if is_sft else _reinforced)(conversion, files[0], gpus)
-    return conversion.finish(DECIDED)
+    return conversion.finish(TABLES["decided"])
 
 
 def _model(c: Conversion, name: str, path: Path) -> None:
@@ -150,7 +99,7 @@ def _reinforced(c: Conversion, path: Path, gpus: int | None) -> None:
         _passes(c, place)
     newer, older = f"{ACTOR}.optim.lr_scheduler_type", f"{ACTOR}.optim.warmup_style"
     _length(c, f"{ACTOR}.optim", older if c.get(older) else newer)
-    c.take(ALIKE)
+    c.take(TABLES["alike"])
     prompts, minibatch = c.get("data.train_batch_size"), c.get(f"{ACTOR}.ppo_mini_batch_size")
     if prompts > minibatch:
         said = f"{ACTOR}.ppo_mini_batch_size: data.train_batch_size {prompts} / {minibatch} problems a step"
@@ -218,8 +167,8 @@ def _turns(c: Conversion, place: str) -> None:
 def _loss(c: Conversion) -> None:
     estimator = c.get("algorithm.adv_estimator")
     loss, reduction = c.get(f"{ACTOR}.policy_loss.loss_mode", "vanilla"), c.get(f"{ACTOR}.loss_agg_mode")
-    c.algorithm, there = ESTIMATORS.get(estimator, "grpo"), "algorithm.adv_estimator"
-    if estimator not in ESTIMATORS:
+    c.algorithm, there = TABLES["estimators"].get(estimator, "grpo"), "algorithm.adv_estimator"
+    if estimator not in TABLES["estimators"]:
         c.leave(there, f"{estimator!r} has no counterpart; grpo stands in its place")
     if loss in LOSSES and c.algorithm == "grpo":
         c.algorithm, there = loss, f"{ACTOR}.policy_loss.loss_mode"
@@ -310,7 +259,7 @@ def _sft(c: Conversion, path: Path, gpus: int | None) -> None:
     c.put("experts.columns", columns, "data.prompt_key, data.response_key")
     c.put("experts.per_batch", c.get("data.train_batch_size"), "data.train_batch_size")
     c.put("model.context", c.get("data.max_length"), "data.max_length")
-    c.take(SFT_ALIKE)
+    c.take(TABLES["sft_alike"])
     _passes(c, "experts")
     _length(c, "optim", "optim.lr_scheduler")
     c.place(

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,12 +148,17 @@ def test_gpus_place_the_roles_and_nothing_is_written_over(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("module", "names"),
-    [(trl, trl.ALIKE), (verl, verl.ALIKE), (verl, verl.SFT_ALIKE), (prime_rl, prime_rl.ALIKE)],
+    [
+        (trl, trl.TABLES["alike"]),
+        (verl, verl.TABLES["alike"]),
+        (verl, verl.TABLES["sft_alike"]),
+        (prime_rl, prime_rl.TABLES["alike"]),
+    ],
     ids=["trl", "verl", "verl-sft", "prime-rl"],
-)  # fmt: skip
-def test_names_that_mean_the_same_lead_to_settings_that_there_are(module: Any, names: str) -> None:
+)
+def test_names_that_mean_the_same_lead_to_settings_that_there_are(module: Any, names: Sequence[str]) -> None:
     conversion = Conversion("x", {}, {})
-    for name in names.split():
+    for name in names:
         conversion.algorithm = "ppo" if name.startswith(("critic", "algorithm", "trainer.critic")) else "grpo"
         keys = conversion.keys_of(name)
         assert keys, name
