@@ -1,4 +1,4 @@
-"""The state that `control` describes: who is in force, what the run should do, and what was said of it as a whole."""
+"""The state of a run as `control` describes it: which processes hold the roles, and what the run should do."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from rftstream.transport.base import Transport
 
 @dataclass(slots=True)
 class ControlView:
-    """The newest message of each kind on `control`; None for what was never said or was taken back. `read_control`
-    makes it, or a reader that calls `absorb` for each record in order."""
+    """The newest message of each kind on `control`. A field is None if no such message was written or the message was
+    withdrawn. `read_control` builds a view; a reader that follows `control` calls `absorb` for each record in order."""
 
     manifest: RunManifest | None = None
     """The description of the run."""
     finished: RunFinished | None = None
-    """Why and with which version the run has finished."""
+    """Why the run has finished, and with which version."""
     ended: TasksEnded | None = None
-    """Why no more tasks are made."""
+    """Why no more tasks will be made."""
     state: RunState | None = None
     """State that the run should be in."""
     trimmed: Trimmed | None = None
@@ -40,7 +40,7 @@ class ControlView:
     claims: dict[str, Claim] = field(default_factory=dict)
     """The newest claim of each role."""
     retries: dict[bytes, Request] = field(default_factory=dict)
-    """Requests to put dead groups back that were not answered, by their keys."""
+    """Unanswered requests to retry dead groups, by record key."""
 
     @property
     def deleted(self) -> Trimmed:
@@ -53,7 +53,7 @@ class ControlView:
         return DesiredState.running if self.state is None else self.state.state
 
     def absorb(self, key: bytes | None, message: Message | None) -> None:
-        """Take the next record of `control`: its key, and its message or None for a tombstone."""
+        """Apply the next record of `control`. `message` is None for a tombstone."""
         match message:
             case RunManifest():
                 self.manifest = message
@@ -81,7 +81,8 @@ class ControlView:
 
 
 def read_control(transport: Transport, *, settled: bool = False, until_s: float = math.inf) -> ControlView:
-    """Read `control` from its beginning to its end, or up to a log time; `settled` as for `Admin.end_offsets`."""
+    """Read `control` from its beginning to its end, or up to the log time `until_s`. `settled` is as for
+    `Admin.end_offsets`."""
     view, log = ControlView(), Log(transport)
     for record, message in log.rule.messages(log.read("control", settled=settled)):
         if record.timestamp_s <= until_s:

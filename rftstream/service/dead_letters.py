@@ -1,4 +1,4 @@
-"""Dead letters: records that could not be dealt with, as they are put aside on `dead`."""
+"""Dead letters: records that could not be processed, and that are set aside on the topic `dead`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from rftstream.transport.base import Transport
 log = logging.getLogger(__name__)
 
 MAX_LETTER_BYTES = MAX_RECORD_BYTES - 128 * 1024
-"""Largest value of a record that a dead letter holds, in bytes. Beside it there are the headers and the reason."""
+"""Largest record value that a dead letter holds, in bytes. The rest of the record is left for headers and the
+reason."""
 
 
 def dead_letter(record: Record, *, role: str, reason: str, detail: str, tries: int, now: float) -> Publish:
-    """Return a dead letter: the original bytes, where they come from, and why nobody could deal with them."""
+    """Return a dead letter: the original bytes, their place on the log, and why they could not be processed."""
     value = record.value
     if value is not None and len(value) > MAX_LETTER_BYTES:
         detail = f"{len(value)} bytes, too large to be held by another record: see where it stands. {detail}"
@@ -43,27 +44,27 @@ def dead_letter(record: Record, *, role: str, reason: str, detail: str, tries: i
 
 
 def reason_of(error: ContractError) -> str:
-    """Return the reason of a dead letter for a record that nobody can deal with."""
+    """Return the reason that a dead letter gives for this error."""
     return "foreign" if isinstance(error, ForeignRecord) else "undecodable"
 
 
 class UnsentLetters:
     """Dead letters of a single role that wait for its next transaction.
 
-    SingleService makes one each time that it has recovered. It calls `add` for each record that nobody can deal with,
-    and `take` when it puts a transaction together."""
+    SingleService makes one after each recovery. It calls `add` for each record that cannot be processed, and `take`
+    when it builds a transaction."""
 
     def __init__(self, transport: Transport, role: str, clock: Clock) -> None:
         self._transport, self._role, self._clock = transport, role, clock
         self._letters: list[Publish] = []
         self._keys_on_dead: set[bytes] | None = None
-        """Keys of this role's letters on `dead`; None until they have to be known."""
+        """Keys of this role's letters on `dead`; None until they are needed."""
 
     def __len__(self) -> int:
         return len(self._letters)
 
     def add(self, record: Record, error: ContractError) -> None:
-        """Write a letter, unless `dead` has it: after a restart a role reads some records for the second time."""
+        """Add a dead letter, unless `dead` already has it: after a restart a role reads some records a second time."""
         reason = reason_of(error)
         detail, now = str(error), self._clock.now()
         letter = dead_letter(record, role=self._role, reason=reason, detail=detail, tries=1, now=now)
@@ -74,11 +75,11 @@ class UnsentLetters:
         self._letters.append(letter)
 
     def put(self, publish: Publish) -> None:
-        """Let something else go with the next transaction."""
+        """Add another record to the next transaction."""
         self._letters.append(publish)
 
     def take(self) -> tuple[Publish, ...]:
-        """Return the letters so far, and forget them."""
+        """Return the collected letters and forget them."""
         letters, self._letters = tuple(self._letters), []
         return letters
 

@@ -1,4 +1,4 @@
-"""Reading a log up to ends that are known beforehand. Everybody who does so uses this loop."""
+"""Read a log up to ends that are known beforehand. All such readers use this loop."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.transport.base import Reader, Transport
 
 WAIT_S = 0.05
-"""Seconds to wait for records when a poll had none. A reader that is woken earlier polls earlier."""
+"""Seconds to wait for records after an empty poll. A reader that is woken earlier polls earlier."""
 
 MAX_RECORDS = 1000
-"""Most records of one poll, unless the caller says otherwise."""
+"""Most records in one poll, unless the caller passes another limit."""
 
 
 def read_to_ends(
     transport: Transport, reader: Reader, ends: Mapping[TopicPartition, int], *, max_records: int = MAX_RECORDS
 ) -> Iterator[list[Record]]:
-    """Yield what each poll brings (possibly nothing), until the reader has reached `ends` in all these partitions.
+    """Yield the records of each poll (possibly none), until the reader has reached `ends` in all these partitions.
 
-    A poll may also bring records of other partitions of the reader, and records at or above `ends`: the caller
-    decides what becomes of them. The reader stays open.
-    """
+    A poll may also return records of other partitions of the reader, and records at or above `ends`. The caller decides
+    what to do with them. The reader stays open."""
     while any(reader.position(place) < end for place, end in ends.items()):
         records = reader.poll(max_records=max_records)
         yield records
@@ -36,7 +35,7 @@ def read_between(
     *,
     bodies: bool = True,
 ) -> Iterator[Record]:
-    """Yield the records of these partitions from their starts up to their ends, by a reader of its own."""
+    """Yield the records of these partitions from their starts up to their ends, with a reader of its own."""
     reader = transport.reader(starts, bodies=bodies)
     try:
         for records in read_to_ends(transport, reader, ends):
@@ -54,14 +53,14 @@ def begin_positions(transport: Transport, topics: Sequence[str]) -> dict[TopicPa
 
 
 def read_records(transport: Transport, place: TopicPartition, offsets: Collection[int]) -> dict[int, Record]:
-    """Return the records at these offsets, by offset. Records that are not there (any more) are left out."""
+    """Return the records at these offsets, by offset. Deleted or missing records are left out."""
     return {record.offset: record for record in each_record(transport, place, offsets)}
 
 
 def read_places(
     transport: Transport, places: Iterable[tuple[TopicPartition, int]]
 ) -> dict[tuple[TopicPartition, int], Record]:
-    """Return the records at these offsets of any partitions, as `read_records` does for one."""
+    """Return the records at these offsets of several partitions, as `read_records` does for one."""
     offsets: dict[TopicPartition, list[int]] = {}
     for place, offset in places:
         offsets.setdefault(place, []).append(offset)
@@ -73,8 +72,8 @@ def read_places(
 
 
 def each_record(transport: Transport, place: TopicPartition, offsets: Collection[int]) -> Iterator[Record]:
-    """Yield the records at these offsets, one after the other, so that only one of them is held. Records that are not
-    there (any more) are left out."""
+    """Yield the records at these offsets one after the other, so that only one of them is in memory. Deleted or missing
+    records are left out."""
     admin = transport.admin
     begin, end = admin.begin_offsets(place.topic).get(place, 0), admin.end_offsets(place.topic).get(place, 0)
     wanted = sorted(offset for offset in offsets if begin <= offset < end)

@@ -1,8 +1,8 @@
-"""Roles: a role is a declaration, and a step that sees messages and returns messages.
+"""Roles: a role is a declaration, and a step that receives messages and returns messages.
 
-A step never sees a client, a position of another process, or the wall clock (it gets a Clock). The loop polls,
-decodes, calls the step, and commits what it returned together with the positions; a step that was interrupted is
-built anew from the log.
+A step never uses a client, a position of another process, or the wall clock (it gets a Clock). The loop polls, decodes,
+calls the step, and commits the returned records together with the positions. A step that was interrupted is rebuilt
+from the log.
 
     Concurrent roles (explorer, verifier): many items in hand, finished in any order, work shared by a group.
     Single roles (feeder, buffer, trainer, evaluator): one in force per run; reads by position; its outputs are whole
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 StoreMaker = Callable[[float | None], "ObjectStore"]
-"""Opens the run's object store, with `patience_s` of its own or None."""
+"""Opens the run's object store, with its own `patience_s` or None for the run's setting."""
 
 LockMaker = Callable[[str], DeviceLock]
 """Opens the lock of a device that a trainer and engines share."""
 
 ManifestCheck = Callable[["RunManifest"], None]
-"""Raises ConfigError if the worker was given other settings than the run that the manifest describes."""
+"""Raises ConfigError if the worker's settings are not those of the run that the manifest describes."""
 
 FOREVER = math.inf
 """The value of `idle_s` for a step that has nothing to do until a record arrives."""
@@ -66,11 +66,11 @@ class Publish:
     topic: str
     partition: int
     message: Message | None
-    """None: a tombstone, which takes back what `key` had."""
+    """The message; None for a tombstone, which withdraws the record of `key`."""
     value: bytes | None = None
-    """The message encoded, where a step needed the bytes itself."""
+    """The encoded message, if the step has encoded it already."""
     key: bytes | None = None
-    """The key of a tombstone; a message has its own."""
+    """The key of a tombstone. A message has its own key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,13 @@ class Item:
     """One record in hand of a concurrent role."""
 
     number: int
-    """Unique in this process; a record that comes back after a rebalance has another number."""
+    """Unique in this process. A record that returns after a rebalance gets another number."""
     received: Received
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """An item that is finished, with what it yields; published together with its position."""
+    """A finished item with its outputs, which are published together with its position."""
 
     number: int
     outputs: tuple[Publish, ...]
@@ -92,19 +92,19 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The saved state of an unfinished item, from which a successor goes on."""
+    """The saved state of an unfinished item, from which a successor continues."""
 
     number: int
     outputs: tuple[Publish, ...]
     leaves: bool = False
-    """Whether the item is given back once this is on the log."""
+    """Whether the item is given back once the state is on the log."""
     waits: bool = False
-    """Whether somebody outside waits for it to be on the log: its transaction is due at once."""
+    """Whether a client outside of the log waits for this state. Its transaction is then due at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A record that a step found to be no part of what it reads: it goes to `dead`, and the run goes on."""
+    """A record that does not belong to what the step reads. It goes to `dead`, and the run goes on."""
 
     record: Record
     why: str
@@ -121,181 +121,182 @@ class ConcurrentStep(Protocol):
     """The work of a concurrent role: many records in hand, finished in any order.
 
     `workers/<role>.py` makes one for each process, and ConcurrentService alone calls it, from one thread. In each slice
-    it calls `follow` for what came on followed topics, `start` for as many records as there is `room`, `drop` for those
-    whose partitions were lost, then `advance`. The results that `advance` returns are committed before anybody sees
-    them, and then `committed` is called; a lost commit means that the record is started again. Worked example:
+    it calls `follow` for new records of followed topics, `start` for as many records as there is `room`, `drop` for
+    records of lost partitions, then `advance`. The results of `advance` are committed before any other process sees
+    them, and then `committed` is called. After a lost commit the record is started again. Worked example:
     VerifierStep."""
 
     @property
     def room(self) -> int:
-        """Number of further items that the step takes. The service asks before each poll, and starts at most this
+        """Number of further items that the step accepts. The service asks before each poll, and starts at most this
         many."""
 
     def follow(self, received: Received) -> None:
-        """Take a record of a followed topic. Called for all of them in log order, from the first one on; of a topic
-        that the role names in `summarised` perhaps a Summary first, and then what came after it. By default it is
-        passed over."""
+        """Apply a record of a followed topic. Called for all of them in log order, from the first one on. A topic that
+        the role names in `summarised` may start with a Summary instead, followed by the records after it. By default
+        records are ignored."""
         return
 
     def start(self, item: Item) -> None:
-        """Take an item in hand. Called at most `room` times a slice, with a message of a consumed topic; afterwards the
-        item is in hand until `advance` hands out its Done or `drop` names it."""
+        """Take an item in hand. Called at most `room` times a slice, with a message of a consumed topic. The item stays
+        in hand until `advance` returns its Done or `drop` names it."""
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Forget items that are in hand: they are another worker's now, or given back. Nothing is handed
-        out for any of them afterwards. Among them are items that `advance` handed out, if their partition was lost
-        before that was on the log."""
+        """Forget items that are in hand: another worker owns them now, or they are given back. Return nothing for them
+        afterwards. Items that `advance` already returned may be among them, if their partition was lost before the
+        commit."""
 
     def not_begun(self) -> Collection[int]:
-        """Return items that wait for something and have nothing to be saved. Called when the worker is to leave; the
+        """Return items that are still waiting and have nothing to be saved. Called when the worker is to leave. The
         service then drops them."""
 
     def advance(self) -> Sequence[Done]:
-        """Do a bounded slice of work; return what finished in it, each item once. Called in every slice, also with
-        nothing in hand. StopRule: the run cannot go on; what was handed out before is committed first."""
+        """Do a bounded slice of work. Return the items that finished in it, each once. Called in every slice, also with
+        nothing in hand. StopRule if the run cannot go on; items that were returned earlier are committed first."""
 
     def idle_s(self) -> float:
-        """Return for how many seconds `advance` need not be called: 0 while there is work, FOREVER if only a record
-        brings some. Asked after a slice in which nothing happened."""
+        """Return for how many seconds `advance` need not be called: 0 while there is work, FOREVER if only a new record
+        brings work. Asked after a slice in which nothing happened."""
 
     def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
-        """Take note of items whose results are on the log for good: what `save` returned of `saved`, and what `advance`
-        returned of `finished`. Called after each commit; who is outside may be answered now, not before. By default
-        nothing happens: readers of the log see the results."""
+        """Note the items whose results are on the log for good: those that `save` returned (`saved`) and those that
+        `advance` returned (`finished`). Called after each commit. Clients outside of the log may be answered from now
+        on, not before. By default nothing happens: readers of the log see the results."""
         return
 
     def wakeups(self) -> Sequence[Wakeup]:
-        """Return what ends a wait when it becomes readable, beside the log. `advance` must read from all of them, or
-        every wait ends at once. Asked before each wait. By default only the log and the time wake the worker."""
+        """Return objects that end a wait when they become readable, beside the log. `advance` must read from all of
+        them, otherwise every wait ends at once. Asked before each wait. By default only the log and the time wake the
+        worker."""
         return ()
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
-        """Return the one record that an undecodable one still yields downstream, and what goes with it. The service
-        calls this instead of `start` if at least the ids could be read, and adds the dead letter."""
+        """Return the one record that an undecodable record still yields downstream, and any further outputs. The
+        service calls this instead of `start` if at least the ids could be read. The service adds the dead letter."""
 
     def health(self) -> Mapping[str, object]:
-        """Return what people see of its state. Called at any time between two slices."""
+        """Return the step's state for `/health`. Called at any time between two slices."""
         return {}
 
     def close(self) -> None:
-        """Release what the step holds. Called once, last; nothing that is still in hand is published. By default there
-        is nothing to release."""
+        """Release the step's resources. Called once, last. Items that are still in hand are not published. By default
+        there is nothing to release."""
         return
 
 
 class SavingStep(ConcurrentStep, Protocol):
-    """The work of a role that `keeps` a topic, on which it saves what is not finished.
+    """The work of a role that `keeps` a topic, on which it saves unfinished work.
 
-    For partitions that are new ConcurrentService calls `forget` once, then `restore_partials` until all is read, and
-    only then `start` for their records. Worked example: ExplorerStep.
-    """
+    For new partitions ConcurrentService calls `forget` once, then `restore_partials` until all records are read, and
+    only then `start` for their records. Worked example: ExplorerStep."""
 
     def forget(self, partitions: Collection[int]) -> None:
-        """Forget what was known of these partitions of the kept topic. Called before they are read (again)."""
+        """Forget all knowledge of these partitions of the kept topic. Called before they are read, also for the second
+        time."""
 
     def restore_partials(self, records: Sequence[Record]) -> None:
-        """Take records of the kept topic, in partitions that this worker owns now. Called after `forget`, several
-        times, in log order; tombstones included."""
+        """Read records of the kept topic, in partitions that this worker owns now. Called after `forget`, several
+        times, in log order, with tombstones included."""
 
     def save(self, *, leaving: bool) -> Sequence[Saved]:
-        """Return what is due to be saved. Called after `advance`, and only while everything that was saved before is on
-        the log. `leaving`: the worker is to leave, and what can be saved is given back; the service drops it once the
-        commit has succeeded."""
+        """Return the states that are due to be saved. Called after `advance`, and only when all earlier states are on
+        the log. `leaving` means that the worker is to leave: items that can be saved are given back, and the service
+        drops them after the commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class SingleTransaction:
-    """A transaction of a single role: its outputs, with the positions of its own group."""
+    """A transaction of a single role: its outputs, and the positions of its consumer group."""
 
     outputs: tuple[Publish, ...]
     positions: Mapping[TopicPartition, Position] = field(default_factory=dict)
     then: Callable[[], None] = lambda: None
-    """Callback of the step for when the transaction is on the log. SingleService calls it before anything else of the
-    step; not at all where the outcome is unknown, since then `recover` comes."""
+    """Callback of the step for when the transaction is on the log. SingleService calls it before any other method of
+    the step. It is not called if the outcome is unknown, since `recover` follows then."""
 
 
 class SingleStep(Protocol):
-    """The work of a single role: the one process that is in force reads by position and publishes transactions.
+    """The work of a single role: the one process that holds the role reads by position and publishes transactions.
 
     `workers/<role>.py` makes one for each process, and SingleService alone calls it, from one thread. After the claim
-    is on the log comes `recover`; then, again and again, `absorb` for what was read and `advance` for the next
-    transaction, whose `then` is called once it is on the log. After a lost producer, or a question to the log that
-    failed in the middle, `recover` comes again and builds everything anew. `close` comes last. Worked example:
-    FeederStep."""
+    is on the log it calls `recover`. Then it calls, again and again, `absorb` for each record and `advance` for the
+    next transaction, whose `then` is called once the transaction is on the log. After a lost producer, or when the log
+    did not answer in the middle of the work, `recover` is called again and rebuilds everything. `close` comes last.
+    Worked example: FeederStep."""
 
     @property
     def outlives_the_run(self) -> bool:
-        """Whether the step has work left when the run is finished; `done` then says when that work is done. Asked
+        """Whether the step has work left after the run is finished. `done` then tells when that work is done. Asked
         before the claim, and after each slice of reading once the run is finished."""
         return False
 
     def recover(self, log: Log, claim: Claim) -> Mapping[TopicPartition, int]:
-        """Build the state from the log and return from where each partition is read on. Called when `claim` is on the
-        log and so no predecessor can write any more; whatever was known before is void. Afterwards the service reads
-        from these positions, and `control` from where it stands."""
+        """Build the state from the log, and return the position from which each partition is read. Called when `claim`
+        is on the log, so that no predecessor can write any more. All earlier state is void. Afterwards the service
+        reads from these positions, and `control` from its current position."""
 
     def absorb(self, received: Received) -> Sequence[Foreign] | None:
-        """Take a record that is in force. Called in log order for each partition; while the step is `full`, nothing
-        more is polled of the topics that it consumes. Returns the records that turn out to be foreign, if any: this
-        one, or some from before; the service dead-letters them."""
+        """Apply a record that is in force. Called in log order for each partition. While the step is `full`, the
+        consumed topics are not polled. Return the records that turn out to be foreign, if any: this one or earlier
+        ones. The service dead-letters them."""
 
     def undecodable(self, record: Record, error: ContractError) -> None:
-        """Take note of a record whose body cannot be decoded. Called in place of `absorb`; the service dead-letters it
+        """Note a record whose body cannot be decoded. Called in place of `absorb`. The service dead-letters the record
         with the next transaction.
 
-        Foreign records (of no contract of the topic, or not in force) are dead-lettered without the step ever hearing
-        of them."""
+        The step is not called for foreign records (of no contract of the topic, or not in force); they are
+        dead-lettered directly."""
         return
 
     @property
     def full(self) -> bool:
-        """Whether the step has enough in hand. Asked before each poll; while it has, the topics that the role consumes
-        stay unread."""
+        """Whether the step has enough records in hand. Asked before each poll. While this is true, the consumed topics
+        are not read."""
         return False
 
     def advance(self) -> SingleTransaction | None:
-        """Do a bounded slice of work; return the next transaction, if there is one. Called only when the transaction
-        before is on the log (and its `then` was called), or after `recover`. If it raises TransportError, `recover`
+        """Do a bounded slice of work. Return the next transaction, if there is one. Called only after `recover`, or
+        when the previous transaction is on the log and its `then` was called. If it raises TransportError, `recover`
         comes next."""
 
     def idle_s(self) -> float:
-        """Return for how many seconds `advance` need not be called: 0 while there is work, FOREVER if only a record
-        brings some. Asked after a slice in which nothing was read or published. By default only a record brings
+        """Return for how many seconds `advance` need not be called: 0 while there is work, FOREVER if only a new record
+        brings work. Asked after a slice in which nothing was read or published. By default only a record brings
         work."""
         return FOREVER
 
     def paused(self, paused: bool) -> None:
-        """Begin nothing new while `paused`, and end what was begun. Called after `recover`, whenever `control` was
-        read, and when the process is to leave. The same value may come again. By default the step goes on: what it does
-        is bounded by what it is given."""
+        """Start no new work while `paused`, and finish the work that was begun. Called after `recover`, whenever
+        `control` was read, and when the process is to leave. The same value may come again. By default the step ignores
+        the pause, since its input limits its work."""
         return
 
     def draining(self) -> None:
-        """Bring the run to its end: no new work is admitted. Called after `recover` and whenever `control` was read, as
-        long as the user asks for it. By default the end comes by the log."""
+        """Bring the run to its end: admit no new work. Called after `recover` and whenever `control` was read, as long
+        as the user asks for it. By default the step learns of the end from the log."""
         return
 
     @property
     def busy(self) -> bool:
-        """Whether the step has begun something from which a transaction will come, even while it is paused. Asked while
-        the process is to leave: the process goes on until this is False."""
+        """Whether the step has begun work that will end in a transaction, even while it is paused. Asked while the
+        process is to leave. The process stays until this is False."""
         return False
 
     def leave(self) -> None:
-        """Save a successor some work. Called at most once, when the process was told to leave and nothing is pending;
-        `close` comes next. By default all that a successor needs is on the log."""
+        """Save work for a successor. Called at most once, when the process is to leave and nothing is pending. `close`
+        comes next. By default everything that a successor needs is on the log."""
         return
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do, ever. Asked in each slice; the process ends when this is True."""
+        """Whether no work is left for ever. Asked in each slice. The process ends when this is True."""
         return False
 
     def health(self) -> Mapping[str, object]:
-        """Return what people see of its state. Called at any time between two slices, also before `recover`."""
+        """Return the step's state for `/health`. Called at any time between two slices, also before `recover`."""
 
     def close(self) -> None:
-        """Release what the step holds. Called once, last, also where `recover` was never called. By default there is
+        """Release the step's resources. Called once, last, even if `recover` was never called. By default there is
         nothing to release."""
         return
 
@@ -307,8 +308,8 @@ class Role:
     spec: RoleSpec
     step: ConcurrentStep | SingleStep
     after_the_end: Callable[[Log], bool] | None = None
-    """Work that a process of a single role does if the run is finished when the process starts, without taking the
-    role. It is called until it returns True; None: there is none."""
+    """Work for a process that starts when the run is finished. The process does it without a claim. It is called until
+    it returns True. None if there is no such work."""
 
 
 class RunPlace(Protocol):
@@ -324,19 +325,19 @@ class RunPlace(Protocol):
 
     @property
     def model(self) -> Path:
-        """The model, where it was made or fetched for the run."""
+        """Path of the model, if it was made or downloaded for the run."""
 
     @property
     def anchors(self) -> Path:
-        """The newest anchor and the deltas since, where the object store is elsewhere."""
+        """Folder of the newest anchor and the deltas since then. Used if the object store is on another machine."""
 
     @property
     def final(self) -> Path:
-        """The trained model, once the run is finished."""
+        """Folder of the trained model of a finished run."""
 
     @property
     def index(self) -> Path:
-        """Folder of indexes of data files and of the log, so that they need not be read again."""
+        """Folder of indexes of data files and of the log, which save reading them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,25 +351,27 @@ class RoleContext:
     process: str
     """Name of this process in logs and claims."""
     device: str | None = None
-    """Where the arrays live; None: what the role's section says."""
+    """Device of the arrays; None for the setting in the role's section."""
     simulated: bool = False
-    """Driven by a scheduler in one process: no children, no threads."""
+    """Whether a scheduler drives all roles in one process, without children and threads."""
     summary_every: int | None = None
-    """After how many records a single role summarises a topic again; None: as `service/records/summaries.py` has it."""
+    """Number of records after which a single role summarises a topic again; None for the values in
+    `service/records/summaries.py`."""
     make_store: StoreMaker
     open_lock: LockMaker = FileLock
     check_manifest: ManifestCheck
 
     def open_store(self, *, patience_s: float | None = None) -> ObjectStore:
-        """Return the run's object store. `patience_s` is for callers that have something better to do than to wait."""
+        """Return the run's object store. Callers that should not wait long for the store pass their own
+        `patience_s`."""
         return self.make_store(patience_s)
 
 
 class Log:
-    """A log as it is read outside of the loop: by a recovering role, and by everybody who looks at a run."""
+    """Reads a log outside of the loop. Recovering roles use it, and tools that inspect a run."""
 
     def __init__(self, transport: Transport, rule: RecordsInForce | None = None) -> None:
-        """Read through this transport. `rule` is that of a reader which goes on where this one ends."""
+        """`rule` is the rule of a reader that will continue where this one ends."""
         self.transport = transport
         self.rule = rule or RecordsInForce(transport)
 
@@ -381,8 +384,8 @@ class Log:
         settled: bool = False,
         partitions: Collection[int] | None = None,
     ) -> Iterator[Record]:
-        """Yield everything on the topic (or on some of its partitions) up to its end at the time of the call. `settled`
-        is as for `Admin.end_offsets`."""
+        """Yield all records of the topic (or of some of its partitions) up to its end at the time of the call.
+        `settled` is as for `Admin.end_offsets`."""
         admin = self.transport.admin
         ends = admin.end_offsets(topic, settled=settled, partitions=partitions)
         begins = admin.begin_offsets(topic)
@@ -390,8 +393,8 @@ class Log:
         yield from read_between(self.transport, positions, ends, bodies=bodies)
 
     def messages(self, topic: str, *, start: Mapping[TopicPartition, int] | None = None) -> Iterator[Received]:
-        """Yield what `read` yields, decoded; tombstones have no message. Records of foreign contracts and records that
-        are not in force are passed over. ContractError for one that cannot be decoded and cannot be done without."""
+        """Yield the records of `read` with their messages, None for tombstones. Foreign records are skipped.
+        ContractError for an undecodable record that a reader needs."""
         for record in self.read(topic, start=start):
             if record.value is not None and codec.is_foreign(record):
                 log.error("%s: of no contract of this topic; passed over", record)
@@ -402,16 +405,15 @@ class Log:
                 log.error("%s; passed over", error)
 
     def is_claimed(self, record: Record) -> bool:
-        """Return whether the role that writes the record's topic was ever claimed under the epoch that it names."""
+        """Return whether the role that writes the record's topic was ever claimed under the record's epoch."""
         return self.rule.is_claimed(TOPICS[record.topic].writer or "", writer_epoch(record))
 
     def in_force(self, topic: str) -> Iterator[tuple[Record, Message | None]]:
-        """Yield records in force, for callers that only look. Others, and records that cannot be decoded, are left out
-        silently."""
+        """Yield records in force, for tools that only read. Foreign and undecodable records are left out silently."""
         return self.rule.messages(self.read(topic))
 
     def ends(self, topic: str) -> dict[TopicPartition, int]:
-        """Return where the partitions of the topic end now."""
+        """Return the current ends of the topic's partitions."""
         return self.transport.admin.end_offsets(topic)
 
     def committed(self, group: str) -> dict[TopicPartition, Position]:

@@ -18,28 +18,28 @@ from rftstream.service.role import RoleContext
 log = logging.getLogger(__name__)
 
 MAX_OVERTAKEN = 20
-"""How often a process lets the one that it replaces claim the role again before it gives up."""
+"""How often a process lets its predecessor claim the role again before it gives up."""
 FIRST_WAIT_S, MAX_WAIT_S = 0.1, 30.0
-"""Seconds for which one that holds a role waits for its successor's claim, when its producer is lost: the first time,
-and at most."""
+"""Seconds that the holder of a role waits for a successor's claim after it lost its producer: the first time, and at
+most."""
 CALM_S = 120.0
-"""Seconds after which the next loss of a producer is again the first one."""
+"""Seconds after which the next loss of a producer counts as the first one again."""
 
 
 @dataclass(slots=True)
 class GivesWay:
-    """For how long the holder of a role waits before it takes it again. SingleService makes one.
+    """How long the holder of a role waits before it claims the role again. SingleService makes one.
 
     A successor fences the holder when it starts its producer, and may need long until its claim is on the log. If the
-    holder has taken the role again meanwhile, the successor has to begin anew. So the holder waits twice as long each
-    time, until the successor is quick enough."""
+    holder claims the role again in the meantime, the successor has to start over. So the holder waits twice as long
+    each time, until the wait is long enough for the successor."""
 
     until: float = 0.0
-    """The time until which the holder waits; its own clock."""
+    """Time until which the holder waits, by the holder's own clock."""
     _wait_s: float = 0.0
 
     def next(self, now: float) -> float:
-        """Begin to wait once more; return the seconds."""
+        """Start another wait and return its seconds."""
         is_first = now - self.until > CALM_S
         self._wait_s = FIRST_WAIT_S if is_first else min(MAX_WAIT_S, 2 * self._wait_s)
         self.until = now + self._wait_s
@@ -47,41 +47,41 @@ class GivesWay:
 
 
 def new_claim(role: str, epoch: int, *, process: str, now: float) -> Claim:
-    """Return a claim of a role by this process, whose name on the log is `process`."""
+    """Return a claim of a role by this process. `process` is its name on the log."""
     return Claim(role=role, epoch=epoch, host=socket.gethostname(), pid=os.getpid(), process=process, claimed_at=now)
 
 
 class RoleClaim:
-    """A single role's claim by this process. It also notices that another process has claimed the role.
+    """A single role's claim by this process. It also notices a claim by another process.
 
-    SingleService makes it together with itself. To take the role it calls `look_before_start`, starts its producer, and
-    calls `take`. While it holds the role it calls `check` after each look at `control`, and works inside of
-    `unless_taken_over`."""
+    SingleService makes it when it is made itself. To claim the role, SingleService calls `look_before_start`, starts
+    its producer, and calls `take`. While it holds the role it calls `check` whenever it has read `control`, and works
+    inside of `unless_taken_over`."""
 
     def __init__(self, role: str, context: RoleContext, reader: SingleReader, claims: dict[str, Claim]) -> None:
-        """`claims` are the newest claims by role; the loop keeps them up to date with what `reader` brings."""
+        """`claims` are the newest claims by role. The loop updates them with the records that `reader` delivers."""
         self.newest: Claim | None = None
-        """The newest claim of this process that is on the log for certain; None before the first one."""
+        """The newest claim of this process that is certainly on the log; None before the first one."""
         self._role, self._context, self._reader, self._claims = role, context, reader, claims
         self._tried: Claim | None = None
-        """The claim that was written last. If its commit was lost, only the log can tell whether it is there."""
+        """The claim that was written last. If its commit was lost, only the log can tell whether it was written."""
         self._known_epoch: int | None = None
-        """The epoch of this process's own claim, and before there is one, the newest epoch when it first looked. A
-        claim with a higher epoch is another process's."""
+        """The epoch of this process's own claim, or, before the claim, the newest epoch when this process first looked.
+        A claim with a higher epoch belongs to another process."""
         self._predecessor: Claim | None = None
-        """The claim that stood there when this process first looked: whom it replaces."""
+        """The claim that was the newest when this process first looked. This process replaces its holder."""
         self._num_overtaken = 0
-        """How often the predecessor has claimed again before this process's own claim was on the log."""
+        """How often the predecessor has claimed the role again before this process's own claim was on the log."""
 
     def look_before_start(self) -> None:
-        """Raise TakenOver if another process has taken over: starting a producer would fence it."""
+        """Raise TakenOver if another process has taken over. Starting a producer would fence that process."""
         if self._known_epoch is not None:
             self._reader.read_control()
             self.check()
 
     def take(self, write: Callable[[Claim], None]) -> Claim:
-        """Claim the role with the next epoch, and return the claim. Called when the producer has been started, so that
-        no other process can write a claim unnoticed. `write` commits the claim; what it raises is passed on."""
+        """Claim the role with the next epoch, and return the claim. Called after the start of the producer, so that no
+        other process can write a claim unnoticed. `write` commits the claim; its errors are passed on."""
         # Another role's open transaction must not hide a claim: two processes would be in force under one epoch.
         self._reader.read_control(settled=True)
         before = self._claims.get(self._role)
@@ -94,7 +94,7 @@ class RoleClaim:
         self.newest = claim
         self._known_epoch = claim.epoch
         self._claims[self._role] = claim
-        self._context.transport.admin.make_durable()  # objects are named by the epoch, so none may come twice
+        self._context.transport.admin.make_durable()  # objects are named by the epoch, so no epoch may be used twice
         if before is not None:
             log.info(
                 "%s takes over from %s, process %d on %s (epoch %d -> %d)",
@@ -108,7 +108,7 @@ class RoleClaim:
         return claim
 
     def check(self) -> None:
-        """Raise TakenOver if another process's claim is newer than what this process knows."""
+        """Raise TakenOver if there is a newer claim of another process."""
         newest, known = self._claims.get(self._role), self._known_epoch or 0
         if newest is None or newest.epoch <= known:
             return
@@ -126,8 +126,8 @@ class RoleClaim:
         )
 
     def _is_predecessor_again(self, newest: Claim) -> bool:
-        """Return whether the claim is that of the process which this one set out to replace. It was fenced, found no
-        claim yet, and took the role again: it does not know that it is to go. The newer process wins all the same."""
+        """Return whether the claim is from the predecessor again. The predecessor was fenced, found no new claim yet,
+        and claimed the role again, without knowing that it is being replaced. The newer process wins all the same."""
         before = self._predecessor
         return (
             self.newest is None
@@ -138,10 +138,10 @@ class RoleClaim:
 
     @contextmanager
     def unless_taken_over(self) -> Iterator[None]:
-        """Raise TakenOver in place of an error, if another process has taken over.
+        """Replace any error inside by TakenOver if another process has taken over.
 
-        An apparent fault of the log, or an apparent reason to stop, may come from having been away: the successor has
-        gone on meanwhile, and has deleted records that it no longer needs."""
+        An apparent fault of the log, or an apparent reason to stop, may be the consequence of a long absence: the
+        successor has worked meanwhile, and has deleted records that it no longer needs."""
         try:
             yield
         except RftError as error:

@@ -1,8 +1,7 @@
-"""The declaration of a role: its name, its topics, how many workers it has, and what it takes to start one.
+"""The declaration of a role: its name, its topics, its number of workers, and how to start one.
 
-The declaration of each role stands in `rftstream/roles/<role>/__init__.py`; everything that must know which roles
-there are (the commands, the supervisor, the simulation, metrics, estimates, docs) reads it from there.
-"""
+The declaration of each role is in `rftstream/roles/<role>/__init__.py`. All code that must know the roles (commands,
+supervisor, simulation, metrics, estimates, docs) reads them from there."""
 
 from __future__ import annotations
 
@@ -16,15 +15,15 @@ if TYPE_CHECKING:
 
 
 EVERY_ROLE_READS = ("control", "steps", "summaries")
-"""Topics that a worker of every role reads: they say what the run should do, which records are in force, and what the
-records so far amount to."""
+"""Topics that a worker of every role reads: the state that the run should have, the records in force, and their
+summaries."""
 
 SINGLE_ROLES_WRITE = ("control", "dead")
-"""Topics that every single role writes beside its own: claims, and records that it cannot deal with."""
+"""Topics that every single role writes beside its own: claims and dead letters."""
 
 
 class RoleKind(StrEnum):
-    """How the workers of a role share its work, and so which loop drives it."""
+    """How the workers of a role share its work. This determines the loop that drives it."""
 
     concurrent = "concurrent"
     """Any number of workers share the partitions of its topics; each works on many records at once."""
@@ -34,8 +33,8 @@ class RoleKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSpec:
-    """The declaration of a role. `rftstream/roles/__init__.py` lists them all. It is cheap to import: `build` only
-    names what it takes to build the role."""
+    """The declaration of a role. `rftstream/roles/__init__.py` lists all of them. It is cheap to import: `build` only
+    names the function that builds the role."""
 
     name: str
     """Its name in `--role`, logs, claims and metrics; also the name of its consumer group."""
@@ -46,50 +45,53 @@ class RoleSpec:
     summary: str
     """One line about the role's work, for help and docs."""
     consumes: tuple[str, ...] = ()
-    """Topics whose positions it commits (or keeps in its checkpoint)."""
+    """Topics whose positions the role commits, or keeps in its checkpoint."""
     follows: tuple[str, ...] = ()
-    """Topics of which it sees everything from the start, or from where `recover` says."""
+    """Topics of which the role sees every record, from the beginning or from the position that `recover` returns."""
     summarised: tuple[str, ...] = ()
-    """Concurrent roles: topics of `follows` that it sees from their newest summary on, and that first."""
+    """Concurrent roles: topics of `follows` that are delivered as their newest summary and the records after it."""
     produces: tuple[str, ...] = ()
     """Topics that it writes."""
     looks_up: tuple[str, ...] = ()
-    """Topics beside these in which it reads single records, or counts what is there."""
+    """Further topics in which the role reads single records or counts records."""
     deletes: tuple[str, ...] = ()
-    """Topics from which it deletes records that nobody needs any more."""
+    """Topics from which the role deletes records that are no longer needed."""
     sees_positions: bool = False
-    """It asks for the positions of the other roles' consumer groups."""
+    """Whether the role reads the positions of other roles' consumer groups."""
     keeps: str | None = None
-    """Concurrent roles: the topic, partitioned like what it consumes, on which it saves what is not finished."""
+    """Concurrent roles: the topic on which unfinished work is saved. It has the same partitions as the consumed
+    topic."""
     positions: tuple[str, ...] = ()
-    """Topics whose positions its consumer group commits; position 0 of each is committed when a run is made."""
+    """Topics whose positions the role's consumer group commits. Position 0 of each is committed when a run is made."""
     chosen: Callable[[RunConfig], tuple[str, ...]] = lambda config: ()
-    """Topics that the run file has it consume, beside `consumes`. Their positions are committed like `positions`."""
+    """Further topics that the role consumes according to the run file. Their positions are committed like
+    `positions`."""
     count: Callable[[RunConfig], int] = lambda config: 1
     """How many workers `rftstream run` starts."""
     devices: Callable[[RunConfig], tuple[str, ...]] = lambda config: ()
-    """Devices of its workers: worker i gets devices[i mod n]; () for none."""
+    """Devices of the workers: worker i gets devices[i mod n]; () for none."""
     parts: Callable[[RunConfig], tuple[tuple[str, str], ...]] = lambda config: ()
-    """(kind, name) of the parts that are slow to import; a warm interpreter imports them before it forks."""
+    """(kind, name) of the parts that are slow to import. A warm interpreter imports them before it forks."""
     begin_metrics: Callable[[], None] = lambda: None
-    """Makes the role's own metrics start with 0."""
+    """Sets the role's own metrics to 0 at the start."""
     makes_the_run: bool = False
-    """It writes the run's manifest; the workers of all other roles wait for that."""
+    """Whether the role writes the run's manifest. The workers of all other roles wait for the manifest."""
     outlives_the_run: bool = False
-    """It may have something left to do when the run is finished."""
+    """Whether the role may have work left when the run is finished."""
     digests: tuple[str, ...] = ()
     """Digests that a worker compares with the manifest before it works: `model` (without weights), `weights`,
     `templates`."""
 
     def reads(self, config: RunConfig) -> tuple[str, ...]:
-        """Return all topics that its workers read in this run, each once. The log may hide all others from them.
+        """Return all topics that the role's workers read in this run, each once. Rights on the log may hide all other
+        topics.
 
-        A role reads what it writes, too: to find out what became of a commit that got no answer."""
+        A role also reads the topics that it writes, to find out what became of a commit without an answer."""
         named = (*self.consumes, *self.chosen(config), *self.follows, *self.positions, *self.looks_up)
         return tuple(dict.fromkeys((*named, *self.writes(), *EVERY_ROLE_READS)))
 
     def writes(self) -> tuple[str, ...]:
-        """Return all topics that its workers write, each once. The loop refuses to write others."""
+        """Return all topics that the role's workers write, each once. The loop refuses to write to other topics."""
         kept = () if self.keeps is None else (self.keeps,)
         own = SINGLE_ROLES_WRITE if self.kind is RoleKind.single else ()
         return tuple(dict.fromkeys((*self.produces, *kept, *own)))

@@ -1,8 +1,7 @@
-"""What the two loops share: how a worker is driven, what an error means to it, and how a record is judged.
+"""The common part of the two loops: how a worker is driven, how errors are handled, and how a record is judged.
 
-A loop does one bounded slice of work for each `tick`. A process calls it (launch/host.py), or a scheduler that draws
-everything from a seed (rftstream.testing). The loops themselves stand in concurrent.py and single.py.
-"""
+A loop does one bounded slice of work for each `tick`. A process calls `tick` (launch/host.py), or a scheduler that
+draws every decision from a seed (rftstream.testing). The loops themselves are in concurrent.py and single.py."""
 
 from __future__ import annotations
 
@@ -31,25 +30,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_IDLE_S = 1.0
-"""Longest wait between two slices, in seconds: membership is kept up and deadlines are looked at this often."""
+"""Longest wait between two slices, in seconds. Membership is renewed and deadlines are checked at least this often."""
 
 LOG_LOOK_S = 0.2
-"""Longest wait for a step's own wake-ups, in seconds; the log is looked at between two of them."""
+"""Longest wait for a step's own wakeups, in seconds. The log is read between two such waits."""
 
 MAX_BACKOFF_S = 5.0
-"""Longest wait before something that failed is tried again, in seconds."""
+"""Longest pause before a failed action is tried again, in seconds."""
 
 CALM_S = 15.0
-"""Seconds without a failure after which the next one counts as a new trouble. This is longer than a question to a log
-that is gone takes to fail."""
+"""Seconds without a failure after which the next failure counts as a new one. This is longer than a request to an
+unreachable log takes to fail."""
 
 
 class Service:
-    """The loop of one worker of one role. `service_of` (roles/build.py) makes the subclass for the role's kind; making
-    it opens what it reads, and raises TransportError if the log does not answer.
+    """The loop of one worker of one role. `service_of` (roles/build.py) makes the subclass for the role's kind. The
+    constructor opens the readers, and raises TransportError if the log does not answer.
 
-    A driver then calls `tick` and `wait` in turns until `done`, and `close` last; all from one thread. It calls `drain`
-    in between if the worker is to leave. `slice` is what the subclasses add: how records become work, and how work is
+    A driver then calls `tick` and `wait` in turns until `done` is true, and `close` last, all from one thread. It calls
+    `drain` in between if the worker is to leave. Subclasses implement `slice`: how records become work, and how work is
     committed."""
 
     def __init__(self, role: Role, context: RoleContext) -> None:
@@ -58,20 +57,20 @@ class Service:
         self.process = context.process
         """Name of this worker in logs and claims."""
         self.done = False
-        """Whether the worker has nothing more to do and can be closed."""
+        """Whether the worker has no work left and can be closed."""
         self.wakeups: Callable[[], Sequence[Wakeup]] = lambda: ()
-        """Returns the wakeups that the step waits for beside the log."""
+        """Returns the wakeups that end a wait, beside the log."""
         self.spec = role.spec
         self._writes = frozenset(role.spec.writes())
         self.context = context
         self.clock: Clock = context.clock
         self.transport: Transport = context.transport
         self.view = ControlView()
-        """Everything that `control` has said so far."""
+        """State of the run according to `control`."""
         self.claims = self.view.claims
         self.rule = RecordsInForce(self.transport)
         self._jumps: list[Jump] = []
-        """Jumps over deleted records that were not looked at yet."""
+        """Jumps over deleted records that were not checked yet."""
         check_beginnings(self.transport, context.folder.run_id, role.spec.reads(context.config))
         self.last_progress_at = self.clock.now()
         self._draining = False
@@ -80,7 +79,7 @@ class Service:
         self._failing_since = 0.0
         metrics.begin(self.role, __version__)
         role.spec.begin_metrics()
-        # Looking a labelled metric up costs more than counting: these are counted at every tick.
+        # Looking up a labelled metric costs more than counting, and these are counted at every tick.
         self._records_in: dict[str, prometheus_client.Counter] = {}
         self._step_seconds = metrics.STEP_SECONDS.labels(self.role)
         self._progress_at = metrics.PROGRESS.labels(self.role)
@@ -88,8 +87,8 @@ class Service:
     # ------------------------------------------------------------------------------------------ for the driver
 
     def tick(self) -> float:
-        """Do one bounded slice of work, and return how many seconds the worker may idle. RecordsDeleted if records
-        are lost that the worker had to read."""
+        """Do one bounded slice of work, and return how many seconds the worker may idle. RecordsDeleted if records that
+        the worker had to read are lost."""
         try:
             idle_s = self.slice()
             self._jumps += self.transport.jumps()
@@ -100,7 +99,8 @@ class Service:
             metrics.LOST.labels(self.role, error.topic).inc(error.num_lost)
             raise
         except TransportError as error:
-            # Whatever was asked of the log is asked again: what was begun is certain, or it is looked up there.
+            # Repeating is safe: every question to the log can be asked again, and unfinished work is either certain or
+            # looked up there.
             if not error.retriable and not isinstance(error, ProducerLost):
                 raise
             return self.back_off(error)
@@ -110,7 +110,7 @@ class Service:
         raise NotImplementedError
 
     def wait(self, timeout_s: float) -> None:
-        """Block until there may be something to do, or the time is up."""
+        """Block until there may be work, or until the timeout."""
         if not (wakeups := self.wakeups()):
             self.transport.wait(self.sources(), timeout_s)
             return
@@ -121,18 +121,19 @@ class Service:
         poll.poll(min(timeout_s, LOG_LOOK_S) * 1000)
 
     def drain(self) -> None:
-        """Take no new work from now on. `done` becomes true when what is in hand is committed."""
+        """Take no new work from now on. `done` becomes true once the work in hand is committed."""
         self._draining = True
 
     def pause_run(self, reason: str) -> None:
-        """Ask for a pause of the whole run, with the next transaction. Only single roles can; others do nothing."""
+        """Ask for a pause of the whole run, with the next transaction. Only single roles do this; other roles ignore
+        the call."""
 
     def close(self) -> None:
         """Close the step and the clients. Called once, last."""
         raise NotImplementedError
 
     def health(self) -> dict[str, object]:
-        """Return what people see of the worker's state."""
+        """Return the worker's state for `/health`."""
         return {
             "role": self.role,
             "process": self.process,
@@ -143,8 +144,8 @@ class Service:
         }
 
     def measure(self) -> None:
-        """Set the metrics that are looked up rather than counted as things happen. The lag is in offsets: counting
-        records would mean reading them."""
+        """Set the metrics that are looked up rather than counted. The lag is in offsets, since counting records would
+        mean reading them."""
         metrics.DISK_FREE.labels(self.role).set(shutil.disk_usage(self.context.folder.path).free)
         metrics.THROTTLED.set(getattr(self.transport, "throttled_s", 0.0))
         waiting = dict.fromkeys(self.spec.consumes, 0)
@@ -158,22 +159,22 @@ class Service:
     # ------------------------------------------------------------------------------------------ for subclasses
 
     def slice(self) -> float:
-        """Do the work of `tick`. It may raise in the middle, at any question to the log that fails for now."""
+        """Do the work of `tick`. It may raise in the middle, whenever a request to the log fails for now."""
         raise NotImplementedError
 
     def done_up_to(self) -> Mapping[TopicPartition, int]:
-        """Return, for each partition that the worker consumes now, the first offset that has work left."""
+        """Return, for each partition that the worker consumes now, the first offset with unfinished work."""
         return {}
 
     def progressed(self) -> None:
-        """Note that something was committed: the failures so far have passed."""
+        """Reset the failures so far, since a commit has succeeded."""
         self.last_progress_at = self.clock.now()
         self._progress_at.set(self.last_progress_at)
         self._failures = 0
 
     def back_off(self, error: Exception) -> float:
-        """Take note of a failure that may pass, and return the seconds until the next try. Raises the failure if none
-        of the tries has succeeded for too long."""
+        """Count a temporary failure, and return the seconds until the next try. Raise the failure if all tries have
+        failed for too long."""
         if self._failures == 0 or self.clock.now() - self._retry_at > CALM_S:
             self._failures, self._failing_since = 0, self.clock.now()
         elif self.clock.now() - self._failing_since > self.context.config.transport.patience_s:
@@ -190,13 +191,13 @@ class Service:
         return max(0.0, self._retry_at - self.clock.now())
 
     def control(self, received: Received) -> None:
-        """Take a record of `control`, which says who is in force or what the run should do."""
+        """Apply a record of `control`: a claim, or a change of what the run should do."""
         self.view.absorb(received.record.key, received.message)
         if isinstance(received.message, RunManifest):
             self.context.check_manifest(received.message)
 
     def take_followed(self, record: Record, see: Callable[[Received], None]) -> None:
-        """Take a record of `control` or of a followed topic; `see` is given the latter."""
+        """Apply a record of `control` or of a followed topic. `see` is called with the latter."""
         received = self.decode(record)
         if isinstance(received, ContractError):
             log.error("%s; skipped", received)
@@ -206,8 +207,8 @@ class Service:
             see(received)
 
     def decode(self, record: Record) -> Received | ContractError:
-        """Return the record with its message, or the error that says why there is none: ForeignRecord for a record
-        that is not in force."""
+        """Return the record with its message, or the error if there is none: ForeignRecord for a record that is not in
+        force."""
         counter = self._records_in.get(record.topic)
         if counter is None:
             counter = self._records_in[record.topic] = metrics.RECORDS_IN.labels(self.role, record.topic)
@@ -218,8 +219,8 @@ class Service:
             return error
 
     def encode(self, outputs: Sequence[Publish], *, epoch: int = 0) -> list[NewRecord]:
-        """Return the records of what a step wants published. `epoch`: that of a single role's claim. ConfigError for a
-        topic that the declaration of the role does not name: rights on a log are given by it."""
+        """Return the encoded records of a step's outputs. `epoch` is that of a single role's claim. ConfigError for a
+        topic that the role's declaration does not name, since rights on a log are granted by the declaration."""
         run = self.context.folder.run_id
         for topic in {output.topic for output in outputs} - self._writes:
             raise ConfigError(

@@ -1,1 +1,1 @@
-"""The three service loops, and what they write with: `single`, `concurrent`, `source`."""
+"""The service loops `single` and `concurrent`, and the modules that they share."""

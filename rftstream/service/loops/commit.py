@@ -1,18 +1,18 @@
-"""Writing a worker's transactions one after the other, each of them once. Both loops use this module.
+"""Write the transactions of a worker one after the other, each exactly once. Both loops use this module.
 
 A commit has one of four results, which are also the labels of the metric TRANSACTIONS:
 
-    committed   it is on the log
-    refused     it is not on the log: a partition has changed hands, and its work is dropped
-    aborted     it is not on the log: it is tried again after a while
+    committed   the transaction is on the log
+    refused     it is not on the log: a partition has changed hands, and the work of that partition is dropped
+    aborted     it is not on the log: the loop tries it again after a pause
     lost        nobody knows (ProducerLost): it may be on the log, or another process may have taken over
 
-After a lost commit the transaction is in doubt, and nothing else may be written. Resolving the doubt takes two steps,
-in this order. First a new producer is started: that ends what the lost one had open. Then the loop looks at the log.
-What the loop looks for is its own affair, since what it wrote can be recognized by different signs:
+After a lost commit the transaction is in doubt, and nothing else may be written. The doubt is resolved in two steps, in
+this order. First a new producer is started, which ends the lost producer's open transaction. Then the loop looks at the
+log for traces of the transaction. Each loop looks in its own way:
 
     single       reads `control` for a newer claim, then recovers from its own output
-    concurrent   reads the committed positions, and the topic on which it saves what is not finished
+    concurrent   reads the committed positions, and the topic on which it saves unfinished work
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 
 class TransactionWriter:
-    """Writes the transactions of one worker. A loop makes it together with itself, and calls:
+    """Writes the transactions of one worker. A loop makes it when it is made itself, and calls:
 
     1. `begin` before the first transaction;
     2. `commit` for each transaction, and again for one that was aborted;
-    3. while `is_in_doubt`, nothing but `resolve`;
+    3. nothing but `resolve` while `is_in_doubt` is true;
     4. `close`, last.
     """
 
@@ -47,25 +47,26 @@ class TransactionWriter:
         when_aborted: Callable[[Exception], object],
         when_lost: Callable[[Exception], object],
     ) -> None:
-        """`open_producer` makes a producer, which is not started. `when_aborted` and `when_lost` are told of a commit
-        that failed for now; the loop decides in them when to go on."""
+        """`open_producer` makes a producer without starting it. `when_aborted` and `when_lost` are called after a
+        commit that failed for now. In these callbacks the loop decides when to try again."""
         self.is_in_doubt = False
-        """Whether the last transaction may be on the log, or may not."""
+        """Whether nobody knows if the last transaction is on the log."""
         self._role = role
         self._open_producer = open_producer
         self._when_aborted, self._when_lost = when_aborted, when_lost
         self.producer = open_producer()
-        """The producer in use. The loop itself uses it only for the claim of a single role, which is no transaction of
-        the step."""
+        """The current producer. The loop uses it directly only to write the claim of a single role, which belongs to no
+        transaction of the step."""
         self._was_started = False
-        # Looking a labelled metric up costs more than counting.
+        # Looking up a labelled metric costs more than counting.
         self._seconds = metrics.COMMIT_SECONDS.labels(role)
         self._transactions = functools.cache(lambda result: metrics.TRANSACTIONS.labels(role, result))
         self._records_out = functools.cache(lambda topic: metrics.RECORDS_OUT.labels(role, topic))
         self._bytes_out = functools.cache(lambda topic: metrics.BYTES_OUT.labels(role, topic))
 
     def begin(self) -> None:
-        """Start a producer, in place of the one before. Nothing that the one before has open is committed any more."""
+        """Start a new producer in place of the current one. An open transaction of the old producer can no longer be
+        committed."""
         if self._was_started:
             self.producer.close()
             self.producer = self._open_producer()
@@ -80,9 +81,10 @@ class TransactionWriter:
         group: str | None = None,
         snapshot: Snapshot | None = None,
     ) -> bool:
-        """Write one transaction and return whether it is on the log; arguments as for `Producer.commit`.
+        """Write one transaction and return whether it is on the log. The arguments are those of `Producer.commit`.
 
-        If it is not, `is_in_doubt` tells whether that is certain. Raises what cannot pass by itself."""
+        After False, `is_in_doubt` tells whether the transaction may still be on the log. Errors that cannot pass by
+        themselves are raised."""
         try:
             with self._seconds.time():
                 self.producer.commit(records, positions=positions, group=group, snapshot=snapshot)
@@ -108,8 +110,8 @@ class TransactionWriter:
     def resolve(self, look_up: Callable[[], object]) -> None:
         """Find out what became of a transaction in doubt: start a new producer, then call `look_up`.
 
-        `look_up` asks the log, and brings the loop's state in line with what it finds there. If the log does not
-        answer, the transaction stays in doubt, and `resolve` is called again."""
+        `look_up` reads the log and brings the loop's state in line with it. If the log does not answer, the transaction
+        stays in doubt, and `resolve` is called again."""
         self.begin()
         look_up()
         self.is_in_doubt = False

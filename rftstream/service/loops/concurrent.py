@@ -1,10 +1,10 @@
 """The loop of a concurrent role. Workers share partitions, and each worker finishes many records in any order.
 
-A record that was polled is in hand until the step has finished it. The outputs of the step for a record are a pending
-result. A transaction commits several pending results, in three steps:
+A polled record is in hand until the step has finished it. The step's outputs for a record are a pending result. A
+transaction commits several pending results, in three steps:
 
 1. Take a snapshot of the partitions that this worker owns.
-2. Choose the results whose partitions still have the assignment number under which their records were taken.
+2. Choose the results whose partitions still have the assignment number under which their records were polled.
 3. Commit the results with a position for each partition. All records below the position's offset are finished. The
    position's metadata tells which records above that offset are finished, too (tracker.py).
 
@@ -12,8 +12,7 @@ The log refuses the commit if a partition has changed hands since the snapshot. 
 that it lost. The next owner does that work again.
 
 A role may declare a topic for its unfinished work (`RoleSpec.keeps`). It saves this work there, in transactions of the
-same kind. The next owner of a partition reads the saved work before it starts (owned_partitions.py).
-"""
+same kind. The next owner of a partition reads the saved work before it starts (owned_partitions.py)."""
 
 from __future__ import annotations
 
@@ -77,16 +76,16 @@ class ConcurrentService(Service):
         self._results = PendingResults(self.clock)
         self._saved_records = SavedRecords(self.transport, self.spec.keeps)
         self._stop: StopRule | None = None
-        """The rule by which the run has to end, or None. It is raised once all results are on the log."""
+        """The rule by which the run must end, or None. It is raised once all results are on the log."""
         self._num_in_hand = metrics.IN_HAND.labels(self.role)
 
     # ------------------------------------------------------------------------------------------ the loop
 
     def slice(self) -> float:
-        """Do one round: follow the log, take records, let the step work, save unfinished work, and commit.
+        """Do one round: follow the log, poll records, let the step work, save unfinished work, and commit.
 
-        Each part does only a little work. The round returns how many seconds the worker may idle; 0 if anything
-        happened in it."""
+        Each part does only a little work. Return how many seconds the worker may idle: 0 if anything happened in this
+        round."""
         followed = self._followed.hand_on()
         if self.view.finished is not None:
             self.done = True
@@ -94,7 +93,7 @@ class ConcurrentService(Service):
         if self.view.manifest is None:
             return MAX_IDLE_S
         if self._partitions is None and not self._draining and not self._followed.caught_up():
-            return 0.0 if followed else MAX_IDLE_S  # else it would act on what has passed long ago
+            return 0.0 if followed else MAX_IDLE_S  # otherwise the step would act on state that is long outdated
         if self._partitions is None:
             self._partitions = self._join()
         with self._partitions.working():
@@ -179,13 +178,13 @@ class ConcurrentService(Service):
             return ()
 
     def _finish(self, done: Done) -> None:
-        """Make a pending result of a finished record, unless its partition was lost in the meantime."""
+        """Make a pending result of a finished record. Do nothing if its partition was lost in the meantime."""
         work = self._in_hand.pop(done.number, None)
         if work is not None:
             self._results.add(done.number, work, self.encode(done.outputs))
 
     def _save(self) -> bool:
-        """Make pending results of the work that the step saves. Nothing is saved while an earlier save is pending."""
+        """Make pending results of the work that the step wants saved. Save nothing while an earlier save is pending."""
         if self.spec.keeps is None or not self._results.all_finish():
             return False
         saved = cast(SavingStep, self.step).save(leaving=self._draining)
@@ -204,7 +203,7 @@ class ConcurrentService(Service):
         self._results.drop(place)
 
     def _give_back(self, numbers: Collection[int]) -> None:
-        """Drop records that are in hand. The next owner of their partitions takes them again."""
+        """Drop records that are in hand. The next owner of their partitions polls them again."""
         self.step.drop(numbers)
         for number in numbers:
             del self._in_hand[number]
@@ -258,7 +257,7 @@ class ConcurrentService(Service):
         written: Sequence[PendingResult],
         positions: Mapping[TopicPartition, Position],
     ) -> None:
-        """Take note that these results are on the log, with these positions."""
+        """Record that these results are on the log, with these positions."""
         partitions.committed(positions, written)
         self._results.remove(written)
         if written:
@@ -292,7 +291,7 @@ class ConcurrentService(Service):
         self._followed.close()
 
     def health(self) -> dict[str, object]:
-        """Return the state for `/health`: the number of records in hand, and the values that the step reports."""
+        """Return the values for `/health`: the number of records in hand, and the values that the step reports."""
         num_partitions = len(self._partitions) if self._partitions is not None else 0
         return {
             **super().health(),
@@ -320,9 +319,9 @@ def _producer_names(role: str, process: str) -> Iterator[str]:
 
 
 class FollowedTopics:
-    """The reader of the topics that a concurrent role follows. The loop makes it together with itself,
-    calls `hand_on` in each slice, asks `caught_up` before the step has to know what stands there, and calls `close`
-    last."""
+    """The reader of `control` and of the topics that a concurrent role follows. The loop makes it when it is made
+    itself. It calls `hand_on` in each slice, asks `caught_up` before the step needs the state of these topics, and
+    calls `close` last."""
 
     def __init__(
         self,
@@ -333,9 +332,10 @@ class FollowedTopics:
         take: Callable[[Record], None],
         see: Callable[[Received], None],
     ) -> None:
-        """Open the reader of `control` and of what the role follows; TransportError if the log does not answer. `take`
-        is given each record once; a record for which it raised is given to it again. `see` is given the summaries of
-        topics, before anything else; `rule` judges what comes after them."""
+        """Open the reader of `control` and of the followed topics. TransportError if the log does not answer.
+
+        `take` is called once for each record. If it raises, it is called again with the same record. `see` gets the
+        summaries of topics before any record. `rule` judges the records that come after the summaries."""
         self._transport, self._topics = transport, ("control", *spec.follows)
         positions = begin_positions(transport, self._topics)
         log = Log(transport, rule)
@@ -347,13 +347,14 @@ class FollowedTopics:
         self.reader = transport.reader(positions)
         self._take = take
         self._unseen: list[Record] = []
-        """Records that were polled and not taken: the reader does not deliver them again."""
+        """Records that were polled and not passed on. The reader does not deliver them again."""
         self._ends: dict[TopicPartition, int] | None = None
-        """The ends up to which has to be read before the step knows what stood there; None: not asked for yet."""
+        """Ends of the topics when `caught_up` was first called. The step must see all records below them before it
+        starts. None before the first call."""
         self._caught_up = False
 
     def hand_on(self) -> bool:
-        """Hand on what is new, and return whether there was anything."""
+        """Pass on new records. Return whether there were any."""
         self._unseen += self.reader.poll()
         num_unseen = len(self._unseen)
         while self._unseen:
@@ -362,7 +363,7 @@ class FollowedTopics:
         return bool(num_unseen)
 
     def caught_up(self) -> bool:
-        """Return whether all was handed on that stood there when this was first asked."""
+        """Return whether all records were passed on that were on the log at the first call."""
         if not self._caught_up:
             if self._ends is None:
                 self._ends = {}

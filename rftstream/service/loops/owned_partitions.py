@@ -1,4 +1,5 @@
-"""The partitions that a worker of a concurrent role owns. They come and go, and their records finish in any order."""
+"""The partitions that a worker of a concurrent role owns. Partitions come and go, and their records finish in any
+order."""
 
 from __future__ import annotations
 
@@ -21,13 +22,13 @@ log = logging.getLogger(__name__)
 
 
 class OwnedPartitions:
-    """A worker's membership in its role's group, and for each partition that it owns, which records are finished.
+    """A worker's membership in its role's consumer group. For each owned partition it knows which records are finished.
 
-    ConcurrentService makes it when it joins the group. In each slice it calls `poll`, then `records` for what is to be
-    begun. For a transaction it calls `snapshot` and `positions_after`, and `committed` when that is on the log. After a
-    commit that was lost it calls `stable_positions`. `close` comes last; it leaves the group.
+    ConcurrentService makes it when it joins the group. In each slice it calls `poll`, then `records` for the records to
+    begin. For a transaction it calls `snapshot` and `positions_after`, and `committed` once the transaction is on the
+    log. After a lost commit it calls `stable_positions`. `close` comes last and leaves the group.
 
-    A partition that is lost takes its work with it. One that comes back has another assignment number, and starts
+    When a partition is lost, its work is dropped. When it comes back, it has another assignment number and starts
     afresh from its committed position."""
 
     def __init__(self, transport: Transport, spec: RoleSpec, step: ConcurrentStep, member: Member) -> None:
@@ -65,10 +66,10 @@ class OwnedPartitions:
         return bool(self._polled or changed)
 
     def records(self) -> Iterator[tuple[Record, int]]:
-        """Yield the polled records that are still to be done, each with the number of its assignment.
+        """Yield the polled records that still have to be processed, each with its assignment number.
 
-        A record counts as begun when the next one is asked for. If beginning it raises, it comes again next time: the
-        member does not deliver it twice."""
+        A record counts as begun when the next one is requested. If beginning a record raises, the next call yields it
+        again, because the member does not deliver it twice."""
         while self._polled:
             record = self._polled[0]
             owned = self._owned.get(record.place)
@@ -79,7 +80,7 @@ class OwnedPartitions:
             del self._polled[0]
 
     def _follow_assignment(self, drop: Callable[[TopicPartition], None]) -> set[TopicPartition]:
-        """Drop the partitions that were lost and begin those that are new; return both."""
+        """Drop the partitions that were lost and begin the new ones. Return both."""
         assigned = self._member.assignment()
         lost = [place for place, (number, _) in self._owned.items() if assigned.get(place) != number]
         for place in lost:
@@ -93,8 +94,8 @@ class OwnedPartitions:
         return {*lost, *new}
 
     def _begin(self, new: dict[TopicPartition, int]) -> Collection[TopicPartition]:
-        """Position the new partitions, once all that was saved of their work has been read. Return those whose work
-        may be begun now: the others deliver nothing yet."""
+        """Set the positions of new partitions once all their saved work has been read. Return the partitions whose work
+        may be begun now. The others deliver nothing yet."""
         if self._restore is not None and self._restore.places != new:
             self._restore.close()
             self._restore = None
@@ -114,13 +115,14 @@ class OwnedPartitions:
     # ------------------------------------------------------------------------------------------ positions
 
     def snapshot(self) -> Snapshot:
-        """Return what is owned now, for a transaction. The loop takes it before it chooses results."""
+        """Return the partitions that are owned now, for a transaction. The loop takes the snapshot before it chooses
+        results."""
         return self._member.snapshot()
 
     def positions_after(
         self, chosen: Sequence[PendingResult]
     ) -> tuple[dict[TopicPartition, Position], list[PendingResult]]:
-        """Return what to commit for these results, and those of them that fit into the metadata."""
+        """Return the positions to commit for these results, and the results that fit into the metadata."""
         by_place: dict[TopicPartition, list[PendingResult]] = {}
         for result in chosen:
             by_place.setdefault(result.work.place, []).append(result)
@@ -132,19 +134,20 @@ class OwnedPartitions:
             position, held = tracker.position_after(finished, self._member.position(place))
             fit = [result for result in results if not result.finishes or result.work.offset not in set(held)]
             if fit:
-                # If nothing is finished, the position is committed as it stands: the log then checks who owns it.
+                # If nothing is finished, the unchanged position is committed, so that the log checks who owns the
+                # partition.
                 positions[place] = position if any(result.finishes for result in fit) else tracker.position
                 fitting.extend(fit)
         return positions, fitting
 
     def committed(self, positions: Mapping[TopicPartition, Position], written: Sequence[PendingResult]) -> None:
-        """Take note that these positions are committed, and that these results are on the log."""
+        """Record that these positions are committed and that these results are on the log."""
         for place, position in positions.items():
             finished = [result.work.offset for result in written if result.finishes and result.work.place == place]
             self._owned[place][1].committed(position, finished)
 
     def stable_positions(self) -> dict[TopicPartition, Position]:
-        """Return the committed positions of all owned partitions, with no commit of them pending."""
+        """Return the committed positions of all owned partitions, once no commit for them is pending."""
         return self._member.committed(list(self._owned))
 
     def low_water(self) -> dict[TopicPartition, int]:
@@ -156,7 +159,7 @@ class OwnedPartitions:
         }
 
     def close(self) -> None:
-        """Leave the group, and close what is being read."""
+        """Leave the group, and close the readers of saved work."""
         if self._restore is not None:
             self._restore.close()
         self._member.close()
@@ -172,14 +175,16 @@ class OwnedPartitions:
 
 
 class PartialsRestore:
-    """Reads the partial rollouts that former owners of some partitions have saved. OwnedPartitions makes it when the
-    worker comes to own them, calls `advance` until that returns True, takes `positions`, and calls `close`. It makes
-    another if the partitions change meanwhile. `places` are the partitions, with the numbers of their assignments."""
+    """Reads the partial rollouts that former owners of some partitions have saved.
+
+    OwnedPartitions makes it when the worker comes to own these partitions. It calls `advance` until that returns True,
+    reads `positions`, and calls `close`. If the partitions change meanwhile, it makes a new one. `places` maps each
+    partition to its assignment number."""
 
     def __init__(
         self, transport: Transport, member: Member, places: Mapping[TopicPartition, int], topic: str | None = None
     ) -> None:
-        """Ask for positions and ends. `topic` holds what was saved; None if the role saves nothing."""
+        """Ask the log for positions and ends. `topic` holds the saved work; it is None if the role saves nothing."""
         self.places = dict(places)
         self.positions: Mapping[TopicPartition, Position] = own_positions(transport, member, list(places))
         self.reader: Reader | None = None
@@ -191,7 +196,8 @@ class PartialsRestore:
             self.reader = transport.reader(dict.fromkeys(self._ends, 0))
 
     def advance(self, step: SavingStep) -> bool:
-        """Pass the step some of the saved records; return whether these were all. If it raises, it is called again."""
+        """Pass some of the saved records to the step. Return whether these were the last ones. If `advance` raises, it
+        is called again."""
         if self.reader is None:
             return True
         if not self._has_begun:
@@ -217,14 +223,15 @@ class PartialsRestore:
 
 
 NEXT = {"tasks": "rollouts", "rollouts": "verified"}
-"""Topic -> the one on which each of its records has exactly one. They have the same partitions."""
+"""Topic -> the topic that gets exactly one record for each record of the former. Both have the same partitions."""
 
 
 def own_positions(
     transport: Transport, member: Member, places: Sequence[TopicPartition]
 ) -> dict[TopicPartition, Position]:
-    """Return the positions of partitions that were just taken over, as `own_position` does. Where one is missing, all
-    are looked up on the next topic. PositionMissing if there is no next topic."""
+    """Return the positions of partitions that were just taken over, as `own_position` finds them. If the position of
+    one partition is missing, all positions are derived from the next topic. PositionMissing if there is no next
+    topic."""
     try:
         committed, is_missing = member.committed(places), False
     except PositionMissing as error:
@@ -240,9 +247,11 @@ def own_positions(
 def own_position(
     transport: Transport, place: TopicPartition, position: Position, *, is_missing: bool = False
 ) -> Position:
-    """Return the position of a partition that was just taken over, as far as the log tells it. TransportError while an
-    open transaction hides what is done; the caller asks again. RecordsDeleted if the position `is_missing`
-    and the topic holds nothing of what was done: a broker forgets the positions of topics that are deleted."""
+    """Return the position of a partition that was just taken over.
+
+    If somebody else has set the position, it is derived from the next topic. TransportError while an open transaction
+    may hide finished records; the caller then asks again. RecordsDeleted if the position `is_missing` and the topic
+    holds no record of the rollouts on the next topic: a broker forgets the positions of deleted topics."""
     after = NEXT.get(place.topic)
     if position.metadata or after is None:
         return position

@@ -11,7 +11,8 @@ from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
 MAX_TRANSACTION_BYTES = 8 << 20
-"""Bytes of results that make a transaction due, and that one takes at most, unless its first result is larger."""
+"""Size of the results that makes a transaction due, in bytes. A transaction takes at most so many, unless its first
+result alone is larger."""
 
 MAX_TRANSACTION_RECORDS = 512
 """Number of results that make a transaction due."""
@@ -22,7 +23,8 @@ LINGER_S = 0.02
 
 @dataclass(slots=True)
 class InHand:
-    """A record that was given to the step: where it stands, and by which assignment it was taken."""
+    """A record that was given to the step, with its place on the log and the assignment number under which it was
+    polled."""
 
     place: TopicPartition
     assignment: int
@@ -34,32 +36,32 @@ class PendingResult:
     """The outputs for a record in hand. They are published together with the position of the record."""
 
     number: int
-    """The number of the item."""
+    """Number of the item."""
     work: InHand
     """The record in hand."""
     records: list[NewRecord]
-    """Records to publish."""
+    """Records to be published."""
     num_bytes: int
     """Size of `records` together, in bytes."""
     finishes: bool = True
-    """Whether the record is finished. If not, its work is saved, and the record is in hand as before."""
+    """Whether the record is finished. If not, only its work is saved, and the record stays in hand."""
     waits: bool = False
-    """Whether somebody outside waits for it to be on the log."""
+    """Whether a client outside of the log waits for this result."""
     leaves: bool = False
-    """Whether the record is given back once this is on the log."""
+    """Whether the record is given back once the result is on the log."""
 
 
 class PendingResults:
     """The results that are not on the log yet, oldest first.
 
-    ConcurrentService makes one together with itself. It calls `add` for each result, `is_due` in each slice, `choose`
-    for a transaction, `remove` when that is on the log, and `drop` when a partition is lost."""
+    ConcurrentService makes one when it is made itself. It calls `add` for each result, `is_due` in each slice, `choose`
+    for a transaction, `remove` once the transaction is on the log, and `drop` when a partition is lost."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._results: list[PendingResult] = []
         self._waiting_since = 0.0
-        """When the oldest result came, or when the last transaction was committed, if that was later."""
+        """Time when the oldest result came, or of the last commit if that was later."""
 
     def __len__(self) -> int:
         return len(self._results)
@@ -77,18 +79,19 @@ class PendingResults:
         waits: bool = False,
         leaves: bool = False,
     ) -> None:
-        """Take a result; the arguments are the fields of PendingResult."""
+        """Add a result. The arguments are the fields of PendingResult."""
         if not self._results:
             self._waiting_since = self._clock.now()
         num_bytes = sum(record.num_bytes for record in records)
         self._results.append(PendingResult(number, work, records, num_bytes, finishes, waits, leaves))
 
     def all_finish(self) -> bool:
-        """Return whether none of them is only saved."""
+        """Return whether every pending result finishes its record."""
         return all(result.finishes for result in self._results)
 
     def is_due(self, *, nothing_else: bool) -> bool:
-        """Return whether it is time for a transaction; there is a result. `nothing_else`: no further ones come soon."""
+        """Return whether it is time for a transaction. At least one result must be pending. `nothing_else` means that
+        no further results come soon."""
         return (
             nothing_else
             or any(result.waits for result in self._results)
@@ -102,8 +105,8 @@ class PendingResults:
         return max(0.0, self._waiting_since + LINGER_S - self._clock.now())
 
     def choose(self, assignment: Mapping[TopicPartition, int]) -> list[PendingResult]:
-        """Return the results of one transaction: the oldest whose partitions are still under the assignment that they
-        were taken by. The next look at the assignment drops the others."""
+        """Return the results of one transaction: the oldest ones whose partitions still have the assignment number of
+        their records. The other results are dropped when the assignment is read next."""
         chosen: list[PendingResult] = []
         num_bytes = 0
         for result in self._results:
@@ -127,25 +130,26 @@ class PendingResults:
 
 
 class SavedRecords:
-    """Looks up whether saved results are on the log, after a commit that was lost. ConcurrentService makes it together
-    with itself. It calls `look_at_ends` before each commit, and `there` when a transaction is in doubt: then the lost
-    producer was closed or started again, so that nothing more of its commit can arrive."""
+    """Looks up whether saved results are on the log after a lost commit.
+
+    ConcurrentService makes it when it is made itself. It calls `look_at_ends` before each commit, and `there` when a
+    transaction is in doubt. By then the lost producer was closed or replaced, so its commit can no longer arrive."""
 
     def __init__(self, transport: Transport, topic: str | None) -> None:
-        """Look on `topic`, on which work that is not finished is saved; None if the role saves nothing."""
+        """`topic` is the topic for unfinished work; None if the role saves nothing."""
         self._transport, self._topic = transport, topic
         self._ends: dict[TopicPartition, int] = {}
-        """The ends of the partitions before the commit that was tried last."""
+        """Ends of the partitions before the latest commit."""
 
     def look_at_ends(self, results: Iterable[PendingResult]) -> None:
-        """Note where the topic ends now, if some of the results are to be saved there."""
+        """Note the current ends of the topic, if some of the results are to be saved there."""
         partitions = {result.work.place.partition for result in results if not result.finishes}
         if partitions and self._topic is not None:
             self._ends = self._transport.admin.end_offsets(self._topic, partitions=partitions)
 
     def there(self, results: Iterable[PendingResult]) -> set[tuple[int, bytes | None]]:
         """Return partition and key of each record that was saved since the ends were noted. TransportError while a
-        transaction in one of the partitions is still open: it may be the lost one."""
+        transaction in one of the partitions is open, because it may be the lost one."""
         if self._topic is None or not self._ends or all(result.finishes for result in results):
             return set()
         partitions = {place.partition for place in self._ends}

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 
 class SelfPipe:
-    """Wakes a worker whose step waits for something that has no file descriptor, for example a future.
+    """Wakes a worker whose step waits for something without a file descriptor, for example a future.
 
-    The step makes it and returns it from `wakeups`. Any thread calls `ring`; the worker's wait then ends, and the step
-    calls `clear` before it looks for what has come:
+    The step makes the pipe and returns it from `wakeups`. Any thread may call `ring`, which ends the worker's wait. The
+    step then calls `clear` before it checks for results:
 
         future.add_done_callback(lambda _: self._pipe.ring())
     """
@@ -21,16 +21,16 @@ class SelfPipe:
         os.set_blocking(self._write_fd, False)
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable after `ring`."""
+        """Return the descriptor that becomes readable after `ring`."""
         return self._read_fd
 
     def ring(self) -> None:
         """Wake the worker. Any thread may call this."""
-        with suppress(BlockingIOError):  # it is full of rings that were not heard yet
+        with suppress(BlockingIOError):  # the pipe is full of rings that were not read yet
             os.write(self._write_fd, b"!")
 
     def clear(self) -> None:
-        """Forget the rings so far. The step looks for what has come after this, not before, so that it misses none."""
+        """Forget the rings so far. The step checks for results after this call, so that it misses none."""
         with suppress(BlockingIOError):
             while len(os.read(self._read_fd, 65536)) == 65536:
                 pass

@@ -1,18 +1,17 @@
-"""The loop of a single role: one process is in force for the role, and writes one transaction after the other.
+"""The loop of a single role: one process holds the role, and writes one transaction after the other.
 
 The start has four steps, in this order (docs/architecture.md, "Claims"):
 
-1. Start the producer. That fences every predecessor: none of them can commit anything any more.
-2. Read `control` to its end. A newer claim than this process knows means that another one has taken over.
+1. Start the producer. That fences every predecessor, so that none of them can commit any more.
+2. Read `control` to its end. A claim that is newer than this process expects means that another process has taken over.
 3. Claim the role with the next epoch, as the first transaction.
 4. Recover: the step reads its own state from the log.
 
-A worker whose commit was lost goes the same way again. So does one that could not ask the log in the middle of its
-work, since its step may have decided half of something.
+A worker whose commit was lost takes these steps again. So does a worker that got no answer from the log in the middle
+of its work, since its step may have decided only half of something.
 
 A lost commit may mean that a successor has started its producer and has not written its claim yet. So the worker first
-waits for such a claim, each time longer: one that took the role again at once would fence its successor.
-"""
+waits for such a claim, longer each time. If it claimed the role again at once, it would fence its successor."""
 
 from __future__ import annotations
 
@@ -38,28 +37,29 @@ from rftstream.transport.base import Member, Reader
 log = logging.getLogger(__name__)
 
 TRANSACTIONS_A_TICK = 16
-"""Most transactions of one tick."""
+"""Most transactions in one tick."""
 
 SLICE_S = 0.1
-"""Seconds after which a tick begins no further transaction: signals and `control` are looked at between two ticks."""
+"""Seconds after which a tick begins no further transaction, so that signals and `control` are checked between two
+ticks."""
 
 PRODUCER_TIMEOUT_S = 60.0
-"""Seconds after which the log aborts a transaction that is open. A successor's start ends it at once."""
+"""Seconds after which the log aborts an open transaction. The start of a successor aborts it at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """The loop's state while it holds the role. SingleService makes it when the step has recovered, and drops it when
-    the step has to recover again."""
+    """The loop's state while it holds the role. SingleService makes it after a recovery, and drops it before the next
+    one."""
 
     claim: Claim
     letters: UnsentLetters
 
 
 class SingleService(Service):
-    """The loop of a single role. `service_of` makes it; a driver calls `tick` again and again.
+    """The loop of a single role. `service_of` makes it, and a driver calls `tick` again and again.
 
-    The first ticks wait for the run's manifest, claim the role, and recover. The others read and publish, until one of
+    The first ticks wait for the run's manifest, claim the role, and recover. Later ticks read and publish, until one of
     three things happens: the run is finished, another process takes over (TakenOver), or `drain` was called and nothing
     is pending. `close` comes last."""
 
@@ -79,9 +79,9 @@ class SingleService(Service):
         )
         self._summaries = SummaryWriter(self.transport, self.spec.produces, context.summary_every)
         self._in_force: InForce | None = None
-        """None: the role has to be claimed, or claimed again."""
+        """State while the role is held; None if the role must be claimed, or claimed again."""
         self._pending: SingleTransaction | None = None
-        """The transaction that has to be on the log before the step is asked for another."""
+        """The transaction that must be on the log before the step is asked for another."""
         self._fenced_starts = 0
         self._gives_way = GivesWay()
 
@@ -96,28 +96,28 @@ class SingleService(Service):
         self._reader.close()
 
     def health(self) -> dict[str, object]:
-        """Return what people see of the state: the epoch, and what the step reports."""
+        """Return the values for `/health`: the epoch, and the values that the step reports."""
         claim = self._claim.newest
         return {**super().health(), "epoch": claim.epoch if claim else None, **self.step.health()}
 
     def done_up_to(self) -> Mapping[TopicPartition, int]:
-        """Return where the reader stands on the topics that the role consumes."""
+        """Return the read positions of the topics that the role consumes."""
         return self._reader.positions() if self._in_force is not None else {}
 
     def drain(self) -> None:
-        """Leave now if nothing is begun, else as soon as what was begun is on the log."""
+        """Leave now if no work was begun. Otherwise leave as soon as that work is on the log."""
         super().drain()
         if not self._leave_if_free():
-            self.step.paused(True)  # the step ends what it has begun
+            self.step.paused(True)  # the step finishes the work that it has begun
 
     def pause_run(self, reason: str) -> None:
-        """Ask for a pause of the whole run, with the next transaction, unless the run pauses already."""
+        """Ask for a pause of the whole run with the next transaction, unless the run is paused already."""
         if self._in_force is not None and self.view.desired is DesiredState.running:
             state = RunState(state=DesiredState.paused, by=self.role, reason=reason, since=self.clock.now())
             self._in_force.letters.put(Publish("control", 0, state))
 
     def _leave_if_free(self) -> bool:
-        """Leave, unless something was begun from which a transaction will come; return whether it left."""
+        """Leave, unless the step has begun work that will end in a transaction. Return whether the worker has left."""
         in_force = self._in_force is not None
         if self._pending is not None or (in_force and self.step.busy):
             return False
@@ -129,7 +129,7 @@ class SingleService(Service):
     # ------------------------------------------------------------------------------------------ the loop
 
     def slice(self) -> float:
-        """Claim the role and recover, if that has to be done; then read, and publish transactions for a while."""
+        """Claim the role and recover if necessary. Then read, and publish transactions for a while."""
         in_force = self._in_force or self._take_over()
         if isinstance(in_force, float):
             return in_force
@@ -154,12 +154,12 @@ class SingleService(Service):
     # ------------------------------------------------------------------------------------------ taking the role
 
     def _take_over(self) -> InForce | float:
-        """Claim the role and recover; or return the seconds to wait, if that cannot be done yet."""
+        """Claim the role and recover. If that is not possible yet, return the seconds to wait."""
         if self.backing_off_s() > 0:
             return self.backing_off_s()
         if (left_s := self._gives_way.until - self.clock.now()) > 0:
             self._claim.look_before_start()
-            return left_s  # a claim ends the wait
+            return left_s  # a claim ends the wait early
         if self._claim.newest is None and not self._may_claim():
             return 0.0 if self.done else MAX_IDLE_S
         try:
@@ -175,10 +175,10 @@ class SingleService(Service):
         return self._in_force or 0.0
 
     def _may_claim(self) -> bool:
-        """Return whether the run is there and needs the role; `done` is set if it does not.
+        """Return whether the run exists and needs the role. Set `done` if it does not need the role.
 
-        A finished run needs only a role that outlives it. One with work for after the end does that without the role,
-        however often it has to be tried. The role that makes the run need not wait for its manifest."""
+        A finished run needs only a role that outlives it. A role with work after the end does that work without a
+        claim, in as many tries as it takes. The role that makes the run need not wait for the manifest."""
         self._reader.read_control()
         if self.view.finished is not None and self._after_the_end is not None:
             self.done = self._after_the_end(Log(self.transport))
@@ -189,12 +189,13 @@ class SingleService(Service):
         return self.view.manifest is not None or self.spec.makes_the_run
 
     def _claim_anew(self) -> None:
-        """Start the producer, claim the role, and recover. That also tells what became of a transaction in doubt."""
+        """Start the producer, claim the role, and recover. Recovery also tells what became of a transaction in
+        doubt."""
         self._claim.look_before_start()
         self._writer.resolve(self._claim_and_recover)
 
     def _claim_and_recover(self) -> None:
-        """Claim the role and have the step recover; the producer has been started."""
+        """Claim the role and let the step recover. The producer must have been started."""
         claim = self._claim.take(
             lambda claim: self._writer.producer.commit(self.encode([Publish("control", 0, claim)], epoch=claim.epoch))
         )
@@ -211,7 +212,7 @@ class SingleService(Service):
     # ------------------------------------------------------------------------------------------ reading
 
     def _absorb(self, in_force: InForce) -> bool:
-        """Take what is new on the log; return whether there was anything."""
+        """Read new records from the log. Return whether there were any."""
         records = self._reader.poll(full=self.step.full)
         try:
             with self._reader.taking(records) as taken, self._claim.unless_taken_over():
@@ -219,7 +220,7 @@ class SingleService(Service):
                     self._take(in_force, record)
                     taken.append(record)
         except TransportError:
-            self._in_force = None  # what was polled is not delivered again, so everything is read anew
+            self._in_force = None  # polled records are not delivered again, so the step recovers
             raise
         if any(record.topic == "control" for record in records):
             self._claim.check()
@@ -238,7 +239,7 @@ class SingleService(Service):
             self._put_aside(in_force, foreign.record, error)
 
     def _take_control(self, record: Record) -> Received | None:
-        """Take a record of `control`; None for one that cannot be decoded or is not in force."""
+        """Apply a record of `control`. Return None if it cannot be decoded or is not in force."""
         received = self.decode(record)
         if isinstance(received, ContractError):
             log.error("%s; skipped", received)
@@ -247,7 +248,7 @@ class SingleService(Service):
         return received
 
     def _put_aside(self, in_force: InForce, record: Record, error: ContractError) -> None:
-        """Dead-letter a record that nobody can deal with, if the role consumes its topic."""
+        """Dead-letter a record that cannot be processed, if the role consumes its topic."""
         if record.topic in self.spec.consumes:
             in_force.letters.add(record, error)
         else:
@@ -258,9 +259,9 @@ class SingleService(Service):
     # ------------------------------------------------------------------------------------------ writing
 
     def _publish_next(self, in_force: InForce) -> bool:
-        """Let the step do a slice of work, and write its transaction. False if nothing was written."""
+        """Let the step do a slice of work, and write its transaction. Return False if nothing was written."""
         if self._pending is None:
-            self._summaries.look()  # it may fail for now, and nothing is decided yet
+            self._summaries.look()  # this may fail for now, and nothing is decided yet
             transaction = self._advance(in_force)
             if transaction is None and (in_force.letters or self._summaries):
                 transaction = SingleTransaction(())
@@ -275,14 +276,14 @@ class SingleService(Service):
             with self._step_seconds.time(), self._claim.unless_taken_over():
                 return self.step.advance()
         except TransportError:
-            self._in_force = None  # nobody knows what it has decided so far, and it would not decide it again
+            self._in_force = None  # nobody knows what the step has decided so far, and it would not decide that again
             raise
 
     def _commit(self, in_force: InForce, transaction: SingleTransaction) -> bool:
         records = self.encode(transaction.outputs, epoch=in_force.claim.epoch)
         if not self._writer.commit(records, positions=transaction.positions, group=self.role):
             if self._writer.is_in_doubt:
-                self._in_force = None  # the claim and the step's own output tell what became of it
+                self._in_force = None  # the claim and the step's own output tell what became of the transaction
             return False
         self._pending = None
         self._summaries.committed(transaction.outputs)

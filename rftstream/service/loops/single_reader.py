@@ -1,4 +1,4 @@
-"""Reading the log for a single role: by position, with `control` first and always."""
+"""Reading the log for a single role: by position, and `control` before all other topics."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from rftstream.transport.base import Reader, Transport
 
 
 class SingleReader:
-    """The reader of a single role. SingleService makes it together with itself, and calls:
+    """The reader of a single role. SingleService makes it when it is made itself, and calls:
 
-    1. `read_control` as often as it claims the role. Before the first recovery the reader reads nothing but `control`.
-    2. `read_from`, each time that the step has recovered: from then on it reads from the positions that the step named.
-    3. `poll` in each slice, and `taking` around the handling of what came.
+    1. `read_control` each time that it claims the role. Before the first recovery the reader reads only `control`.
+    2. `read_from` after each recovery, with the positions that the step returned.
+    3. `poll` in each slice, and `taking` around the handling of the polled records.
     4. `close`, last.
     """
 
     def __init__(self, transport: Transport, take_control: Callable[[Record], object]) -> None:
-        """Open the reader; TransportError if the log does not answer. `take_control` is given what `read_control`
-        reads."""
+        """Open the reader. TransportError if the log does not answer. `take_control` is called for each record that
+        `read_control` reads."""
         self.reader: Reader = transport.reader(begin_positions(transport, ("control",)))
         self.is_paused = False
-        """Whether the topics that the role consumes are left on the log for now."""
+        """Whether the reader delivers nothing from the consumed topics for now."""
         self._transport = transport
         self._take_control = take_control
         self._consumed: list[TopicPartition] = []
 
     def read_control(self, *, settled: bool = False) -> None:
-        """Read `control` to its end; `settled` as for `Admin.end_offsets`. Records of other topics are dropped, since
-        the step recovers afterwards."""
+        """Read `control` to its end. `settled` is as for `Admin.end_offsets`. Records of other topics are dropped,
+        since the step recovers afterwards."""
         ends = self._transport.admin.end_offsets("control", settled=settled)
         for records in read_to_ends(self._transport, self.reader, ends):
             with self.taking(records) as taken:
@@ -42,7 +42,7 @@ class SingleReader:
                     taken.append(record)
 
     def read_from(self, positions: Mapping[TopicPartition, int], consumes: Sequence[str]) -> None:
-        """Read from these positions on, and `control` from where it stands."""
+        """Continue to read from these positions, and `control` from its current position."""
         control = {place: self.reader.position(place) for place in self._transport.admin.end_offsets("control")}
         before, self.reader = self.reader, self._transport.reader({**control, **positions})
         before.close()
@@ -50,7 +50,7 @@ class SingleReader:
         self.is_paused = False
 
     def poll(self, *, full: bool) -> list[Record]:
-        """Return what is there now. While the step is `full`, the topics that it consumes bring nothing."""
+        """Return the records that are available now. While the step is `full`, the consumed topics deliver nothing."""
         if full != self.is_paused:
             self.is_paused = full
             (self.reader.pause if full else self.reader.resume)(self._consumed)
@@ -58,8 +58,8 @@ class SingleReader:
 
     @contextmanager
     def taking(self, records: Sequence[Record]) -> Iterator[list[Record]]:
-        """Give a list to note each record in once it is taken. If the log does not answer in between, `control` is
-        read again from the first record that was not taken."""
+        """Yield a list to which the caller adds each record once it is processed. If the log stops answering in
+        between, `control` is read again from the first record that was not added."""
         taken: list[Record] = []
         try:
             yield taken

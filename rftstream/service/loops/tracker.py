@@ -1,11 +1,10 @@
-"""Keeping track of the finished records of a partition, which finish in any order, and saying so in commits.
+"""Track the finished records of a partition, which finish in any order, and encode them in commits.
 
-The committed position is the low-water offset: everything below it is finished. What is finished above it travels
-as metadata: run lengths from the low-water offset on, alternately open and finished (`3,5,1,2`: three open, five
-finished, one open, two finished; everything above is open), in base 36. Offsets that are never delivered
+The committed position is the low-water offset: everything below it is finished. Its metadata tells which records above
+it are finished, as run lengths in base 36, alternately open and finished. `3,5,1,2` means: from the low-water offset on
+three open, five finished, one open, two finished, and everything above open. Offsets that are never delivered
 (transaction markers, compacted records) count as finished. The metadata is never empty (`0`: none open, none finished),
-so that a position which somebody else has set is known by its lack (owned_partitions.py).
-"""
+so a position without metadata was set by somebody else (owned_partitions.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from rftstream.errors import ContractError
 from rftstream.transport.base import MAX_METADATA_BYTES, Position
 
 NOTHING = "0"
-"""The metadata where nothing is finished above the low-water offset."""
+"""The metadata of a position above which nothing is finished."""
 
 _DIGITS = string.digits + string.ascii_lowercase
 
@@ -23,16 +22,16 @@ _DIGITS = string.digits + string.ascii_lowercase
 class PartitionTracker:
     """Knows which records of a partition are open and which are finished.
 
-    OwnedPartitions makes one for each assignment of a partition. It calls `deliver` for each record, and for each
-    commit `position_after`, then `committed`."""
+    OwnedPartitions makes one for each assignment of a partition. It calls `deliver` for each record. For each commit it
+    calls `position_after`, then `committed`."""
 
     def __init__(self, committed: Position) -> None:
         self.position = committed
         """The position that was committed last."""
         self._open: dict[int, None] = {}
-        """Offsets that were delivered and are not committed as finished, in order."""
+        """Offsets that were delivered and are not yet committed as finished, in order."""
         self._finished = decode_finished(committed)
-        """Finished offsets above the low-water offset; at first those that predecessors finished."""
+        """Finished offsets above the low-water offset. At first these are the ones that predecessors finished."""
 
     @property
     def low_water(self) -> int:
@@ -40,7 +39,7 @@ class PartitionTracker:
         return self.position.offset
 
     def deliver(self, offset: int) -> bool:
-        """Take note of a delivered record. Return whether it is still to be done."""
+        """Note a delivered record. Return whether it still has to be processed."""
         if offset < self.low_water or offset in self._finished:
             return False
         self._open[offset] = None
@@ -48,12 +47,12 @@ class PartitionTracker:
 
     @property
     def num_open(self) -> int:
-        """The number of records that were delivered and are not committed as finished."""
+        """Number of records that were delivered and are not yet committed as finished."""
         return len(self._open)
 
     def position_after(self, offsets: list[int], next_offset: int) -> tuple[Position, list[int]]:
-        """Return the position to commit when these open offsets are finished too, and those of them that the metadata
-        has no room for. The latter are the highest ones, and are to be held back. `next_offset` is the member's
+        """Return the position to commit when these open offsets are finished, and the offsets for which the metadata
+        has no room. The latter are the highest ones, and their results must be held back. `next_offset` is the member's
         delivery position."""
         taken = sorted(offsets)
         position = self._position(taken, next_offset)
@@ -74,7 +73,7 @@ class PartitionTracker:
         return encode_position(still_open, finished, max(next_offset, self.low_water))
 
     def committed(self, position: Position, offsets: list[int]) -> None:
-        """Take note that the position was committed, with these offsets finished."""
+        """Record that the position was committed, with these offsets finished."""
         for offset in offsets:
             self._open.pop(offset, None)
         self.position = position
@@ -83,11 +82,10 @@ class PartitionTracker:
 
 
 def encode_position(still_open: list[int], finished: set[int], next_offset: int) -> Position:
-    """Return the low-water offset and the metadata, given the open offsets, the finished ones and where delivery
-    stands.
+    """Return low-water offset and metadata for these open offsets, finished offsets and delivery position.
 
-    Below `next_offset`, everything that is not open is finished or was never a record. From there on, only what a
-    predecessor finished is finished."""
+    Below `next_offset`, everything that is not open is finished or was never a record. From `next_offset` on, only the
+    offsets that a predecessor finished are finished."""
     end = max(max(finished, default=-1) + 1, next_offset)
     ordered = sorted(still_open) + [offset for offset in range(next_offset, end) if offset not in finished]
     if not ordered:

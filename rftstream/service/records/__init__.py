@@ -1,1 +1,1 @@
-"""Which records are in force, what they amount to, and what of the log was lost or moved."""
+"""Which records are in force, their summaries, and records that were lost or whose positions have moved."""

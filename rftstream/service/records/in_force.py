@@ -1,22 +1,22 @@
 """The rule for topics that a single role writes: which of their records are in force. All readers use it.
 
-A record is in force if the epoch under which it was written was claimed for the role that writes the topic, and if it
-follows from what stands before it. Anything else is foreign: somebody else wrote it, or it is damaged. It changes
-nothing for anybody, and is passed over.
+A record is in force if two things hold. The role that writes the topic was claimed under the record's epoch. And the
+record follows from the records before it. Any other record is foreign: somebody else wrote it, or it is damaged. A
+foreign record changes nothing for any reader and is skipped.
 
-- On `control`, claims of a role follow one another by one. The first good manifest is the manifest. What the trainer
-  and the feeder say there (`finished`, `trimmed`, `end`) counts under the epoch that is in force at this place, and
-  `trimmed` may contradict neither the log's ends nor what was said before, and its checkpoint's version is on `steps`.
-- On `weights` and `steps` each record names a version of its writer's epoch. On `steps` versions follow one another by
-  one, and a trainer begins with one that stands there. An announcement may pass over versions that stand on `steps`.
+- On `control`, claims of a role are numbered without gaps. The first valid manifest is the manifest. Records of the
+  trainer and the feeder (`finished`, `trimmed`, `end`) count if their epoch is in force at this place. A `trimmed` must
+  contradict neither the log's ends nor earlier records, and its checkpoint's version must be on `steps`.
+- On `weights` and `steps` each record names a version of its writer's epoch. On `steps` versions are numbered without
+  gaps, and a trainer begins with a version that is there already. An announcement may skip versions that are on
+  `steps`.
 - On `outcomes` each group is decided once (service/records/outcomes_in_force.py).
-- On `tasks`, `evals`, `questions` and `judgements` the epoch alone decides. So it does on `summaries`, of the role that
-  writes the topic in question; whether a summary is true is looked at where it is used (service/records/summaries.py).
+- On `tasks`, `evals`, `questions` and `judgements` the epoch alone decides. On `summaries` the epoch of the role that
+  writes the summarised topic decides; the users of a summary check whether it is true (service/records/summaries.py).
 - On `batches` a record belongs to the chain of batches, which roles/trainer/assembly.py puts together.
 
-A claim is on the log before anything else of its epoch, but a reader may see another topic first. So on an epoch that
-it does not know, it reads `control` to its end, and only then decides.
-"""
+A claim is on the log before all other records of its epoch, but a reader may see another topic first. So a reader that
+meets an unknown epoch first reads `control` to its end, and then decides."""
 
 from __future__ import annotations
 
@@ -51,37 +51,37 @@ CONTROL = TopicPartition("control", 0)
 RULED = frozenset(("control", "summaries", *(name for name, topic in TOPICS.items() if topic.writer is not None)))
 """Topics whose records the rule judges."""
 PASSED_OVER = RULED - {"tasks", "batches"}
-"""Topics on which a record that cannot be decoded is passed over, too: its headers, or later records, tell enough of
-it."""
+"""Topics on which an undecodable record is skipped, too: its headers or later records tell enough."""
 FOLLOWING = frozenset(("control", "weights", "steps", "outcomes"))
 """Topics on which a record has to follow from the records before it. They have one partition."""
 
 
 class RecordsInForce:
-    """Judges records as a reader meets them.
+    """Judges records in the order in which a reader meets them.
 
-    Each reader of a log has one of its own, and hands it the records of a topic in order, from the beginning of the
-    topic, or from where the summary ends that `begin_at` was given. Handed the same record again, it gives the same
-    answer again."""
+    Each reader of a log has its own instance. It passes the records of a topic in order, either from the beginning of
+    the topic or from the end of the summary that was passed to `begin_at`. A record that is passed twice gets the same
+    answer twice."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._claims: dict[str, Claim] = {}
         self._has_manifest = False
         self._was_imported = False
-        """Whether the tasks are copies of another run's, whose feeder claimed there."""
+        """Whether the tasks are copies of another run's tasks, so that the claims of their feeder are on the other
+        run's log."""
         self._trimmed: Trimmed | None = None
         self._next_offset = 0
-        """The offset on `control` below which everything was judged."""
+        """The offset on `control` below which all records were judged."""
         self._versions: defaultdict[tuple[str, str], VersionsInForce] = defaultdict(VersionsInForce)
-        """By topic and model."""
+        """Versions in force, by topic and model."""
         self._judged: dict[str, int] = {}
-        """The offset of the last record that was judged, by topic."""
+        """Topic -> offset of the record that was judged last."""
         self.outcomes = OutcomesInForce()
-        """State of `outcomes`, as far as the topic was judged."""
+        """State of `outcomes` up to the last judged record."""
         self._recorded = RecordedVersions(transport)
         self._foreign: dict[tuple[str, int], str] = {}
-        """Why a record is foreign, by topic and offset, on topics of FOLLOWING."""
+        """Topic of FOLLOWING and offset -> why the record there is foreign."""
         self._is_compacted: bool | None = None
 
     def check(self, record: Record, message: Message) -> None:
@@ -120,7 +120,7 @@ class RecordsInForce:
     # ------------------------------------------------------------------------------------------ summaries
 
     def begin_anew(self, topic: str, summary: Summary | None = None) -> None:
-        """Forget the judgements on the topic; with a summary, begin with its state."""
+        """Forget the judgements on the topic. With a summary, begin with the state that it describes."""
         self._judged[topic] = -1 if summary is None else summary.through - 1
         self._foreign = {place: why for place, why in self._foreign.items() if place[0] != topic}
         if topic == "outcomes":
@@ -135,8 +135,8 @@ class RecordsInForce:
                 self._versions[topic, model] = there
 
     def summary(self, topic: str, through: int) -> Summary | None:
-        """Return the summary of the records that were judged so far, which are those below `through`. None if a summary
-        at this place would leave something out."""
+        """Return the summary of the records judged so far, which are those below `through`. None if a summary at this
+        place would be incomplete."""
         if topic == "outcomes":
             outcomes = self.outcomes.summary()
             return None if outcomes is None else Summary(topic=topic, through=through, outcomes=outcomes)
@@ -148,8 +148,8 @@ class RecordsInForce:
         return None if steps is None else Summary(topic=topic, through=through, steps=steps)
 
     def messages(self, records: Iterable[Record]) -> Iterator[tuple[Record, Message | None]]:
-        """Yield records with their messages, None for tombstones. Records that are foreign or cannot be decoded are
-        left out: for somebody who only looks, they must not end a run, and the roles report them."""
+        """Yield records with their messages, None for tombstones. Records that are foreign or undecodable are left out:
+        they must not stop a tool that only reads, and the roles report them."""
         for record in records:
             try:
                 yield record, self.decode(record)
@@ -159,8 +159,8 @@ class RecordsInForce:
     # ------------------------------------------------------------------------------------------ epochs
 
     def is_claimed(self, role: str, epoch: int) -> bool:
-        """Return whether the role was ever claimed under this epoch. It reads `control` to its end before it says
-        no."""
+        """Return whether the role was ever claimed under this epoch. Before it returns False, it reads `control` to its
+        end."""
         known = self._claims.get(role)
         for settled in (False, True):  # an open transaction may hide a claim
             if known is None or epoch > known.epoch:
@@ -171,23 +171,24 @@ class RecordsInForce:
         return 1 <= epoch <= known.epoch
 
     def _rules(self, role: str, epoch: int) -> bool:
-        """Return whether the role is held under this epoch at the place of `control` that is judged."""
+        """Return whether the role is held under this epoch at the place on `control` that is being judged."""
         known = self._claims.get(role)
         return self._may_lack_claims() if known is None else epoch == known.epoch
 
     def _read_on(self, *, settled: bool) -> None:
-        """Judge `control` up to its end; `settled` as for `Admin.end_offsets`."""
+        """Judge `control` up to its end. `settled` is as for `Admin.end_offsets`."""
         end = self._transport.admin.end_offsets("control", settled=settled)[CONTROL]
         if end <= self._next_offset:
             return
         begin = self._transport.admin.begin_offsets("control")[CONTROL]
         start = max(begin, self._next_offset)
         for _ in self.messages(read_between(self._transport, {CONTROL: start}, {CONTROL: end})):
-            pass  # the records only have to be judged
+            pass  # the records need only be judged
         self._next_offset = max(self._next_offset, end)
 
     def _may_lack_claims(self) -> bool:
-        """Return whether claims may have been compacted away. Runs from before the rule have such a `control`."""
+        """Return whether claims may have been compacted away. Runs that are older than this rule have such a
+        `control`."""
         if self._is_compacted is None:
             self._is_compacted = self._transport.admin.topics()["control"].compacted
         return self._is_compacted
@@ -283,8 +284,8 @@ class RecordsInForce:
         return None
 
     def _contradiction(self, said: Trimmed) -> str | None:
-        """Return why the record contradicts the log, or None. The objects that it deletes must have been there, and
-        must stay deleted."""
+        """Return how the record contradicts the log, or None. Everything that it deletes must have existed, and must
+        stay deleted."""
         before = self._trimmed
         if before is not None and (said.version < before.version or said.sequence < before.sequence):
             return f"it takes back that what is below version {before.version} was deleted"
@@ -307,7 +308,7 @@ class RecordsInForce:
 
 
 def writer_epoch(record: Record) -> int:
-    """Return the epoch under which a record says it was written; -1 if it says none."""
+    """Return the epoch that a record names as its writer's; -1 if it names none."""
     text = record.header("writer_epoch") or b""
     return int(text) if text.isdigit() and len(text) < 20 else -1
 

@@ -1,9 +1,8 @@
-"""What was deleted from the log without a word: records that nobody has read, and the beginnings of topics.
+"""Records that somebody deleted from the log without a record of it: unread records, and the beginnings of topics.
 
-A run deletes records itself, and says so on `control` before it does (`trimmed`). What is gone beyond that was deleted
-by somebody else: by the retention of a topic that another hand made or changed, or by a person. What it held is lost,
-and a run that went on would wait for it for ever, or take a log for whole that has no beginning.
-"""
+Before a run deletes records it writes a `trimmed` record to `control`. Anything else that is missing was deleted by
+somebody else: by a topic's retention setting that the run did not make, or by a person. The content is lost. If the run
+went on, it would wait for the lost records for ever, or take a log without its beginning for complete."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from rftstream.service.control_view import read_control
 from rftstream.transport.base import Jump, Transport
 
 WHOLE = ("control", "outcomes", "steps", "weights", "evals", "judgements", "questions")
-"""Topics from which a run deletes nothing: roles read them from the beginning."""
+"""Topics from which a run never deletes. Roles read them from the beginning."""
 
 
 def deleted_unsaid(transport: Transport, said: Trimmed, topics: Collection[str]) -> dict[str, int]:
-    """Return topic -> number of offsets at the beginning that are gone and of which `said` does not tell. Topics
-    without any, and those that are not there, are left out."""
+    """Return topic -> number of offsets at its beginning that are gone and that `said` does not mention. Complete and
+    missing topics are left out."""
     found = {}
     there = transport.admin.topics()
     for topic in topics:
@@ -35,7 +34,7 @@ def deleted_unsaid(transport: Transport, said: Trimmed, topics: Collection[str])
 
 
 def check_beginnings(transport: Transport, run: str, topics: Iterable[str]) -> None:
-    """RecordsDeleted if a topic that has to be whole, one of `topics`, has lost its beginning."""
+    """Raise RecordsDeleted if one of `topics` must be complete (WHOLE) and has lost its beginning."""
     there = transport.admin.topics()
     whole = [topic for topic in WHOLE if topic in topics and topic in there and not there[topic].compacted]
     gone = {topic: count for topic in whole if (count := sum(transport.admin.begin_offsets(topic).values()))}
@@ -48,7 +47,7 @@ def check_beginnings(transport: Transport, run: str, topics: Iterable[str]) -> N
 
 
 def check_jumps(transport: Transport, run: str, role: str, jumps: Collection[Jump]) -> None:
-    """RecordsDeleted if `control` does not say that the records were deleted over which these jumps went."""
+    """Raise RecordsDeleted if a reader jumped over records and `control` does not say that they were deleted."""
     if not jumps:
         return
     there, said = transport.admin.topics(), read_control(transport).deleted

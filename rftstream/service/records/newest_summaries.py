@@ -14,14 +14,15 @@ from rftstream.transport.base import Transport
 SUMMARIES = TopicPartition("summaries", 0)
 
 FIRST_LOOK = 64
-"""Offsets at the end of `summaries` in which a reader looks first; then it looks in eight times as many."""
+"""Number of offsets at the end of `summaries` that a reader searches first. Each further search covers eight times as
+many."""
 
 
 def newest_summaries(
     transport: Transport, topic: str, decode: Callable[[Record], Message | None], *, below: int
 ) -> list[tuple[Record, Summary]]:
-    """Return the two newest summaries of a topic that are about what is below this offset or less, the newest first;
-    fewer if there are no two. `decode` returns the message of a record, or raises ContractError for what does not
+    """Return the two newest summaries of a topic, newest first, that cover only records below this offset; fewer if
+    there are no two. `decode` returns the message of a record, or raises ContractError for a record that does not
     count."""
     admin = transport.admin
     if SUMMARIES.topic not in admin.topics():  # a run of an older release has no such topic

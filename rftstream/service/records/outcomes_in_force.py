@@ -1,11 +1,10 @@
-"""The rule for `outcomes`: which of its records are in force, and what they amount to. RecordsInForce asks it.
+"""The rule for `outcomes`: which of its records are in force, and their state. RecordsInForce asks it.
 
 The buffer writes one outcome for each group, one record for each sibling that comes too late, and one BatchReuse for a
-batch that has groups once more. A record that says one of these again is a copy, and counts for nothing.
+batch that reuses groups. A record that repeats one of these is a copy, and does not count.
 
-The headers of an outcome name all that is counted of it. So an outcome whose body cannot be read here, since a later
-release wrote it or it is damaged, counts by its headers, as long as its group has none yet.
-"""
+The headers of an outcome name everything about it that is counted. So an outcome whose body cannot be read (a later
+release wrote it, or it is damaged) counts by its headers, unless its group already has an outcome."""
 
 from __future__ import annotations
 
@@ -20,11 +19,11 @@ from rftstream.contracts.records import Record
 from rftstream.contracts.summaries import MissingSiblings, OutcomesSummary
 
 MAX_ITEMS = 4096
-"""Groups and siblings that a summary names at most. With more of them open there is none."""
+"""Most groups and siblings that a summary names. If more are open, no summary is written."""
 
 
 class OutcomesInForce:
-    """The state of `outcomes` up to the last record. RecordsInForce makes it, from nothing or from a summary, and calls
+    """The state of `outcomes` up to the last record. RecordsInForce makes it, empty or from a summary, and calls
     `why_foreign` for each record under a claimed epoch, in order."""
 
     def __init__(self, summary: OutcomesSummary | None = None) -> None:
@@ -32,18 +31,18 @@ class OutcomesInForce:
         self._decided = DecidedSequences(summary.below, summary.above)
         self._groups = Counter(summary.groups)
         self._missing = {one.sequence: set(one.siblings) for one in summary.missing}
-        """Siblings that had not come when their group was decided."""
+        """Group sequence -> siblings that had not arrived when the group was decided."""
         self._unsized: set[int] = set()
-        """Groups of which nobody says how many siblings they have: outcomes of old releases, or damaged ones."""
+        """Groups of unknown size: their outcomes are damaged or were written by old releases."""
         self._late: set[bytes] = set()
-        """Digests of the ids of their late siblings."""
+        """Digests of the ids of late siblings in groups of unknown size."""
         self._next_batch, self._next_reuse = summary.next_batch, summary.next_reuse
         self._is_even = True
-        """Whether the newest outcome is of a batch: nothing was decided since for the next one."""
+        """Whether the newest outcome belongs to a batch, so that nothing was decided for the next batch yet."""
 
     @property
     def num_groups(self) -> dict[str, int]:
-        """How many groups have each result."""
+        """Number of groups by result."""
         return {str(result): self._groups[result] for result in GroupResult}
 
     @property
@@ -52,7 +51,7 @@ class OutcomesInForce:
         return self._next_batch - 1
 
     def why_foreign(self, message: GroupOutcome | BatchReuse) -> str | None:
-        """Return why the record says nothing new, or None; then it is taken."""
+        """Return why the record adds nothing new. Otherwise apply the record and return None."""
         if isinstance(message, BatchReuse):
             if message.batch_sequence < self._next_reuse:
                 return f"what batch {message.batch_sequence} has once more stands there already"
@@ -68,7 +67,7 @@ class OutcomesInForce:
         return None
 
     def _is_new(self, late: GroupOutcome) -> bool:
-        """Take a late record. Return False if it says nothing new."""
+        """Apply a late record. Return False if it adds nothing new."""
         if late.sequence in self._decided and late.sequence not in self._unsized:
             missing, came = self._missing.get(late.sequence, set()), late.siblings()
             is_new = bool(came & missing)
@@ -94,7 +93,7 @@ class OutcomesInForce:
             self._next_batch = (outcome.batch_sequence or 0) + 1
 
     def summary(self) -> OutcomesSummary | None:
-        """Return the summary of the topic so far; None if a summary would leave something out, or be too large."""
+        """Return the summary of the topic so far; None if it would be incomplete or too large."""
         if not self._is_even or self._unsized or self._late:
             return None
         above = self._decided.above()
@@ -114,8 +113,8 @@ class OutcomesInForce:
 
 
 def outcome_of_headers(record: Record) -> GroupOutcome | None:
-    """Return the outcome that headers describe, without its rollouts; None if they tell too little, or are of another
-    record."""
+    """Return the outcome that headers describe, without its rollouts; None if the headers are incomplete or belong to
+    another kind of record."""
     if record.header("contract") != b"group_outcome" or record.header("late") is not None:
         return None
     names = ("group_id", "taskset", "sequence", "result", "reason", "batch_sequence")

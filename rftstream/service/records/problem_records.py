@@ -1,4 +1,4 @@
-"""Reading `problems`: all of it in order, or one problem again by its offset."""
+"""Read all of `problems` in order, or read one problem again by its offset."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ PROBLEMS = TopicPartition("problems", 0)
 
 
 def problem_records(log_: Log, *, bodies: bool = True, settled: bool = False) -> Iterator[Record]:
-    """Yield all records of `problems` up to its end; arguments as for `Log.read`. A log that an earlier release made
-    lacks the topic, and has none."""
+    """Yield all records of `problems` up to its end. The arguments are those of `Log.read`. Logs of earlier releases
+    lack the topic and yield nothing."""
     if PROBLEMS.topic in log_.transport.admin.topics():
         yield from log_.read(PROBLEMS.topic, bodies=bodies, settled=settled)
 
 
 def read_problems(log_: Log) -> Iterator[tuple[Record, Message | None]]:
-    """Yield all records of `problems` up to its end, with their messages. One that is foreign or cannot be decoded has
-    None: it is no problem of any taskset."""
+    """Yield all records of `problems` up to its end, with their messages. The message is None if the record is foreign
+    or cannot be decoded: it is no problem of any taskset."""
     for record in problem_records(log_):
         message: Message | None = None
         if record.value is not None and not codec.is_foreign(record):
@@ -37,13 +37,13 @@ def read_problems(log_: Log) -> Iterator[tuple[Record, Message | None]]:
 
 
 class ProblemReader:
-    """Reads single problems again. The maker of GrowingTasksets passes them `get`."""
+    """Reads single problems again. `get` is passed to GrowingTasksets."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     def get(self, offset: int) -> NewProblem:
-        """Return the problem at an offset of `problems`. ContractError if there is none (any more)."""
+        """Return the problem at an offset of `problems`. ContractError if there is none at this offset."""
         record = read_records(self._transport, PROBLEMS, [offset]).get(offset)
         message = None if record is None or record.value is None else codec.from_record(record)
         if not isinstance(message, NewProblem):

@@ -1,13 +1,13 @@
-"""Summaries: what a role must know of the past, so that it need not read a topic from the beginning.
+"""Summaries: a role's knowledge of the past, so that it need not read a topic from its beginning.
 
-The single role that writes a topic summarises it every so many records, on `summaries`, in one of its transactions
-(docs/architecture.md, "Summaries"). It makes a summary of what it reads back from the log by the rule that all readers
-have, and not of what it remembers. So the summary of what is below an offset is the same whoever makes it.
+The single role that writes a topic also summarises it at intervals, on `summaries`, in one of its transactions
+(docs/architecture.md, "Summaries"). It computes a summary from the records that it reads back from the log, with the
+rule that all readers share, and not from its own memory. So a summary of the records below an offset is the same
+whoever makes it.
 
-A reader trusts a summary that another one bears out: from the one before it, and what stands between the two, the same
-must come. If it does not, or if there is only one, the reader begins at the beginning of the topic, and so it does with
-a run that has none.
-"""
+A reader trusts a summary only if the one before it confirms it: the older summary and the records in between must give
+the newer one. If they do not, if there is only one summary, or if there is none, the reader begins at the beginning of
+the topic."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from rftstream.transport.base import Transport
 log = logging.getLogger(__name__)
 
 EVERY = {"outcomes": 512, "steps": 128, "weights": 128}
-"""Topic -> records in force after which its writer summarises it again."""
+"""Topic -> number of records in force after which its writer summarises it again."""
 
 MAX_RECORDS_A_LOOK = 2000
-"""Records that a writer reads back at once, so that its other work goes on."""
+"""Most records that a writer reads back at once, so that its other work is not delayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicStart:
-    """The start of a reader of a topic: the place, and the summary of all before."""
+    """The place at which a reader of a topic starts, with the summary of everything before."""
 
     positions: dict[TopicPartition, int]
     """Offsets from which the topic is read on."""
     summary: Summary | None = None
-    """Summary of the records below the positions; None: there is none, and the positions are the beginning of the
+    """Summary of the records below the positions; None if there is none and the positions are the beginning of the
     topic."""
     record: Record | None = None
     """Record of the summary; None if there is none."""
 
     def received(self) -> list[Received]:
-        """Return the summary as a step is given it; nothing where there is none."""
+        """Return the summary in the form that a step receives; an empty list if there is none."""
         return [] if self.record is None else [Received(self.record, self.summary)]
 
 
 def begin_with_summary(reader: Log, topic: str, *, whole: bool = False, behind: int = 0) -> TopicStart:
-    """Have the reader's rule begin with the newest summary of a topic that can be trusted, if there is one that leaves
-    `behind` offsets at the end to be read; with `whole`, or if there is none, with the beginning of the topic."""
+    """Let the reader's rule begin with the newest trusted summary of a topic that leaves at least `behind` offsets to
+    be read. With `whole`, or without such a summary, the rule begins at the beginning of the topic."""
     begins, place = reader.transport.admin.begin_offsets(topic), TopicPartition(topic, 0)
     end = reader.transport.admin.end_offsets(topic)[place]
     newest = [] if whole else newest_summaries(reader.transport, topic, reader.rule.decode, below=end - behind)
@@ -75,7 +75,7 @@ def begin_with_summary(reader: Log, topic: str, *, whole: bool = False, behind: 
 
 
 def judge(reader: Log, topic: str, start: int, stop: int) -> None:
-    """Have the reader's rule judge the records of a topic from one offset up to another."""
+    """Let the reader's rule judge the records of a topic from one offset up to another."""
     for record in reader.read(topic, start={TopicPartition(topic, 0): start}):
         if record.offset >= stop:
             break
@@ -84,28 +84,28 @@ def judge(reader: Log, topic: str, start: int, stop: int) -> None:
 
 
 def says_all(summary: Summary) -> bool:
-    """Whether the summary says all that one of this release does."""
+    """Whether the summary has all the fields that this release writes."""
     return summary.weights is None or all(run.kept is not None for run in summary.weights.versions)
 
 
 class SummaryWriter:
-    """Makes the summaries of the topics that a single role writes. SingleService makes it; it calls `begin` when the
-    role was taken, then `look` before each transaction and `take` for what goes with it, and `committed` for what is
-    on the log."""
+    """Makes the summaries of the topics that a single role writes. SingleService makes it and calls `begin` after the
+    claim. Before each transaction it calls `look`, then `take` for the summaries to publish, and `committed` with the
+    records that are on the log."""
 
     def __init__(self, transport: Transport, topics: Sequence[str], every: int | None = None) -> None:
-        """`every`: after how many records a topic is summarised again; None: as EVERY has it."""
+        """`every` is the number of records after which a topic is summarised again; None for the values of EVERY."""
         self._transport = transport
         self._every = {topic: every or EVERY[topic] for topic in topics if topic in EVERY}
         self._topics: list[_Summarised] | None = None
         self._ready: list[Summary] = []
 
     def begin(self) -> None:
-        """Begin with the state of the log: another process may have written since."""
+        """Start from the state of the log, since another process may have written since."""
         self._topics, self._ready = None, []
 
     def look(self) -> None:
-        """Read back some of the written records, if it is time. If the log does not answer, they are read later."""
+        """Read back some of the written records if it is time. If the log does not answer, they are read later."""
         if self._topics is None:
             there = SUMMARIES.topic in self._transport.admin.topics()  # a run of an older release has no such topic
             self._topics = [_Summarised(self._transport, *one) for one in self._every.items()] if there else []
@@ -114,39 +114,40 @@ class SummaryWriter:
                 self._ready.append(summary)
 
     def __bool__(self) -> bool:
-        """Whether there is a summary to be written."""
+        """Whether a summary is ready to be written."""
         return bool(self._ready)
 
     def take(self) -> list[Publish]:
-        """Return the summaries to be written, once."""
+        """Return the summaries that are ready, each once."""
         ready, self._ready = self._ready, []
         return [Publish(SUMMARIES.topic, 0, summary) for summary in ready]
 
     def committed(self, outputs: Sequence[Publish]) -> None:
-        """Take note of what the role has written."""
+        """Count the records that the role has written."""
         for topic in self._topics or ():
             topic.num_written += sum(output.topic == topic.name for output in outputs)
 
 
 class _Summarised:
-    """A topic that is summarised, as far as it was read back."""
+    """A summarised topic, with the state up to the record that was read back last."""
 
     def __init__(self, transport: Transport, name: str, every: int) -> None:
         self.name = name
         self.num_written = every
-        """Records that the role has written since this was looked at last. At first nobody knows how many."""
+        """Records that the role has written since the last reading. The initial value makes the first reading due at
+        once, since the number is not known."""
         self._every = every
         self._log = Log(transport)
         self._place = TopicPartition(name, 0)
         self._next: int | None = None
-        """The offset to be read next; None: nothing is known yet."""
+        """The offset to be read next; None before the first reading."""
         self._num_since = 0
         """Records in force since the newest summary."""
         self._look_at = every
-        """With so many it is time to look."""
+        """Number of written records at which the next reading is due."""
 
     def look(self) -> Summary | None:
-        """Read back, if it is time; return a summary if that came to the place for one."""
+        """Read back if it is time. Return a summary if the reading has reached the place of one."""
         if self._num_since + self.num_written < self._look_at:
             return None
         if self._next is None:
@@ -171,7 +172,7 @@ class _Summarised:
         return None
 
     def _judge(self, record: Record) -> Summary | None:
-        """Judge the next record. Return a summary if there is one at this place."""
+        """Judge the next record. Return a summary if one belongs at this place."""
         due = self._num_since + 1 >= self._every
         before = self._log.rule.summary(self.name, record.offset) if due and self.name == "weights" else None
         try:

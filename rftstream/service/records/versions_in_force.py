@@ -1,4 +1,4 @@
-"""The versions that stand on `steps` or on `weights`, and which one may be the next. RecordsInForce asks it."""
+"""The versions on `steps` or on `weights`, and the check whether a version may come next. RecordsInForce uses it."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from rftstream.service.records.newest_summaries import newest_summaries
 from rftstream.transport.base import Transport
 
 MAX_RUNS = 4096
-"""Trainers that a summary names at most. A run with more of them has none."""
+"""Most trainers that a summary names. A run with more of them writes no summary."""
 
 MAX_ITEMS = 8192
-"""Trainers and versions that are kept that a summary of `weights` names at most."""
+"""Most trainers and kept versions that a summary of `weights` names."""
 
 
 class VersionsInForce:
     """The versions of a topic and model. RecordsInForce makes one for each, asks `why_not` and `is_ahead` about the
-    next version, and calls `add` for what is in force."""
+    next version, and calls `add` for each version in force."""
 
     def __init__(self) -> None:
         self.num_unread = 0
-        """Records of a trainer, since the last version, that cannot be read: each may be a version."""
+        """Unreadable records of a trainer since the last version. Each of them may be a version."""
         self._first: dict[int, int] = {}
-        """The version with which each trainer epoch begins."""
+        """Trainer epoch -> its first version."""
         self._newest: dict[int, int] = {}
-        """The newest version of each trainer epoch."""
+        """Trainer epoch -> its newest version."""
         self._resumed: set[int] = set()
         """Trainer epochs whose first version is the state that they started from."""
         self._highest = 0
         self._step: tuple[VersionName, int, int, bool] | None = None
-        """The newest step of the newest trainer: version, trained groups and rollouts, whether it is the last."""
+        """The newest step of the newest trainer: version, trained groups, trained rollouts, and whether it is the last
+        step."""
         self._kept: dict[VersionName, VersionName | None] | None = {}
-        """Announced versions whose objects were not given up, with what they are deltas to. None: nobody knows."""
+        """Announced versions whose objects still exist -> their delta's parent. None if this is unknown."""
 
     @classmethod
     def _of(cls, runs: tuple[VersionRun, ...], model: str) -> VersionsInForce:
@@ -53,14 +54,14 @@ class VersionsInForce:
 
     @classmethod
     def of_steps(cls, summary: StepsSummary) -> VersionsInForce:
-        """Return what a summary of `steps` says."""
+        """Return the versions that a summary of `steps` holds."""
         versions = cls._of(summary.versions, "")
         versions._step = (summary.name, summary.trained_groups, summary.trained_rollouts, summary.last)
         return versions
 
     @classmethod
     def of_weights(cls, summary: WeightsSummary) -> dict[str, VersionsInForce]:
-        """Return what a summary of `weights` says, by model."""
+        """Return the versions that a summary of `weights` holds, by model."""
         return {model: cls._of(summary.versions, model) for model in sorted({run.model for run in summary.versions})}
 
     def _keep(self, run: VersionRun) -> None:
@@ -71,11 +72,11 @@ class VersionsInForce:
             self._kept[VersionName(trainer_epoch=run.trainer_epoch, version=one.version)] = one.parent
 
     def names_the_same(self, other: VersionsInForce) -> bool:
-        """Whether the same versions stand there."""
+        """Whether both name the same versions."""
         return (self._first, self._newest) == (other._first, other._newest)
 
     def __contains__(self, name: VersionName) -> bool:
-        """Whether the version stands there, where versions of a trainer follow one another by one."""
+        """Whether the version is on the topic. Only for topics on which a trainer's versions have no gaps."""
         epoch = name.trainer_epoch
         return epoch in self._first and self._first[epoch] <= name.version <= self._newest[epoch]
 
@@ -92,13 +93,13 @@ class VersionsInForce:
         return None
 
     def is_ahead(self, name: VersionName) -> bool:
-        """Return whether versions are missing in front of this one. The first version on a topic follows no other."""
+        """Return whether versions before this one are missing. The first version on a topic never lacks any."""
         newest = self._newest.get(name.trainer_epoch)
         limit = self._highest if newest is None else newest + 1
         return bool(self._first) and name.version > limit + self.num_unread
 
     def add(self, message: StepRecord | WeightsAnnounced) -> None:
-        """Take a version that is in force."""
+        """Add a version that is in force."""
         name = message.name
         if isinstance(message, StepRecord) and (
             self._step is None or name.trainer_epoch >= self._step[0].trainer_epoch
@@ -113,7 +114,7 @@ class VersionsInForce:
         self.add_name(name)
 
     def add_name(self, name: VersionName) -> None:
-        """Take a version that is in force and of which only the name is known."""
+        """Add a version that is in force and of which only the name is known."""
         self._first.setdefault(name.trainer_epoch, name.version)
         self._newest[name.trainer_epoch] = name.version
         self._highest = max(self._highest, name.version)
@@ -145,7 +146,7 @@ class VersionsInForce:
         return kept
 
     def steps_summary(self) -> StepsSummary | None:
-        """Return what stands on `steps`; None where a summary would leave something out."""
+        """Return the summary of `steps`; None if it would be incomplete."""
         runs = self._runs("")
         if runs is None or self._step is None:
             return None
@@ -154,7 +155,7 @@ class VersionsInForce:
 
     @staticmethod
     def weights_summary(by_model: Mapping[str, VersionsInForce]) -> WeightsSummary | None:
-        """Return what stands on `weights`; None where a summary would leave something out."""
+        """Return the summary of `weights`; None if it would be incomplete."""
         runs = [there._runs(model, there._kept_by_epoch()) for model, there in sorted(by_model.items())]
         known = [run for some in runs if some is not None for run in some]
         if None in runs or not known or sum(1 + len(run.kept or ()) for run in known) > MAX_ITEMS:
@@ -171,19 +172,19 @@ STEPS = TopicPartition("steps", 0)
 
 
 class RecordedVersions:
-    """The versions on `steps`. RecordsInForce makes it, and asks whether one is there: a run deletes something after
-    each checkpoint, and each time it is judged by the steps. It reads on where the last question ended; the first one
-    begins with a summary."""
+    """The versions on `steps`. RecordsInForce makes it, and asks whether a version is on the topic: a run deletes
+    something after each checkpoint, and each of these deletions is checked against the steps. Each call reads on from
+    the end of the last call. The first call begins with a summary."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._there = VersionsInForce()
         self._end = 0
-        """The offset on `steps` below which they were read."""
+        """The offset on `steps` below which all records were read."""
 
     def __contains__(self, name: VersionName) -> bool:
-        """Return whether the version stands on `steps`, read to its end before the answer is no: a step is there before
-        a checkpoint of it is spoken of, and before others see its announcement."""
+        """Return whether the version is on `steps`. The topic is read to its end before the answer is False, because a
+        step is on the log before any record names its checkpoint and before others see its announcement."""
         for settled in (False, True):  # an open transaction may hide it
             if name not in self._there:
                 self._read_on(settled=settled)
@@ -198,7 +199,8 @@ class RecordedVersions:
         self._end = max(self._end, end)
 
     def _summarised(self, begin: int, end: int) -> tuple[VersionsInForce, int]:
-        """Return the versions up to a summary, and where that ends; none where the one before does not bear it out."""
+        """Return the versions up to a summary, and the offset where the summary ends. Return no versions if the summary
+        before it does not confirm it."""
         newest = newest_summaries(self._transport, "steps", codec.from_record, below=end)
         if len(newest) == 2 and newest[1][1].through >= begin:
             (_, said), (_, before) = newest
@@ -210,7 +212,7 @@ class RecordedVersions:
         return VersionsInForce(), 0
 
     def _read(self, there: VersionsInForce, start: int, end: int) -> None:
-        """Add the versions of some steps that follow what is there."""
+        """Add the versions of some steps that directly follow."""
         if start >= end:
             return
         for record in read_between(self._transport, {STEPS: start}, {STEPS: end}, bodies=False):
