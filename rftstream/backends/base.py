@@ -1,4 +1,5 @@
-"""Backends take the optimizer steps. They hold masters and optimizer, and know nothing of logs, stores or messages."""
+"""Backends take the optimizer steps. They hold masters and optimizer, and know nothing about logs, stores or
+messages."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ MOMENTS_FILE = {POLICY: "optimizer.safetensors", CRITIC: "critic_optimizer.safet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """Settings of AdamW that are fixed for a run; the learning rate comes with each plan."""
+    """Settings of AdamW that are fixed for a run. The learning rate comes with each plan."""
 
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
@@ -35,24 +36,24 @@ class OptimizerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdatePlan:
-    """How a batch is turned into optimizer steps. The trainer resolves each field for each batch."""
+    """How a batch is turned into optimizer steps. The trainer sets each field for each batch."""
 
     lr: float
     """Learning rate of every optimizer step of this batch."""
     minibatches: int
-    """Optimizer steps per pass over the batch. Each mini-batch has as much of every stratum as the others, and the
-    batch's denominators, so that with the same weights the mean of their gradients is the batch's."""
+    """Optimizer steps per pass over the batch. Every mini-batch has the same share of each stratum, and uses the
+    batch's denominators. So with unchanged weights the mean of their gradients is the batch's gradient."""
     updates_per_batch: int
     """Passes over the batch."""
     max_grad_norm: float
     """Norm to which gradients are clipped; 0 for no clipping."""
     tokens_per_microbatch: int
-    """Most tokens, padding included, of a forward and backward pass, unless a single row has more."""
+    """Largest number of tokens, padding included, in one forward and backward pass. A single longer row is allowed."""
     trains_policy: bool = True
     """Whether the policy is trained; if not, only the critic learns."""
     stratified: bool = True
-    """False for replays of runs that were recorded before strata: then mini-batches are cut in the batch's order, and
-    each has denominators of its own."""
+    """False for replays of runs recorded before strata: mini-batches are then cut in the batch's order, and each has
+    its own denominators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +63,11 @@ class Update:
     metrics: Mapping[str, float]
     """Plain numbers by name: loss, grad_norm, entropy, mismatch_k3, ess, clip fractions, num_tokens, ..."""
     skipped: bool = False
-    """Whether a loss or gradient was NaN or infinite: then masters and optimizer are as they were before the batch."""
+    """Whether a loss or gradient was NaN or infinite. Masters and optimizer are then the same as before the batch."""
 
 
 class Backend(Protocol):
-    """Masters and optimizer of a model, and the computations over them.
+    """Holds masters and optimizer of a model, and computes with them.
 
     The trainer makes it and calls `open` once; then it calls the other methods from one thread, in any order, and
     `close` at the end. A step of the trainer with a checkpoint:
@@ -95,23 +96,23 @@ class Backend(Protocol):
         update says `skipped`."""
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """Return the policy's logprobs of each row's unmasked tokens now: float32 [T], 0 elsewhere.
+        """Return the current policy's logprobs of each row's unmasked tokens: float32 [T], 0 elsewhere.
 
-        The trainer asks before `update`, if the algorithm needs `row_logprobs` or demonstrations are held out. Nothing
-        changes."""
+        The trainer calls it before `update`, if the algorithm needs `row_logprobs` or demonstrations are held out.
+        Nothing changes."""
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """Return the logprobs as `logprobs` does, under the reference. Nothing changes.
+        """Return the same as `logprobs`, under the reference. Nothing changes.
 
-        The reference is the model of `model.folder`, or what `renew_reference` made it. The trainer asks only if the
-        algorithm needs `reference_rewards` or demonstrations are held out."""
+        The reference is the model of `model.folder`, or the policy at the last `renew_reference`. The trainer calls it
+        only if the algorithm needs `reference_rewards` or demonstrations are held out."""
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
-        """Return the weights as engines get them: in the served dtype, by the names of the model's own checkpoint, tied
-        ones once.
+        """Return the weights in the form that engines load: in the served dtype, by the names of the model's own
+        checkpoint, tied ones once.
 
-        The publisher asks after each update. A tensor may be converted at the moment when it is asked for, as a copy:
-        who wants the same state for longer takes all tensors before the next `update`."""
+        The publisher calls it after each update. A tensor may be converted when it is read, as a copy. A caller that
+        wants to keep this state must read all tensors before the next `update`."""
 
     def save(self, folder: Path) -> None:
         """Write masters, optimizer, RNG and counters into an existing empty folder, as safetensors and JSON.
@@ -119,9 +120,9 @@ class Backend(Protocol):
         The trainer calls it for a checkpoint, between two updates."""
 
     def load(self, folder: Path) -> None:
-        """Take over what `save` wrote. The trainer calls it after `open`, when it goes on from a checkpoint.
+        """Restore what `save` wrote. The trainer calls it after `open`, when it resumes from a checkpoint.
 
-        Afterwards `update` goes on as if the process had never stopped, to the bit on a CPU."""
+        Later updates give the same results as if the process had never stopped, to the bit on a CPU."""
 
     def export(self, folder: Path) -> None:
         """Write an ordinary Hugging Face model folder: weights, config, tokenizer, template, generation config.
@@ -129,7 +130,7 @@ class Backend(Protocol):
         The trainer calls it after the last step of the run."""
 
     def close(self) -> None:
-        """Give back memory, devices and processes. No other call may follow."""
+        """Release memory, devices and processes. No other call may follow."""
 
 
 class CriticBackend(Backend, Protocol):
@@ -144,12 +145,13 @@ class CriticBackend(Backend, Protocol):
     """
 
     def hold_critic(self, settings: CriticConfig, folder: Path) -> None:
-        """Prepare a critic that begins as the model in `folder`. Called before `open`, which loads it."""
+        """Prepare a critic that is initialised from the model in `folder`. The trainer calls it before `open`, which
+        loads the critic."""
 
     def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """Return the critic's values of what stands before each row's unmasked tokens: float32 [T], 0 elsewhere.
+        """Return the critic's values of the text before each unmasked token of the rows: float32 [T], 0 elsewhere.
 
-        The trainer asks before `update`, to compute advantages. Nothing changes."""
+        The trainer calls it before `update`, to compute advantages. Nothing changes."""
 
 
 class RenewingBackend(Backend, Protocol):
@@ -160,9 +162,9 @@ class RenewingBackend(Backend, Protocol):
     """
 
     def renew_reference(self) -> None:
-        """Make the policy as it is now the reference. The trainer calls it between two updates.
+        """Make the current policy the reference. The trainer calls it between two updates.
 
-        From now on `save` and `load` take the reference with them."""
+        From then on `save` and `load` include the reference."""
 
 
 class OffloadingBackend(Backend, Protocol):
@@ -175,16 +177,18 @@ class OffloadingBackend(Backend, Protocol):
     """
 
     def on_device(self) -> AbstractContextManager[None]:
-        """Have the state on the device inside of this context, so that several calls move it once. It may be entered
-        again within. Calls outside of it fetch the state by themselves."""
+        """Keep the state on the device inside this context, so that several calls move it once. Contexts may be nested.
+        Calls outside of it move the state by themselves."""
 
     def leave_device(self) -> None:
-        """Move the state to main memory until it is computed with. Called outside of `on_device`.
+        """Move the state to main memory until it is needed for computation. The trainer calls it outside of
+        `on_device`.
 
-        `served_tensors` and `save` read it there. Afterwards nothing has changed, to the bit."""
+        `served_tensors` and `save` read the state in main memory. The move changes nothing, to the bit."""
 
 
 def on_device(backend: Backend) -> AbstractContextManager[None]:
-    """Return a context in which a backend's state stays on the device; one that does nothing if it always does."""
+    """Return a context in which a backend's state stays on the device. It does nothing for a backend whose state is
+    always there."""
     entered: AbstractContextManager[None] = getattr(backend, "on_device", nullcontext)()
     return entered

@@ -25,26 +25,26 @@ STATE_FILE = "fake.json"
 
 
 class FakeBackend:
-    """A backend for tests and simulations, as `Backend` describes it. Its model is one number, the skill; filler
-    elements depend on all that was trained."""
+    """A backend for tests and simulations, as `Backend` describes it. Its model is one number, the skill, plus filler
+    elements that depend on everything that was trained."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         start_skill: float = -1.0
         """Skill of version 0. At -1 about a quarter of the sums are answered correctly."""
         skill_rate: float = 0.25
-        """Learning rate of the skill; the run's own lr is for real models."""
+        """Learning rate of the skill. The run's own lr is for real models."""
         elements: Annotated[int, Meta(ge=8)] = 64
-        """Size of the filler; an eighth of it changes with each batch."""
+        """Number of filler elements. One eighth of them changes with each batch."""
         nan_at: tuple[int, ...] = ()
         """Batches, counted from 0 since version 0, that give a NaN."""
         step_s: Annotated[float, Meta(ge=0)] = 0.0
-        """How long a batch takes."""
+        """Seconds that a batch takes."""
 
     def __init__(self, config: Config, *, model: ModelSpec, optimizer: OptimizerSettings, seed: int) -> None:
         self._config, self._spec, self._seed = config, model, seed
         self.is_on_device = False
-        """Whether it would have the memory of a device, if it used any."""
+        """Whether a backend with a real device would hold its memory now."""
 
     def open(self) -> None:
         """Make version 0 from the seed and `start_skill`."""
@@ -80,7 +80,7 @@ class FakeBackend:
         )
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """Return the same logprob for every unmasked token: log sigmoid(skill). The tokens do not matter."""
+        """Return the same logprob for every unmasked token: log sigmoid(skill)."""
         logprob = -math.log1p(math.exp(-self._skill))
         return [np.where(row.loss_mask > 0, np.float32(logprob), np.float32(0)) for row in rows]
 
@@ -97,7 +97,7 @@ class FakeBackend:
         }
 
     def save(self, folder: Path) -> None:
-        """Write all state into `fake.json`. JSON keeps the numbers to the bit."""
+        """Write all state into `fake.json`. JSON keeps the numbers exactly."""
         state = {
             "backend": "fake",
             "num_batches": self._num_batches,
@@ -108,7 +108,7 @@ class FakeBackend:
         (folder / STATE_FILE).write_text(json.dumps(state) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        """Take over what `save` wrote. ConfigError if there is no `fake.json`."""
+        """Restore what `save` wrote. ConfigError if there is no `fake.json`."""
         self.is_on_device = True
         try:
             state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
@@ -131,7 +131,7 @@ class FakeBackend:
         """Do nothing: the backend holds no device and no process."""
 
     def _gradient(self, rows: Sequence[TrainingRow]) -> float:
-        """Return the gradient of REINFORCE: the mean of A (right - p) over rows with sampled tokens."""
+        """Return the REINFORCE gradient: the mean of A (right - p) over rows with sampled tokens."""
         terms = [self._term(row) for row in rows if row.loss_mask.any()]
         return sum(terms) / len(terms) if terms else 0.0
 
@@ -148,8 +148,8 @@ class FakeBackend:
         return advantage * (float(right) - fake_model.right_probability(self._skill, prompt))
 
     def _change_filler(self, count: int) -> None:
-        """Set `count` elements of the filler to new values. Places and values come from the chain; the values are
-        exact in every served dtype."""
+        """Set `count` filler elements to new values. A hash chain gives places and values; the values are exact in
+        every served dtype."""
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(self._chain[:16], "little")))
         places = generator.choice(len(self._filler), size=count, replace=False)
         self._filler[places] = generator.integers(-128, 128, size=count) / np.float32(128)

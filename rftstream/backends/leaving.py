@@ -10,17 +10,17 @@ if TYPE_CHECKING:
 
 
 class LeavesDevice:
-    """A base of backends that compute on one device in one process."""
+    """Base class of backends that compute on one device in one process."""
 
     _state: DeviceState | None
-    """State that lies on the device or leaves it. None if the backend is not open, or has several processes: their
+    """State that is on the device or has left it. None if the backend is not open, or has several processes, whose
     state stays on the device."""
 
     def on_device(self) -> AbstractContextManager[None]:
-        """Have the state on the device inside of this context, which may be entered again within."""
+        """Keep the state on the device inside this context. Contexts may be nested."""
         return nullcontext() if self._state is None else self._state.present()
 
     def leave_device(self) -> None:
-        """Move the state to main memory until it is computed with."""
+        """Move the state to main memory until it is needed for computation."""
         assert self._state is not None, "open comes first, in one process"
         self._state.leave()

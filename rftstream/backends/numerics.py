@@ -1,4 +1,5 @@
-"""What an update depends on beside the data: libraries, threads and device decide its bits, the device its speed."""
+"""What an update depends on besides the data: libraries, threads and device decide its bits, and the device its
+speed."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from rftstream.version import __version__
 LIBRARIES = ("numpy", "torch", "transformers")
 """Packages whose versions can change the bits of an update."""
 FORMULAS = "2"
-"""Number of the formulas. It goes up when an algorithm gives other bits with the same libraries. Runs that do not
-name a number were computed with 1: mini-batches in the batch's order with denominators of their own, whitening by
-std + eps, SAPO's gate as one sigmoid, log-ratios cut off also where nothing is exponentiated."""
+"""Number of the formulas. It goes up when an algorithm gives other bits with the same libraries. Runs without a number
+used 1: mini-batches in the batch's order with their own denominators, whitening by std + eps, SAPO's gate as one
+sigmoid, and log-ratios clipped even where nothing is exponentiated."""
 
 
 PEAK_TFLOPS = {
@@ -31,8 +32,8 @@ PEAK_TFLOPS = {
     "L4": 121.0,
     "RTX 4090": 165.0,
 }
-"""Part of a device's name -> its peak in TFLOP/s for dense products of bfloat16, from the maker's data sheet. The
-first name that the device's name contains counts."""
+"""Part of a device's name -> its peak in TFLOP/s for dense bfloat16 products, from the maker's data sheet. The first
+entry that the device's name contains counts."""
 
 
 def peak_tflops(device: str) -> float | None:
@@ -45,8 +46,8 @@ def peak_tflops(device: str) -> float | None:
 
 
 def computed_with(device: str, threads: int) -> dict[str, str]:
-    """Return what this process computes with, by name. If torch is not loaded, its processor features and GPU are
-    left out."""
+    """Return the libraries, threads and device of this process, by name. If torch is not loaded, its processor features
+    and GPU are left out."""
     torch: Any = sys.modules.get("torch")
     found = {"rftstream": __version__, "formulas": FORMULAS, **_libraries(), "device": device, "threads": str(threads)}
     found["machine"] = platform.machine()
@@ -58,8 +59,8 @@ def computed_with(device: str, threads: int) -> dict[str, str]:
 
 
 def why_not_equal(recorded: Sequence[Mapping[str, str]], here: Mapping[str, str]) -> list[str]:
-    """Return the reasons why the same updates may give other bits here than they gave in the recorded run. No
-    reasons mean that the bits must be equal."""
+    """Return the reasons why the same updates may give other bits here than in the recorded run. If there are none, the
+    bits must be equal."""
     reasons: dict[str, None] = {}
     for there in recorded:
         if not there:
@@ -74,7 +75,7 @@ def why_not_equal(recorded: Sequence[Mapping[str, str]], here: Mapping[str, str]
 
 
 def formulas_of(recorded: Mapping[str, str]) -> str:
-    """Return the number of the formulas that a run was computed with, from what the run recorded about itself."""
+    """Return the number of the formulas that a run used, from what the run recorded about itself."""
     return recorded.get("formulas", "1")
 
 

@@ -33,7 +33,7 @@ PROVIDED = frozenset(
 )
 """Names in `Algorithm.needs` that a backend with `Passes` can give."""
 ALL_ROWS_LEARN = frozenset({"entropy", "reference_logprobs", "rows_without_advantage", "whole_groups"})
-"""Names in `Algorithm.needs` by which rows without an advantage are learned from as well. To keep such rows apart would
+"""Names in `Algorithm.needs` with which rows without an advantage are also learned from. Keeping such rows apart would
 then save nothing."""
 
 
@@ -42,7 +42,7 @@ class Minibatch:
     """The rows of one optimizer step, cut into micro-batches. `Passes` makes it."""
 
     inputs: list[Inputs]
-    """The micro-batches, in order. Those whose rows all have no advantage come last, if they are kept apart."""
+    """The micro-batches, in order. Those in which no row has an advantage come last, if such rows are kept apart."""
     num_tokens: float
     """Number of unmasked tokens of its rows."""
     denominators: Denominators
@@ -53,12 +53,12 @@ class Minibatch:
     reference: Sequence[Tensor | None]
     """Reference logprobs [B, T] of each of the inputs; None before they are computed."""
     first_without_signal: int
-    """Number of the first of the inputs that are kept apart because no row in them has an advantage."""
+    """Index of the first of the inputs that are kept apart because none of their rows has an advantage."""
 
 
 def check_needs(algorithm: Algorithm, backend: str, *, critic: bool = False, classifier: bool = False) -> None:
-    """Raise ConfigError if the algorithm needs what this backend cannot give. `critic` says whether there is a
-    critic, and `classifier` whether the model is one."""
+    """Raise ConfigError if the algorithm needs something that this backend cannot give. `critic`: whether there is a
+    critic. `classifier`: whether the model is a classifier."""
     held = {name for name, there in (("values", critic), ("scores", classifier)) if there}
     if missing := algorithm.needs - PROVIDED - held:
         raise ConfigError(f"backend {backend}: the algorithm needs {', '.join(sorted(missing))}, which it can't give")
@@ -66,13 +66,14 @@ def check_needs(algorithm: Algorithm, backend: str, *, critic: bool = False, cla
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicrobatchShare:
-    """The micro-batches of a batch that a process computes: each `count`-th, beginning with the one of this number. A
-    process that trains alone computes all of them."""
+    """A process's share of a batch's micro-batches: every `count`-th, beginning with `number`. A process that trains
+    alone computes all of them."""
 
     number: int = 0
     count: int = 1
     counts: bool = True
-    """Whether what it adds up counts; of processes that compute a micro-batch together only that of the first does."""
+    """Whether the sums of this process count. If several processes compute a micro-batch together, only those of the
+    first do."""
 
 
 ALL = MicrobatchShare()
@@ -83,7 +84,7 @@ class Passes:
 
     `train` makes one for each network that learns. It calls `compute_reference` and `compute_proximal` if the algorithm
     needs them, then `accumulate` before each optimizer step, and `metrics` at the end. Denominators are those of the
-    whole batch, so where processes have shares of it, one of them adds the parts of the others with `add_part`."""
+    whole batch. So if several processes have shares of it, one of them adds the others' parts with `add_part`."""
 
     def __init__(
         self,
@@ -97,8 +98,8 @@ class Passes:
         share: MicrobatchShare = ALL,
     ) -> None:
         """Cut the rows into mini-batches and micro-batches. With `whole_groups`, all rows of a group are in one
-        micro-batch. With `signal_apart`, rows without an advantage are in micro-batches of their own, whose backward
-        pass is left out where their loss has no gradient."""
+        micro-batch. With `signal_apart`, rows without an advantage get their own micro-batches; if such a loss has no
+        gradient, its backward pass is skipped."""
         self._network, self._device, self._counts = network, device, share.counts
         self._flops = 0.0
         self.num_tokens = 0.0
@@ -113,18 +114,19 @@ class Passes:
         left out."""
         self.num_steps = len(self.minibatches) * plan.updates_per_batch
         self.num_microbatches = sum(len(minibatch.inputs) for minibatch in self.minibatches)
-        """Micro-batches of one pass over the batch, of all processes."""
+        """Number of micro-batches in one pass over the batch, of all processes."""
         self.num_rounds = [-(-len(minibatch.inputs) // share.count) for minibatch in self.minibatches]
-        """Forward and backward passes that every process takes for each mini-batch."""
+        """Number of forward and backward passes that every process takes for each mini-batch."""
         for minibatch in self.minibatches:
             minibatch.inputs = minibatch.inputs[share.number :: share.count]
             minibatch.proximal = minibatch.reference = [None] * len(minibatch.inputs)
         self.num_idle = sum(self.num_rounds) - sum(len(minibatch.inputs) for minibatch in self.minibatches)
-        """Micro-batches of a pass over the batch that this process takes only because the others take one."""
+        """Number of micro-batches that this process computes in a pass over the batch only to keep in step with the
+        others."""
 
     def wants_proximal(self, algorithm: Algorithm) -> bool:
-        """Return whether proximal logprobs have to be computed before the first step. The policy no longer gives
-        them afterwards."""
+        """Return whether proximal logprobs have to be computed before the first step. After it, the policy no longer
+        gives them."""
         several = self.num_steps > 1 and "no_proximal_logprobs" not in algorithm.needs
         return several or "proximal_logprobs" in algorithm.needs
 
@@ -136,7 +138,7 @@ class Passes:
         whole_groups: bool,
         signal_apart: bool,
     ) -> Minibatch:
-        """Make a mini-batch. `whole` is its share of the batch's denominators; with None it gets those of its own
+        """Make a mini-batch. `whole` is its share of the batch's denominators; None means the denominators of its own
         rows."""
         first, others = signal_first(rows) if signal_apart else (rows, [])
         parts = [
@@ -149,7 +151,7 @@ class Passes:
         return Minibatch(inputs, own.num_tokens, own if whole is None else whole, nothing, nothing, len(parts[0]))
 
     def compute_proximal(self) -> None:
-        """Compute the logprobs of all rows under the parameters as they are now."""
+        """Compute the logprobs of all rows under the current parameters."""
         for minibatch in self.minibatches:
             minibatch.proximal = [self._constant(inputs, self._network) for inputs in minibatch.inputs]
 
@@ -166,9 +168,9 @@ class Passes:
     def accumulate(
         self, minibatch: Minibatch, algorithm: Algorithm, backward: Callable[[Tensor], object] = Tensor.backward
     ) -> float:
-        """Compute the loss of one optimizer step, and add its gradients up over the micro-batches. Return the loss.
+        """Compute the loss of one optimizer step, accumulate its gradients over the micro-batches, and return the loss.
 
-        `backward` is called with each micro-batch's share of the loss, unless it is known to have no gradient."""
+        `backward` is called with each micro-batch's share of the loss, unless that is known to have no gradient."""
         total = torch.zeros((), device=self._device)
         for number, inputs in enumerate(minibatch.inputs):
             learns = number < minibatch.first_without_signal
@@ -190,8 +192,8 @@ class Passes:
     def _loss(
         self, minibatch: Minibatch, number: int, algorithm: Algorithm, *, learns: bool
     ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Return logprobs [B, T], loss and metrics of a micro-batch. With `learns` the loss leads back to the weights,
-        else to these logprobs only."""
+        """Return logprobs [B, T], loss and metrics of a micro-batch. With `learns`, gradients of the loss reach the
+        weights; otherwise they reach only these logprobs."""
         inputs = minibatch.inputs[number]
         with torch.set_grad_enabled(learns):
             policy_BT, entropy_BT = self._network.logprobs(inputs, entropy_gradient="entropy" in algorithm.needs)
@@ -220,7 +222,7 @@ class Passes:
         return self._losses[-1]
 
     def part(self) -> dict[str, Any]:
-        """Return what this process added up, as plain numbers. It is nothing if another one computed the same."""
+        """Return the sums of this process as plain numbers. They are empty if another process computed the same."""
         if not self._counts:
             return {"losses": [0.0] * len(self._losses), "sums": {}, "flops": 0.0, "num_read": 0}
         return {
@@ -231,7 +233,8 @@ class Passes:
         }
 
     def add_part(self, part: Mapping[str, Any]) -> None:
-        """Add what another process added up. Its tokens count already: the denominators are the whole batch's."""
+        """Add the sums of another process. Its tokens are already counted, since the denominators are the whole
+        batch's."""
         self._losses = [mine + theirs for mine, theirs in zip(self._losses, part["losses"], strict=True)]
         self._add(part["sums"])
         self._flops += part["flops"]
@@ -252,10 +255,11 @@ class Passes:
 
 
 def signal_first(rows: Sequence[TrainingRow]) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """Return the rows with an advantage on some unmasked token, demonstrations among them, and the others.
+    """Return the rows with an advantage on some unmasked token, demonstrations included, and the other rows.
 
-    Where the first would be none, or none with an image though there are images, they get such a row of the others: its
-    backward pass gives gradients, if only zeros, so that the optimizer's moments move those weights all the same."""
+    If the first list would be empty, or had no image although the batch has some, one such row of the others is moved
+    there. Its backward pass gives gradients, even if they are zeros, so that the optimizer's moments still update those
+    weights."""
     first, others = list[TrainingRow](), list[TrainingRow]()
     for row in rows:
         (first if is_demonstration(row) or (row.advantages * row.loss_mask).any() else others).append(row)
@@ -283,8 +287,8 @@ def computed_by_row(
     compute: Callable[[Inputs], Tensor],
     share: MicrobatchShare,
 ) -> tuple[dict[int, np.ndarray], int]:
-    """Return what `compute` says of this share of the rows, by the number of the row: float32 [T], 0 at masked tokens.
-    Beside it the number of micro-batches that other processes have beyond this share."""
+    """Return the outputs of `compute` for this share of the rows, by row number: float32 [T], 0 at masked tokens. Also
+    return the number of micro-batches by which other processes exceed this share."""
     parts = micro_inputs(rows, tokens_per_microbatch, network, device)
     own = parts[share.number :: share.count]
     found = dict[int, np.ndarray]()

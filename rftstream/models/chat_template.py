@@ -1,9 +1,10 @@
 """A chat template in Jinja's sandbox, set up as transformers does it, and how it writes tool calls and reasoning.
 
-Templates differ in what they take. One wants the arguments of a tool call as a map, another as JSON text; one wants
-ids of nine letters, another any; one reads reasoning from a field of its own, another from the content. So messages
-have one form here (arguments as a map, reasoning in the content between `<think>` and `</think>`), and `ChatTemplate`
-gives each template the form that it takes. It learns that form by rendering a small conversation once.
+Templates expect different forms of a message. Some want the arguments of a tool call as a map, others as JSON text.
+Some want ids of nine letters, others accept any. Some read reasoning from its own field, others from the content. So
+messages have one form here: arguments are a map, and reasoning is in the content between `<think>` and `</think>`.
+`ChatTemplate` converts messages to the form that each template expects. It learns that form by rendering a small
+conversation once.
 """
 
 from __future__ import annotations
@@ -25,33 +26,35 @@ if TYPE_CHECKING:
     import jinja2
 
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-"""Names that the renderer gives to every template, so that no setting may."""
+"""Names that the renderer passes to every template. Settings may not use them."""
 THINK, END_THINK = "<think>", "</think>"
 _SHORT_ID_LENGTH = 9
-"""Letters and digits in the id of a call, where a template refuses others."""
+"""Length of a call's id, in letters and digits, for templates that accept no other length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
-    """How a template takes the tool calls of a message."""
+    """The form in which a template expects the tool calls of a message."""
 
     as_text: bool
-    """Whether the arguments are JSON text; else they are a map."""
+    """Whether the arguments are JSON text; otherwise they are a map."""
     short_ids: bool
-    """Whether ids have to be nine letters and digits."""
+    """Whether ids must be nine letters and digits."""
     on_lines: bool = False
-    """Whether a text among the arguments stands on lines of its own; the line breaks around it are not of the text."""
+    """Whether a string argument is written on lines of its own; the line breaks around it are not part of the
+    string."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Compiled:
-    """One template, ready to render."""
+    """One compiled template."""
 
     template: jinja2.Template
     names: frozenset[str]
-    """Names that it reads and does not set itself."""
+    """Names that the template reads and does not set itself."""
     reasoning_field: str | None
-    """Field of a message in which it reads reasoning; None if it takes it from the content, or not at all."""
+    """Field of a message in which the template reads reasoning; None if it reads reasoning from the content, or not at
+    all."""
 
 
 class ChatTemplate:
@@ -67,8 +70,8 @@ class ChatTemplate:
         for_tools: str | None = None,
         show: Callable[[str, Sequence[ChatMessage]], str] | None = None,
     ) -> None:
-        """`for_tools`: another template, for prompts with tools. `show`: puts what stands for each image of the
-        messages into the text that the template wrote."""
+        """`for_tools`: another template, for prompts with tools. `show`: replaces the marks of the messages' images in
+        the rendered text with the text of each image."""
         self.source, self._show = source + (for_tools or ""), show
         self.dated = False
         """Whether a prompt rendered so far has the date in it."""
@@ -95,7 +98,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def call_form(self) -> CallForm | None:
-        """How the template takes tool calls; None if it does not show them, or refuses them."""
+        """The form of tool calls that the template expects; None if it does not show tool calls, or refuses them."""
         mark = "argument"
         schema = {"type": "object", "properties": {mark: {"type": "string"}}, "required": [mark]}
         tool = {"type": "function", "function": {"name": "probe", "description": "p", "parameters": schema}}
@@ -127,7 +130,7 @@ class ChatTemplate:
                 add_generation_prompt=prompt,
                 **self._values,
             )
-        except Exception as error:  # the template is the user's code: it may add a text to a map, too
+        except Exception as error:  # the template is the user's code and may also add a text to a map
             raise ConfigError(f"model {self._model}: the chat template refused the messages: {error}") from None
 
     def _now(self, form: str) -> str:
@@ -154,8 +157,9 @@ def _map_of(message: ChatMessage, form: CallForm | None, reasoning_field: str | 
 
 
 def _parts_of(message: ChatMessage) -> list[dict[str, str]]:
-    """Return texts and images as parts, in the form that templates of models with images take. An image stands where
-    its mark is in the text; without marks, images come first. ConfigError if there are more or fewer marks."""
+    """Return texts and images as parts, in the form that templates of multimodal models expect. An image stands where
+    its mark is in the text; without marks, images come first. ConfigError if the number of marks is not the number of
+    images."""
     texts, count = message.content.split(IMAGE_MARK), len(message.media)
     if len(texts) == 1:
         texts = [*[""] * count, message.content]
@@ -170,8 +174,8 @@ def _parts_of(message: ChatMessage) -> list[dict[str, str]]:
 
 
 def split_thinking(content: str) -> tuple[str, str]:
-    """Return the reasoning that a content begins with, without its marks, and the rest. The reasoning is empty where
-    the content begins otherwise or the reasoning has no end."""
+    """Return the reasoning at the beginning of the content, without its marks, and the rest. The reasoning is empty if
+    the content does not begin with reasoning, or if the reasoning is not closed."""
     if not content.lstrip().startswith(THINK):
         return "", content
     reasoning, end, rest = content.lstrip()[len(THINK) :].partition(END_THINK)
@@ -179,12 +183,13 @@ def split_thinking(content: str) -> tuple[str, str]:
 
 
 def with_thinking(reasoning: str, content: str) -> str:
-    """Return content with its reasoning as `split_thinking` takes it apart."""
+    """Return the content with its reasoning in front: the reverse of `split_thinking`."""
     return f"{THINK}\n{reasoning}\n{END_THINK}\n\n{content}" if reasoning else content
 
 
 def _reasoning_field(source: str) -> str | None:
-    """Return the field in which the template reads reasoning; None if it takes it from the content, or not at all."""
+    """Return the field in which the template reads reasoning; None if it reads reasoning from the content, or not at
+    all."""
     if END_THINK in source:
         return None
     if "reasoning_content" in source:
@@ -208,7 +213,7 @@ def _call_for(call: Mapping[str, Any], form: CallForm | None) -> dict[str, Any]:
 
 
 def _map_in(text: str) -> Any:
-    """Return the JSON object that a text holds; the text if it holds none."""
+    """Return the JSON object in a text; the text itself if it holds no object."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -223,7 +228,7 @@ def _id_for(call_id: str, form: CallForm | None) -> str:
 
 
 def _checked(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Raise ConfigError for arguments that only the renderer gives."""
+    """Return the arguments. ConfigError if one of them may be passed by the renderer only."""
     for name in kwargs:
         if name in GIVEN:
             raise ConfigError(f"chat_template_kwargs.{name}: every template is given its own; remove it")

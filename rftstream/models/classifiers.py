@@ -1,6 +1,6 @@
-"""Folders of sequence classifiers: what their config says of labels, context and padding, before anything is loaded.
+"""Folders of sequence classifiers: labels, context and padding, read from the config before anything is loaded.
 
-Imports neither torch nor transformers, so that `check` can look at a reward model in a moment."""
+This module imports neither torch nor transformers, so that `check` can inspect a reward model quickly."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from rftstream.errors import ConfigError
 from rftstream.models.folders.files import digest_folder, read_json
 
 CLASSIFIER = "ForSequenceClassification"
-"""How the names of transformers' sequence classifiers end."""
+"""Suffix of the class names of transformers' sequence classifiers."""
 TOKEN_CLASSIFIER = "ForTokenClassification"
-"""How the names of its classifiers of tokens end."""
+"""Suffix of the class names of transformers' token classifiers."""
 HEADS = ("score", "classifier")
 """Names that transformers gives to the head of models for classification."""
 RENDERING_FILE = "rftstream_reward_model.json"
-"""File beside the weights of a reward model that was trained here: `{"rendering": "turn"}`, how its texts ended."""
+"""File beside the weights of a reward model that was trained here. It says how its texts ended: `{"rendering":
+"turn"}`."""
 NO_LIMIT = 1 << 24
-"""Lengths from here on stand for no limit: tokenizers write absurd numbers for it."""
+"""Lengths from here on mean "no limit": tokenizers write absurdly large numbers for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldClassifier:
-    """A classifier that each process which scores holds, as far as its memory goes. Equal ones are loaded once."""
+    """A classifier that each scoring process keeps loaded, if it has the memory. Equal classifiers are loaded once."""
 
     folder: Path
     device: str
     dtype: str
     batch_size: int
-    """Texts of one forward pass."""
+    """Number of texts in one forward pass."""
     limit: int | None
-    """Largest number of tokens of a text; None if nobody knows."""
+    """Largest number of tokens in a text; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +46,16 @@ class ClassifierFolder:
     labels: tuple[str, ...]
     """Names of the outputs, in order."""
     context: int | None
-    """Largest number of tokens that the model takes; None if its files say nothing."""
+    """Largest number of tokens that the model takes; None if its files do not say."""
     loader: str = "AutoModelForSequenceClassification"
     """The class of transformers that loads it."""
     rendering: str
-    """How conversations end: `template`, as the chat template writes them; `turn`, with the token that ends the last
+    """How conversations end: `template`, as the chat template writes them, or `turn`, with the token that ends the last
     turn."""
 
     def place_of(self, label: int | str | None, where: str) -> int:
-        """Return the place of a label among the outputs. ConfigError, which begins with `where`, if there is none, or
-        if none is named and there are several."""
+        """Return the index of a label among the outputs. ConfigError, whose message begins with `where`, if there is no
+        such label, or if no label is named and there are several."""
         count, names = len(self.labels), ", ".join(self.labels)
         if label is None:
             if count != 1:
@@ -78,10 +79,10 @@ class ClassifierFolder:
 
 
 def read_classifier(folder: Path, where: str, *, of_tokens: bool = False) -> ClassifierFolder:
-    """Return what a folder's files say of its classifier, which may be one of tokens if `of_tokens`.
+    """Return what a folder's files say about its classifier. With `of_tokens` the classifier may be a token classifier.
 
-    ConfigError, which begins with `where`, if the folder is not there, is no classifier, or has no weights that can be
-    read without running anything."""
+    ConfigError, whose message begins with `where`, if the folder does not exist, is no classifier, or has no weights
+    that can be read without running code."""
     config = read_json(folder / "config.json")
     if not config:
         raise ConfigError(f"{where}: {folder}: found no config.json, expected a Hugging Face model folder")
@@ -110,10 +111,11 @@ def read_classifier(folder: Path, where: str, *, of_tokens: bool = False) -> Cla
 
 
 def as_classifier(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """Return a model's config as that of a classifier with one output on top of it. ConfigError, which begins with
-    `where`, if the model has a head with several.
+    """Return a model's config as the config of a classifier with one output. ConfigError, whose message begins with
+    `where`, if the model has a head with several outputs.
 
-    The padding marks where a text ends; without a token for it, the end of texts serves, as other trainers have it."""
+    Padding marks where a text ends. A model without a padding token uses its end-of-text token, as other trainers
+    do."""
     kind = str((config.get("architectures") or [""])[0])
     one_label = {"id2label": {"0": "reward"}, "label2id": {"reward": 0}}
     if kind.endswith(CLASSIFIER):
@@ -133,7 +135,7 @@ def as_classifier(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
 
 
 def _labels(config: dict[str, Any]) -> tuple[str, ...]:
-    """Return the names of the labels; transformers' own where the config has none."""
+    """Return the names of the labels; transformers' own names if the config has none."""
     names = config.get("id2label")
     if isinstance(names, dict) and names:
         return tuple(str(names[key]) for key in sorted(names, key=int))

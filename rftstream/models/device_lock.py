@@ -1,8 +1,8 @@
-"""Who holds the memory of a device that a trainer and engines use one after the other (`trainer.colocate`).
+"""The lock of a device whose memory a trainer and engines use in turn (`trainer.colocate`).
 
-Engines hold it together, a trainer alone. The operating system keeps count, by two files of each device that are
-locked (`flock`): one by those who hold it, the other by a trainer that asks for it or has it. Both locks end with the
-process, however it ends, so nobody has to be waited for who is gone.
+Engines hold the device together; a trainer holds it alone. Each device has two files that processes lock with `flock`:
+its holders lock one, and a trainer that wants or holds the device locks the other. The operating system releases both
+locks when a process ends, for whatever reason, so no process waits for a dead one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rftstream.errors import ConfigError
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.05
-"""Seconds from one look at a lock that somebody else has to the next."""
+"""Seconds between two checks of a lock that another process holds."""
 
 
 class DeviceLock(Protocol):
-    """The lock of a device, as one process has it. The worker of an engine or a trainer makes it.
+    """One process's view of a device's lock. The worker of an engine or a trainer makes it.
 
     An engine:                                   A trainer:
 
@@ -36,30 +36,32 @@ class DeviceLock(Protocol):
     """
 
     def share(self) -> bool:
-        """Hold the device beside other engines. False while a trainer has it or asks for it."""
+        """Hold the device together with other engines. Return False while a trainer holds it or wants it."""
 
     def is_wanted(self) -> bool:
-        """Return whether a trainer asks for the device or has it."""
+        """Return whether a trainer wants the device or holds it."""
 
     def take(self) -> bool:
-        """Hold the device alone. False while others hold it; engines see from the first call on that it is wanted."""
+        """Hold the device alone. Return False while others hold it. From the first call on, engines see that the device
+        is wanted."""
 
     def wait_shared(self) -> None:
-        """Return when the device is held beside other engines. Called when an engine starts."""
+        """Wait until the device is held together with other engines. An engine calls it when it starts."""
 
     def wait_taken(self) -> None:
-        """Return when the device is held alone. Called when a trainer starts."""
+        """Wait until the device is held alone. A trainer calls it when it starts."""
 
     def release(self) -> None:
-        """Hold the device no more, and ask for it no more. Nothing happens if it is not held."""
+        """Release the device and stop asking for it. Nothing happens if it is not held."""
 
 
 class FileLock:
     """A DeviceLock for processes of one machine and one user."""
 
     def __init__(self, device: str, *, folder: Path | None = None, look: Callable[[], None] = lambda: None) -> None:
-        """`folder`: of this user alone; the same for all processes that share the device. `look` is called again and
-        again while the device is waited for; what it raises ends the wait."""
+        """`folder`: the folder of the lock files. It belongs to this user alone and is the same for all processes that
+        share the device. `look`: called repeatedly while waiting for the device; an exception that it raises ends the
+        wait."""
         self._look = look
         folder = lock_folder() if folder is None else folder
         name = physical_name(device)
@@ -68,7 +70,7 @@ class FileLock:
         self._asked = _LockedFile(folder / f"{name}.asked")
 
     def share(self) -> bool:
-        """Hold the device beside other engines."""
+        """Hold the device together with other engines."""
         if not self._asked.lock(fcntl.LOCK_SH):
             return False
         try:
@@ -77,7 +79,7 @@ class FileLock:
             self._asked.unlock()
 
     def is_wanted(self) -> bool:
-        """Return whether a trainer asks for the device or has it."""
+        """Return whether a trainer wants the device or holds it."""
         if not self._asked.lock(fcntl.LOCK_SH):
             return True
         self._asked.unlock()
@@ -88,19 +90,19 @@ class FileLock:
         return self._asked.lock(fcntl.LOCK_EX) and self._held.lock(fcntl.LOCK_EX)
 
     def wait_shared(self) -> None:
-        """Return when the device is held beside other engines."""
+        """Wait until the device is held together with other engines."""
         if not self.share():
             log.info("waits until the trainer has left the device %s", self._name)
             self._until(self.share)
 
     def wait_taken(self) -> None:
-        """Return when the device is held alone."""
+        """Wait until the device is held alone."""
         if not self.take():
             log.info("waits until all engines have left the device %s", self._name)
             self._until(self.take)
 
     def release(self) -> None:
-        """Hold the device no more, and ask for it no more."""
+        """Release the device and stop asking for it."""
         self._held.unlock()
         self._asked.unlock()
 
@@ -116,13 +118,13 @@ class FileLock:
 
 
 def lock_folder() -> Path:
-    """Return the folder of this user's locks: in memory, where there is such a folder."""
+    """Return the folder of this user's locks: in memory if the machine has such a folder."""
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     return Path(place) / f"rftstream-{os.getuid()}"
 
 
 def physical_name(device: str) -> str:
-    """Return the name of the device that all processes of the machine have for it, whichever GPUs they see."""
+    """Return the machine-wide name of the device, which does not depend on the GPUs that a process sees."""
     kind, _, number = device.partition(":")
     if kind != "cuda":
         return kind
@@ -132,7 +134,7 @@ def physical_name(device: str) -> str:
 
 
 def _check_is_ours(folder: Path) -> None:
-    """Raise ConfigError if others could hold the locks in this folder, or lead us elsewhere."""
+    """Raise ConfigError if another user could hold the locks in this folder, or redirect it."""
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise ConfigError(
@@ -142,7 +144,7 @@ def _check_is_ours(folder: Path) -> None:
 
 
 class _LockedFile:
-    """A file that is locked, as one process has it. A FileLock makes two."""
+    """A file that this process may lock. A FileLock makes two."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -155,7 +157,7 @@ class _LockedFile:
         return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def lock(self, kind: int) -> bool:
-        """Lock the file as `kind` says, if that can be done at once."""
+        """Take the lock of this `kind` if that is possible at once; return whether it was."""
         while True:
             try:
                 fcntl.flock(self._file, kind | fcntl.LOCK_NB)
@@ -163,11 +165,11 @@ class _LockedFile:
                 return False
             if self._is_there():
                 return True
-            os.close(self._file)  # it was removed: others lock the one that has its name now
+            os.close(self._file)  # the file was removed: other processes lock the new file of this name
             self._file = self._open()
 
     def unlock(self) -> None:
-        """Release the lock. Nothing happens if there is none."""
+        """Release the lock. Nothing happens if it is not held."""
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """The check that a device named in a run file is on this machine.
 
-torch is asked, and imported only for devices other than the CPU."""
+It asks torch, and imports torch only for devices other than the CPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from rftstream.errors import ConfigError
 
 
 def check_device(device: str, *, where: str = "") -> str:
-    """Return what is there under this name. ConfigError for a GPU that torch does not see.
+    """Return a description of the device with this name. ConfigError for a GPU that torch does not see.
 
-    `where` names the setting. `cuda:0,1` names two GPUs. Kinds of devices other than `cuda` pass as they are."""
+    `where` names the setting. `cuda:0,1` names two GPUs. Kinds of devices other than `cuda` are not checked."""
     kind, _, numbers = device.partition(":")
     if kind != "cuda":
         return device

@@ -1,11 +1,11 @@
-"""Which ways to compute a model give what the model is: found by trying. The truth is transformers' eager attention,
-one row at a time.
+"""Finds by trial which ways to compute a model are exact. The truth is transformers' eager attention, one row at a
+time.
 
-Not only our own attention may compute another model: transformers' `sdpa` and its caches differ from `eager` for some
-models as well. A model is tried as a small copy of itself (`models.tiny_copy`) with weights drawn at random, on rows
-longer than its windows, and once more with its own weights on short rows; docs/decisions/0020 says why.
+Our own attention is not the only one that may change a model: for some models transformers' `sdpa` and its caches
+differ from `eager` as well. The trial uses a small copy of the model (`models.tiny_copy`) with random weights, on rows
+longer than its windows. A second trial uses the model's own weights on short rows; docs/decisions/0020 says why.
 
-Shapes: T tokens of a row, U rows, L tokens of the longest, V vocabulary, or the outputs of another head.
+Shapes: T tokens of a row, U rows, L tokens of the longest row, V vocabulary, or the outputs of another head.
 """
 
 from __future__ import annotations
@@ -29,33 +29,34 @@ from rftstream.models.vision.seeing import model_class
 log = logging.getLogger(__name__)
 
 NEAR = 1e-3
-"""Largest difference of logits that counts as rounding, in their standard deviations. float32 rounds by 1e-5, and what
-computes another model differs by 0.01 and more."""
+"""Largest difference of logits that counts as rounding, in standard deviations of the logits. float32 rounds by 1e-5;
+computing another model differs by 0.01 and more."""
 ROUNDED_NEAR = 0.5
-"""The same for weights of 16 bits, whose rounding adds up over the layers of a large model."""
+"""The same limit for 16-bit weights, whose rounding adds up over the layers of a large model."""
 LENGTHS = (40, 3, 17, 9)
-"""Tokens of the rows that a copy is tried with: more and fewer than its windows have."""
+"""Tokens of the rows on which a copy is tried: some longer than its windows, some shorter."""
 SHORT_LENGTHS = (11, 3, 7)
-"""Tokens of the rows that a model is tried with whose weights are its own."""
+"""Tokens of the rows on which a model is tried with its own weights."""
 SPREAD = 0.2
-"""Standard deviation of the weights of a copy. With transformers' own 0.02, attention would hardly show."""
+"""Standard deviation of a copy's weights. With transformers' own 0.02, attention would hardly matter."""
 FAILURES = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
     *(NameError, RuntimeError, TypeError, ValueError),
 )
-"""The errors that the code of a model raises if it cannot be built, or cannot be called in some way."""
+"""Errors that a model's code raises if the model cannot be built, or cannot be called in some way."""
 EAGER, SDPA = "eager", "sdpa"
 
 PathT = TypeVar("PathT")
 Pairs = Iterable[tuple[Tensor, Tensor]]
-"""Logits that were computed in some way, each with the true ones."""
+"""Pairs of logits: computed in some way, and the truth."""
 
 
 class Probe:
-    """Rows, and the true logits of a model for them. `of_copy` and `of_model` make it."""
+    """Rows and a model's true logits for them. `of_copy` and `of_model` make it."""
 
     def __init__(self, model: Callable[[str], Any], lengths: Sequence[int], vocabulary: int, device: Any) -> None:
-        """`model`: returns the model with the attention of this name. The model before is not used any more then."""
+        """`model`: returns the model with the attention of this name. The model that it returned before is not used
+        afterwards."""
         self.model = model
         random = torch.Generator().manual_seed(len(lengths))
         self.rows = [torch.randint(vocabulary, (length,), generator=random).to(device) for length in lengths]
@@ -63,8 +64,8 @@ class Probe:
             self.true = [logits(model(EAGER), input_ids=row_T[None])[0] for row_T in self.rows]
 
     def holds(self, attention: str, compute: Callable[[Any, Probe], Pairs]) -> bool:
-        """Return whether the model with an attention, computed in some way, gives what it is. A failure counts as
-        another result."""
+        """Return whether the model gives its true logits with this attention, computed by `compute`. A failure counts
+        as a difference."""
         try:
             with torch.no_grad():
                 return all(is_near(found, true) for found, true in compute(self.model(attention), self))
@@ -74,7 +75,7 @@ class Probe:
 
     @torch.no_grad()
     def is_causal(self) -> bool:
-        """Return whether late tokens, another one or none in their place, leave what was said before them as it is."""
+        """Return whether earlier logits stay the same when later tokens are changed or removed."""
         row_T, true_TV = self.rows[0], self.true[0]
         place = len(row_T) - 2
         changed_T = row_T.clone()
@@ -87,23 +88,24 @@ class Probe:
 
 
 def logits(model: Any, **inputs: Any) -> Tensor:
-    """Return what a model makes of its inputs without a cache: its logits, or its states if it has no head."""
+    """Return the model's output for the inputs, computed without a cache: its logits, or its states if it has no
+    head."""
     output = model(**inputs, use_cache=False)
     found: Tensor = output.last_hidden_state if getattr(output, "logits", None) is None else output.logits
     return found
 
 
 def is_near(found: Tensor, true: Tensor) -> bool:
-    """Return whether logits are equal within rounding."""
+    """Return whether logits are equal up to rounding."""
     if found.shape != true.shape:
         return False
     largest = (found.float() - true.float()).abs().max()
     near = NEAR if true.dtype in (torch.float32, torch.float64) else ROUNDED_NEAR
-    return bool(largest <= near * true.float().std())  # False for what is no number
+    return bool(largest <= near * true.float().std())  # False for NaN
 
 
 def padded(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
-    """Compute the rows together, with padding on the right."""
+    """Compute the rows together, padded on the right."""
     token_ids_UL = nn.utils.rnn.pad_sequence(probe.rows, batch_first=True)
     for found_LV, true_TV in zip(logits(model, input_ids=token_ids_UL), probe.true, strict=True):
         yield found_LV[: len(true_TV)], true_TV
@@ -116,7 +118,7 @@ def alone(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def of_head(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
-    """Compute the logits by the head's matrix alone, from the states of the model without it."""
+    """Compute the logits with the head's matrix alone, from the states of the model without its head."""
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or model.base_model is model:
         raise TypeError("the model has no head that is one matrix")
@@ -125,7 +127,7 @@ def of_head(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def of_copy(kind: Any, config: Any) -> Probe | None:
-    """Return a probe of the small copy of a model of this class; None if there can be no such copy."""
+    """Return a probe of the small copy of a model of this class; None if such a copy cannot be made."""
     made: dict[str, Any] = {}
 
     def model(attention: str) -> Any:
@@ -148,8 +150,8 @@ def of_copy(kind: Any, config: Any) -> Probe | None:
 
 
 def once_per_kind(find: Callable[[Any, Any, Probe], PathT]) -> Callable[[Any, Any], PathT | None]:
-    """Return `find` as a function of a model's class and config, which tries the small copy once in a process. It gives
-    None if there is no small copy, and raises ConfigError if the model is no decoder."""
+    """Return `find` as a cached function of a model's class and config, which tries each small copy once in a process.
+    The function returns None if there is no small copy, and raises ConfigError if the model is no decoder."""
     found: dict[tuple[Any, str], PathT | None] = {}
 
     def path(kind: Any, config: Any) -> PathT | None:
@@ -163,8 +165,8 @@ def once_per_kind(find: Callable[[Any, Any, Probe], PathT]) -> Callable[[Any, An
 
 
 def of_model(model: Any, lengths: Sequence[int] = SHORT_LENGTHS) -> Probe | None:
-    """Return a probe of a model with its own weights; None if it has another attention than eager, which cannot be
-    exchanged. ConfigError if eager attention fails, too."""
+    """Return a probe of a model with its own weights; None if the model's attention cannot be switched to eager.
+    ConfigError if eager attention fails as well."""
     before = model.config._attn_implementation
     may_exchange = model._can_set_attn_implementation()
     if not may_exchange and before != EAGER:
@@ -187,8 +189,8 @@ def of_model(model: Any, lengths: Sequence[int] = SHORT_LENGTHS) -> Probe | None
 
 
 def outline_of(loader: Any, folder: Path) -> Any:
-    """Return a model without weights, as a class of transformers loads it from a folder. ConfigError for one with an
-    encoder."""
+    """Return a model without weights, as a class of transformers loads it from a folder. ConfigError for an encoder
+    model."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder)
@@ -202,8 +204,8 @@ def outline_of(loader: Any, folder: Path) -> Any:
 
 
 def check_model(spec: ModelSpec, *, trained: bool) -> None:
-    """Raise ConfigError for a model that is loaded from its folder and cannot be computed: it is no decoder, or, if it
-    is `trained`, its weights have other names than in its checkpoint. No weights are loaded."""
+    """Raise ConfigError if a model cannot be computed after loading it from its folder: it is no decoder, or, if it is
+    `trained`, its weights have other names than in its checkpoint. This loads no weights."""
     with loading(spec):
         model = outline_of(model_class(spec.folder), spec.folder)
     if trained and ImageTokens.of(spec.folder) is None:
@@ -213,7 +215,7 @@ def check_model(spec: ModelSpec, *, trained: bool) -> None:
 
 
 def check_names(spec: ModelSpec, model: Any) -> None:
-    """Raise ConfigError unless a model's weights have the names of the checkpoint, under which they travel."""
+    """Raise ConfigError unless a model's weights have their checkpoint names, under which they are published."""
     from safetensors import safe_open
 
     known: set[str] = set()
@@ -228,18 +230,18 @@ def check_names(spec: ModelSpec, model: Any) -> None:
 
 
 def whole(model: Any) -> Any:
-    """Return the model itself, for what is computed of it."""
+    """Return the model itself: the default `part`."""
     return model
 
 
 def takes_other_attention(kind: Any) -> bool:
-    """Return whether transformers says that a model of this class computes with any attention like `sdpa` that is
-    registered: what it hands over beside queries, keys and values is then known."""
+    """Return whether transformers says that models of this class work with any registered attention with the interface
+    of `sdpa`. Then the arguments beside queries, keys and values are known."""
     return bool(kind._supports_sdpa) and bool(kind._can_set_attn_implementation())
 
 
 def check_causal(probe: Probe, config: Any) -> None:
-    """Raise ConfigError for a model that sees what comes after a token."""
+    """Raise ConfigError if the model's logits depend on later tokens."""
     if not probe.is_causal():
         raise ConfigError(
             f"model.path: {config.model_type} sees what comes after a token, expected a decoder, which sees what comes "
@@ -248,10 +250,10 @@ def check_causal(probe: Probe, config: Any) -> None:
 
 
 def _draw(model: Any) -> None:
-    """Draw weights that show what is computed: of a size at which attention prefers some tokens to others."""
+    """Draw random weights large enough that attention prefers some tokens to others, so that differences show."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, SPREAD)
-            else:  # scales, biases, sinks: near to what the model begins with
+            else:  # scales, biases, sinks: stay near their initial values
                 parameter.add_(torch.randn_like(parameter) * SPREAD)

@@ -1,7 +1,7 @@
-"""What a backend or an engine holds on its device, moved to main memory and back, bit for bit.
+"""Moves the tensors of a backend or an engine from their device to main memory and back, bit for bit.
 
-Storages are moved, not tensors: a tensor keeps its place in models, optimizers and hooks, and is without bytes while
-its storage is away. Nothing may compute with it meanwhile: that ends the process at best.
+Storages are moved, not tensors: a tensor keeps its place in models, optimizers and hooks, and has no bytes while its
+storage is away. Nothing may compute with it meanwhile: at best, that ends the process.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ def tensors_of(model: Any) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """A storage that is without bytes, and where they are."""
+    """A storage without bytes, and the place of its bytes."""
 
     storage: torch.UntypedStorage
     num_bytes: int
     host: Tensor | None
-    """Its bytes in main memory, uint8; None for room that has nothing in it."""
+    """The bytes in main memory, uint8; None for a buffer without content."""
 
 
 class DeviceState:
-    """The tensors of a backend or engine, which leave the device together. Their owner makes it, computes within
-    `present`, and calls `leave` when the device is to be free.
+    """The tensors of a backend or engine, which leave the device together. Their owner makes this object, computes
+    inside `present`, and calls `leave` to free the device.
 
     with state.present():
         update(rows)
@@ -51,16 +51,16 @@ class DeviceState:
         offload: bool,
         room: Callable[[], Iterable[Tensor]] = tuple,
     ) -> None:
-        """`tensors`: what the backend holds now, wherever it is; a tensor may come twice. `offload`: whether all leaves
-        at the end of each `present`. `room`: those of the tensors whose bytes mean nothing outside of `present`, so
-        that they need not be kept."""
-        if device.type == "cuda" and device.index is None:  # tensors name it
+        """`tensors`: returns what the backend holds now, wherever it is; a tensor may come twice. `offload`: whether
+        everything leaves the device at the end of each `present`. `room`: returns the tensors whose content matters
+        only inside `present`, so that it need not be kept."""
+        if device.type == "cuda" and device.index is None:  # `tensors` names it
             device = torch.device("cuda", torch.cuda.current_device())
         self._device, self._tensors, self._room, self._offload = device, tensors, room, offload
         self._moved: dict[int, _Moved] = {}
-        """By the address of the storage, which stays while its bytes go."""
+        """Moved storages by address. The address of a storage stays the same while its bytes are away."""
         self._spare: dict[int, list[Tensor]] = {}
-        """Buffers in main memory for the next time, by their bytes: pinned memory takes long to get."""
+        """Buffers in main memory for later use, by their size in bytes: allocating pinned memory takes long."""
         self._depth = 0
 
     @property
@@ -70,18 +70,18 @@ class DeviceState:
 
     @property
     def num_bytes_away(self) -> int:
-        """Bytes of the device's tensors that are in main memory."""
+        """Number of bytes of the device's tensors that are in main memory."""
         return sum(moved.num_bytes for moved in self._moved.values())
 
     @property
     def is_away(self) -> bool:
-        """Whether something is in main memory."""
+        """Whether some tensors are in main memory."""
         return bool(self._moved)
 
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
-        """Have everything on the device inside of this context. It may be entered again within; the outermost one
-        counts."""
+        """Keep everything on the device inside this context. Contexts may be nested; the outermost one moves the
+        tensors."""
         self.come()
         self._depth += 1
         try:
@@ -112,17 +112,18 @@ class DeviceState:
         for moved in left.values():
             moved.storage.resize_(0)
         self._moved |= left
-        self._spare = {}  # of what has another size by now
+        self._spare = {}  # buffers for tensors that now have another size
         if left and self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def come(self) -> None:
-        """Move everything back to the device. After an error what had no room is still away, and may come later."""
+        """Move everything back to the device. After an error, the tensors for which there was no memory are still away;
+        a later call may bring them back."""
         if not self._moved:
             return
         while self._moved:
             address, moved = next(reversed(self._moved.items()))
-            moved.storage.resize_(moved.num_bytes)  # there may be no room
+            moved.storage.resize_(moved.num_bytes)  # there may be no memory
             if moved.host is not None:
                 _bytes_of(moved.storage).copy_(moved.host, non_blocking=True)
                 self._spare.setdefault(moved.num_bytes, []).append(moved.host)
@@ -130,11 +131,12 @@ class DeviceState:
         self._synchronize()
 
     def readable(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return these tensors, those that are away as they are in main memory: to be read before the next update."""
+        """Return these tensors for reading; those that are away are returned as they are in main memory. Read them
+        before the next update."""
         return {name: _as_in(self._moved.get(one.untyped_storage()._cdata), one) for name, one in tensors.items()}
 
     def forget(self) -> None:
-        """Drop what is in main memory: the backend holds nothing any more."""
+        """Drop what is in main memory: the backend no longer holds anything."""
         self._moved, self._spare = {}, {}
 
     def _host_buffer(self, num_bytes: int) -> Tensor:
@@ -154,7 +156,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
 
 
 def _as_in(moved: _Moved | None, tensor: Tensor) -> Tensor:
-    """Return a tensor as it lies in the bytes of its storage in main memory; itself if it is not away."""
+    """Return a tensor as a view of its storage's bytes in main memory; the tensor itself if it is not away."""
     if moved is None or moved.host is None:
         return tensor
     with torch.no_grad():

@@ -1,5 +1,7 @@
-"""The way from messages to token ids and back. Needs neither torch nor transformers where the model has a
-`tokenizer.json`. The ids are those of `AutoTokenizer.apply_chat_template`."""
+"""The way from messages to token ids and back.
+
+The ids are those of `AutoTokenizer.apply_chat_template`. A model with a `tokenizer.json` needs neither torch nor
+transformers here."""
 
 from __future__ import annotations
 
@@ -30,20 +32,21 @@ if TYPE_CHECKING:
     from rftstream.config.sections import EvaluationSection, TasksetSection
 
 SHOWN_CHARACTERS = 8
-"""Largest number of characters without a token that an error shows."""
+"""Largest number of unknown characters that an error message shows."""
 PROMPTS_KEPT = 128
-"""Prompts whose ids are kept for siblings: an explorer is given the rollouts of some groups one among the other."""
+"""Number of prompts whose ids are kept for siblings: an explorer receives the rollouts of several groups mixed."""
 MAX_KEPT_CHARACTERS = 16384
-"""Characters of all messages up to which their prompt is kept, since ids take several bytes for each."""
+"""Largest number of characters, over all messages, of a prompt that is kept. Its ids take several bytes per
+character."""
 
 
 Pieces = list[tuple[str, bool]]
-"""Runs of text, each with whether it is special tokens, which `decode` leaves out."""
+"""Runs of text, each with whether it consists of special tokens, which `decode` leaves out."""
 
 
 class Renderer(Protocol):
-    """Turns messages into token ids and back. `open_renderer` makes it; explorers, evaluators and readers of data
-    call it, in any order."""
+    """Turns messages into token ids and back. `open_renderer` makes it. Explorers, evaluators and readers of data call
+    it, in any order."""
 
     @property
     def images(self) -> ImageTokens | None:
@@ -51,11 +54,11 @@ class Renderer(Protocol):
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
-        """The ids that end a completion; any of them does."""
+        """The ids that end a completion."""
 
     @property
     def control_texts(self) -> frozenset[str]:
-        """Texts that become special tokens, wherever they stand in a message."""
+        """Texts that become special tokens wherever they appear in a message."""
 
     @property
     def context(self) -> int | None:
@@ -63,11 +66,11 @@ class Renderer(Protocol):
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of ids; each id lies below it."""
+        """Number of ids; each id is below it."""
 
     @property
     def digest(self) -> str:
-        """`sha256:<hex>` of all that the ids depend on."""
+        """`sha256:<hex>` of everything that the ids depend on."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -75,19 +78,19 @@ class Renderer(Protocol):
 
     @property
     def dated(self) -> bool:
-        """Whether a prompt rendered so far has the date in it."""
+        """Whether a prompt rendered so far contains the date."""
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        """Return the ids of the prompt, up to where the assistant's turn begins, with all tokens of its images.
+        """Return the ids of the prompt, up to the beginning of the assistant's turn, with all tokens of its images.
         ConfigError if the template refuses the messages, or if they have images and the model is not shown any."""
 
     def render_turn(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return prompt and completion of messages that end with one of the assistant's.
+        """Return prompt and completion for messages that end with an assistant's message.
 
-        The prompt's ids are those that `render` gives for the messages before. The completion's are those of the
-        last message as if the policy had said it, with the token that ends it."""
+        The prompt's ids are what `render` returns for the earlier messages. The completion's ids are those of the last
+        message as the policy would have sampled it, with the token that ends the turn."""
 
     def parse(
         self,
@@ -98,54 +101,55 @@ class Renderer(Protocol):
         finish_reason: str,
         turn: int,
     ) -> AssistantMessage:
-        """Return the turn that was sampled, taken apart into text, reasoning and tool calls.
+        """Return the sampled turn, split into text, reasoning and tool calls.
 
-        `prompt`: the ids before it. `tools`: those that the prompt offers; without any, no calls are looked for.
+        `prompt`: the ids before it. `tools`: the tools that the prompt offers; without tools, no calls are looked for.
         `turn`: number of the turn, from 0, for the ids of calls. A call that cannot be read is returned as a call with
         an error; nothing raises."""
 
     def as_chat_message(self, said: AssistantMessage, completion: Sequence[int]) -> ChatMessage:
-        """Return what `parse` returned as a message for later prompts.
+        """Return a message for later prompts from a message that `parse` returned.
 
-        Tool calls are in `tool_calls`, where the template shows those and all of them could be read; else the content
+        If the template shows tool calls and all of them could be read, they are in `tool_calls`. Otherwise the content
         is the text as it was sampled. Reasoning stands at the beginning of the content, between `<think>` and
-        `</think>`; a template that reads it from a field of its own gets it there."""
+        `</think>`. A template that reads reasoning from its own field gets it there."""
 
     def continue_prompt(
         self, known: Sequence[int], num_said: int, before: Conversation, now: Conversation
     ) -> Continuation:
-        """Return the ids to append to `known` for the next turn, or why a new segment has to begin.
+        """Return the ids to append to `known` for the next turn, or the reason why a new segment has to begin.
 
-        `known`: the tokens of the open segment; the last `num_said` of them are what was sampled in the turn that has
-        ended. `before`: the conversation that this turn's prompt was rendered from. `now`: the messages of `before`,
-        the assistant's message (of `as_chat_message`), and those after it. ConfigError if the template or the
+        `known`: the tokens of the open segment; its last `num_said` tokens were sampled in the turn that just ended.
+        `before`: the conversation from which that turn's prompt was rendered. `now`: the messages of `before`, the
+        assistant's message (from `as_chat_message`), and the messages after it. ConfigError if the template or the
         tokenizer refuses `now`, as in `render`.
 
-        The turn loop and the gateway call it once for each turn but the first. After a reason they call `render`."""
+        The turn loop and the gateway call it once for each turn after the first. If they get a reason, they call
+        `render`."""
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a text as it is; names of special tokens in it become these tokens. ConfigError if the
-        tokenizer refuses it."""
+        """Return the ids of a text without a template. Names of special tokens in the text become these tokens.
+        ConfigError if the tokenizer refuses the text."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text without special tokens."""
 
     def pieces(self, token_ids: Sequence[int]) -> Pieces:
-        """Return the text of all tokens, for people to read, with those that `decode` leaves out."""
+        """Return the text of all tokens, for people to read, including the tokens that `decode` leaves out."""
 
 
 def image_spans(renderer: Renderer, token_ids: Sequence[int], messages: Sequence[ChatMessage]) -> tuple[ImageSpan, ...]:
-    """Return where the images of the messages stand in ids that the renderer gave for these messages."""
+    """Return the spans of the messages' images in ids that the renderer returned for these messages."""
     return () if renderer.images is None else renderer.images.spans(token_ids, images_of(messages))
 
 
 def pieces_of_turns(
     renderer: Renderer | None, turns: Sequence[Turn], segments: Sequence[Segment], calls: Sequence[AgentCall] = ()
 ) -> list[Pieces]:
-    """Return what each turn says. An assistant's turn is given as its sampled tokens. `calls` are those of an agent,
+    """Return the text of each turn. An assistant's turn is given as its sampled tokens. `calls` are those of an agent,
     whose segments may be in another order than its turns.
 
-    Without a renderer, or where the segments lack a turn's tokens, a turn is given as its text, which has no special
+    Without a renderer, or if the segments lack a turn's tokens, a turn is given as its text, which has no special
     tokens."""
     sampled: list[int] = []
     for segment in segments if not calls else ():
@@ -168,7 +172,7 @@ def joined(pieces: Pieces) -> str:
 
 
 def is_light(spec: ModelSpec) -> bool:
-    """Return whether the model's renderer opens in a moment, without transformers."""
+    """Return whether the model's renderer opens quickly, without transformers."""
     return spec.name == model_folder.FAKE or (spec.folder / "tokenizer.json").is_file()
 
 
@@ -180,21 +184,21 @@ def open_renderer(spec: ModelSpec) -> Renderer:
 def own_renderers(
     spec: ModelSpec, sections: Mapping[str, TasksetSection] | Mapping[str, EvaluationSection]
 ) -> dict[str, Renderer]:
-    """Return the renderers of tasksets or evaluations that have a template, or values for one, of their own."""
+    """Return the renderers of those tasksets or evaluations that set their own template or template values."""
     specs = {name: model_folder.for_section(spec, section) for name, section in sections.items()}
     return {name: open_renderer(own) for name, own in specs.items() if own is not spec}
 
 
 def open_parsers(renderers: Iterable[Renderer]) -> None:
-    """Open the parsers of the renderers whose templates are of a known family. Importing them takes seconds, which the
-    first completion would wait for."""
+    """Open the parsers of those renderers whose templates belong to a known family. Importing them takes seconds, for
+    which the first completion would otherwise wait."""
     for renderer in renderers:
         if isinstance(renderer, HfRenderer):
             renderer.family  # noqa: B018  # it is kept
 
 
 class HfRenderer:
-    """The tokenizer of a Hugging Face model folder with the chat template in effect, as `Renderer` describes it."""
+    """The tokenizer of a Hugging Face model folder with the chat template in use, as `Renderer` describes it."""
 
     def __init__(self, spec: ModelSpec) -> None:
         templates = model_folder.chat_templates(spec)
@@ -216,7 +220,7 @@ class HfRenderer:
         self._render_texts = functools.lru_cache(PROMPTS_KEPT)(self._render_now)
         self.names = self._template.names
         self._name = spec.name
-        decoder = config.get("text_config", config)  # of models that read more than text
+        decoder = config.get("text_config", config)  # models that read more than text
         self.context = spec.context or decoder.get("max_position_embeddings")
         self.vocabulary_size = int(decoder.get("vocab_size") or tokenizer.size)
         eos = tokenizer.ids.get(special.get("eos_token", ""))
@@ -242,8 +246,8 @@ class HfRenderer:
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         if not (tools or self.images is not None or self.dated) and _is_first_prompt(messages):
             try:
-                return self._render_texts(tuple(messages))  # siblings of a group ask for the same
-            except TypeError:  # something in a message cannot be compared by hash
+                return self._render_texts(tuple(messages))  # siblings of a group ask for the same prompt
+            except TypeError:  # a value in a message is not hashable
                 pass
         return self._render_now(tuple(messages), tools)
 
@@ -256,15 +260,16 @@ class HfRenderer:
         return token_ids
 
     def _refuse_images(self, messages: Sequence[ChatMessage]) -> None:
-        """Raise ConfigError if there are images and the model is not shown any. Its template would write something in
-        their place."""
+        """Raise ConfigError if there are images and the model is not shown any. Its template would write a wrong text
+        for them."""
         if self.images is None and (shown := images_of(messages)):
             raise ConfigError(
                 f"model {self._name}: got {len(shown)} images, which it is not shown: {why_no_images(self._folder)}"
             )
 
     def _show(self, text: str, messages: Sequence[ChatMessage]) -> str:
-        """Return what the template wrote with all that stands for images. ConfigError if a text writes their marks."""
+        """Return the rendered text with the text of each image in it. ConfigError if a message contains the marks of
+        images."""
         assert self.images is not None
         try:
             return self.images.expand(
@@ -274,7 +279,7 @@ class HfRenderer:
             raise ConfigError(f"model {self._name}: {error}") from None
 
     def _check_images(self, token_ids: Sequence[int], messages: Sequence[ChatMessage]) -> None:
-        """Raise ConfigError unless the placeholders in ids are those of the messages' images."""
+        """Raise ConfigError unless the placeholders in the ids match the messages' images."""
         if self.images is not None:
             try:
                 self.images.spans(token_ids, images_of(messages))
@@ -334,7 +339,7 @@ class HfRenderer:
 
     @functools.cached_property
     def family(self) -> FamilyParser | None:
-        """The parser for completions of the model's family; None if the family is not known. `open_parsers` opens it
+        """The parser for completions of the model's family; None if the family is unknown. `open_parsers` opens it
         early."""
         return open_parser(self._template.source, self._tokenizer)
 
@@ -353,7 +358,7 @@ class HfRenderer:
     def encode(self, text: str) -> tuple[int, ...]:
         try:
             return tuple(self._tokenizer.encode(text))
-        except Exception as error:  # the tokenizer's own, which names no character
+        except Exception as error:  # the tokenizer's own error, which names no character
             raise ConfigError(f"model {self._name}: {self._why_not(text, error)}") from None
 
     def _why_not(self, text: str, error: Exception) -> str:
@@ -382,13 +387,13 @@ class HfRenderer:
 
 
 def _is_first_prompt(messages: Sequence[ChatMessage]) -> bool:
-    """Return whether siblings may ask for the prompt: a short one of texts, in which nobody has answered."""
+    """Return whether siblings may ask for the prompt: it is short, has only texts, and nobody has answered yet."""
     are_texts = not any(message.media or message.tool_calls or message.role == "assistant" for message in messages)
     return are_texts and sum(len(message.content) for message in messages) <= MAX_KEPT_CHARACTERS
 
 
 def _stop_token_ids(spec: ModelSpec, config: Mapping[str, Any], eos: int | None) -> frozenset[int]:
-    """Return the ids in generation_config.json, else those in config.json, and in any case the tokenizer's end of
+    """Return the ids in generation_config.json, or else those in config.json, and always the tokenizer's end of
     text."""
     said = read_json(spec.folder / "generation_config.json").get("eos_token_id")
     said = config.get("eos_token_id") if said is None else said

@@ -1,4 +1,4 @@
-"""A client of a served model, for any server with OpenAI's HTTP API. Keys are sent to that server alone."""
+"""A client for models behind any server with OpenAI's HTTP API. Keys are sent only to that server."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from rftstream.http import address
 from rftstream.http.client import BUSY, AnswerTooLong, Call, HttpClient, RequestCancelled, RequestFailed, pause_s
 
 PAUSE_S = 0.5
-"""Seconds before the second try, give or take a half; twice as long before each further try."""
+"""Seconds before the second try, randomised by half of that; the pause doubles before each further try."""
 
 WATCHED = address.keep_alive_options(5, 5, 3)
-"""How the system asks whether a watched host is there. Its other connections may wait longer."""
+"""Settings by which the system checks that a watched host is alive. Connections without a watch may wait longer."""
 
 MISTAKEN = frozenset({401, 403, 404})
 """HTTP statuses that every request would get."""
 
 AWAY = frozenset({429, 502, 503, 504})
-"""Those of BUSY that say nothing about the request: the server is full, or a proxy finds none."""
+"""Statuses in BUSY that say nothing about the request: the server is full, or a proxy finds no server."""
 
 GONE = frozenset({502, 504})
-"""Those of AWAY by which a proxy says that it lost the server."""
+"""Statuses in AWAY by which a proxy reports that it lost the server."""
 
 
 class RetryableError(Exception):
-    """A request failed, and another try may help: no server was there, or it had no time. `timed_out` says whether
-    the answer did not come in time. `after_s` is how many seconds the server wants to be left alone. `is_away` says
-    whether it would have failed at any request, and `is_lost` whether the server may have ended."""
+    """A request failed, and another try may help: there was no server, or the server was busy.
+
+    `timed_out`: whether the answer did not come in time. `after_s`: seconds to wait, as the server asked. `is_away`:
+    whether any request would have failed. `is_lost`: whether the server may have ended."""
 
     def __init__(
         self, text: str, *, timed_out: bool = False, after_s: float = 0.0, is_away: bool = False, is_lost: bool = False
@@ -42,11 +43,11 @@ class RetryableError(Exception):
 
 
 class Refused(Exception):
-    """A request cannot be answered; other requests can."""
+    """This request cannot be answered; other requests can."""
 
 
 class Unreachable(Exception):
-    """No request can be answered now. `timed_out` says whether the last try had no answer in time."""
+    """No request can be answered now. `timed_out`: whether the last try had no answer in time."""
 
     def __init__(self, text: str, *, timed_out: bool = False) -> None:
         super().__init__(text)
@@ -54,16 +55,16 @@ class Unreachable(Exception):
 
 
 class ModelServer:
-    """A client of one resource of a model server. Many threads may use it at once; each `ask` is a request with its
-    tries. Connections stay open for the next requests until `close`."""
+    """A client of one resource of a model server. Many threads may use it at once; each `ask` is one request with its
+    retries. Connections stay open for later requests until `close`."""
 
     def __init__(
         self, url: str, resource: str, *, api_key: str | None, timeout_s: float, tries: int, section: str
     ) -> None:
-        """`url` is where the API begins, and `resource` the part of it that is asked, e.g. `completions`. `section` of
-        the run file is named in errors.
+        """`url`: where the API begins. `resource`: the path below it, such as `completions`. `section`: the section of
+        the run file that errors name.
 
-        ConfigError for a url that is none, or a key that no header can hold."""
+        ConfigError for an invalid url, or a key that an HTTP header cannot hold."""
         if api_key is not None:
             address.check_key(api_key, f"{section}.api_key")
         parts = split_url(url, section)
@@ -110,9 +111,9 @@ class ModelServer:
         raise Refused(f"the server answered {said}")
 
     def pause(self, number: int, call: Call, *, at_least_s: float = 0.0) -> bool:
-        """Wait before try `number`, counted from 0; return whether the request was cancelled meanwhile. Requests that
-        failed together come back apart. `at_least_s` is what the server asks for; it counts up to the time limit of an
-        answer."""
+        """Wait before try `number`, counted from 0; return whether the request was cancelled meanwhile. The wait is
+        randomised, so that requests that failed together do not return together. `at_least_s` is what the server asked
+        for; it is capped at the time limit of an answer."""
         return call.cancelled.wait(max(pause_s(number, PAUSE_S), min(at_least_s, self._timeout_s)))
 
     def watch(self) -> ServerWatch | None:
@@ -127,23 +128,24 @@ class ModelServer:
 
 
 class ServerWatch:
-    """An idle connection, by which a caller sees that the server still runs. While the connection is open the server
-    has not ended, so it still has the version that it was given. `ModelServer.watch` makes it; its caller closes it.
+    """An idle connection that shows a caller that the server still runs.
 
-    A server may close idle connections for reasons of its own, but vLLM and SGLang close only connections that were
-    used. Behind a proxy the connection shows only that the proxy runs."""
+    While the connection is open, the server has not ended, so it still has the version that it was given.
+    `ModelServer.watch` makes it; its caller closes it. A server may close idle connections for its own reasons, but
+    vLLM and SGLang close only connections that were used. Behind a proxy the connection shows only that the proxy
+    runs."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        for option in WATCHED:  # a host that is gone, and one that is back, says nothing by itself
+        for option in WATCHED:  # a host that is gone, or that is back after a restart, does not report that by itself
             connection.setsockopt(*option)
         self._socket = connection
 
     @property
     def is_open(self) -> bool:
-        """Whether the server has been there all the time."""
+        """Whether the server has been there since the watch began."""
         try:
-            self._socket.recv(1)  # the end, or what a server says before it ends a connection that is of no use
+            self._socket.recv(1)  # the connection ended, or the server wrote something before closing it
         except (BlockingIOError, ssl.SSLWantReadError):
             return True
         except OSError:
@@ -156,8 +158,8 @@ class ServerWatch:
 
 
 def split_url(url: str, section: str) -> SplitResult:
-    """Return the parts of a server's url. ConfigError, which names `section` of the run file, for one that is none or
-    holds a key."""
+    """Return the parts of a server's url. ConfigError, which names `section` of the run file, if the url is invalid or
+    contains a key."""
     parts = address.split_url(url)
     if parts is None or parts.username is not None:
         raise ConfigError(

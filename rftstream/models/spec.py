@@ -1,4 +1,4 @@
-"""The description of the model that a run trains. Engines and backends get it."""
+"""The description of the model that a run trains, for engines and backends."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ModelSpec:
     folder: Path
     """An ordinary Hugging Face model folder."""
     dtype: str
-    """Served dtype: bfloat16, float16 or float32."""
+    """Dtype in which weights are served: bfloat16, float16 or float32."""
     context: int | None
-    """Largest number of tokens of prompt and completion together; None for what the model's config says."""
+    """Largest number of tokens of prompt and completion together; None for the limit in the model's config."""
     device: str = "cpu"
     """Where the model is computed: cpu, cuda, cuda:0 or the like."""
     threads: int = 1
@@ -32,7 +32,7 @@ class ModelSpec:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Values that the template gets beside messages and tools, by name."""
     as_classifier: bool = False
-    """Whether what is trained is a sequence classifier with one output, which begins as the model in `folder`."""
+    """Whether the run trains a sequence classifier with one output, initialised from the model in `folder`."""
     lora: LoraSection | None = None
-    """Settings of the adapters that versions consist of; the weights in `folder` stay as they are. None if all
-    weights are trained."""
+    """Settings of the adapters that versions consist of; the weights in `folder` stay unchanged. None if all weights
+    are trained."""

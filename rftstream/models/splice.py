@@ -1,8 +1,8 @@
-"""Exact tokens over turns: the prompt of the next turn is the tokens that are there, and what is new.
+"""Exact tokens across turns: the prompt of the next turn is the known tokens plus the tokens of the new text.
 
-What was sampled is never tokenised again. A template writes the conversation with a mark in place of what the
-assistant said. The text after the mark is what follows the turn: its end, the new messages, the next generation
-prompt. That text alone is encoded and appended. Before that, it is proved that nothing else would have changed:
+Sampled tokens are never tokenised again. The template renders the conversation with a mark in place of the assistant's
+message. The text after the mark is what follows the turn: its end, the new messages, the next generation prompt. Only
+that text is encoded and appended. Before that, these checks prove that nothing else would have changed:
 
 1. `now` begins with the messages and tools of `before`, then one message of the assistant's.
 2. The text before the mark is the text of the prompt that was sampled from. A template may differ only inside of turns
@@ -11,7 +11,7 @@ prompt. That text alone is encoded and appended. Before that, it is proved that 
 4. The first appended token begins where no piece of the tokenizer could reach over: behind a token at which texts are
    split, or, elsewhere, where encoding both sides together gives the same ids.
 
-Where a proof fails, the `Continuation` has a reason and a new segment begins.
+If a check fails, the `Continuation` has a reason and a new segment begins.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from rftstream.models.chat_template import END_THINK, THINK, ChatTemplate, split
 from rftstream.models.tokenizer import Tokenizer
 
 MARK = "<0marked-turn0>"
-"""Stands for what the assistant said. It has no white space at its ends, since templates trim."""
+"""Text in place of the assistant's message. It has no white space at its ends, since templates strip it."""
 NEXT_MARK = "<0marked-next0>"
-"""Stands for what the message after it says."""
+"""Text in place of the message after it."""
 KEPT_TEXTS = 256
-"""Number of conversations whose text is kept. With more open rollouts texts are written again."""
+"""Number of conversations whose rendered text is kept. If more rollouts are open, texts are rendered again."""
 _EMPTY_THOUGHT = re.compile(rf"{THINK}\s*{END_THINK}\s*")
 _ANY_THOUGHT = re.compile(rf"({THINK}.*?)?{END_THINK}\s*|{THINK}\s*\Z", re.DOTALL)
 _WINDOWS = (16, 8, 4, 2, 1)
-"""How many known tokens are encoded again with the new text, to see whether pieces would merge."""
+"""Numbers of known tokens that are encoded again with the new text, to see whether tokens would merge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,45 +49,45 @@ class Conversation:
 
 
 class BreakReason(StrEnum):
-    """Why a turn begins a new segment instead of continuing the one before."""
+    """The reason why a turn begins a new segment and does not continue the one before."""
 
     rewritten = "rewritten"
-    """The conversation does not begin with the one before, followed by a message of the assistant's."""
+    """The conversation is not the one before followed by an assistant's message."""
     tools_changed = "tools_changed"
     """Other tools are offered than before."""
     template_changes_history = "template_changes_history"
-    """The template writes what was there before the turn in another way than in the prompt; reasoning aside."""
+    """The template writes the earlier conversation differently than in the prompt, apart from reasoning."""
     turn_hidden = "turn_hidden"
-    """The template does not show what the assistant said."""
+    """The template does not show the assistant's message."""
     other_stop = "other_stop"
-    """The template ends the turn with another stop token than the one that was sampled."""
+    """The template ends the turn with another stop token than the sampled one."""
     no_stop = "no_stop"
-    """The turn was cut before its end, and how it would have ended cannot be told."""
+    """The turn was cut before its end, and the end that it would have had is unknown."""
     tail_varies = "tail_varies"
     """The text that the template writes after the turn depends on the content of the turn."""
     pieces_merge = "pieces_merge"
-    """Pieces of the tokenizer would reach over from what is there to what is new."""
+    """The tokenizer would merge known text and new text into one token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """How the next prompt continues what is there: the tokens to append, or why there are none."""
+    """How the next prompt continues the open segment: the tokens to append, or the reason why it cannot."""
 
     token_ids: tuple[int, ...] = ()
     """Ids to append to the tokens of the open segment. None of them was sampled."""
     break_reason: BreakReason | None = None
-    """Why a new segment has to begin, rendered as a whole; None if `token_ids` continue this one."""
+    """Reason why a new segment has to begin, rendered as a whole; None if `token_ids` continue this one."""
 
 
 class _BreakError(Exception):
-    """Carries the reason to the end of `Splicer.continue_prompt`; never leaves it."""
+    """Carries the reason to the end of `Splicer.continue_prompt`. It never leaves the splicer."""
 
     def __init__(self, reason: BreakReason) -> None:
         self.reason = reason
 
 
 class Splicer:
-    """Continues prompts. A renderer makes it with its template and tokenizer and calls `continue_prompt`, from one
+    """Continues prompts. A renderer makes it with its template and tokenizer, and calls `continue_prompt` from one
     thread."""
 
     def __init__(
@@ -100,20 +100,21 @@ class Splicer:
     ) -> None:
         self._template, self._tokenizer, self._encoded = template, tokenizer, encode
         self._kept: dict[tuple[int, ...], tuple[Conversation, str]] = {}
-        """Ids of messages and tools -> these, so that the ids stay theirs, and the text. The oldest come first."""
+        """`id()` of messages and tools -> the conversation and its text. The conversation is kept so that these ids
+        stay its own. The oldest entries come first."""
         self._control = tuple(tokenizer.special.values())
         self._stops = {token: text for token in stop_token_ids if (text := tokenizer.full_text([token]))}
 
     def continue_prompt(
         self, known: Sequence[int], num_said: int, before: Conversation, now: Conversation
     ) -> Continuation:
-        """Return what to append to `known`; `Renderer.continue_prompt` says what the arguments are."""
+        """Return the ids to append to `known`; `Renderer.continue_prompt` explains the arguments."""
         if (reason := difference(before, now)) is not None:
             return Continuation(break_reason=reason)
         stop = known[-1] if num_said and known[-1] in self._stops else None
         try:
             prompt, whole = self._written(before), self._written(now)
-            if MARK in whole or NEXT_MARK in whole:  # somebody says what must be said by nobody
+            if MARK in whole or NEXT_MARK in whole:  # a message contains the text of a mark
                 raise _BreakError(BreakReason.turn_hidden)
             turn = _Turn(self._template, prompt, before, now, is_cut=stop is None)
             turn.prove_history(said=self._tokenizer.full_text(known[len(known) - num_said :]))
@@ -125,8 +126,8 @@ class Splicer:
             return Continuation(break_reason=found.reason)
 
     def _written(self, conversation: Conversation) -> str:
-        """Return the conversation as the template writes it. The newest texts are kept, since the whole conversation of
-        one turn is the prompt of the next."""
+        """Return the conversation as the template writes it. The newest texts are kept, since the conversation of one
+        turn is the prompt of the next."""
         key = (*map(id, conversation.messages), 0, *map(id, conversation.tools))
         kept = self._kept.get(key)
         if kept is None:
@@ -137,7 +138,7 @@ class Splicer:
         return kept[1]
 
     def _tail(self, turn: _Turn, stop: int | None) -> tuple[str, bool]:
-        """Return the text to append, and whether it begins with a stop token. `stop` is the one that was sampled."""
+        """Return the text to append, and whether it begins with a stop token. `stop` is the sampled one."""
         after = turn.after
         if stop is not None and after.startswith(self._stops[stop]):
             return after[len(self._stops[stop]) :], False
@@ -148,7 +149,7 @@ class Splicer:
                 raise _BreakError(BreakReason.other_stop)
             if turn.shows_calls:
                 raise _BreakError(BreakReason.no_stop)
-            return after, False  # the template writes no end of a turn
+            return after, False  # the template writes no end of turn
         first = min(places)
         if stop is None:
             if end[:first].strip():
@@ -159,11 +160,11 @@ class Splicer:
         return after[first + len(self._stops[stop]) :], False
 
     def _encode(self, known: Sequence[int], tail: str, stop: int | None, begins_with_stop: bool) -> tuple[int, ...]:
-        """Return the ids of the tail behind what is known."""
+        """Return the ids of the tail after the known tokens."""
         if not tail:
             return ()
         encode = self._encoded
-        if stop is not None:  # in its place, so that a tokenizer that treats the beginning of a text apart does not
+        if stop is not None:  # encoded in its place, for tokenizers that treat the beginning of a text differently
             ids = encode(self._stops[stop] + tail)
             if ids[0] == stop:
                 return tuple(ids[1:])
@@ -181,7 +182,7 @@ class Splicer:
 
 class _Turn:
     """The text that a template writes around the assistant's last turn. Raises _BreakError if that text cannot be
-    told."""
+    determined."""
 
     def __init__(
         self, template: ChatTemplate, prompt: str, before: Conversation, now: Conversation, *, is_cut: bool
@@ -198,8 +199,8 @@ class _Turn:
         """Text that the template writes after the turn."""
 
     def prove_history(self, said: str) -> None:
-        """Check that the template writes what was there before the turn as it did in the prompt. `said` is the text of
-        the turn with its special tokens."""
+        """Check that the template writes the earlier conversation as it did in the prompt. `said`: the text of the turn
+        with its special tokens."""
         before, now = self._before, self._now
         head = self.text[: self.text.find(MARK)]
         if head == self._prompt:
@@ -221,9 +222,8 @@ class _Turn:
             raise _BreakError(BreakReason.template_changes_history)
 
     def length_of_end(self, stops: Collection[str]) -> int:
-        """Return how long the part of `after` is that belongs to the end of the turn: it ends where the content of the
-        next message begins, if there is one. Where that content could begin earlier, but behind a stop token, the
-        length is up to there."""
+        """Return the length of the part of `after` that belongs to the end of the turn: up to the content of the next
+        message, if there is one. If that content appears earlier, after a stop token, the part ends there."""
         later = self._now.messages[len(self._before.messages) + 1 :]
         if not later:
             return len(self.after)
@@ -241,12 +241,12 @@ class _Turn:
     def _write(self, later: Sequence[ChatMessage]) -> str:
         try:
             return self._template.render((*self._before.messages, self._marked, *later), self._now.tools)
-        except ConfigError:  # it takes the conversation as it is, or the caller would know by now
+        except ConfigError:  # the template accepts the conversation, or the caller would know by now
             raise _BreakError(BreakReason.no_stop if self._is_cut else BreakReason.turn_hidden) from None
 
 
 def difference(before: Conversation, now: Conversation) -> BreakReason | None:
-    """Return why `now` is not `before` with a turn of the assistant's and more; None if it is."""
+    """Return why `now` is not `before` followed by an assistant's turn and further messages; None if it is."""
     count = len(before.messages)
     if len(now.tools) != len(before.tools) or not all(map(_is_same, before.tools, now.tools)):
         return BreakReason.tools_changed
@@ -258,7 +258,7 @@ def difference(before: Conversation, now: Conversation) -> BreakReason | None:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Return whether templates write both in the same way. True and 1 are equal, and are written otherwise."""
+    """Return whether templates write both values in the same way. True and 1 are equal, but are written differently."""
     if one is other:
         return True
     if one != other:
@@ -273,7 +273,7 @@ def _canonical(value: Any) -> str:
 
 
 def _marked(said: ChatMessage, *, with_calls: bool) -> ChatMessage:
-    """Return the message with MARK in place of all that the model wrote."""
+    """Return the message with MARK in place of everything that the model wrote."""
     if not with_calls:
         return replace(said, content=MARK, tool_calls=())
     calls = tuple(
@@ -290,13 +290,12 @@ def _without_reasoning(message: ChatMessage) -> ChatMessage:
 
 
 def _is_kept(prompt: str, history: str, head: str, said: str) -> bool:
-    """Return whether `head`, the text before the turn, is that of the prompt. `history` is the prompt without its
-    generation prompt.
+    """Return whether `head`, the text before the turn, is the text of the prompt.
 
-    The head of the turn itself may differ from the generation prompt. A generation prompt that opens the reasoning is
-    longer. A head is longer where it has what the policy says by itself: reasoning, the channel that it speaks in, the
-    beginning of a call. Without a generation prompt that has to be in what was said, or it could be of something
-    else."""
+    `history` is the prompt without its generation prompt. The head of the turn may differ from the generation prompt.
+    The generation prompt is longer if it opens the reasoning. The head is longer if it has text that the policy samples
+    itself: reasoning, the name of a channel, the beginning of a call. If there is no generation prompt, that text has
+    to be in what was sampled, since it could belong to something else."""
     if not (prompt.startswith(history) and head.startswith(history)):
         return False
     asked, written = prompt[len(history) :], head[len(history) :]
@@ -308,5 +307,5 @@ def _is_kept(prompt: str, history: str, head: str, said: str) -> bool:
 
 
 def _letters(text: str) -> str:
-    """Return the text without white space and what JSON writes around words, which models set in their own ways."""
+    """Return the text without white space and without JSON's punctuation, which models write in different ways."""
     return re.sub(r"""[\s"'\[\]{}]+""", "", text)

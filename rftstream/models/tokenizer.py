@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder, whichever library reads it."""
+"""The tokenizer of a model folder, for every library that may read it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizer:
-    """A tokenizer, whichever library it is from. `open_tokenizer` makes it; renderers call it."""
+    """A tokenizer, independent of the library that reads it. `open_tokenizer` makes it; renderers call it."""
 
     encode: Callable[[str], Sequence[int]]
     encode_whole: Callable[[str], Sequence[int]]
-    """Return the tokens of a whole text, with those that the tokenizer puts before and behind it."""
+    """Return the tokens of a whole text, with the tokens that the tokenizer adds before and after it."""
     decode: Callable[[list[int]], str]
     """Return the text without special tokens."""
     ids: Mapping[str, int]
-    """Text -> id, at least of the tokens that have a name."""
+    """Text -> id, at least for the tokens that have a name."""
     named: Mapping[str, str]
-    """Name that templates use -> text of the token: `eos_token` and the like."""
+    """Name in templates -> text of the token: `eos_token` and the like."""
     special: Mapping[int, str]
     """Id -> text of the tokens that `decode` leaves out."""
     added: Mapping[int, str]
-    """Id -> text of the tokens at which a text is split before anything else; no piece reaches over one of them."""
+    """Id -> text of the tokens at which a text is split first. No other token crosses them."""
     size: int
     is_split: bool = False
     """Whether a text never becomes a special token."""
     identity: bytes = field(repr=False)
-    """Bytes that stand for the whole tokenizer in digests."""
+    """Bytes that identify the whole tokenizer in digests."""
 
     def is_left_out(self, token: int) -> bool:
         """Return whether `decode` leaves the token out."""
@@ -49,7 +49,7 @@ class Tokenizer:
         return [(list(run), left_out) for left_out, run in found]
 
     def name_of(self, token: int) -> str:
-        """Return what people read for a token that `decode` leaves out."""
+        """Return a readable name of a token that `decode` leaves out."""
         return self.special.get(token, f"<{token}>")
 
     def full_text(self, token_ids: Sequence[int]) -> str:
@@ -59,7 +59,7 @@ class Tokenizer:
         )
 
     def text_with(self, names: Collection[str], token_ids: Sequence[int]) -> str:
-        """Return the text with those special tokens in it that have one of the names."""
+        """Return the text with those of its special tokens that have one of the names."""
         return "".join(
             "".join(name for name in map(self.name_of, run) if name in names) if left_out else self.decode(run)
             for run, left_out in self.runs(token_ids)
@@ -67,8 +67,8 @@ class Tokenizer:
 
 
 def open_tokenizer(spec: ModelSpec, wanted: Collection[str] = ("eos_token",)) -> Tokenizer:
-    """Return the tokenizer of the model's folder. `wanted`: names of special tokens that somebody will ask for. If no
-    file has one of them, transformers is asked for it."""
+    """Return the tokenizer of the model's folder. `wanted`: names of special tokens that callers will need. If no file
+    defines one of them, transformers is asked for it."""
     fast = (spec.folder / "tokenizer.json").is_file()
     return _fast_tokenizer(spec, wanted) if fast else _auto_tokenizer(spec)
 
@@ -103,7 +103,7 @@ def _fast_tokenizer(spec: ModelSpec, wanted: Collection[str]) -> Tokenizer:
 
 
 def _add(tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> None:
-    """Add the tokens that tokenizer.json does not have, or has in another form."""
+    """Add the tokens that tokenizer.json lacks, or has in another form."""
     import tokenizers
 
     have = tokenizer.get_added_tokens_decoder().values()

@@ -1,8 +1,8 @@
-"""Several processes, one model: DeepSpeed's ZeRO over float32 masters and AdamW, in as many processes as one likes.
+"""Several processes, one model: DeepSpeed's ZeRO over float32 masters and AdamW, in any number of processes.
 
-This process is rank 0. It has the batch, tells the others of it (rank_processes.py), does its share as they do
-(rank_training.py), publishes and keeps checkpoints, tensor by tensor. These are the torch backend's files, whole, so
-that any number of processes, any stage and either backend goes on from them.
+This process is rank 0. It has the batch and sends it to the others (rank_processes.py), computes its own share like the
+others (rank_training.py), publishes versions, and saves checkpoints tensor by tensor. Checkpoints are the same whole
+files as those of the torch backend. So any number of processes, any stage and either backend can resume from them.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ log = logging.getLogger(__name__)
 
 class DeepSpeedBackend(LeavesDevice):
     """A backend in several processes, as `CriticBackend`, `RenewingBackend` and, in one process, `OffloadingBackend`
-    describe it. The trainer's process is rank 0; the others do what it says."""
+    describe it. The trainer's process is rank 0; the other ranks carry out its calls."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(RankSettings):
         processes: Annotated[int, Meta(ge=1)] = 1
         """Ranks on this host: the trainer is the first and starts the others. On GPUs each takes one, from
-        `trainer.device` on. Where DeepSpeed's launcher starts them, it says how many there are."""
+        `trainer.device` on. If DeepSpeed's launcher starts them, its number counts instead."""
         start_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
-        """The same as `timeout_s` for loading the model."""
+        """Seconds that ranks wait for one another while the model is loaded, in the place of `timeout_s`."""
 
     @staticmethod
     def require() -> None:
@@ -91,7 +91,7 @@ class DeepSpeedBackend(LeavesDevice):
         self.require()
         self._images = images
         self._config, self._spec, self._optimizer, self._seed = config, model, optimizer, seed
-        deepspeed_config(config)  # which checks it
+        deepspeed_config(config)  # `Ranks` checks it
         self._critic: CriticStart | None = None
         self._ranks: Any = None
         self._rank: Any = None
@@ -108,7 +108,7 @@ class DeepSpeedBackend(LeavesDevice):
             check_gpus(self._config.processes, torch.device(self._spec.device))
         size = self._config.processes if place is None else place.size
         check_sequence_parallel(self._config.sequence_parallel, size, self._spec)
-        model_folder.check_loadable(self._spec)  # before others are started, which would all say so
+        model_folder.check_loadable(self._spec)  # before others are started, since all of them would report it
         self._ranks = Ranks(self._config.processes, threads=self._spec.threads, timeout_s=self._config.timeout_s)
         self._rank = Rank(
             self._ranks.place,
@@ -144,8 +144,8 @@ class DeepSpeedBackend(LeavesDevice):
         *,
         timeout_s: float | None = None,
     ) -> tuple[Any, list[Any]]:
-        """Have all ranks call a method of `Rank`, and return the result of this one and what the others say. `here`:
-        the arguments of this rank, where they are not those of the others."""
+        """Have all ranks call a method of `Rank`, and return the result of this rank and those of the others. `here`:
+        the arguments of this rank, if they differ from the others'."""
         arguments = arguments or {}
         local = functools.partial(getattr(self._rank, what), **(arguments if here is None else here))
         if self._rank.device.type == "cuda":
@@ -154,8 +154,8 @@ class DeepSpeedBackend(LeavesDevice):
             return self._ranks.call(what, arguments, local, timeout_s=timeout_s)  # type: ignore[no-any-return]
 
     def _call_with(self, rows: Sequence[TrainingRow], what: str, **more: Any) -> tuple[Any, list[Any]]:
-        """Make a call about rows. Other ranks get their images as they are stored, which is less than their pixels, and
-        the algorithm as they can build it."""
+        """Make a call about rows. Other ranks get the stored bytes of images, which are smaller than pixels, and a
+        description of the algorithm from which they can build it."""
         here = {"rows": rows, **more}
         if self._ranks.place.size == 1:
             return self._call(what, None, here)
@@ -203,7 +203,7 @@ class DeepSpeedBackend(LeavesDevice):
         return self._by_row(rows, "values", tokens_per_microbatch=tokens_per_microbatch)
 
     def _by_row(self, rows: Sequence[TrainingRow], what: str, **more: Any) -> list[np.ndarray]:
-        """Return what all ranks together say of the rows: float32 [T] of each."""
+        """Return the values that all ranks together computed for the rows: float32 [T] of each."""
         found, others = self._call_with(rows, what, **more)
         for part in others:
             found |= part
@@ -218,7 +218,7 @@ class DeepSpeedBackend(LeavesDevice):
         super().leave_device()
 
     def renew_reference(self) -> None:
-        """Make the policy as it is now the reference. It stays spread over the processes as the masters are."""
+        """Make the current policy the reference. It stays distributed over the processes as the masters are."""
         self._call("renew_reference")
 
     # ------------------------------------------------------------------------------------------ state
@@ -236,7 +236,7 @@ class DeepSpeedBackend(LeavesDevice):
         return found  # type: ignore[no-any-return]
 
     def save(self, folder: Path) -> None:
-        """Write the same files as the torch backend does."""
+        """Write the same files as the torch backend."""
         for network, trained in self._rank.trained.items():
             gather = functools.partial(self._gather, network=network)
             num_steps = trained.shards.num_steps if self._state is None else self._state.num_steps(network)
@@ -257,8 +257,8 @@ class DeepSpeedBackend(LeavesDevice):
 
     @contextlib.contextmanager
     def _reference_masters(self) -> Iterator[Callable[[str], Tensor]]:
-        """Give a function from names to masters of the renewed reference. With several processes it is in place of the
-        policy inside of this context."""
+        """Yield a function from names to masters of the renewed reference. With several processes the reference
+        replaces the policy inside this context."""
         if self._state is not None:
             yield functools.partial(self._gather, REFERENCE)
             return
@@ -269,7 +269,7 @@ class DeepSpeedBackend(LeavesDevice):
             self._call("swap_reference")
 
     def load(self, folder: Path) -> None:
-        """Take over what this backend or the torch backend saved, with any stage and number of processes."""
+        """Restore what this backend or the torch backend saved, with any stage and number of processes."""
         from safetensors import safe_open
 
         restoring = Restoring(folder, self._rank, self._call)

@@ -31,7 +31,7 @@ def write_network(
     num_steps: float,
     gather: Callable[[str, str], Tensor],
 ) -> None:
-    """Write masters and moments of a network. `gather` returns a whole tensor, from its kind and name."""
+    """Write masters and moments of a network. `gather` returns a whole tensor for a kind and a name."""
     write_tensors(folder / MASTERS_FILE[name], shapes, "float32", lambda one: gather(MASTER, one))
     moments = {f"{kind}/{one}": shape for kind in MOMENTS for one, shape in shapes.items()}
     moments |= {f"step/{shape}": torch.Size(()) for shape in shapes}
@@ -44,7 +44,8 @@ def write_network(
 
 
 class SavedNetwork:
-    """Masters and moments of a network in a checkpoint. As a context it has the files open, and `read` reads them."""
+    """Masters and moments of a network in a checkpoint. Used as a context, it keeps the files open so that `read` can
+    read them."""
 
     def __init__(self, folder: Path, name: str) -> None:
         from safetensors import safe_open
@@ -71,11 +72,11 @@ class SavedNetwork:
 
     @property
     def steps(self) -> list[float]:
-        """Numbers of steps that were taken, one for each master; none if no step was taken."""
+        """Number of steps of each master; empty if no step was taken."""
         return [float(self._moments.get_tensor(key)) for key in self._known if key.startswith("step/")]
 
     def read(self, kind: str, name: str) -> Tensor:
-        """Return a whole tensor; zeros for a moment that is not there."""
+        """Return a whole tensor; zeros for a moment that is not saved."""
         if kind == MASTER:
             return self._masters.get_tensor(name)  # type: ignore[no-any-return]
         key = f"{kind}/{name}"
@@ -85,24 +86,24 @@ class SavedNetwork:
 
 
 class Restoring:
-    """The restoring of a checkpoint on all ranks, except for random numbers: rank 0 reads, and sends its data to the
+    """Restores a checkpoint on all ranks, except for random numbers. Rank 0 reads the files and sends the data to the
     others.
 
-    `DeepSpeedBackend.load` makes one. The reference is restored before the policy, since it is received in the policy's
-    place."""
+    `DeepSpeedBackend.load` makes one. The reference is restored before the policy, since the ranks receive it in the
+    policy's place."""
 
     def __init__(self, folder: Path, rank: Rank, call: Callable[..., Any]) -> None:
-        """`call` lets all ranks do a call, as that of `DeepSpeedBackend`."""
+        """`call`: has all ranks make a call, as `DeepSpeedBackend._call` does."""
         self._folder, self._rank, self._call = folder, rank, call
 
     def load(self, network: str, steps: Sequence[float], read: Read) -> None:
-        """Take over a network: `steps` as `SavedNetwork.steps` gives them."""
+        """Restore a network. `steps` is the value of `SavedNetwork.steps`."""
         moments, num_steps = bool(steps), max(steps, default=0.0)
         arguments = {"network": network, "moments": moments, "num_steps": num_steps}
         self._call("load", arguments, {**arguments, "read": read})
 
     def load_reference(self) -> None:
-        """Take over a renewed reference, or go back to version 0."""
+        """Restore a renewed reference, or go back to version 0."""
         from safetensors import safe_open
 
         path = self._folder / REFERENCE_FILE
@@ -114,7 +115,8 @@ class Restoring:
             self._call("load_reference", {"renewed": True}, {"renewed": True, "read": read})
 
     def load_critic(self) -> None:
-        """Take over the critic. Without one in the checkpoint it begins anew. ConfigError if it is of another model."""
+        """Restore the critic. If the checkpoint has none, the critic starts anew. ConfigError if the saved critic is of
+        another model."""
         if not (self._folder / MASTERS_FILE[CRITIC]).is_file():
             log.warning("%s: the checkpoint has no critic; it begins anew", self._folder)
             self.load(CRITIC, [], self._rank.first_critic())
@@ -125,7 +127,7 @@ class Restoring:
 
 
 class GatheredTensors(Mapping[str, RawTensor]):
-    """The weights in the served dtype. Each is gathered when it is asked for."""
+    """The weights in the served dtype. Each tensor is gathered when it is read."""
 
     def __init__(self, names: Iterable[str], gather: Callable[[str, str], Tensor], dtype: str) -> None:
         self._names, self._gather, self._dtype = dict.fromkeys(names), gather, SERVED[dtype]

@@ -18,22 +18,22 @@ from rftstream.backends.torch.network import Network
 
 
 class EngineModule(nn.Module):
-    """The module that DeepSpeed wraps. It goes from inputs to logprobs or values, so that all weights are used inside
-    its forward pass."""
+    """The module that DeepSpeed wraps. It maps inputs to logprobs or values, so that all weights are used inside its
+    forward pass."""
 
     def __init__(self, model: nn.Module, compute: Callable[..., Any]) -> None:
-        """`compute` is what the network does with inputs."""
+        """`compute`: computes the network's outputs from its inputs."""
         super().__init__()
         self.model = model
         self._compute = compute
 
     def forward(self, **arguments: Any) -> Any:
-        """Return what the network makes of the inputs."""
+        """Return the network's outputs for the inputs."""
         return self._compute(**arguments)
 
 
 class EngineNetwork:
-    """A network for `Passes` that computes with DeepSpeed's engine: a policy's, or a critic's."""
+    """A network for `Passes` that computes with DeepSpeed's engine: a policy or a critic."""
 
     def __init__(self, engine: Any, network: Network | SplitNetwork, *, of_critic: bool) -> None:
         self._engine, self._of_critic = engine, of_critic
@@ -50,7 +50,7 @@ class EngineNetwork:
     def idle(self, inputs: Inputs, *, entropy_gradient: bool) -> Tensor:
         """Return a loss of zero that went through the same outputs as the losses of other ranks.
 
-        ZeRO 3 counts which outputs have a gradient. A rank that counted others would wait for ever."""
+        ZeRO 3 counts the outputs that have a gradient. A rank with another count would wait for ever."""
         if self._of_critic:
             return self.values(inputs).sum() * 0.0
         logprobs_BT, entropy_BT = self.logprobs(inputs, entropy_gradient=entropy_gradient)
@@ -58,27 +58,29 @@ class EngineNetwork:
 
 
 def import_deepspeed(device: str) -> Any:
-    """Import DeepSpeed for a kind of device ("cpu" or "cuda"), without what it would import and compile beside."""
-    os.environ["DS_ACCELERATOR"] = device  # else it takes a GPU where there is one
+    """Import DeepSpeed for a kind of device ("cpu" or "cuda"), without the parts that it would import and compile
+    needlessly."""
+    os.environ["DS_ACCELERATOR"] = device  # otherwise it takes a GPU if there is one
     mlflow, sys.modules["mlflow"] = sys.modules.get("mlflow"), None  # type: ignore[assignment]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import deepspeed
-    finally:  # its tuner would import it where it is installed, which takes longer than all else together
+    finally:  # its tuner would import the package if it is installed, which takes longer than everything else together
         sys.modules.pop("mlflow")
         if mlflow is not None:
             sys.modules["mlflow"] = mlflow
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # DeepSpeed calls them
     _import_muon()
-    # It would be compiled first, and whoever waits in it for a process that died waits without end; gloo doesn't.
+    # DeepSpeed would compile its own kernel first, and a rank that waits in it for a dead process waits for ever; gloo
+    # does not.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
 def _import_muon() -> None:
-    """Import an optimizer that ZeRO looks at, though another one is used. Its functions stay uncompiled: for them alone
-    each process would import torch's compiler, which takes longer than DeepSpeed itself."""
+    """Import an optimizer that ZeRO refers to, even if another one is used. Its functions stay uncompiled: otherwise
+    each process would import torch's compiler for them, which takes longer than DeepSpeed itself."""
     from deepspeed.runtime import compiler
 
     compiled, compiler.compile = compiler.compile, lambda: lambda function: function

@@ -1,7 +1,7 @@
-"""How ranks know of each other that they are alive: by numbers in the store of rank 0 that go up.
+"""How ranks check that the others are alive: each rank increments a number in the store of rank 0.
 
-The connections of a process that ends are closed, which the others see. Those of a process that hangs, or whose host
-was cut off, stay open for hours.
+When a process ends, its connections are closed, and the others notice. When a process hangs, or its host is cut off,
+its connections stay open for hours.
 """
 
 from __future__ import annotations
@@ -11,30 +11,31 @@ from collections.abc import Iterable
 from typing import Any
 
 BEAT_S = 0.5
-"""Seconds between two beats of a rank, and between two looks at those of the others."""
+"""Seconds between two beats of a rank, and between two checks of the others' beats."""
 
 
 class Heartbeat:
-    """The beats of one rank, and what it hears of others.
+    """Sends the beats of one rank, and checks the beats of others.
 
-    `Ranks` makes one in rank 0 for all others, and each other rank makes one for rank 0. `start` is called first; then
-    somebody calls `tick` each BEAT_S and asks for `silent` ranks."""
+    `Ranks` makes one in rank 0 for all others, and each other rank makes one for rank 0. `start` is called first. Then
+    the owner calls `tick` every BEAT_S and asks for the `silent` ranks."""
 
     def __init__(self, store: Any, rank: int, others: Iterable[int], *, silence_s: float) -> None:
-        """`store` is a connection that nobody else uses: it hangs when rank 0 does. After `silence_s` seconds without
-        a beat a rank is silent."""
+        """`store`: a connection of its own, since it hangs when rank 0 does. `silence_s`: seconds without a beat after
+        which a rank is silent."""
         self._store, self._rank, self._silence_s = store, rank, silence_s
         self._heard = dict.fromkeys(others, 0)
         self._missed = dict.fromkeys(self._heard, 0)
-        """Ticks since the last beat. They are counted, and not seconds, for they stop when this process is stopped."""
+        """Ticks since the last beat. Ticks are counted, not seconds, because ticks stop when this process is
+        stopped."""
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Beat and listen from now on, in a thread."""
+        """Start to beat and listen, in a thread."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def stop(self) -> None:
-        """Neither beat nor listen any longer."""
+        """Stop beating and listening."""
         self._ended.set()
 
     def tick(self) -> None:
@@ -44,7 +45,7 @@ class Heartbeat:
                 self._missed[rank] += 1
 
     def silent(self) -> list[int]:
-        """Return the ranks that were heard once, and no longer."""
+        """Return the ranks that were heard before and are silent now."""
         return [rank for rank, missed in self._missed.items() if missed * BEAT_S > self._silence_s]
 
     def _beat(self) -> None:
@@ -55,5 +56,5 @@ class Heartbeat:
                     heard = self._store.add(f"beat/{rank}", 0)
                     if heard != before:
                         self._heard[rank], self._missed[rank] = heard, 0
-            except RuntimeError:  # too late this time; or rank 0 is gone, which others see
+            except RuntimeError:  # too late this time; or rank 0 is gone, which other checks detect
                 continue

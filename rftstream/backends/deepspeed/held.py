@@ -1,7 +1,7 @@
-"""All tensors that DeepSpeed holds in the only process, so that they can leave the device and come back.
+"""Finds all tensors that DeepSpeed holds in the only process, so that they can leave the device and come back.
 
 DeepSpeed has no list of them: flat buffers of masters and gradients, buckets, parts of weights and views of all of
-these lie in many places, by the stage of ZeRO and from version to version. So they are found by going through its
+these lie in many places, which depend on the stage of ZeRO and on DeepSpeed's version. So the search goes through its
 objects.
 """
 
@@ -21,26 +21,25 @@ if TYPE_CHECKING:
     from rftstream.backends.deepspeed.rank_training import Rank
 
 PACKAGES = ("deepspeed.", "torch.optim.", "rftstream.backends.")
-"""Containers, modules and tensors are looked into wherever they are from; other objects only if they are from one of
-these."""
+"""Packages whose objects are searched. Containers, modules and tensors are searched wherever they come from."""
 
 
 class OwnState(DeviceState):
-    """Moves all that a rank holds which computes alone, and reads masters and moments wherever they lie.
+    """Moves everything that a single rank holds, and reads masters and moments wherever they are.
 
-    The backend makes it when the rank has joined, computes within `present`, and calls `leave` when the device is to be
-    free. `read` and `num_steps` may be called at any time."""
+    The backend makes it when the rank has joined, computes within `present`, and calls `leave` to free the device.
+    `read` and `num_steps` may be called at any time."""
 
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank.device, self._tensors_of_rank, room=self._buffers, offload=False)
         self._rank = rank
         self._places: dict[tuple[str, str, str], Tensor] = {}
-        """Where everything lies that may be read, by network, kind and name; empty while it is on the device."""
+        """Tensors that may be read, by network, kind and name; empty while they are on the device."""
         self._num_steps: dict[str, float] = {}
 
     def leave(self) -> None:
-        """Move everything to main memory. Views are looked up before the move, since tensors without bytes have
-        none."""
+        """Move everything to main memory. Views are looked up before the move, since a tensor without bytes has no
+        views."""
         if not self.is_away:
             trained = self._rank.trained
             self._places = {
@@ -56,10 +55,10 @@ class OwnState(DeviceState):
     def come(self) -> None:
         """Move everything back to the device."""
         super().come()
-        self._places = {}  # else a reference that is renewed would keep its bytes
+        self._places = {}  # otherwise a renewed reference would keep its bytes
 
     def read(self, network: str, kind: str, name: str) -> Tensor:
-        """Return a master, a moment or a master of the renewed reference: whole, float32, not a copy."""
+        """Return a master, a moment or a master of the renewed reference: the whole tensor in float32, not a copy."""
         if not self.is_away:
             return self._place(network, kind, name)
         return self.readable({name: self._places[network, kind, name]})[name]
@@ -84,7 +83,8 @@ class OwnState(DeviceState):
 
 
 def same_part(part: Tensor, *, of: Sequence[Tensor], to: Sequence[Tensor]) -> Tensor:
-    """Return the part of `to` that stands where `part`, a view, stands in `of`, whose tensors are as those of `to`."""
+    """Return the part of `to` at the place that `part`, a view, has in `of`. The tensors of `of` and `to` have the same
+    forms."""
     for whole, other in zip(of, to, strict=True):
         begin = part.storage_offset() - whole.storage_offset()
         is_same = whole.untyped_storage()._cdata == part.untyped_storage()._cdata
@@ -96,7 +96,7 @@ def same_part(part: Tensor, *, of: Sequence[Tensor], to: Sequence[Tensor]) -> Te
 def held_tensors(roots: Iterable[Any]) -> Iterator[Tensor]:
     """Yield every tensor that can be reached from these objects, each once."""
     waiting, seen = deque(roots), set[int]()
-    kept = []  # what was looked into: an object that was made on the way must not give its number to the next one
+    kept = []  # keeps visited objects alive: a temporary object must not pass its id on to the next one
     while waiting:
         holder = waiting.pop()
         if id(holder) in seen:
@@ -111,7 +111,7 @@ def held_tensors(roots: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _within(holder: Any) -> Iterator[Any]:
-    """Yield what an object refers to, as far as tensors may be there."""
+    """Yield the objects that an object refers to, if they may hold tensors."""
     if isinstance(holder, dict):
         yield from holder.keys()
         yield from holder.values()

@@ -1,7 +1,7 @@
-"""The process of a rank: it does what rank 0 says (rank_processes.py).
+"""The process of a rank, which carries out the calls of rank 0 (rank_processes.py).
 
-Rank 0's backend starts it, or a launcher does. A launcher starts all processes alike, and the first of them becomes the
-command that is given.
+Rank 0's backend or a launcher starts it. A launcher starts all processes alike; the first of them then becomes the
+given command.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ READ: Mapping[str, Callable[[Any], Any]] = {
     "plan": lambda value: msgspec.convert(value, UpdatePlan),
     "rows": rows_in,
 }
-"""Argument -> how it is read from plain values; the others are plain."""
+"""Argument -> the function that reads it from plain values. Arguments that are not listed are plain."""
 
 
 class _Calls:
@@ -47,10 +47,10 @@ class _Calls:
         self._store = place.connect()
         self._rank: Any = None
         self._media: dict[str, bytes] = {}
-        """The images of the call that is being carried out, by digest."""
+        """The images of the current call, by digest."""
 
     def carry_out(self, what: str, arguments: dict[str, Any]) -> Any:
-        """Call the method of `Rank` that has this name, and return what rank 0 gets of it."""
+        """Call the method of `Rank` with this name, and return the result for rank 0."""
         if what == "open":
             return self._open(**arguments)
         self._media = arguments.pop("media", {})
@@ -83,7 +83,7 @@ class _Calls:
 
 
 def main() -> None:
-    """Become the command that is given as rank 0 of a launcher, or serve rank 0 as another rank."""
+    """Become the given command, as rank 0 of a launcher, or serve rank 0 as another rank."""
     place = RankPlace.given()
     if place is None:
         raise SystemExit(
@@ -93,15 +93,15 @@ def main() -> None:
     if place.rank == 0:
         os.execv(sys.executable, [sys.executable, "-m", "rftstream", *sys.argv[1:]])
     for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_IGN)  # rank 0 says when it is over
+        signal.signal(signum, signal.SIG_IGN)  # rank 0 says when to end
     code = serve(place)
     sys.stderr.flush()
-    os._exit(code)  # threads still wait in torch's store, which would end the process by a signal
+    os._exit(code)  # threads still wait in torch's store, so a normal exit would end the process by a signal
 
 
 def serve(place: RankPlace) -> int:
-    """Carry out the calls of rank 0 until it says `end` or one fails, and return the exit code. The process ends when
-    rank 0 ends, however that ends, and when nothing is heard of it."""
+    """Carry out the calls of rank 0 until it sends `end` or a call fails, and return the exit code. The process also
+    ends when rank 0 has ended in any way, or is silent."""
     asked_to_end = threading.Event()
     threading.Thread(target=_end_with_rank_0, args=(place.connect(), asked_to_end), daemon=True).start()
     threading.Thread(target=_end_in_silence, args=(place, place.connect()), daemon=True).start()
@@ -132,8 +132,8 @@ def _calls_of(store: Any) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 
 def _end_with_rank_0(store: Any, asked_to_end: threading.Event) -> None:
-    """End this process when rank 0 is gone, also while it waits for other ranks. That is an error unless rank 0 had
-    asked for the end: it may be gone before this process has taken itself apart."""
+    """End this process when rank 0 is gone, even while it waits for other ranks. That is an error unless rank 0 had
+    asked for the end: rank 0 may be gone before this process has shut down."""
     try:
         store.wait(["never"], FOREVER)
     finally:
@@ -141,7 +141,8 @@ def _end_with_rank_0(store: Any, asked_to_end: threading.Event) -> None:
 
 
 def _end_in_silence(place: RankPlace, store: Any) -> None:
-    """Beat, and end this process when rank 0 no longer does. Its host may be cut off, and its connections stay open."""
+    """Beat, and end this process when rank 0 no longer beats. Rank 0's host may be cut off while connections to it stay
+    open."""
     store.wait(["silence"], FOREVER)
     silence_s = float(unpack(store.get("silence")))
     heartbeat = Heartbeat(store, place.rank, [0], silence_s=silence_s)

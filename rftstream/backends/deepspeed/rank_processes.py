@@ -1,9 +1,9 @@
-"""The processes of a backend as rank 0 sees them: it starts them on its host, unless a launcher started them all, and
-calls, watches and ends them.
+"""The processes of a backend as rank 0 sees them. Rank 0 starts them on its host, unless a launcher started them all;
+it calls, watches and ends them.
 
-A call is a record in a key-value store that rank 0 keeps: the others wait for it, however long; all do what it says,
-and the others leave their result, or what went wrong, in the store. So rank 0 may do without them for as long as it
-likes, and only what all do together has a limit of time.
+A call is a record in a key-value store that rank 0 keeps. The other ranks wait for a call, however long. All ranks
+carry it out, and the others leave their result or their error in the store. So rank 0 may leave them idle for any time,
+and only the calls have a time limit.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 FOREVER = timedelta(days=365)
 GRACE_S = 5.0
-"""Seconds that the other ranks get to say what went wrong, and to end."""
+"""Seconds in which the other ranks may report an error and end."""
 ABANDON_S = 30.0
-"""Seconds that rank 0 gets to find out by itself that a rank was lost."""
+"""Seconds in which rank 0 should notice by itself that a rank was lost."""
 SILENCE = 0.5
-"""Share of the timeout after which a rank that was heard of before, and no longer, counts as lost. So with the default
+"""Share of the timeout after which a rank that beat before and is silent now counts as lost. So with the default
 timeout all ranks have ended within a minute."""
 LEAST_SILENCE_S = 10.0
-"""Seconds of silence that mean nothing: a busy machine may keep a thread waiting."""
+"""Shortest silence, in seconds, that counts: a busy machine may delay a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """A process's place among the ranks, as launchers give it in the environment."""
+    """A process's place among the ranks, as launchers pass it in the environment."""
 
     rank: int
     size: int
     local_rank: int
     """Number of the rank on its host."""
     host: str
-    """Host of rank 0; `port` is there, too."""
+    """Host of rank 0, to which `port` belongs."""
     port: int
 
     @staticmethod
@@ -72,7 +72,7 @@ class RankPlace:
         return RankPlace(rank=int(rank), size=int(size), local_rank=int(local_rank), host=host, port=int(port))
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that give this place."""
+        """Return the environment variables that describe this place."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),
@@ -82,15 +82,16 @@ class RankPlace:
         }
 
     def connect(self) -> Any:
-        """Connect to rank 0's store. A connection in which somebody waits can do nothing else meanwhile."""
+        """Connect to rank 0's store. While one caller waits in a connection, it can do nothing else."""
         return distributed.TCPStore(self.host, self.port, wait_for_workers=False)
 
     def interface(self) -> str | None:
-        """Return the name of the network interface over which this host reaches rank 0's, or itself under that address.
-        None if it cannot be found out, or other hosts cannot reach this one over it."""
+        """Return the name of the network interface through which this host reaches rank 0's host, or through which it
+        reaches its own address if it is that host. None if the interface is unknown, or other hosts cannot reach this
+        one through it."""
         try:
             family, kind, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, kind) as unsent:  # a datagram socket that is connected sends nothing
+            with socket.socket(family, kind) as unsent:  # connecting a datagram socket sends nothing
                 unsent.connect(address)
                 own = unsent.getsockname()[0]
         except OSError:
@@ -104,19 +105,19 @@ class RankPlace:
 
 
 def is_of_others(error: Exception) -> bool:
-    """Return whether an error of torch's networks only says that another rank is late or gone."""
+    """Return whether an error of torch's networks only means that another rank is late or gone."""
     return isinstance(error, distributed.DistError) or (type(error) is RuntimeError and "gloo" in str(error))
 
 
 class Ranks:
-    """The other ranks as rank 0 sees them. `DeepSpeedBackend` makes it, calls it from one thread at a time, and ends
+    """The other ranks as rank 0 sees them. `DeepSpeedBackend` makes it, makes calls from one thread at a time, and ends
     it with `end`."""
 
     module = "rftstream.backends.deepspeed.rank"
     """Module that the started processes run."""
 
     def __init__(self, processes: int, *, threads: int, timeout_s: float) -> None:
-        """`processes` is the number of ranks on this host. If a launcher started them, its number counts instead."""
+        """`processes`: the number of ranks on this host. If a launcher started them, its number counts instead."""
         self._timeout_s = timeout_s
         self._count = 0
         self._ended = threading.Event()
@@ -148,7 +149,7 @@ class Ranks:
     def _start(self, rank: int, threads: int) -> subprocess.Popen[bytes]:
         place = RankPlace(rank=rank, size=self.place.size, local_rank=rank, host=LOOPBACK, port=self.place.port)
         environment = {
-            "TORCH_CPP_LOG_LEVEL": "ERROR",  # else each tells at length when rank 0 is gone
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # otherwise each writes a long message when rank 0 is gone
             **os.environ,
             **place.environment(),
             "PYTHONPATH": os.pathsep.join(one or os.getcwd() for one in sys.path),
@@ -163,7 +164,7 @@ class Ranks:
     def call(
         self, what: str, arguments: Mapping[str, Any], local: Callable[[], T], *, timeout_s: float | None = None
     ) -> tuple[T, list[Any]]:
-        """Let all ranks do a call, this one by `local`. Return the result of this rank and those of the others.
+        """Have all ranks make a call, this one with `local`. Return the result of this rank and those of the others.
 
         BackendError if another rank ended, failed or did not answer. After any error the ranks are gone."""
         if self.ended:
@@ -190,7 +191,7 @@ class Ranks:
 
     def _answer(self, what: str, number: int, rank: int, timeout_s: float) -> Any:
         key, deadline = f"done/{number}/{rank}", time.monotonic() + timeout_s
-        while not self.store.check([key]):  # `wait` of the store writes to stderr when it was in vain
+        while not self.store.check([key]):  # a failed `wait` of the store writes to stderr
             if (trouble := self._trouble()) is not None:
                 raise BackendError(trouble)
             if time.monotonic() > deadline:
@@ -199,8 +200,8 @@ class Ranks:
         return take(self.store, key)
 
     def _trouble(self) -> str | None:
-        """Return what a rank says that it failed by, or how a rank ended that said nothing."""
-        codes = {rank: process.poll() for rank, process in self._processes.items()}  # before one looks at what was said
+        """Return the error that a rank reported, or how a silent rank ended."""
+        codes = {rank: process.poll() for rank, process in self._processes.items()}  # before reading the reports
         said = {rank: self._said(rank) for rank in self._others}
         for rank, failure in said.items():
             if failure is not None and not failure["of_others"]:
@@ -243,8 +244,8 @@ class Ranks:
     # ------------------------------------------------------------------------------------------ watching
 
     def _watch(self) -> None:
-        """End this process if a rank has ended, or is silent, and rank 0 does not notice. It may not need the others
-        for long, or wait in a network that does not report the dead."""
+        """End this process if a rank has ended or is silent and rank 0 does not notice. Rank 0 may not call the others
+        for a long time, or may wait in a network that does not report dead peers."""
         lost_s = 0.0
         while not self._ended.wait(BEAT_S):
             self._heartbeat.tick()
@@ -262,7 +263,7 @@ class Ranks:
         return self._ended.is_set()
 
     def end(self) -> None:
-        """End the ranks. Those that a launcher started end by themselves, and get GRACE_S for it."""
+        """End the ranks. Ranks that a launcher started end by themselves, within GRACE_S."""
         if not self.ended and not self._processes:
             put(self.store, f"call/{self._count}", ["end", {}])
             keys, deadline = [f"done/{self._count}/{rank}" for rank in self._others], time.monotonic() + GRACE_S

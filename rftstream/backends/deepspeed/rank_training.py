@@ -1,8 +1,8 @@
 """One of the processes that train together: its share of the micro-batches, and its part of masters and optimizer.
 
-Every rank is told the whole batch and the plan, splits it as all others do, and computes each n-th micro-batch with the
-denominators of the whole; DeepSpeed adds the gradients up. All ranks take the same number of forward and backward
-passes, since under ZeRO each of these is a meeting of all.
+Every rank gets the whole batch and the plan and splits it in the same way. With n ranks, it computes each n-th
+micro-batch with the denominators of the whole batch; DeepSpeed adds the gradients up. All ranks take the same number of
+forward and backward passes, since under ZeRO each pass needs all ranks.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from rftstream.models.vision.image_inputs import ImageCache
 class Rank(BatchTraining[TrainedNetwork]):
     """One process's part of masters and optimizer, and its share of each batch.
 
-    Rank 0's backend makes one in its own process, and the other processes (rank.py) make one each. The calls come in
-    the same order in all of them: `open`, `join`, then `update`, `logprobs`, `values` and the calls for
-    the reference in any number, and `leave`. Under ZeRO each forward and backward pass is a meeting of all ranks."""
+    Rank 0's backend makes one in its own process, and the other processes (rank.py) make one each. All of them get the
+    same calls in the same order: `open`, `join`, then any number of `update`, `logprobs`, `values` and calls for the
+    reference, and `leave`. Under ZeRO each forward and backward pass needs all ranks."""
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class Rank(BatchTraining[TrainedNetwork]):
         images: ImageCache | None = None,
         critic: CriticStart | None = None,
     ) -> None:
-        """`store`: rank 0's key-value store, by which the ranks find each other. `images`: pixels of the images that
-        rows show; None if they show none. `critic`: None if there is none."""
+        """`store`: rank 0's key-value store, through which the ranks find each other. `images`: pixels of the images
+        that rows show; None if they show none. `critic`: None if there is none."""
         device = torch.device(model.device)
-        if device.type != "cpu":  # ranks take the GPUs from that of the run file on
+        if device.type != "cpu":  # ranks take consecutive GPUs, beginning with that of the run file
             device = torch.device(device.type, (device.index or 0) + place.local_rank)
         share = share_of(place, together=settings.sequence_parallel)
         super().__init__(device, None if critic is None else critic.settings, self._as_reference, share)
@@ -76,22 +76,22 @@ class Rank(BatchTraining[TrainedNetwork]):
         self._model: Any = None
         self._critic_model: Any = None
         self._parameters: dict[str, nn.Parameter] = {}
-        """Trained parameters of the policy, by the names that they are published and saved under."""
+        """Trained parameters of the policy, by the names under which they are published and saved."""
         self.reference: Network | SplitNetwork | None = None
-        """The model of version 0, whole in every process; loaded when it is first needed."""
+        """The model of version 0, whole in every process; loaded when first needed."""
         self.renewed: list[Tensor] | None = None
         """This process's part of the masters of a renewed reference. None while the reference is version 0."""
         self._linear = torch.nn.functional.linear
-        """The function as it was before ZeRO 3 replaced it for the whole process."""
+        """The function before ZeRO 3 replaced it for the whole process."""
         self._environment: dict[str, str | None] = {}
-        """Environment variables that `join` changed, as they were before; None for those that were not set."""
+        """Environment variables that `join` changed -> their values before; None for those that were not set."""
         self.base_names: list[str] = []
-        """Names of the model's own weights, where adapters are trained."""
+        """Names of the model's own weights, if adapters are trained."""
 
     # ------------------------------------------------------------------------------------------ opening
 
     def open(self) -> None:
-        """Load the whole model, and the critic; DeepSpeed takes them apart in `join`. Does not wait for other ranks."""
+        """Load the whole model, and the critic; DeepSpeed splits them in `join`. Does not wait for other ranks."""
         torch.set_num_threads(self.spec.threads)
         torch.manual_seed(self._seed)
         if self.device.type == "cuda":
@@ -110,7 +110,8 @@ class Rank(BatchTraining[TrainedNetwork]):
                 recompute_activations(model)
 
     def join(self, prefix: str) -> None:
-        """Form the process group and DeepSpeed's engines with all ranks. `prefix`: the part of the store for them."""
+        """Form the process group and DeepSpeed's engines with all ranks. `prefix`: the part of the store for the
+        group."""
         deepspeed = import_deepspeed(self.device.type)
         settings = NetworkSettings.of(self._settings, self.device)
         network = self._network_of(self._model, always_sees=self._place.size > 1)
@@ -142,7 +143,8 @@ class Rank(BatchTraining[TrainedNetwork]):
             self.trained[name] = TrainedNetwork(name, one, parameters[name], self._optimizer, self._settings)
 
     def _split(self, network: Network) -> Network | SplitNetwork:
-        """Return the network as the ranks of a group compute it together. ConfigError if they would not meet."""
+        """Return the network as the ranks of a sequence group compute it together. ConfigError if the ranks would get
+        out of step."""
         if network.computes_alone and self._place.size > 1:
             raise ConfigError(
                 f"trainer.backend: 'deepspeed' on {self._place.size} devices cannot compute {self.spec.name}, whose "
@@ -154,20 +156,20 @@ class Rank(BatchTraining[TrainedNetwork]):
         return SplitNetwork(network, self._group, near=1e-3 if exact else 0.1)
 
     def leave(self) -> None:
-        """Leave the process group, free the models, and put the environment back."""
+        """Leave the process group, free the models, and restore the environment."""
         for trained in self.trained.values():
             trained.close()
         torch.nn.functional.linear = self._linear
         opened = self._model is not None
         self._model = self._critic_model = self.reference = self.renewed = self._group = None
         self.trained, self._parameters = {}, {}
-        if opened:  # it is closed twice, and looking through all objects takes long
+        if opened:  # otherwise it is closed twice, and searching all objects takes long
             gc.collect()
         if torch.distributed.is_initialized():
             import deepspeed
 
             deepspeed.comm.destroy_process_group()
-            deepspeed.comm.comm.cdb = None  # else it takes the next group for this one
+            deepspeed.comm.comm.cdb = None  # otherwise it takes the next group for this one
         for name, value in self._environment.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -176,7 +178,7 @@ class Rank(BatchTraining[TrainedNetwork]):
         self._environment = {}
 
     def _set_environment(self) -> None:
-        """Set what DeepSpeed, gloo and NCCL read only from the environment: the rank, and where to listen."""
+        """Set the rank and the address to listen on, which DeepSpeed, gloo and NCCL read only from the environment."""
         wanted = {
             "RANK": str(self._place.rank),
             "WORLD_SIZE": str(self._place.size),
@@ -185,7 +187,7 @@ class Rank(BatchTraining[TrainedNetwork]):
         if self._place.host == LOOPBACK and sys.platform == "linux":
             wanted |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         elif "GLOO_SOCKET_IFNAME" not in os.environ:
-            # By itself gloo listens where this host's own name leads, which may be the loopback.
+            # By default gloo listens on the address of this host's own name, which may be the loopback.
             if (interface := self._place.interface()) is not None:
                 wanted["GLOO_SOCKET_IFNAME"] = interface
         self._environment = {name: os.environ.get(name) for name in wanted}
@@ -195,10 +197,10 @@ class Rank(BatchTraining[TrainedNetwork]):
 
     @contextlib.contextmanager
     def _as_reference(self) -> Iterator[Any]:
-        """Give a network that computes as the reference does.
+        """Yield a network that computes as the reference.
 
-        A renewed reference takes the policy's place meanwhile. Where adapters are trained, version 0 is the model
-        without them. After an error nothing is put back, since the ranks end then."""
+        A renewed reference replaces the policy meanwhile. If adapters are trained, version 0 is the model without them.
+        After an error nothing is restored, since the ranks end then."""
         if self.renewed is not None:
             self.swap_reference()
             yield self.trained[POLICY].network
@@ -221,7 +223,7 @@ class Rank(BatchTraining[TrainedNetwork]):
         return network_of(model, settings, self.spec, self._images, always_sees=always_sees)
 
     def renew_reference(self) -> None:
-        """Make the policy as it is now the reference. Does not wait for other ranks."""
+        """Make the current policy the reference. Does not wait for other ranks."""
         self.renewed, self.reference = self.trained[POLICY].shards.copy_masters(), None
 
     def swap_reference(self) -> None:
@@ -239,20 +241,20 @@ class Rank(BatchTraining[TrainedNetwork]):
         return self.trained[network].shards.gather(kind, name)
 
     def load(self, network: str, moments: bool, num_steps: float, read: Read | None = None) -> None:
-        """Take over a network from a checkpoint, of which rank 0 gives `read`."""
+        """Restore a network from a checkpoint. Rank 0 passes `read`."""
         self.trained[network].load(moments, num_steps, read)
 
     def load_reference(self, renewed: bool, read: Read | None = None) -> None:
-        """Take over a renewed reference, or go back to version 0. The policy has to be loaded afterwards.
+        """Restore a renewed reference, or go back to version 0. The policy has to be loaded afterwards.
 
-        Rank 0 gives `read`. The others give None and receive the tensors from rank 0."""
+        Rank 0 passes `read`. The others pass None and receive the tensors from rank 0."""
         self.renewed = None
         if renewed:
             self.trained[POLICY].receive(REFERENCE, read)
             self.renew_reference()
 
     def first_critic(self) -> Read:
-        """Return a function that reads the critic as it began."""
+        """Return a function that reads the critic's initial weights."""
         assert self._critic_start is not None
         begun = _new_critic(self._critic_start, self._model, torch.device("cpu"))
         tensors = dict(begun.named_parameters())
@@ -260,6 +262,6 @@ class Rank(BatchTraining[TrainedNetwork]):
 
 
 def _new_critic(start: CriticStart, policy: Any, device: torch.device) -> Any:
-    """Return the critic of a policy as it begins."""
+    """Return the initial critic for a policy."""
     with same_random(device):
         return load_critic(Path(start.folder), device, vocabulary=int(policy.config.get_text_config().vocab_size))

@@ -1,9 +1,10 @@
-"""Sequence parallelism, as DeepSpeed-Ulysses has it (arXiv 2309.14509): several ranks compute a micro-batch together.
+"""Sequence parallelism as in DeepSpeed-Ulysses (arXiv 2309.14509): several ranks compute a micro-batch together.
 
-Each has its part of the tokens of every row. Only attention needs them all: around it an all-to-all turns some tokens
-of all heads into all tokens of some heads, and back. DeepSpeed's own layer does not know rows that are packed one after
-another, of lengths of their own, and needs the engine to know of the groups; this one is told the rows as the attention
-of the torch backend is, and gives every rank the gradients of its own tokens, so that their sum is the whole.
+Each rank has a part of the tokens of every row. Only attention needs all tokens: before it, an all-to-all exchanges
+some tokens of all heads for all tokens of some heads; after it, another one reverses that. DeepSpeed's own layer does
+not support packed rows of different lengths, and needs an engine that knows the groups. This layer gets the rows'
+lengths like the attention of the torch backend. It gives every rank the gradients of its own tokens; their sum is the
+whole gradient.
 
 Shapes: B rows, S tokens with padding, s = S / N of them in a rank, H heads, h = H / N of them in a rank, D width of a
 head; T tokens of the longest row.
@@ -38,7 +39,7 @@ SETTING = "backends.deepspeed.sequence_parallel"
 
 
 class _Exchange(torch.autograd.Function):
-    """Give each rank of a group one of the parts [N, ...], and return what it got from each."""
+    """Send one of the parts [N, ...] to each rank of a group, and return the parts received from them."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: Any) -> Tensor:
@@ -54,7 +55,8 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Together(torch.autograd.Function):
-    """Return the sum over the ranks of a group. All compute the same loss of it, so each has the whole gradient."""
+    """Return the sum over the ranks of a group. All ranks compute the same loss from it, so each has the whole
+    gradient."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, group: Any) -> Tensor:
@@ -68,12 +70,12 @@ class _Together(torch.autograd.Function):
 
 
 class SequenceGroup:
-    """The ranks that compute a micro-batch together, as one of them sees them. `Rank.join` makes it, in all ranks."""
+    """One rank's view of the ranks that compute a micro-batch together. `Rank.join` makes it, in all ranks."""
 
     def __init__(self, rank: int, world_size: int, size: int, *, timeout_s: float) -> None:
-        """`size` ranks in a row form a group. All ranks form all groups."""
+        """Form groups of `size` consecutive ranks. All ranks form all groups."""
         self.size, self.number = size, rank % size
-        limit = timedelta(seconds=timeout_s)  # a new group does not take over that of all
+        limit = timedelta(seconds=timeout_s)  # a new group does not inherit the timeout of the group of all ranks
         groups = [
             distributed.new_group(list(range(first, first + size)), timeout=limit)
             for first in range(0, world_size, size)
@@ -100,10 +102,10 @@ class SequenceGroup:
         return total
 
     def part(self, inputs: Inputs) -> Inputs:
-        """Return this rank's part of a micro-batch: its tokens, and what they predict. `lengths` are those of all rows
-        one after another, with padding.
+        """Return this rank's part of a micro-batch: its tokens, and the tokens that they predict. `lengths` are those
+        of all rows one after another, with padding.
 
-        A rank whose tokens predict nothing gets a prediction that is masked: all ranks use the same weights."""
+        A rank whose tokens predict nothing gets one masked prediction, since all ranks must use the same weights."""
         num_rows, num_tokens = inputs.token_ids.shape
         own = -(-num_tokens // self.size)
         begin, padding = self.number * own, own * self.size - num_tokens
@@ -128,7 +130,7 @@ class SequenceGroup:
         )
         if len(numbers_N):
             return part
-        nothing = torch.zeros(1, dtype=torch.int64, device=inputs.token_ids.device)  # the first place is masked always
+        nothing = torch.zeros(1, dtype=torch.int64, device=inputs.token_ids.device)  # the first place is always masked
         ones = None if inputs.temperatures_N is None else torch.ones(1, device=nothing.device)
         return dataclasses.replace(
             part, sources_N=nothing, targets_N=nothing, rows_N=nothing, places_N=nothing, temperatures_N=ones
@@ -143,7 +145,7 @@ class SequenceGroup:
         attention_mask: Tensor | None,
         **settings: Any,
     ) -> tuple[Tensor, None]:
-        """Compute attention as `attention.attend` does, over the tokens of all ranks of the group. query [B, H, s, D],
+        """Compute attention like `attention.attend`, over the tokens of all ranks of the group. query [B, H, s, D],
         output [B, s, H, D]."""
         queries, keys, values = (
             self.all_tokens(one).transpose(0, 1).flatten(1, 2)[None] for one in (query, key, value)
@@ -154,23 +156,23 @@ class SequenceGroup:
 
 
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
-"""Kinds of rotary positions whose frequencies change with the longest row: a rank sees its own part of it alone."""
+"""Kinds of rotary positions whose frequencies depend on the longest row. A rank sees only its own part of a row."""
 
 
 def _rope_kinds(config: Any) -> set[str]:
-    """Return the kinds of rotary positions of a model, of all its layers."""
+    """Return the kinds of rotary positions in all layers of a model."""
     given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     tables = [given, *(one for one in given.values() if isinstance(one, dict))]
     return {str(table.get("rope_type") or table.get("type") or "default") for table in tables}
 
 
 class SplitNetwork:
-    """A network that the ranks of a group compute together, each its part of the tokens. It gives every rank the
-    logprobs or values of all."""
+    """A network that the ranks of a group compute together, each for its part of the tokens. Every rank gets the
+    logprobs or values of all tokens."""
 
     def __init__(self, network: Network, group: SequenceGroup, *, near: float) -> None:
-        """ConfigError in all ranks for a model that cannot be computed so. That is tried: what it says must be `near`
-        what it says without."""
+        """ConfigError in all ranks if the model cannot be computed in this way. That is tried: the outputs must be
+        within `near` of those without splitting."""
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
 
@@ -194,7 +196,7 @@ class SplitNetwork:
         self._split(near)
 
     def _split(self, near: float) -> None:
-        """Let the model attend over all ranks from now on, if that gives what it gave before."""
+        """Let the model attend over all ranks from now on, if that gives the same outputs as before."""
         probe = make_inputs([_row(7, 11), _row(3, 2), _row(1, 6)], self.model.device, packed=self.packs)
         with torch.no_grad():
             before = self._compute(self._network, probe)
@@ -224,7 +226,7 @@ class SplitNetwork:
         return self._together(logprobs_BT, inputs), self._together(entropy_BT, inputs)
 
     def values(self, inputs: Inputs) -> Tensor:
-        """Return the critic's values [B, T] of what stands before all tokens, 0 at masked positions."""
+        """Return the critic's values [B, T] of the text before each token, 0 at masked positions."""
         assert isinstance(self._network, ValueNetwork)
         return self._together(self._network.values(self._group.part(inputs)), inputs)
 

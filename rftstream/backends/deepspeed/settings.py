@@ -1,5 +1,5 @@
-"""What the ranks of a backend are told once: their settings, DeepSpeed's configuration, and which micro-batches are
-whose."""
+"""Settings that the ranks get once: the backend's own, DeepSpeed's configuration, and the assignment of
+micro-batches."""
 
 from __future__ import annotations
 
@@ -38,58 +38,57 @@ OWNED = {
     "zero_optimization.compute_grad_norm": "the norm is always needed",
     "zero_optimization.zenflow": "nothing: a step ends before the next begins",
 }
-"""Settings of DeepSpeed that the backend makes itself -> the setting to use instead."""
+"""Settings of DeepSpeed that the backend sets itself -> the setting to use instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankSettings:
-    """The settings of the backend that are the same for all ranks."""
+    """The backend's settings that are the same for all ranks."""
 
     stage: Literal[0, 1, 2, 3] = 2
-    """Stage of ZeRO. 0 spreads nothing over the processes; 1 spreads masters and moments, 2 gradients, too, 3
-    weights, too."""
+    """Stage of ZeRO. 0 distributes nothing over the processes; 1 distributes masters and moments; 2 also gradients; 3
+    also weights."""
     sequence_parallel: Annotated[int, Meta(ge=1)] = 1
-    """For long rollouts: this many ranks, a divisor of all, compute each micro-batch together, and each holds its
-    part of the tokens of every row (DeepSpeed-Ulysses). It has to divide the heads of attention, and the
-    key-value heads. `trainer.tokens_per_microbatch` are the tokens of all of them."""
+    """For long rollouts: this many ranks, a divisor of all ranks, compute each micro-batch together. Each rank holds
+    its part of the tokens of every row (DeepSpeed-Ulysses). The number has to divide the attention heads and the
+    key-value heads. `trainer.tokens_per_microbatch` counts the tokens of all these ranks."""
     offload_optimizer: bool = False
-    """Masters and moments lie in main memory and the optimizer steps there. From stage 1 on."""
+    """Keep masters and moments in main memory and run the optimizer there. Needs stage 1 or higher."""
     offload_parameters: bool = False
-    """The weights lie in main memory while they are not computed with. Stage 3 only."""
+    """Keep the weights in main memory while they are not used for computation. Stage 3 only."""
     config: dict[str, Any] = field(default_factory=dict)
-    """DeepSpeed's own settings, merged into what is made of the others, e.g. `{ zero_optimization = {
-    overlap_comm = true } }`. Batch sizes, clipping, optimizer and number formats are set elsewhere in the run
-    file."""
+    """DeepSpeed's own settings, merged into the settings made from the others, e.g. `{ zero_optimization = {
+    overlap_comm = true } }`. Batch sizes, clipping, optimizer and number formats are set elsewhere in the run file."""
     timeout_s: Annotated[float, Meta(gt=0)] = 45.0
-    """How long ranks wait for one another before the trainer gives up and starts again. A rank may be behind by as
-    much as a micro-batch of `trainer.tokens_per_microbatch` takes."""
+    """Seconds that ranks wait for one another before the trainer gives up and starts again. A rank may be late by the
+    time of one micro-batch of `trainer.tokens_per_microbatch`."""
     packing: bool = True
-    """Packs rows without padding, as `backends.torch.packing`."""
+    """Pack rows without padding, like `backends.torch.packing`."""
     gradient_checkpointing: bool = False
-    """Computes activations again in the backward pass."""
+    """Recompute activations in the backward pass."""
     autocast: Literal["auto", "none", "bfloat16"] = "auto"
-    """Matrix products in bfloat16; auto: on GPUs only. Weights and masters are float32 always."""
+    """Matrix products in bfloat16; auto: only on GPUs. Weights and masters are always float32."""
     max_logits_bytes: Annotated[int, Meta(ge=1 << 16)] = 256 << 20
-    """Logits that a rank holds at once, in float32."""
+    """Bytes of float32 logits that a rank holds at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticStart:
-    """Where a critic begins."""
+    """The initial state of a critic."""
 
     settings: CriticConfig
     folder: str
-    """Folder of the model that it begins as."""
+    """Folder of the model from which the critic is initialised."""
 
 
 def share_of(place: RankPlace, *, together: int) -> MicrobatchShare:
-    """Return the share of a rank, of which `together` in a row compute the same micro-batches."""
+    """Return a rank's share. `together` consecutive ranks compute the same micro-batches."""
     number, in_group = divmod(place.rank, together)
     return MicrobatchShare(number=number, count=place.size // together, counts=in_group == 0)
 
 
 def check_gpus(size: int, device: torch.device) -> None:
-    """Raise ConfigError if there are no `size` GPUs from `device` on."""
+    """Raise ConfigError unless there are `size` GPUs, counted from `device`."""
     if device.type == "cuda" and (device.index or 0) + size > (found := torch.cuda.device_count()):
         raise ConfigError(
             f"backends.deepspeed.processes: {size} from trainer.device {device} on, but there are {found} GPUs; each "
@@ -98,7 +97,7 @@ def check_gpus(size: int, device: torch.device) -> None:
 
 
 def check_sequence_parallel(together: int, size: int, model: ModelSpec) -> None:
-    """Raise ConfigError if groups of `together` ranks do not make up `size` ranks, or cannot compute the model."""
+    """Raise ConfigError if groups of `together` ranks do not divide `size` ranks, or cannot compute the model."""
     where = f"backends.deepspeed.sequence_parallel: got {together}, expected"
     if size % together:
         raise ConfigError(f"{where} a divisor of the {size} processes")
@@ -107,7 +106,7 @@ def check_sequence_parallel(together: int, size: int, model: ModelSpec) -> None:
 
 
 def deepspeed_config(settings: RankSettings) -> dict[str, Any]:
-    """Return the whole configuration of DeepSpeed's engine. ConfigError for settings that do not go together."""
+    """Return the whole configuration of DeepSpeed's engine. ConfigError for settings that exclude each other."""
     for key, instead in OWNED.items():
         section, _, name = key.rpartition(".")
         table = settings.config.get(section, {}) if section else settings.config
@@ -125,7 +124,7 @@ def deepspeed_config(settings: RankSettings) -> dict[str, Any]:
     made = {
         "train_micro_batch_size_per_gpu": 1,  # a formality: what is computed at once is decided by its tokens
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": 0.0,  # set for each step; without ZeRO it would clip at 1 by itself
+        "gradient_clipping": 0.0,  # set for each step; without ZeRO DeepSpeed would clip at 1 by default
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,
     }
@@ -149,7 +148,8 @@ def _merged(made: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def even_budget(rows: Sequence[TrainingRow], plan: UpdatePlan, size: int) -> int:
-    """Return the tokens of a micro-batch, at most what the plan says, so that all ranks have about as much to do."""
+    """Return the tokens of a micro-batch, at most the plan's limit, so that all ranks have about the same amount of
+    work."""
     if size == 1:
         return plan.tokens_per_microbatch
     lengths = [len(row.token_ids) for row in rows if row.loss_mask.any()]

@@ -1,7 +1,6 @@
-"""Masters and moments as DeepSpeed's engine holds them: whole without ZeRO, else a part of each in every process.
+"""Masters and moments as DeepSpeed's engine holds them: whole without ZeRO, otherwise one part in every process.
 
-The one place that knows of names inside of DeepSpeed that are not its documented ones; hence its narrow range of
-versions in pyproject.toml.
+Only this module uses undocumented names of DeepSpeed. That is why pyproject.toml allows a narrow range of its versions.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ REFERENCE = "reference"
 
 class Shards:
     """Masters and moments without ZeRO: every process has all of them, and DeepSpeed only adds up gradients.
-    `shards_of` makes it. All ranks call every method alike, with the same arguments but for values."""
+    `shards_of` makes it. All ranks call every method in the same way; only values may differ."""
 
     def __init__(self, engine: Any, parameters: Mapping[str, nn.Parameter], shapes: Mapping[str, torch.Size]) -> None:
         self._engine, self._parameters, self._shapes = engine, parameters, shapes
@@ -41,7 +40,7 @@ class Shards:
         return self._engine.optimizer  # type: ignore[no-any-return]
 
     def masters(self) -> list[Tensor]:
-        """Return what the optimizer steps, as it lies in this process."""
+        """Return the tensors that the optimizer steps, as this process holds them."""
         return [one for group in self._optimizer.param_groups for one in group["params"]]
 
     def set_lr(self, lr: float) -> None:
@@ -51,7 +50,7 @@ class Shards:
 
     def step(self, lr: float, max_grad_norm: float) -> float:
         """Take a step with the gradients of the last backward pass, and return their norm. If the norm is NaN or
-        infinite, nothing has changed. The gradients are gone in both cases."""
+        infinite, nothing changes. The gradients are dropped in both cases."""
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(gradients))
         if not math.isfinite(norm):
@@ -64,19 +63,19 @@ class Shards:
         return norm
 
     def gather(self, kind: str, name: str) -> Tensor:
-        """Return the whole tensor in every process, float32. A master may be the parameter itself."""
+        """Return the whole tensor in every process, float32. For a master it may be the parameter itself."""
         parameter = self._parameters[name]
         return parameter.detach() if kind == MASTER else self._optimizer.state[parameter][kind]
 
     def own(self, kind: str, name: str) -> Tensor:
-        """Return a whole tensor as it lies in this process, which must be the only one: a view, not a copy."""
+        """Return a whole tensor of the only process: a view, not a copy."""
         return self._own_part(kind, name).detach().view(-1)[: self._shapes[name].numel()].view(self._shapes[name])
 
     def _own_part(self, kind: str, name: str) -> Tensor:
         return self.gather(kind, name)
 
     def put(self, kind: str, name: str, value: Tensor) -> None:
-        """Write a whole tensor into the masters or moments. Call `refresh` when all are there."""
+        """Write a whole tensor into the masters or moments. Call `refresh` after all tensors are written."""
         self.gather(kind, name).copy_(value)
 
     @property
@@ -90,7 +89,7 @@ class Shards:
             self._optimizer.state[master]["step"].fill_(value)
 
     def forget_moments(self) -> None:
-        """Set the moments and the number of steps to 0."""
+        """Reset the moments and the number of steps to 0."""
         self.num_steps = 0.0
         for master in self.masters():
             for kind in MOMENTS:
@@ -119,10 +118,10 @@ class Shards:
         self.refresh()
 
     def refresh(self) -> None:
-        """Give the network the weights that the masters are."""
+        """Update the network's weights from the masters."""
 
     def room(self) -> Iterable[Tensor]:
-        """Return buffers that are there between batches with nothing in them."""
+        """Return buffers that exist between batches but hold nothing then."""
         return ()
 
     def _state(self) -> list[Tensor]:
@@ -131,22 +130,22 @@ class Shards:
 
 
 class ZeroShards(Shards):
-    """Masters and moments under ZeRO 1 and 2: each process has a part of them (and of the gradients), and all of the
+    """Masters and moments under ZeRO 1 and 2: each process has a part of them (and of the gradients), and all
     weights."""
 
     def __init__(self, engine: Any, parameters: Mapping[str, nn.Parameter], shapes: Mapping[str, torch.Size]) -> None:
         super().__init__(engine, parameters, shapes)
         self._order: list[int] = []
-        """Numbers of the parameters in the order in which the passes since the last step had their gradients."""
+        """Numbers of the parameters in the order in which their gradients came in the passes since the last step."""
         if self._adds_up_in_order():
             numbers = {parameter: number for number, parameter in enumerate(parameters.values())}
-            parameter: Any  # what registers hooks has no types
+            parameter: Any  # hooks are untyped
             for parameter in numbers:
                 parameter.register_post_accumulate_grad_hook(lambda one: self._order.append(numbers[one]))
         self._link()
 
     def _adds_up_in_order(self) -> bool:
-        """Return whether DeepSpeed adds up what the ranks have in the order in which each of them has it."""
+        """Return whether DeepSpeed adds up gradients in the order in which each rank computes them."""
         zero = self._engine.optimizer
         return torch.distributed.get_world_size() > 1 and bool(zero.partition_gradients or zero.overlap_comm)
 
@@ -170,8 +169,7 @@ class ZeroShards(Shards):
         return self._engine.optimizer.optimizer  # type: ignore[no-any-return]
 
     def step(self, lr: float, max_grad_norm: float) -> float:
-        """Take a step. DeepSpeed computes the norm over all processes, and leaves the step out if the norm is not
-        finite."""
+        """Take a step. DeepSpeed computes the norm over all processes, and skips the step if the norm is not finite."""
         if self._adds_up_in_order():
             self._check_order()
         zero = self._engine.optimizer
@@ -181,9 +179,9 @@ class ZeroShards(Shards):
         return math.inf if zero.overflow else float(zero._global_grad_norm)
 
     def gather(self, kind: str, name: str) -> Tensor:
-        """Return the whole tensor in every process, from the parts of all."""
+        """Return the whole tensor in every process, gathered from all parts."""
         if kind == MASTER:
-            return self._parameters[name].detach()  # in float32 it is the master, and whole
+            return self._parameters[name].detach()  # a float32 parameter is the master itself, and is whole
         return self._gather_part(kind, name)
 
     def _gather_part(self, kind: str, name: str) -> Tensor:
@@ -211,24 +209,24 @@ class ZeroShards(Shards):
             safe_set_full_optimizer_state(parameter, value, kind)
 
     def refresh(self) -> None:
-        """Give the network the weights that the masters are."""
+        """Update the network's weights from the masters."""
         self._engine.optimizer.update_lp_params()
 
 
 class ZeroWeightShards(ZeroShards):
-    """Masters and moments under ZeRO 3: each process has a part of the weights, too."""
+    """Masters and moments under ZeRO 3: each process also has only a part of the weights."""
 
     def _link(self) -> None:
         pass
 
     def _adds_up_in_order(self) -> bool:
-        return False  # it sorts them first
+        return False  # DeepSpeed sorts them first
 
     def masters(self) -> list[Tensor]:
-        return list(self._engine.optimizer.fp32_partitioned_groups_flat)  # the optimizer has them while it steps only
+        return list(self._engine.optimizer.fp32_partitioned_groups_flat)  # the optimizer has them only while it steps
 
     def gather(self, kind: str, name: str) -> Tensor:
-        """Return the whole tensor in every process, from the parts of all."""
+        """Return the whole tensor in every process, gathered from all parts."""
         return self._gather_part(kind, name)
 
     def _own_part(self, kind: str, name: str) -> Tensor:
@@ -251,7 +249,7 @@ class ZeroWeightShards(ZeroShards):
         return [bucket.buffer for bucket in buckets if bucket.buffer is not None]
 
     def refresh(self) -> None:
-        """Give the network the weights that the masters are."""
+        """Update the network's weights from the masters."""
         zero = self._engine.optimizer
         self._engine.empty_partition_cache()
         for number in range(len(zero.fp16_groups)):
@@ -269,8 +267,8 @@ def shards_of(
 
 
 def count_anew() -> None:
-    """Start ZeRO 3's numbers of modules and parameters at 0 again. It goes on counting from model to model, and
-    needs the same numbers in all ranks, some of which may be new."""
+    """Restart ZeRO 3's numbering of modules and parameters at 0. It continues from model to model, but all ranks need
+    the same numbers, and some ranks may be new."""
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
     from deepspeed.runtime.zero.partition_parameters import Init
 

@@ -1,4 +1,4 @@
-"""A network that DeepSpeed trains, the policy or the critic, as one rank has it."""
+"""One rank's part of a network that DeepSpeed trains, the policy or the critic."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rftstream.backends.torch.optimizer import adamw
 from rftstream.backends.torch.training import Trained
 
 Read = Callable[[str, str], Tensor]
-"""From kind and name to a whole tensor of a checkpoint."""
+"""A function from kind and name to a whole tensor of a checkpoint."""
 
 
 class TrainedNetwork(Trained):
     """A network under DeepSpeed's engine, with this process's part of its masters and optimizer.
 
     `Rank.join` makes one for the policy, then one for the critic if there is one, in the same order in all ranks. All
-    ranks call every method alike."""
+    ranks call every method in the same way."""
 
     in_lockstep = True
 
@@ -43,14 +43,14 @@ class TrainedNetwork(Trained):
         optimizer: OptimizerSettings,
         settings: RankSettings,
     ) -> None:
-        """`name` is POLICY or CRITIC. `parameters` are those that are trained, by the names that they are published
-        and saved under."""
+        """`name`: POLICY or CRITIC. `parameters`: the trained ones, by the names under which they are published and
+        saved."""
         deepspeed = import_deepspeed(network.model.device.type)
         self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
         of_critic = name == CRITIC
         module = EngineModule(network.model, cast(Any, network).values if of_critic else network.logprobs)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it imports a compiler
+            warnings.simplefilter("ignore")  # importing it imports a compiler
             self._engine, *_ = deepspeed.initialize(
                 model=module,
                 optimizer=adamw(list(parameters.values()), optimizer),
@@ -67,18 +67,18 @@ class TrainedNetwork(Trained):
         self._rounds_left = 0
 
     def close(self) -> None:
-        """Free what the engine holds."""
+        """Free the engine's memory."""
         self._engine.destroy()
 
     def accumulate(self, passes: Passes, number: int, algorithm: Algorithm) -> None:
-        """Add up the gradients of a mini-batch, in as many passes as all other ranks take."""
+        """Add up the gradients of a mini-batch, in the number of passes that all ranks take."""
         self._rounds_left = passes.num_rounds[number]
         passes.accumulate(passes.minibatches[number], algorithm, backward=self._backward)
         while self._rounds_left:
             self._backward(self.network.idle(self._idle_inputs(), entropy_gradient="entropy" in algorithm.needs))
 
     def norm(self, lr: float, max_grad_norm: float) -> float:
-        """Return the norm of all gradients together. If it is finite, the step is taken."""
+        """Return the norm of all gradients together. If the norm is finite, this also takes the step."""
         return self.shards.step(lr, max_grad_norm)
 
     def copy(self) -> list[Tensor]:
@@ -86,15 +86,16 @@ class TrainedNetwork(Trained):
         return self.shards.copy()
 
     def undo(self, before: list[Tensor] | None) -> None:
-        """Put back what `copy` returned."""
+        """Restore what `copy` returned."""
         if before is not None:
             self.shards.restore(before)
 
     def _backward(self, loss: Tensor) -> None:
-        """Compute gradients of a share of the loss.
+        """Compute the gradients of this rank's share of the loss.
 
-        DeepSpeed takes the mean over ranks, and the loss is a share of a sum, so it is multiplied by their number. A
-        loss that is not finite makes every gradient a NaN, in this rank and so in all: all leave the step out."""
+        DeepSpeed takes the mean over ranks, but the loss is a share of a sum, so it is multiplied by the number of
+        ranks. A loss that is not finite turns every gradient into NaN, in this rank and therefore in all: all ranks
+        skip the step."""
         self._rounds_left -= 1
         self._engine.set_gradient_accumulation_boundary(self._rounds_left == 0)
         size = torch.distributed.get_world_size()
@@ -103,7 +104,7 @@ class TrainedNetwork(Trained):
 
     @torch.no_grad()
     def look(self, count: int) -> None:
-        """Take forward passes only because the other ranks take them."""
+        """Take forward passes only to keep in step with the other ranks."""
         for _ in range(count):
             self.network.idle(self._idle_inputs(), entropy_gradient=False)
 
@@ -118,14 +119,15 @@ class TrainedNetwork(Trained):
         return make_inputs([row], self._device, packed=self.network.packs)
 
     def load(self, moments: bool, num_steps: float, read: Read | None) -> None:
-        """Take over all masters, and moments if there are any; else the moments are 0."""
+        """Restore all masters, and the moments if they are saved; otherwise the moments are 0."""
         self.shards.forget_moments()
         for kind in KINDS if moments else (MASTER,):
             self.receive(kind, read)
         self.shards.num_steps = num_steps
 
     def receive(self, kind: str, read: Read | None) -> None:
-        """Take over what rank 0 reads. It gives `read`; the others give None and receive the tensors from it."""
+        """Restore the tensors that rank 0 reads. Rank 0 passes `read`; the others pass None and receive the tensors
+        from it."""
         for name, shape in self.shapes.items():
             if read is None:
                 value = torch.empty(shape, dtype=torch.float32, device=self._device)

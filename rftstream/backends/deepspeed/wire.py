@@ -1,6 +1,6 @@
-"""What the ranks of a backend tell each other: maps, lists, numbers, arrays and bytes in msgpack. Nothing is pickled.
+"""The messages between the ranks of a backend: maps, lists, numbers, arrays and bytes in msgpack. Nothing is pickled.
 
-Dataclasses become maps; the functions here read them again.
+Dataclasses become maps; functions in this module read them back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
 
 ARRAY = 1
-"""Number of msgpack's extension that is an array: its dtype, shape and bytes."""
+"""Number of the msgpack extension for arrays: dtype, shape and bytes."""
 PART_BYTES = 4 << 20
 
 
@@ -32,7 +32,7 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Return the value that `pack` was given, in which dataclasses are maps; arrays can be written to."""
+    """Return the value that `pack` was given. Dataclasses come back as maps, and arrays are writable."""
     return msgspec.msgpack.decode(data, ext_hook=_array)
 
 
@@ -53,7 +53,7 @@ def _array(_: int, parts: memoryview) -> np.ndarray:
 
 
 def put(store: Any, key: str, value: Any) -> None:
-    """Write a value into a store, in parts: it takes 8 MiB at once, and a batch may have more."""
+    """Write a value into a store in parts: the store takes 8 MiB at once, and a batch may be larger."""
     data = pack(value)
     parts = [data[begin : begin + PART_BYTES] for begin in range(0, len(data), PART_BYTES)]
     for number, part in enumerate(parts):
@@ -74,7 +74,7 @@ def drop(store: Any, key: str) -> None:
 
 
 def rows_in(values: Sequence[Mapping[str, Any]]) -> list[TrainingRow]:
-    """Return the rows that were packed, without the versions that sampled them: no backend reads those."""
+    """Return the rows that were packed, without the versions that sampled them. No backend reads those."""
     spans = tuple[ImageSpan, ...]
     return [
         TrainingRow(**{**value, "images": msgspec.convert(value["images"], spans), "versions": ()}) for value in values
@@ -90,8 +90,8 @@ def image_bytes(rows: Sequence[TrainingRow], images: ImageCache | None) -> dict[
 
 
 def algorithm_out(algorithm: Algorithm) -> dict[str, Any]:
-    """Return an algorithm as the place of its class and its config, since a loss depends on nothing else.
-    ConfigError if other processes cannot build it."""
+    """Return an algorithm as the import path of its class and its config; a loss depends on nothing else. ConfigError
+    if other processes cannot build it."""
     if isinstance(algorithm, ByTaskset):
         return {"parts": [[algorithm_out(part.algorithm), part.tasksets] for part in algorithm.parts]}
     cls = type(algorithm)
@@ -109,7 +109,7 @@ def algorithm_out(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def algorithm_in(value: Mapping[str, Any]) -> Algorithm:
-    """Build the algorithm that `algorithm_out` was given."""
+    """Build an algorithm from what `algorithm_out` returned."""
     if "parts" in value:
         rest, *others = [TasksetAlgorithm(algorithm_in(one), tuple(tasksets)) for one, tasksets in value["parts"]]
         return ByTaskset(rest, others)

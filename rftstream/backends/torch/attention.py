@@ -1,13 +1,13 @@
-"""The attention that trainers ask transformers for: its own `sdpa`, and rows packed one after another into one.
+"""The attention that trainers register with transformers: its own `sdpa`, plus packed rows.
 
-Packed rows never see each other, and each is causal from its first token on. So it costs what the rows cost alone,
-where a block-diagonal mask over the whole would cost the square of their sum. Where a row begins travels in the place
-of the mask, which every model hands through to its layers as it is, if it has four dimensions.
+Packed rows do not attend to each other, and each is causal from its first token on. So the cost is the sum of the rows'
+costs; with a block-diagonal mask it would be the square of their total length. The rows' lengths are passed in place of
+the mask, since every model passes a mask of four dimensions to its layers unchanged.
 
-On a GPU one kernel takes all rows, where there is one for the dtype and the heads (`has_varlen_kernel`). Elsewhere
-small rows (`SMALL`) of one length are one call, and any other row is a call of its own, which gives the same bits on a
-CPU. Nothing better was found there: padding rows of like lengths into one call takes 0.9 to 2.3 times the CPU time,
-torch's varlen kernel is not there, and flex attention has no backward pass.
+On a GPU one kernel takes all rows, where there is one for the dtype and the heads (`has_varlen_kernel`). Otherwise
+small rows (`SMALL`) of one length share a call, and every other row has its own call; on a CPU the bits are the same.
+We found nothing better for CPUs: padding rows of similar lengths into one call takes 0.9 to 2.3 times the CPU time,
+torch's varlen kernel does not exist there, and flex attention has no backward pass.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from torch import Tensor
 NAME = "rftstream_packed"
 
 SHORT = 512
-"""Tokens of a row up to which a CPU attends in float32 whatever it is asked for: in bfloat16, torch's kernel takes
-several times as long for short rows, its backward most of all (32 rows of 22 tokens: 32 ms, beside 6)."""
+"""Longest row, in tokens, for which a CPU always computes attention in float32. In bfloat16 torch's kernel takes
+several times as long for short rows, most of all in the backward pass (32 rows of 22 tokens: 32 ms instead of 6)."""
 
 SMALL = 1024
-"""Numbers in the queries of a mean row up to which rows of one length are one call: 256 rows of 5 to 7 tokens with 4
-heads of 16 take 6 ms with their backward pass, beside 18 with a call for each row. To copy larger rows together takes
-longer than the calls."""
+"""Largest mean number of query elements per row for which rows of one length share a call: 256 rows of 5 to 7 tokens
+with 4 heads of 16 take 6 ms with their backward pass, instead of 18 with a call for each row. For larger rows, copying
+them together takes longer than separate calls."""
 
 
 def register() -> str:
@@ -46,8 +46,8 @@ def register() -> str:
 
 
 def row_lengths(lengths: Sequence[int]) -> Tensor:
-    """Return what stands for the attention mask: the lengths of the rows, in order. It lies on the CPU, where it is
-    read."""
+    """Return the value in place of the attention mask: the lengths of the rows, in order. It stays on the CPU, where it
+    is read."""
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)[None, None, None]
 
 
@@ -62,7 +62,7 @@ def attend(
     sliding_window: int | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention as the function of the same place in transformers does. query [1, H, P, D], output [1, P, H,
+    """Compute attention with the interface of transformers' attention functions. query [1, H, P, D], output [1, P, H,
     D]."""
     if attention_mask is None or attention_mask.dtype != torch.int32:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -80,13 +80,13 @@ def attend(
 
 
 def _are_small(query: Tensor, lengths: Sequence[int]) -> bool:
-    """Return whether a call for each length is faster: rows are small, and many have the same length."""
+    """Return whether one call per length is faster: rows are small, and many have the same length."""
     return query.numel() <= SMALL * len(lengths) and 4 * len(set(lengths)) <= len(lengths)
 
 
 def attend_by_length(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], **settings: Any) -> Tensor:
-    """Compute the attention of all rows of one length in one call. Output [1, P, H, D]: the bits of `attend_by_row`.
-    `settings`: as `_attend_row`."""
+    """Compute the attention of all rows of one length in one call. Output [1, P, H, D], with the same bits as
+    `attend_by_row`. `settings`: as for `_attend_row`."""
     order_P, places_P, counts = _by_length(tuple(lengths))
     device = query.device
     order_P, places_P = order_P.to(device), places_P.to(device)
@@ -101,26 +101,26 @@ def attend_by_length(query: Tensor, key: Tensor, value: Tensor, lengths: Sequenc
 
 @functools.lru_cache(maxsize=2)
 def _by_length(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor, tuple[tuple[int, int], ...]]:
-    """Return the places of all tokens, rows of one length together; where each token of the packed rows stands in that
-    order; and each length with its number of rows. All layers ask for the same."""
+    """Return the places of all tokens with rows of one length together, the place of each packed token in that order,
+    and each length with its number of rows. All layers use the same result."""
     begins = [0, *accumulate(lengths)]
     rows = sorted(range(len(lengths)), key=lengths.__getitem__)
-    with torch.inference_mode(False):  # whoever asks first, a backward pass may need them later
+    with torch.inference_mode(False):  # not inside inference mode: a later backward pass may need them
         order_P = torch.tensor([place for row in rows for place in range(begins[row], begins[row + 1])])
         return order_P, torch.argsort(order_P), tuple(sorted(Counter(lengths).items()))
 
 
 def attend_by_row(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], **settings: Any) -> Tensor:
-    """Compute the attention of each row in a call of its own. Output [1, P, H, D]. `settings`: as `_attend_row`."""
-    # split, since each slice of its own would cost a gradient of the size of all of them
+    """Compute the attention of each row in its own call. Output [1, P, H, D]. `settings`: as for `_attend_row`."""
+    # split, since each separate slice would cost a gradient of the size of the whole
     queries, keys, values = (array.split(lengths, dim=2) for array in (query, key, value))  # type: ignore[no-untyped-call]
     outputs = [_attend_row(*row, **settings) for row in zip(queries, keys, values, strict=True)]
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
 
 
 def has_varlen_kernel(query: Tensor, value: Tensor) -> bool:
-    """Return whether there is a kernel for rows of different lengths: on GPUs since Ampere, for 16 bits (those of
-    autocast included), and for heads of one width up to 256."""
+    """Return whether there is a kernel for rows of different lengths: on GPUs since Ampere, for 16-bit dtypes (those of
+    autocast included), and for heads of equal width up to 256."""
     device, width = query.device, query.shape[-1]
     if device.type != "cuda" or value.shape[-1] != width or width > 256 or width % 8:
         return False
@@ -131,7 +131,8 @@ def has_varlen_kernel(query: Tensor, value: Tensor) -> bool:
 
 @functools.cache
 def _has_varlen_attn() -> bool:
-    """Return whether this torch has the function, with all that is asked of it; older ones lack it, or know less."""
+    """Return whether this torch has the function with all arguments used here; older versions lack it, or some
+    arguments."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -140,7 +141,7 @@ def _has_varlen_attn() -> bool:
 
 
 def _dtype(query: Tensor) -> torch.dtype:
-    """Return the dtype that `scaled_dot_product_attention` would compute in: autocast is about float32 alone."""
+    """Return the dtype in which `scaled_dot_product_attention` would compute: autocast changes only float32."""
     device = query.device.type
     return torch.get_autocast_dtype(device) if _is_cast(query) else query.dtype
 
@@ -158,7 +159,8 @@ def _attend_rows(
     sliding_window: int | None,
     scaling: float | None,
 ) -> Tensor:
-    """Compute all rows in one kernel. `offsets`: where rows begin, and their end; `longest`: tokens of the longest."""
+    """Compute all rows in one kernel. `offsets`: the starts of the rows, and the end of the last; `longest`: tokens of
+    the longest row."""
     from torch.nn.attention.varlen import varlen_attn
 
     dtype = _dtype(query)
@@ -210,7 +212,7 @@ def _attend_row(
 
 
 def _band(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Return which of a row's tokens see which, [length, length]; None if each sees all that come before."""
+    """Return which tokens of a row attend to which, [length, length]; None if each attends to all earlier ones."""
     if window is None or length <= window:
         return None
     places = torch.arange(length, device=device)

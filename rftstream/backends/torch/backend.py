@@ -1,6 +1,6 @@
 """One process, one device: float32 masters and AdamW over any Hugging Face causal language model.
 
-torch is imported by what uses it: the settings are asked for where nothing is trained.
+torch is imported only by functions that use it, since the settings are also read where nothing is trained.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def rounds_parameters(config: TorchBackend.Config, spec: ModelSpec, device: str) -> bool:
-    """Return whether the model computes with weights in bfloat16 on this kind of device."""
+    """Return whether the model computes with bfloat16 weights on this kind of device."""
     if config.parameters != "auto" or spec.lora is not None:
         return config.parameters == "bfloat16" and spec.lora is None
     plain = not spec.as_classifier and ImageTokens.of(spec.folder) is None
@@ -50,41 +50,42 @@ class TorchBackend(LeavesDevice):
     @dataclass(frozen=True, kw_only=True)
     class Config:
         packing: bool = True
-        """Rows are computed one after another in one, without padding, and never see each other; where the model can't
-        (it is tried), they are padded, rows of like lengths together."""
+        """Concatenate rows into one sequence without padding; they do not attend to each other. If the model cannot do
+        that (this is tried), rows of similar lengths are padded together."""
         gradient_checkpointing: bool = False
-        """Computes activations again in the backward pass: a third slower, and memory of one layer instead of all."""
+        """Recompute activations in the backward pass: a third slower, with the memory of one layer instead of all."""
         autocast: Literal["auto", "none", "bfloat16"] = "auto"
-        """Matrix products in bfloat16; auto: on GPUs only. Masters, optimizer and logprobs are float32 always."""
+        """Matrix products in bfloat16; auto: only on GPUs. Masters, optimizer and logprobs are always float32."""
         parameters: Literal["auto", "float32", "bfloat16"] = "auto"
-        """Data type of the weights that the model computes with. bfloat16: weights rounded from the float32 masters
-        after each step, the same bits that are served in bfloat16; autocast is on then, and gradients of micro-batches
-        are added up in float32. Checkpoints hold the masters and are the same either way. auto: bfloat16 where matrix
-        products are in bfloat16, but float32 where the model is a classifier or is shown images. Adapters and the
-        critic are always float32."""
+        """Data type of the weights that the model computes with. bfloat16: the weights are rounded from the float32
+        masters after each step, to the same bits that are served in bfloat16; autocast is then on, and gradients of
+        micro-batches are added up in float32. Checkpoints hold the masters and are the same in both cases. auto:
+        bfloat16 if matrix products are in bfloat16, but float32 if the model is a classifier or is shown images.
+        Adapters and the critic are always float32."""
         max_logits_bytes: Annotated[int, Meta(ge=1 << 16)] = 256 << 20
-        """Logits held at once, in float32, forward and backward; those beyond are computed again in the backward
+        """Bytes of float32 logits held at once, forward and backward. Further logits are recomputed in the backward
         pass."""
         offload_optimizer: bool = False
-        """Masters and moments lie in main memory, 12 bytes a parameter, and the optimizer steps there, on the CPU; the
-        device holds weights and gradients, 8 instead of 16. The same bits where the device is a CPU, and no gain."""
+        """Keep masters and moments in main memory, 12 bytes a parameter, and run the optimizer there, on the CPU. The
+        device then holds weights and gradients, 8 bytes a parameter instead of 16. If the device is a CPU, the bits are
+        the same and nothing is gained."""
         offload_parameters: bool = False
-        """Between batches all lies in main memory (pinned where the device is a GPU): parameters, masters, moments, the
-        reference and the critic. The device is free for others then; each batch begins and ends with a copy of it all.
-        The same bits. While a batch is computed the device holds what it holds without."""
+        """Keep everything in main memory between batches (pinned if the device is a GPU): parameters, masters, moments,
+        the reference and the critic. The device is then free for others; each batch begins and ends with a copy of
+        everything. The bits are the same. During a batch the device holds as much as without this setting."""
         compile: bool = False
-        """Layers are compiled by torch.compile: fewer passes over memory, and minutes before the first batch. On a CPU
-        it needs a C++ compiler. Results are rounded otherwise than without it. Passes without a backward pass (rows
-        without an advantage) are compiled apart, when the first comes."""
+        """Compile layers with torch.compile: fewer passes over memory, but minutes before the first batch. On a CPU
+        this needs a C++ compiler. Results are rounded differently than without it. Passes without a backward pass (rows
+        without an advantage) are compiled separately, when the first one comes."""
         freeze_vision_tower: bool = False
-        """Leaves the vision tower of a model with images as it is; what joins it to the language model is trained all
-        the same. Off by default, as in verl (prime-rl freezes it): a tower learns to see what rewards ask for. On,
-        backward passes end before the tower."""
+        """Keep the vision tower of a model with images unchanged; the layers that join it to the language model are
+        still trained. Off by default, as in verl (prime-rl freezes it), so that the tower learns to see what rewards
+        need. If on, backward passes end before the tower."""
         profile: tuple[Annotated[int, Meta(ge=0)], ...] = ()
-        """Batches, counted from 0 since the trainer was started, of which a trace is written (batch-2.json), for
-        ui.perfetto.dev; such a batch takes longer. The first ones are slower than those that follow."""
+        """Batches, counted from 0 since the trainer's start, for which a trace is written (batch-2.json), for
+        ui.perfetto.dev. Such a batch takes longer. The first batches are slower than later ones."""
         profile_folder: str = "profiles"
-        """Where traces go; relative to where the trainer was started."""
+        """Folder of the traces, relative to the folder in which the trainer was started."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class TorchBackend(LeavesDevice):
         self._state = None
 
     def hold_critic(self, settings: CriticConfig, folder: Path) -> None:
-        """Note where the critic begins; `open` loads it."""
+        """Record the initial state of the critic; `open` loads it."""
         self._critic_from = settings, folder
 
     def open(self) -> None:
@@ -163,11 +164,11 @@ class TorchBackend(LeavesDevice):
             lambda: contextlib.nullcontext(self._open_reference()),
             trained=self._trained,
         )
-        with self.on_device():  # and so off it, if that is asked for
+        with self.on_device():  # and so leave it, if that is set
             pass
 
     def _load_model(self) -> tuple[Any, Any]:
-        """Return the model and its trained parameters, by the names that they are published under; tied ones once."""
+        """Return the model and its trained parameters, by the names under which they are published; tied ones once."""
         from rftstream.backends.torch import lora
         from rftstream.backends.torch.network import freeze_vision_tower, load_model
         from rftstream.backends.torch.scorer import load_scorer
@@ -187,7 +188,7 @@ class TorchBackend(LeavesDevice):
         return model, parameters
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
-        """Train on a batch, and write a trace if the setting `profile` names it."""
+        """Train on a batch, and write a trace if the setting `profile` names the batch."""
         from rftstream.backends.passes import check_needs
         from rftstream.backends.torch.profiling import traced
 
@@ -222,12 +223,12 @@ class TorchBackend(LeavesDevice):
             return in_order(rows, compute())
 
     def renew_reference(self) -> None:
-        """Make the policy as it is now the reference."""
+        """Make the current policy the reference."""
         with self.on_device():
             self._put_reference(self._masters.masters)
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
-        """Return the trained weights in the served dtype, each converted when it is asked for."""
+        """Return the trained weights in the served dtype. Each is converted when it is read."""
         from rftstream.weights.tensors import ServedTensors
 
         assert self._state is not None, "open comes first"
@@ -254,8 +255,8 @@ class TorchBackend(LeavesDevice):
         (folder / "backend.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
-        """Take over what `save` wrote. ConfigError for another model. A checkpoint without a critic gives a new
-        critic."""
+        """Restore what `save` wrote. ConfigError for another model. If the checkpoint has no critic, the critic starts
+        anew."""
         import torch
         from safetensors.torch import load_file
 
@@ -283,7 +284,7 @@ class TorchBackend(LeavesDevice):
                 torch.cuda.set_rng_state(random["cuda"], self._device)
 
     def export(self, folder: Path) -> None:
-        """Write a model folder; with adapters, the merged weights and the adapters apart."""
+        """Write a model folder. With adapters, write the merged weights, and the adapters separately."""
         from rftstream.backends.torch import lora
         from rftstream.weights.tensors import write_tensors
 
@@ -300,7 +301,7 @@ class TorchBackend(LeavesDevice):
         self._trained, self._renewed, self._parameters = {}, {}, {}
 
     def _open_reference(self) -> Network:
-        """Return the reference. Unless it was renewed, it is loaded from the model folder; with adapters, it is the
+        """Return the reference. If it was not renewed, it is loaded from the model folder; with adapters, it is the
         model without them."""
         from rftstream.backends.torch import lora
         from rftstream.backends.torch.network import load_model, same_random
@@ -316,7 +317,7 @@ class TorchBackend(LeavesDevice):
         return self._reference
 
     def _put_reference(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Make these weights the reference. A copy of adapters is held beside the policy's."""
+        """Make these weights the reference. With adapters, a copy of them is held beside the policy's."""
         import torch
 
         from rftstream.backends.torch import lora
@@ -360,7 +361,7 @@ class TorchBackend(LeavesDevice):
         return Masters(network, parameters, self._settings, offload=self._config.offload_optimizer)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
-        """Yield all that is held, wherever it lies."""
+        """Yield all tensors that the backend holds, wherever they are."""
         from rftstream.models.offload import tensors_of
 
         for trained in self._trained.values():

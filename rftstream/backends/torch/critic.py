@@ -1,6 +1,6 @@
-"""The critic: a network with one output at each token, beside the policy's, with masters and optimizer of its own.
+"""The critic: a network with one output at each token, beside the policy's, with its own masters and optimizer.
 
-It begins as the trunk of the policy's model with a head that says 0, or as a reward model. Shapes: B rows of a
+It starts as the trunk of the policy's model with a head that outputs 0, or as a reward model. Shapes: B rows of a
 micro-batch, T padded tokens, N unmasked tokens, D width.
 """
 
@@ -60,7 +60,7 @@ class ValueModel(nn.Module):
 
     @property
     def rftstream_path(self) -> TrainerPath:
-        """How the trunk is computed."""
+        """The way in which the trunk is computed."""
         return replace(path_of(self.trunk), has_plain_head=True)
 
     def gradient_checkpointing_enable(self, settings: dict[str, Any]) -> None:
@@ -71,7 +71,8 @@ class ValueModel(nn.Module):
 def load_critic(folder: Path, device: torch.device, *, vocabulary: int) -> ValueModel:
     """Load a critic in float32, without dropout. `vocabulary` is the policy's.
 
-    ConfigError if it is no critic: it has not one output, has other tokens, or is no decoder."""
+    ConfigError if the model cannot be a critic: it does not have exactly one output, has other tokens, or is no
+    decoder."""
     trunk, head = _parts_of(folder, device)
     model = ValueModel(trunk, head).eval()
     known = int(trunk.config.get_text_config().vocab_size)
@@ -121,7 +122,7 @@ class ValueNetwork(Network):
         super().__init__(model, settings)
 
     def values(self, inputs: Inputs) -> Tensor:
-        """Return the values of what stands before each unmasked token: float32 [B, T], 0 at masked positions."""
+        """Return the values of the text before each unmasked token: float32 [B, T], 0 at masked positions."""
         head = self.model.head
         with self._autocast():
             hidden_ND = self._hidden(inputs).flatten(0, 1)[inputs.sources_N]
@@ -138,7 +139,7 @@ class CriticPasses(Passes):
     def accumulate(
         self, minibatch: Minibatch, algorithm: Algorithm, backward: Callable[[Tensor], object] = Tensor.backward
     ) -> float:
-        """Compute the value loss of one step, add its gradients up, and return the loss."""
+        """Compute the value loss of one step, accumulate its gradients, and return the loss."""
         total = torch.zeros((), device=self._device)
         for inputs in minibatch.inputs:
             values_BT = self._network.values(inputs)

@@ -20,7 +20,7 @@ from rftstream.core.packing import pad_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownImage:
-    """A place where an image stands in a micro-batch."""
+    """One place in a micro-batch at which an image is shown."""
 
     row: int
     """Number of its row."""
@@ -29,7 +29,7 @@ class ShownImage:
     token_ids: np.ndarray
     """The tokens from its first placeholder to its last, int64."""
     number: int
-    """Which of the micro-batch's images it is."""
+    """Index of the image among the micro-batch's images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Inputs:
     position_ids: Tensor | None
     """Positions, int64 [1, P]; None for padded rows."""
     lengths: tuple[int, ...]
-    """Number of tokens of each row that the network reads."""
+    """Number of tokens in each row that the network reads."""
     sources_N: Tensor
-    """For each unmasked token, the index in the flat `token_ids` that predicts it."""
+    """For each unmasked token, the index in the flat `token_ids` at which it is predicted."""
     targets_N: Tensor
     """The unmasked tokens."""
     rows_N: Tensor
@@ -54,9 +54,9 @@ class Inputs:
     images: tuple[Media, ...] = ()
     """The images of all rows, each once."""
     shown: tuple[ShownImage, ...] = ()
-    """Where they stand, in the order of the flat `token_ids`."""
+    """Places of the images, in the order of the flat `token_ids`."""
     read: tuple[np.ndarray, ...] = ()
-    """The tokens of each row that the network reads, without padding."""
+    """The tokens in each row that the network reads, without padding."""
     begins: tuple[int, ...] = ()
     """Index of each row's first token in the flat `token_ids`."""
 

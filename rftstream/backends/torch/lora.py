@@ -1,4 +1,4 @@
-"""Adapters on a model, by PEFT: low-rank matrices beside its linear layers are all that is trained."""
+"""Adapters on a model, by PEFT: only low-rank matrices beside its linear layers are trained."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def require() -> None:
 
 
 def add_adapters(model: Any, spec: ModelSpec, *, without: str | None = None) -> dict[str, nn.Parameter]:
-    """Add adapters drawn by torch's generator, and freeze all else. Return the adapters' parameters by the names of
-    their files. `without`: the name of a module in which there are none."""
+    """Add adapters drawn by torch's generator, and freeze all other parameters. Return the adapters' parameters by
+    their names in adapter files. `without`: the name of a module that gets no adapters."""
     require()
     from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
@@ -60,8 +60,8 @@ def add_adapters(model: Any, spec: ModelSpec, *, without: str | None = None) -> 
 
 
 def hold_frozen(model: Any, dtype: torch.dtype) -> None:
-    """Hold the matrices that have adapters in this dtype. Where products are computed in it anyway, that halves
-    their memory."""
+    """Convert the matrices that have adapters to this dtype. If products are computed in it anyway, that halves their
+    memory."""
     for layer in _adapted(model):
         layer.get_base_layer().to(dtype)
 
@@ -88,7 +88,7 @@ def _check_targets(model: Any, spec: ModelSpec) -> None:
 
 @contextlib.contextmanager
 def adapters_off(model: Any) -> Iterator[None]:
-    """Compute without the adapters inside of this context."""
+    """Compute without the adapters inside this context."""
     layers = list(_adapted(model))
     try:
         for layer in layers:
@@ -101,7 +101,7 @@ def adapters_off(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def adapters_as(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Compute with other adapters inside of this context, for passes without gradients."""
+    """Compute with other adapters inside this context, for passes without gradients."""
     own = {name: parameter.data for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():
@@ -113,12 +113,12 @@ def adapters_as(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Te
 
 
 def base_names(model: Any) -> list[str]:
-    """Return the names of the model's own weights, without adapters, as its checkpoint has them."""
+    """Return the names of the model's own weights in its checkpoint, without adapters."""
     return [name.replace(".base_layer.", ".") for name, _ in model.named_parameters() if ".lora_" not in name]
 
 
 def write_merged(folder: Path, spec: ModelSpec, adapters: Mapping[str, RawTensor], names: list[str]) -> None:
-    """Write the merged weights `names` as a model, and the adapters apart."""
+    """Write the merged weights `names` as a model, and the adapters separately."""
     whole = whole_tensors(spec, adapters, names, where=str(folder))
     write_tensors(folder / "model.safetensors", whole, {"format": "pt"})
     (folder / ADAPTER).mkdir()

@@ -1,4 +1,4 @@
-"""A causal language model as a backend uses it: from a micro-batch to logprobs, whatever steps its optimizer.
+"""A causal language model as a backend uses it: from a micro-batch to logprobs, independent of the optimizer.
 
 Shapes: B rows, T tokens of the longest, N unmasked tokens of all, D width, V vocabulary.
 """
@@ -38,12 +38,12 @@ class NetworkSettings:
     """Dtype of matrix products; None for that of the weights."""
     max_logits_bytes: int
     packing: bool
-    """Whether rows are packed, where the model can."""
+    """Whether rows are packed, if the model supports it."""
 
     @staticmethod
     def of(config: Any, device: torch.device, *, rounded: bool = False) -> NetworkSettings:
-        """Return the settings in a backend's config. Autocast "auto" means bfloat16 on GPUs only. `rounded`: whether
-        the weights are in bfloat16, which goes with autocast."""
+        """Return the settings in a backend's config. Autocast "auto" means bfloat16 only on GPUs. `rounded`: whether
+        the weights are in bfloat16, which turns autocast on."""
         wished = config.autocast
         half = rounded or wished == "bfloat16" or (wished == "auto" and device.type == "cuda")
         return NetworkSettings(
@@ -55,7 +55,7 @@ class NetworkSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Numbers of elements of the model's matrices."""
+    """Numbers of elements in the model's matrices."""
 
     body: int
     head: int
@@ -90,9 +90,9 @@ class Network:
         shown: Callable[[Media], ImageInputs] | None = None,
         always_sees: bool = False,
     ) -> None:
-        """`seeing`: the model as one that is shown images, of which `shown` says what it gets; None if it is not.
-        `always_sees`: rows without images go through the vision tower with an image that counts for nothing. Processes
-        that compute together need that, since all of them have to use the same weights."""
+        """`seeing`: the model with its vision tower; None if it is not shown images. `shown`: returns the model's
+        inputs for an image. `always_sees`: rows without images go through the vision tower with a blank image that does
+        not count. Processes that compute together need that, since all of them have to use the same weights."""
         self.model = model
         self._seeing, self._shown = seeing, shown
         self._always_sees = always_sees and seeing is not None
@@ -111,8 +111,8 @@ class Network:
         """Whether inputs may be packed."""
 
     def logprobs(self, inputs: Inputs, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-        """Return logprobs and entropies [B, T], 0 at masked positions. The head sees only what predicts unmasked
-        tokens."""
+        """Return logprobs and entropies [B, T], 0 at masked positions. The head computes only the positions that
+        predict unmasked tokens."""
         head = self._head
         with self._within(self.model), self._autocast():
             hidden_ND = self._hidden(inputs).flatten(0, 1)[inputs.sources_N]
@@ -137,7 +137,7 @@ class Network:
         return zeros_BT.index_put(places, logprobs_N), zeros_BT.index_put(places, entropy_N)
 
     def placed(self, rows: Sequence[TrainingRow]) -> Sequence[TrainingRow]:
-        """Return the rows with their masks where this network reads them; here they stay as they are."""
+        """Return the rows with their masks at the positions that this network reads; here they are unchanged."""
         return rows
 
     def within(self, change: Callable[[Any], contextlib.AbstractContextManager[None]]) -> Network:
@@ -147,10 +147,11 @@ class Network:
         return other
 
     def flops(self, inputs: Inputs, *, backward: bool) -> float:
-        """Return the operations of a forward pass, or of both passes, computed from the sizes of the model's matrices.
+        """Return the floating-point operations of a forward pass, or of both passes, from the sizes of the model's
+        matrices.
 
-        Each weight and token counts 2, backward twice that (once for frozen weights), and causal attention is added.
-        Experts of a mixture are not counted."""
+        Each weight and token counts 2 in the forward pass and twice that in the backward pass (once for frozen
+        weights); causal attention is added. Experts of a mixture are not counted."""
         attention_size = 4.0 * self._attention_size * sum(length * length for length in inputs.lengths) / 2
         num_tokens, num_targets = sum(inputs.lengths), len(inputs.targets_N)
         forward = 2.0 * (self._sizes.body * num_tokens + self._sizes.head * num_targets)
@@ -160,8 +161,8 @@ class Network:
         return 2 * forward + by_weights + 3 * attention_size
 
     def _hidden(self, inputs: Inputs) -> Tensor:
-        """Return the states [B, T - 1, D] or [1, P, D]; logits, where the head cannot be taken apart. Padding is on
-        the right, where causal attention never looks, so no attention mask is needed."""
+        """Return the states [B, T - 1, D] or [1, P, D], or logits if the head cannot be separated. Padding is on the
+        right, where causal attention never looks, so no attention mask is needed."""
         more = {} if inputs.position_ids is None else packed_inputs(inputs.position_ids, inputs.lengths)
         if inputs.images:
             read = self._with_images(inputs)
@@ -179,14 +180,14 @@ class Network:
         return nn.utils.rnn.pad_sequence(by_row, batch_first=True)
 
     def _states(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Return the states of inputs; logits, where the head cannot be taken apart."""
+        """Return the states for these inputs, or logits if the head cannot be separated."""
         if self._head is None:
             return self.model(**inputs, use_cache=False).logits  # type: ignore[no-any-return]
         return self.model.base_model(**inputs, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
 
     def _with_images(self, inputs: Inputs) -> dict[str, Tensor]:
-        """Return what the model reads where images stand: the embeddings of tokens and images, and their positions if
-        these are not those of text. An image that several rows show goes through the tower once."""
+        """Return the model's inputs for rows with images: the embeddings of tokens and images, and their positions if
+        these differ from those of text. An image in several rows goes through the tower once."""
         seeing = self._seeing
         if seeing is None or self._shown is None:
             raise ConfigError(f"{type(self.model).__name__}: got rows with images, which it is not shown")
@@ -204,7 +205,7 @@ class Network:
         return read if positions is None else {**read, "position_ids": positions}
 
     def _positions(self, inputs: Inputs, features: Sequence[ImageFeatures]) -> Tensor | None:
-        """Return positions of several dimensions, [3, B, T - 1] or [3, 1, P]; None where they are those of text."""
+        """Return positions of several dimensions, [3, B, T - 1] or [3, 1, P]; None if they are those of text."""
         assert self._seeing is not None
         shape, found = inputs.token_ids.shape, False
         positions_3F = np.zeros((3, inputs.token_ids.numel()), np.int64)
@@ -215,7 +216,7 @@ class Network:
         return torch.from_numpy(positions_3F.reshape(3, *shape)).to(self._device) if found else None
 
     def _embedded_beside_a_blank(self, inputs: Inputs) -> dict[str, Tensor]:
-        """Return the embeddings of tokens, to which what a blank image is counts 0 times."""
+        """Return the embeddings of tokens, plus 0 times the features of a blank image."""
         assert self._seeing is not None
         nothing = self._seeing.blank_features().sum() * 0.0
         return {"inputs_embeds": self._seeing.text(inputs.token_ids) + nothing}
@@ -236,15 +237,15 @@ def _row(name: str, inputs: Tensor, row: int, length: int) -> Tensor:
 def _attention_size(config: Any) -> int:
     """Return the number of layers times their width."""
     num_layers, width = getattr(config, "num_hidden_layers", 0), getattr(config, "hidden_size", 0)
-    with contextlib.suppress(RuntimeError):  # transformers has no one number where heads differ from layer to layer
+    with contextlib.suppress(RuntimeError):  # transformers has no single number if heads differ from layer to layer
         num_heads = getattr(config, "num_attention_heads", None) or 1
         width = num_heads * (getattr(config, "head_dim", None) or width // num_heads)
     return int(num_layers * width)
 
 
 def load_model(spec: ModelSpec, device: torch.device) -> Any:
-    """Load a model in float32. ConfigError unless it is a decoder, and its weights have the names of the checkpoint,
-    under which they travel."""
+    """Load a model in float32. ConfigError unless it is a decoder and its weights have their checkpoint names, under
+    which they are published."""
     from transformers import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -258,7 +259,7 @@ def load_model(spec: ModelSpec, device: torch.device) -> Any:
 def network_of(
     model: Any, settings: NetworkSettings, spec: ModelSpec, images: ImageCache | None, *, always_sees: bool = False
 ) -> Network:
-    """Return the network of a policy's model, which is shown images if it can be. `images`: their pixels."""
+    """Return the network of a policy's model, with its vision tower if it has one. `images`: their pixels."""
     seeing = SeeingModel.of(model, spec.folder)
     return Network(
         model, settings, seeing=seeing, shown=None if images is None else images.inputs, always_sees=always_sees
@@ -266,16 +267,16 @@ def network_of(
 
 
 def same_random(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Keep the random state as it was before, since loading a model may draw numbers."""
+    """Restore the random state afterwards, since loading a model may draw random numbers."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 TOWERS = ("vision_tower", "visual", "vision_model")
-"""Names under which models keep their vision tower."""
+"""Names of the vision tower in models."""
 
 
 def freeze_vision_tower(model: Any) -> str:
-    """Train nothing of the vision tower, and return its name. ConfigError if there is none."""
+    """Freeze the vision tower, and return its name. ConfigError if there is none."""
     found = (getattr(model.base_model, name, None) for name in TOWERS)
     tower = next((one for one in found if isinstance(one, nn.Module)), None)
     if tower is None:
@@ -286,8 +287,8 @@ def freeze_vision_tower(model: Any) -> str:
 
 
 def recompute_activations(model: Any) -> None:
-    """Let the backward pass compute activations again, layer by layer."""
-    for module in model.modules():  # transformers does it in training mode only, where there would be dropout
+    """Let the backward pass recompute activations, layer by layer."""
+    for module in model.modules():  # transformers does that only in training mode, in which there would be dropout
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):
@@ -297,7 +298,7 @@ def recompute_activations(model: Any) -> None:
 
 
 def compile_layers(model: Any) -> None:
-    """Compile each layer by itself. Layers are alike, so the code of one serves for all."""
+    """Compile each layer by itself. Layers have the same structure, so the code of one serves for all."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     for module in model.modules():
@@ -306,10 +307,10 @@ def compile_layers(model: Any) -> None:
 
 
 def sum_embeddings_in_float32(model: Any) -> None:
-    """Let gradients of embeddings be added up in float32, and rounded then. torch does so on GPUs; on CPUs it adds one
-    token after another in the gradients' dtype, and in bfloat16 frequent tokens lose most of theirs."""
+    """Accumulate gradients of embeddings in float32, and round the sum. torch does so on GPUs. On CPUs it adds one
+    token after another in the gradients' dtype, and in bfloat16 frequent tokens lose most of their gradient."""
     for module in model.modules():
-        if type(module) is nn.Embedding:  # those that do more than look up keep their own
+        if type(module) is nn.Embedding:  # modules that do more than look up keep their own method
             module.forward = partial(_Embedded.apply, module.weight, module.padding_idx)  # type: ignore[method-assign]
 
 

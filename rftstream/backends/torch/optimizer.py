@@ -1,4 +1,4 @@
-"""AdamW over float32 masters: the parameters themselves, or copies of parameters that lie elsewhere or are rounded."""
+"""AdamW over float32 masters: the parameters themselves, or copies of parameters that are elsewhere or are rounded."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ State = tuple[dict[str, Tensor], dict[str, Tensor]]
 class Masters(Trained):
     """The float32 weights of a network, with their optimizer. `TorchBackend` makes it for each network that it trains.
 
-    Parameters that are rounded hand each gradient to their masters as soon as it is there. So gradients of
-    micro-batches are added up in float32, and one of the parameters' dtype exists for a single parameter at a time."""
+    Rounded parameters pass each gradient to their masters at once. So gradients of micro-batches are added up in
+    float32, and only one parameter at a time holds a gradient in its own dtype."""
 
     def __init__(
         self,
@@ -31,9 +31,9 @@ class Masters(Trained):
         offload: bool,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`parameters`: in float32. With `offload`, masters and moments lie in main memory, and the optimizer steps
-        there. The device holds only the parameters, which are copied to it after each step. `dtype`: what the
-        parameters are rounded to, from the masters."""
+        """`parameters`: in float32. `offload`: masters and moments are in main memory, and the optimizer steps there;
+        the device holds only the parameters, which are copied to it after each step. `dtype`: the type to which
+        parameters are rounded from the masters."""
         self.network, self._parameters = network, parameters
         self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self._rounded = dtype != torch.float32
@@ -70,7 +70,7 @@ class Masters(Trained):
             self._copy_to_device()
 
     def drop_gradients(self) -> None:
-        """Forget all gradients."""
+        """Drop all gradients."""
         for name, parameter in self._parameters.items():
             parameter.grad = self.masters[name].grad = None
 
@@ -81,7 +81,7 @@ class Masters(Trained):
                 yield f"{kind}/{name}", value
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield the network's weights, masters and moments, and gradients that are there, wherever they lie."""
+        """Yield the network's weights, masters, moments and existing gradients, wherever they are."""
         yield from tensors_of(self.network.model)
         for master in self.masters.values():
             yield master
@@ -98,14 +98,14 @@ class Masters(Trained):
         )
 
     def undo(self, before: State | None) -> None:
-        """Drop the gradients, and put back what `copy` returned."""
+        """Drop the gradients, and restore what `copy` returned."""
         self.drop_gradients()
         if before is not None:
             self.put(*before)
 
     @torch.no_grad()
     def put(self, masters: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
-        """Take over masters and moments."""
+        """Replace masters and moments."""
         for name, master in self.masters.items():
             master.copy_(masters[name])
         if self._apart:
@@ -138,8 +138,8 @@ def _hand_over_to(master: Tensor) -> Callable[[Tensor], None]:
 
 
 def adamw(masters: list[Tensor], settings: OptimizerSettings) -> torch.optim.AdamW:
-    """Return AdamW for these masters. Matrices decay, vectors (norms, biases) do not. It is fused: one pass over
-    memory."""
+    """Return AdamW for these masters. Matrices get weight decay, vectors (norms, biases) do not. The optimizer is
+    fused: it takes one pass over memory."""
     groups = [
         {"params": [master for master in masters if master.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [master for master in masters if master.ndim < 2], "weight_decay": 0.0},

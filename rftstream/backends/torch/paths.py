@@ -1,5 +1,5 @@
-"""How the trainer computes a model: with which attention, and whether rows are packed. Of all ways that are exact
-(`models.exactness`), the fastest is taken."""
+"""How the trainer computes a model: the attention, and whether rows are packed. It takes the fastest way among the
+exact ones (`models.exactness`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Rows(enum.Enum):
-    """How the rows of a micro-batch are put together. Where one way is exact, those below it are, too."""
+    """How the rows of a micro-batch are put together. If one way is exact, so are those below it."""
 
     PACKED = enum.auto()
     PADDED = enum.auto()
@@ -36,22 +36,22 @@ class TrainerPath:
     attention: str
     """The name of the attention, for `attn_implementation`."""
     rows: Rows
-    """PACKED: one after another in one. PADDED: side by side. ALONE: each by itself."""
+    """PACKED: concatenated into one sequence. PADDED: side by side. ALONE: each by itself."""
     has_plain_head: bool
-    """Whether logits are one matrix product of the states. Models that do more to them have soft caps or scales."""
+    """Whether logits are one matrix product of the states. Other models apply soft caps or scales."""
 
 
 _SAFE = TrainerPath(attention=EAGER, rows=Rows.ALONE, has_plain_head=False)
-"""How a model is computed of which nothing else is known."""
+"""How a model is computed if nothing else is known about it."""
 
 
 def load(
     loader: Any, folder: Path, device: torch.device, *, part: Callable[[Any], Any] = exactness.whole, **settings: Any
 ) -> Any:
-    """Load a model in float32 and without dropout, as `loader.from_pretrained` does with these settings, with the
-    attention that is exact; `path_of` says then how it is computed.
+    """Load a model in float32 and without dropout, as `loader.from_pretrained` does with these settings, with an exact
+    attention; afterwards `path_of` returns how the model is computed.
 
-    `part` returns what is computed of a loaded model. ConfigError if that is no decoder."""
+    `part`: returns the part of a loaded model that is computed. ConfigError if that part is no decoder."""
     outline = part(exactness.outline_of(loader, folder))
     path = trainer_path(type(outline), outline.config)
     found = loader.from_pretrained(
@@ -68,14 +68,14 @@ def load(
 
 
 def path_of(model: Any) -> TrainerPath:
-    """Return how a model is computed that `load` gave."""
+    """Return how a model that `load` returned is computed."""
     path: TrainerPath = model.rftstream_path
     return path
 
 
 def _confirm(model: Any, path: TrainerPath | None) -> None:
-    """Try a model with its own weights, where it computes, and note how it is computed: by this path, unless they show
-    that it gives something else."""
+    """Try a model with its own weights on its own device, and record how it is computed: by this path, unless the trial
+    shows that its results differ."""
     name = type(model).__name__
     probe = exactness.of_model(model, exactness.LENGTHS if path is None else exactness.SHORT_LENGTHS)
     if probe is not None and path is None and not names_window(model.config):
@@ -119,7 +119,7 @@ trainer_path = exactness.once_per_kind(_find)
 
 
 def packed(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
-    """Compute the rows one after another in one."""
+    """Compute the rows concatenated into one sequence."""
     lengths = [len(row_T) for row_T in probe.rows]
     position_ids = torch.cat([torch.arange(length, device=model.device) for length in lengths])[None]
     inputs = {"input_ids": torch.cat(probe.rows)[None], **packed_inputs(position_ids, lengths)}
@@ -127,5 +127,5 @@ def packed(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def packed_inputs(position_ids: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:
-    """Return what a model is told of packed rows beside their tokens."""
+    """Return the model's arguments for packed rows, besides their tokens."""
     return {"position_ids": position_ids, "attention_mask": attention.row_lengths(lengths)}

@@ -1,4 +1,4 @@
-"""Traces of what a batch costs, by torch's profiler."""
+"""Traces of a batch's costs, by torch's profiler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def traced(path: Path, device: torch.device) -> Iterator[None]:
-    """Write what happens inside as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing."""
+    """Trace the code inside this context, and write the trace for Perfetto (ui.perfetto.dev) and chrome://tracing."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
         yield

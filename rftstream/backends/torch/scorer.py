@@ -1,7 +1,7 @@
-"""A sequence classifier with one output in the place of the policy: what `algorithm = "reward_model"` trains.
+"""A sequence classifier with one output in place of the policy, which `algorithm = "reward_model"` trains.
 
-It is the critic's value model, read once behind each text. Its weights have the names of transformers' own class, so
-that what is published and exported is an ordinary classifier. Shapes: B rows, T padded tokens.
+It is the critic's value model, read once after each text. Its weights have the names of transformers' own class, so
+that published and exported weights are an ordinary classifier. Shapes: B rows, T padded tokens.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from rftstream.models.spec import ModelSpec
 
 
 def load_scorer(spec: ModelSpec, device: torch.device) -> tuple[ValueModel, Mapping[str, nn.Parameter]]:
-    """Load a classifier with one output in float32, without dropout, and return it with its parameters by the names of
-    its checkpoint. A model without a head gets one that says 0.
+    """Load a classifier with one output in float32, without dropout, and return it with its parameters by their
+    checkpoint names. A model without a head gets one that outputs 0.
 
     ConfigError if transformers has no such classifier, or if its output is not that of a linear head on a decoder."""
     from transformers import AutoModelForSequenceClassification
@@ -74,7 +74,7 @@ def load_scorer(spec: ModelSpec, device: torch.device) -> tuple[ValueModel, Mapp
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers from saying that a head is missing: it is made here, on purpose."""
+    """Keep transformers from warning that a head is missing: the head is made here, on purpose."""
     from transformers import logging as transformers_logging
 
     before = transformers_logging.get_verbosity()
@@ -87,7 +87,7 @@ def _quiet() -> Iterator[None]:
 
 @torch.no_grad()
 def _is_plain(whole: Any, model: ValueModel) -> bool:
-    """Return whether the classifier's output is that of the head at the last token, found by trying."""
+    """Return whether the classifier's output is that of the head at the last token. This is tried."""
     probe_BT = torch.tensor([[5, 3, 4, 2, 1]], device=model.device) % int(model.config.get_text_config().vocab_size)
     kept = model.head.weight.clone()
     model.head.weight.copy_(torch.linspace(-1, 1, kept.numel(), device=kept.device).reshape(kept.shape))
@@ -98,20 +98,20 @@ def _is_plain(whole: Any, model: ValueModel) -> bool:
 
 
 class ScoreNetwork(ValueNetwork):
-    """The network of a classifier: from a micro-batch to the score of what stands before each unmasked token."""
+    """The network of a classifier: from a micro-batch to the score of the text before each unmasked token."""
 
     def __init__(self, model: ValueModel, settings: NetworkSettings) -> None:
         super().__init__(model, settings)
         self._padding = model.config.get_text_config().pad_token_id
 
     def logprobs(self, inputs: Inputs, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the scores in the place of logprobs, and zeros in that of entropies, float32 [B, T]."""
+        """Return the scores as logprobs, and zeros as entropies, float32 [B, T]."""
         scores_BT = self.values(inputs).float()
         return scores_BT, torch.zeros_like(scores_BT)
 
     def placed(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
-        """Return the rows with their one unmasked token behind the last token that is not padding. There transformers
-        reads a text's score; where the end of a turn serves as padding, that is before the end."""
+        """Return the rows with their one unmasked token after the last token that is not padding. transformers reads a
+        text's score there; if the end-of-turn token serves as padding, that place is before it."""
         return [self._placed(row) if row.loss_mask.any() else row for row in rows]
 
     def _placed(self, row: TrainingRow) -> TrainingRow:

@@ -1,6 +1,6 @@
-"""One process's training on one batch: the policy and its critic, all of whose steps are taken, or none.
+"""One process's training on one batch: all steps of the policy and its critic are taken, or none.
 
-The backends torch and deepspeed share it. They differ in how a network's steps are taken, which `Trained` says.
+The backends torch and deepspeed share it. They differ in how a network takes its steps, which `Trained` defines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Shapes = Mapping[str, torch.Size]
 
 
 def check_saved(folder: Path, network: str, spec: ModelSpec, saved: Shapes, trained: Shapes) -> None:
-    """Raise ConfigError unless the masters of a checkpoint have the shapes of those that are trained."""
+    """Raise ConfigError unless the masters in a checkpoint have the shapes of the trained parameters."""
     if saved == trained:
         return
     if network == POLICY:
@@ -41,19 +41,19 @@ class Trained:
     `accumulate`, `norm`, and `step` if the norm is finite."""
 
     network: Any
-    """The network, as `Passes` computes with it."""
+    """The network that `Passes` computes with."""
     shapes: Shapes
-    """Shapes of the trained parameters, by the names that they are published and saved under; tied ones once."""
+    """Shapes of the trained parameters, by the names under which they are published and saved; tied ones once."""
     in_lockstep = False
-    """Whether processes take every pass together, as under ZeRO. Then none is left out, and the norm is known only once
-    the step is taken."""
+    """Whether processes take every pass together, as under ZeRO. Then no pass is skipped, and the norm is known only
+    after the step."""
 
     def accumulate(self, passes: Passes, number: int, algorithm: Algorithm) -> None:
-        """Compute the gradients of the mini-batch of this number."""
+        """Compute the gradients of mini-batch `number`."""
         passes.accumulate(passes.minibatches[number], algorithm)
 
     def norm(self, lr: float, max_grad_norm: float) -> float:
-        """Return the norm of all gradients together. In lockstep, take the step if it is finite."""
+        """Return the norm of all gradients together. In lockstep, also take the step if the norm is finite."""
         raise NotImplementedError
 
     def step(self, lr: float, *, scale: float = 1.0) -> None:
@@ -64,11 +64,11 @@ class Trained:
         raise NotImplementedError
 
     def undo(self, before: Any) -> None:
-        """Drop the gradients, and put back what `copy` returned. With None no step was taken."""
+        """Drop the gradients, and restore what `copy` returned. None means that no step was taken."""
         raise NotImplementedError
 
     def look(self, count: int) -> None:
-        """Take forward passes only because other processes take them."""
+        """Take forward passes only to keep in step with other processes."""
 
 
 @dataclass(slots=True)
@@ -86,8 +86,8 @@ class Learner:
     """Norm of the gradients of each step, the same in all processes."""
 
     def accumulate(self, step: int, algorithm: Algorithm) -> bool:
-        """Compute the gradients of a step, and return whether they are finite. The loss of a process in lockstep is its
-        share; if that is not finite, the norm is not finite in any of them."""
+        """Compute the gradients of a step, and return whether they are finite. In lockstep, the loss of a process is
+        its share; if one share is not finite, the norm is not finite in any process."""
         self.trained.accumulate(self.passes, step % len(self.passes.minibatches), algorithm)
         self.norms.append(self.trained.norm(self.lr, self.max_grad_norm))
         return math.isfinite(self.norms[-1]) and (self.trained.in_lockstep or math.isfinite(self.passes.last_loss))
@@ -99,7 +99,7 @@ class Learner:
         self.trained.step(self.lr, scale=self.max_grad_norm / norm if clip else 1.0)
 
     def last(self) -> dict[str, float]:
-        """Return loss and norm of the last step; nothing if there was none."""
+        """Return loss and norm of the last step; empty if there was none."""
         return dict(zip(self.names, (self.passes.last_loss, self.norms[-1]), strict=True)) if self.norms else {}
 
     def metrics(self, algorithm: Algorithm) -> dict[str, float]:
@@ -108,10 +108,11 @@ class Learner:
 
 
 def take_steps(learners: Sequence[Learner], algorithm: Algorithm, num_steps: int) -> bool:
-    """Take all steps of a batch, and return True. If a loss or norm is NaN or infinite, undo all and return False.
+    """Take all steps of a batch, and return True. If a loss or norm is NaN or infinite, undo all steps and return
+    False.
 
-    In lockstep each network's step is taken before the next one's gradients are computed, so all but the last network
-    need a copy to be undone."""
+    In lockstep each network takes its step before the next network's gradients are computed. So every network but the
+    last needs a copy from which it can be restored."""
     lockstep = learners[0].trained.in_lockstep
     undoable = learners if num_steps > 1 else learners[:-1] if lockstep else ()
     copies = [learner.trained.copy() if learner in undoable else None for learner in learners]
@@ -131,7 +132,7 @@ def take_steps(learners: Sequence[Learner], algorithm: Algorithm, num_steps: int
 
 @dataclass(frozen=True, slots=True)
 class LearnedBatch:
-    """The result of one process for a batch. Norms, and whether it was skipped, are the same in all processes."""
+    """One process's result for a batch. The norms and `skipped` are the same in all processes."""
 
     learners: Sequence[Learner]
     skipped: bool
@@ -160,14 +161,14 @@ T = TypeVar("T", bound=Trained)
 
 @dataclass
 class BatchTraining(Generic[T]):
-    """The training of one process, which computes its share of the micro-batches. A backend makes it, and calls its
-    methods in the same order in all processes, with the same rows and plans."""
+    """One process's training, which computes its share of the micro-batches. A backend makes it. All processes call its
+    methods in the same order, with the same rows and plans."""
 
     device: torch.device
     critic: CriticConfig | None
     """Settings of the critic; None if there is none."""
     as_reference: Callable[[], AbstractContextManager[Any]]
-    """Gives a network that computes as the reference does."""
+    """Returns a context with a network that computes as the reference."""
     share: MicrobatchShare = ALL
     trained: dict[str, T] = field(default_factory=dict)
     """The policy, and the critic if there is one. The backend fills it."""
@@ -200,20 +201,20 @@ class BatchTraining(Generic[T]):
         if "reference_logprobs" in algorithm.needs:
             with self.as_reference() as reference:
                 passes.compute_reference(reference)
-                if reference is policy.network:  # else each process computes alone
+                if reference is policy.network:  # otherwise each process computes alone
                     policy.look(passes.num_idle)
         return Learner(passes, policy, plan.lr, plan.max_grad_norm)
 
     def logprobs(
         self, rows: Sequence[TrainingRow], tokens_per_microbatch: int, *, reference: bool = False
     ) -> dict[int, np.ndarray]:
-        """Return the logprobs of this process's share of the rows, by the number of the row: float32 [T]."""
+        """Return the logprobs of this process's share of the rows, by row number: float32 [T]."""
         policy = self.trained[POLICY]
         with self.as_reference() if reference else nullcontext(policy.network) as network:
             return self._by_row(rows, tokens_per_microbatch, policy, network, lambda one: network.logprobs(one)[0])
 
     def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> dict[int, np.ndarray]:
-        """Return the critic's values of this process's share of the rows, by the number of the row: float32 [T]."""
+        """Return the critic's values of this process's share of the rows, by row number: float32 [T]."""
         critic = self.trained[CRITIC]
         return self._by_row(rows, tokens_per_microbatch, critic, critic.network, critic.network.values)
 
@@ -226,12 +227,12 @@ class BatchTraining(Generic[T]):
         compute: Callable[[Inputs], torch.Tensor],
     ) -> dict[int, np.ndarray]:
         found, num_idle = computed_by_row(rows, tokens_per_microbatch, network, self.device, compute, self.share)
-        if network is trained.network:  # else each process computes alone
+        if network is trained.network:  # otherwise each process computes alone
             trained.look(num_idle)
         return found
 
 
 def in_order(rows: Sequence[TrainingRow], found: Mapping[int, np.ndarray]) -> list[np.ndarray]:
-    """Return what all processes together have said of the rows, in their order. Rows without tokens say nothing."""
+    """Return the results of all processes in the order of the rows. Rows without tokens get empty arrays."""
     nothing = np.zeros(0, np.float32)
     return [found.get(number, nothing) for number in range(len(rows))]

@@ -1,5 +1,5 @@
-"""Tool calls and thoughts in what a policy wrote, and in what it would have written.
+"""Tool calls and reasoning in completions, and how a given message would be written as a completion.
 
-`tool_calls` takes completions apart, by `families` (the package `renderers`) or by the readers of `call_blocks` and
-`python_calls`, which share `call_reading`. `written_turns` goes the other way.
+`tool_calls` splits completions with `families` (the package `renderers`) or with the readers in `call_blocks` and
+`python_calls`, which share `call_reading`. `written_turns` goes the other way: from a message to its completion.
 """

@@ -37,7 +37,7 @@ class CallMarks:
     opening: str
     closing: str
     must_end: bool = False
-    """Whether the closing mark has to be there. Elsewhere a complete call is one without it, since the mark may be the
+    """Whether the closing mark is required. In other families a call without it is complete, since the mark may be the
     stop token, or the model may have none."""
     is_keyed: bool = False
     """Whether a call is an object with the name as its only key."""
@@ -63,7 +63,7 @@ SECTIONS = (
     *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     *("<tool_calls:opensource>", "</tool_calls:opensource>"),
 )
-"""Marks around all calls of a turn. They say nothing that the marks of each call do not say."""
+"""Marks around all calls of a turn. They add nothing to the marks of each call, so they are dropped."""
 SEPARATOR, ARGUMENTS, SUFFIX = "<｜tool▁sep｜>", "<|tool_call_argument_begin|>", ":opensource"
 DSML = "｜DSML｜"
 """Part of each tag of the newer models of DeepSeek."""
@@ -97,16 +97,16 @@ _FENCED = re.compile(r"\s*([^\n]+)\n```(?:json)?[ \t]*\n(.*?)\n?```\s*\Z", re.DO
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The known types of the arguments that calls may have. A reader makes it of the tools that a prompt offers."""
+    """The known types of arguments. A reader makes it from the tools that a prompt offers."""
 
     schemas: Mapping[str, Mapping[str, Any]]
     """Name of a tool -> name of an argument -> its JSON schema."""
     on_lines: bool | None = None
-    """Whether the template writes an argument between tags on lines of its own; None if nobody knows."""
+    """Whether the template writes a tagged argument on lines of its own; None if unknown."""
 
     @staticmethod
     def of(tools: Sequence[Mapping[str, Any]], on_lines: bool | None = None) -> Tools:
-        """Read the tools' schemas. Other values are passed over."""
+        """Read the tools' schemas. Values that are no schemas are skipped."""
         schemas: dict[str, Mapping[str, Any]] = {}
         for tool in tools:
             function = tool.get("function", tool)
@@ -118,7 +118,7 @@ class Tools:
 
 
 def find_blocks(rest: str, was_cut: bool, tools: Tools) -> Found | None:
-    """Return the text without the calls between marks, and these calls; None if there are no marks."""
+    """Return the text without its marked calls, and these calls; None if there are no marks."""
     outside, calls, place, is_found = "", [], 0, False
     while (opened := _OPENING.search(rest, place)) is not None:
         is_found = True
@@ -145,7 +145,8 @@ def _read_block(rest: str, opened: re.Match[str], was_cut: bool, tools: Tools) -
 
 
 def _read_json(rest: str, opened: re.Match[str], block: CallMarks, was_cut: bool) -> tuple[list[WrittenCall], int]:
-    """Return the calls of a block with JSON in it, and where it ends. A mark inside of the JSON ends nothing."""
+    """Return the calls of a block that holds JSON, and where the block ends. A mark inside the JSON does not end the
+    block."""
     inside = opened.end()
     value, end, problem = read_value(rest, inside)
     closing = rest.find(block.closing, inside if problem else end)
@@ -171,8 +172,8 @@ def _unkeyed(value: Any) -> Any:
 
 
 def _end_of(rest: str, inside: int, closing: str) -> int:
-    """Return where the closing mark is. Code in an argument may have the mark in it, so one behind the end of the
-    function counts before it."""
+    """Return where the closing mark is. Code in an argument may contain the mark, so a mark after the end of the
+    function is preferred to an earlier one."""
     if rest[inside:].lstrip().startswith("<function="):
         found = re.compile(rf"</function>\s*({re.escape(closing)})").search(rest, inside)
         if found is not None:
@@ -212,7 +213,7 @@ def _named_json(name: str, text: str, whole: str, call_id: str = "") -> WrittenC
 
 
 def _tagged(body: str, whole: str, block: CallMarks, tools: Tools) -> Iterator[WrittenCall]:
-    """Yield the calls whose arguments stand between tags of their own."""
+    """Yield the calls whose arguments stand between their own tags."""
     if "<function=" in body:
         for function in _FUNCTION.finditer(body):
             on_lines = block.opening == "<tool_call>" if tools.on_lines is None else tools.on_lines
@@ -231,7 +232,7 @@ def _tagged(body: str, whole: str, block: CallMarks, tools: Tools) -> Iterator[W
 def _with(
     name: str, pattern: re.Pattern[str], tag: str, body: str, whole: str, tools: Tools, on_lines: bool
 ) -> WrittenCall:
-    """Return the call with the arguments that a pattern finds. Some forms say which of them are texts."""
+    """Return the call with the arguments that a pattern finds. Some forms mark which arguments are strings."""
     schemas = tools.schemas.get(name, {})
     arguments: dict[str, Any] = {}
     for found in pattern.finditer(body):
@@ -246,13 +247,14 @@ def _with(
 # ------------------------------------------------------------------------------------------------ values
 
 _WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
-"""How templates write these values that write them by Python's `str`."""
+"""Values that some templates write with Python's `str`."""
 
 
 def typed(text: str, schema: Any, *, on_lines: bool) -> Any:
-    """Return the value that a text between tags stands for. It is the text itself, white space included, unless the
-    argument may be something else than a text and the text reads like that. `on_lines`: whether one line break at each
-    end belongs to the tags."""
+    """Return the value that a text between tags stands for.
+
+    The value is the text itself, white space included, unless the schema allows another type and the text parses as
+    that type. `on_lines`: whether one line break at each end belongs to the tags."""
     plain = text.removeprefix("\n").removesuffix("\n") if on_lines else text
     types = _types_of(schema)
     if types == {"string"}:

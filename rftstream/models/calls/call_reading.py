@@ -1,5 +1,5 @@
-"""What readers of tool calls share: a call as far as it could be read, JSON that is not quite JSON, and the words for
-what is wrong. Nothing here raises."""
+"""The parts that all readers of tool calls share: a call as far as it could be read, a tolerant JSON reader, and
+messages about what is wrong. Nothing here raises."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 EXPECTED = 'write one JSON object with "name" and "arguments"'
 FORMLESS = "The tool call does not have the form that the tools ask for"
 MAX_ID_CHARACTERS = 128
-"""Longest id of a call that is taken from a model."""
+"""Longest call id that is accepted from a model."""
 
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenCall:
-    """One call, or what should have been one, before it is part of a turn."""
+    """One call, or an attempt at a call that could not be read, before it becomes part of a turn."""
 
     text: str
     """Text of the call as it was written."""
@@ -28,7 +28,7 @@ class WrittenCall:
     arguments: dict[str, Any] | None = None
     error: str | None = None
     id: str = ""
-    """Id that the model gave it; empty if it gave none."""
+    """The id that the model gave; empty if it gave none."""
 
 
 Found = tuple[str, list[WrittenCall]]
@@ -47,7 +47,7 @@ def checked_arguments(arguments: Any) -> str | None:
 
 
 def read_value(text: str, place: int) -> tuple[Any, int, str]:
-    """Return the JSON value at a place, where it ends, and what is wrong with it, if anything is."""
+    """Return the JSON value at a place, where the value ends, and what is wrong with it (empty if nothing is)."""
     while place < len(text) and text[place].isspace():
         place += 1
     try:
@@ -85,7 +85,8 @@ def called(name: str, arguments: Any, text: str, given_id: Any = None) -> Writte
 
 
 def function_of(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the map that has name and arguments: itself, or what it has under `function`."""
+    """Return the mapping that has the name and the arguments: the value itself, or the mapping under its key
+    `function`."""
     inner = value.get("function")
     return inner if isinstance(inner, dict) and "name" not in value else value
 
@@ -99,17 +100,17 @@ def failed(text: str, error: str, was_cut: bool, name: str = "") -> WrittenCall:
 
 
 def no_json(problem: str) -> str:
-    """Return what the model is told of a call that is not JSON."""
+    """Return the message to the model about a call that is not JSON."""
     return f"The tool call is not valid JSON: {problem}"
 
 
 def clean(text: str) -> str:
-    """Return the text without halves of surrogate pairs, which no encoding has."""
+    """Return the text without unpaired surrogates, which UTF-8 cannot encode."""
     return text.encode(errors="replace").decode()
 
 
 def kind(value: Any) -> str:
-    """Return what a JSON value is, in a word for messages."""
+    """Return the type of a JSON value as a word for messages."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 
@@ -127,4 +128,4 @@ def _constant(text: str) -> Any:
 
 _constant_hook: Callable[[str], Any] = _constant
 _DECODER = json.JSONDecoder(strict=False, parse_float=_number, parse_constant=_constant_hook)
-"""Takes line breaks in strings, which models write in code; no numbers that are none."""
+"""A decoder that accepts line breaks in strings, since models write them in code, and rejects NaN and infinity."""

@@ -39,8 +39,9 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "prime-qwen3": ("<tool_call>", "<function=", "<parameter="),
     "qwen3": ("<tool_call>", "<tool_response>", "</think>"),
 }
-"""Name of a family as the package has it -> what its templates contain. The first that fits and finds its tokens is
-taken. It finds where reasoning ends and where calls stand; `call_blocks` reads the calls, if it knows their form."""
+"""Name of a family in the package -> texts that its templates contain. The first family that matches and whose tokens
+exist is taken. The package finds where reasoning ends and where the calls are; `call_blocks` reads the calls, if it
+knows their form."""
 _ALSO = {
     "glm-4.5": "glm-5 glm-5.1 glm-5.3",
     "prime-qwen3": "nemotron-3 nemotron-3-ultra nemotron-3.5",
@@ -49,7 +50,7 @@ _ALSO = {
     "laguna-xs.2": "laguna-m.1 laguna-s-2.1 laguna-xs-2.1",
 }
 SAME: Mapping[str, str] = {other: family for family, others in _ALSO.items() for other in others.split()}
-"""Name of another family as the package has it -> the one above whose completions have the same form. Those without
+"""Name of another family in the package -> the family above whose completions have the same form. Families without
 marks around calls (llama-3) are left to `tool_calls`."""
 
 ERRORS = {
@@ -62,7 +63,7 @@ ERRORS = {
 
 
 def families_of(template: str) -> list[str]:
-    """Return the names of the families whose template this could be."""
+    """Return the names of the families that this template may belong to."""
     return [name for name, signs in FAMILIES.items() if all(sign in template for sign in signs)]
 
 
@@ -85,7 +86,8 @@ class FamilyParser:
         turn: int,
         on_lines: bool | None = None,
     ) -> AssistantMessage | None:
-        """Return the completion taken apart; None if the package fails at it. `on_lines` as in `parse_text`."""
+        """Return the completion split into its parts; None if the package fails. `on_lines` is the same as in
+        `parse_text`."""
         if ends_in_thought(self._tokenizer.full_text(prompt[-PROMPT_END:])):
             prompt = self._tokenizer.encode(f"{THINK}\n")  # not every prompt has the header that is looked for
         try:
@@ -93,7 +95,7 @@ class FamilyParser:
                 list(completion), tools=[dict(tool) for tool in tools] or None, prompt_ids=list(prompt)
             )
             calls = list(self._calls(found.tool_calls, completion, Tools.of(tools, on_lines)))
-        except Exception as error:  # whatever the policy wrote, the rollout goes on
+        except Exception as error:  # a completion that cannot be parsed must not end the rollout
             log.debug("renderers cannot parse a completion of %s: %r", self.name, error)
             return None
         if calls and not tools:
@@ -107,7 +109,7 @@ class FamilyParser:
         )
 
     def _calls(self, found: Sequence[Any], completion: Sequence[int], tools: Tools) -> Iterator[WrittenCall]:
-        """Yield the calls. Those of one span are read again from its text, since the package takes white space off."""
+        """Yield the calls. The text of each single call is read again, since the package strips white space."""
         for span, group in groupby(found, lambda call: call.token_span):
             calls = list(group)
             written = None if span is None else self._tokenizer.full_text(completion[span[0] : span[1]])
@@ -139,7 +141,7 @@ def open_parser(template: str, tokenizer: Tokenizer) -> FamilyParser | None:
         try:
             made = _Harmony(adapter) if name == HARMONY else create_renderer(adapter, config_from_name(name))
             return FamilyParser(name, made, tokenizer)
-        except Exception as error:  # an assertion, for a token that is missing
+        except Exception as error:  # the package asserts that a token exists
             level = logging.WARNING if isinstance(error, ImportError) else logging.DEBUG
             log.log(level, "the package renderers cannot parse for a template like %s: %r", name, error)
     return None
@@ -168,7 +170,7 @@ class _Adapter:
 
 
 class _Harmony:
-    """The parser of gpt-oss without its renderer, which would fetch a vocabulary over the network."""
+    """The parser of gpt-oss without its renderer, because the renderer would download a vocabulary."""
 
     NAMES: ClassVar = ("return", "call", "start", "end", "channel", "message", "constrain")
 

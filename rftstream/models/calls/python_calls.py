@@ -1,4 +1,4 @@
-"""Tool calls that are written as Python: `[store(text="a"), look(count=2)]`. They are parsed, and nothing is run."""
+"""Tool calls written as Python: `[store(text="a"), look(count=2)]`. They are parsed and never executed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 def begun_call(text: str) -> str | None:
-    """Return the name of the first call of a text that begins as calls in Python do; None if it begins otherwise."""
+    """Return the name of the first call if the text begins with calls in Python; else None."""
     begun = _BEGUN.match(text)
     return begun[1] if begun else None
 
 
 def python_calls(text: str) -> tuple[list[tuple[str, dict[str, Any]]], str]:
-    """Return the calls that a text consists of, each with its name and arguments. None, and a problem, if it is
-    something else."""
+    """Return the calls if the whole text consists of calls, each with its name and arguments; else no calls and
+    the problem."""
     try:
-        with warnings.catch_warnings():  # a backslash in a text that Python does not know
+        with warnings.catch_warnings():  # an unknown escape in a string
             warnings.simplefilter("ignore")
             tree = ast.parse(text.strip(), mode="eval").body
         calls = tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]

@@ -1,16 +1,16 @@
-"""Taking apart what the policy wrote: text, reasoning and tool calls. Nothing here raises.
+"""Splits completions into text, reasoning and tool calls. Nothing here raises.
 
-It reads, in this order:
+It looks for these forms, in this order:
 
-    calls between marks                                         `call_blocks` says which
+calls between marks                                         listed in `call_blocks`
     [TOOL_CALLS][{"name": ..., "arguments": {...}}]             Mistral; also [TOOL_CALLS]name[ARGS]{...}
     <|python_tag|>{"name": ..., "parameters": {...}}            Llama 3; also the bare object as the whole text
     [name(key=value), ...]                                      Llama 3.2 and 4, as the whole text
     ```json blocks that hold such an object
 
-Calls are looked for only where tools are offered, and never inside of reasoning. A call that cannot be read is a
-`ToolCall` without arguments and with an error, in words for the model. Where calls stand inside of reasoning or
-channels of their own, `families` finds them.
+Calls are looked for only where tools are offered, and never inside reasoning. A call that cannot be read becomes a
+`ToolCall` without arguments and with an error message for the model. `families` finds the calls of models that write
+them inside reasoning or in channels of their own.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from rftstream.models.chat_template import END_THINK, THINK, with_thinking
 PYTHON_TAG, CALLS_TAG, ID_TAG, ARGS_TAG = "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 THOUGHT_MARKS = ((THINK, END_THINK), ("[THINK]", "[/THINK]"))
 MARKS = BLOCK_MARKS | {PYTHON_TAG, CALLS_TAG, ID_TAG, ARGS_TAG, *sum(THOUGHT_MARKS, ())}
-"""Marks that are read here. They stay in the text that is read, though a tokenizer may have them as special tokens."""
+"""Marks that are read here. They are kept in the decoded text, even if the tokenizer has them as special tokens."""
 PROMPT_END = 32
-"""Tokens at the end of a prompt in which the mark that opens reasoning is looked for."""
+"""Number of tokens at the end of a prompt that are searched for the mark that opens reasoning."""
 
 _FENCE = re.compile(r"```(?:json|tool_call|tool_code)?[ \t]*\n(.*?)(```|\Z)", re.DOTALL)
 _NAMED_CALL = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]([^\[\s]*)\s*)?\[ARGS\]")
@@ -61,10 +61,10 @@ def parse_text(
     in_thought: bool = False,
     on_lines: bool | None = None,
 ) -> AssistantMessage:
-    """Return what was written, taken apart.
+    """Return a completion split into its parts.
 
-    `written` has those special tokens in it that are among MARKS, `text` has none. `in_thought`: whether the prompt
-    ended inside of reasoning. `on_lines`: whether the template writes arguments between tags on lines of their own."""
+    `written` contains the special tokens that are in MARKS; `text` contains none. `in_thought`: whether the prompt
+    ended inside reasoning. `on_lines`: whether the template writes tagged arguments on lines of their own."""
     reasoning, rest, is_closed = split_reasoning(written, in_thought=in_thought)
     calls: list[WrittenCall] = []
     if tools and is_closed:
@@ -80,8 +80,8 @@ def parse_text(
 
 
 def tool_calls(calls: Sequence[WrittenCall], turn: int) -> tuple[ToolCall, ...]:
-    """Return the calls of a turn. They have the ids that the model gave them; those without one, and those with one
-    that an earlier call of the turn has, get ours."""
+    """Return the calls of a turn. A call keeps the id that the model gave. It gets an id of ours if the model gave
+    none, or if an earlier call of the turn has the same id."""
     made: dict[str, ToolCall] = {}
     for index, call in enumerate(calls):
         name = call.id if call.id and call.id not in made else f"call_{turn}_{index}"
@@ -90,8 +90,8 @@ def tool_calls(calls: Sequence[WrittenCall], turn: int) -> tuple[ToolCall, ...]:
 
 
 def _find_calls(rest: str, was_cut: bool, tools: Tools) -> Found | None:
-    """Return the text without its calls, and the calls; None if it has none. A mark inside of a call says nothing, so
-    what a text begins with is looked at before the marks in it."""
+    """Return the text without its calls, and the calls; None if there are none. The beginning of the text is checked
+    before marks inside it, since a mark inside a call means nothing."""
     plain: tuple[_Find, ...] = (_bare_python, _bare, _fenced)
     begun = plain if rest.lstrip().startswith(("{", "[", "```")) else ()
     for find in begun:
@@ -113,7 +113,8 @@ def _bare_python(rest: str, was_cut: bool, tools: Tools) -> Found | None:
 
 
 def chat_message(said: AssistantMessage, *, shows_calls: bool) -> ChatMessage:
-    """Return the message as a chat template is to see it; `shows_calls`: whether it shows tool calls."""
+    """Return the message in the form that a chat template gets. `shows_calls`: whether the template shows tool
+    calls."""
     calls, content = said.tool_calls, said.content
     if calls and not (shows_calls and all(call.arguments is not None for call in calls)):
         content = "\n".join(filter(None, (content, *dict.fromkeys(call.text for call in calls))))
@@ -129,7 +130,8 @@ def chat_message(said: AssistantMessage, *, shows_calls: bool) -> ChatMessage:
 
 
 def split_reasoning(written: str, *, in_thought: bool) -> tuple[str, str, bool]:
-    """Return the reasoning without its marks, the rest, and whether the reasoning has an end (or there is none)."""
+    """Return the reasoning without its marks, the rest of the text, and whether the reasoning is closed (also True if
+    there is none)."""
     begun = written.lstrip()
     for opening, closing in THOUGHT_MARKS:
         opens = begun.startswith(opening)
@@ -195,14 +197,14 @@ def _fenced(rest: str, was_cut: bool, _: Tools) -> Found | None:
 
 
 def _python(text: str) -> tuple[list[WrittenCall], str]:
-    """Return the calls that a text consists of, written as Python. None, and a problem, if it is something else."""
+    """Return the calls if the whole text is calls written as Python; else no calls and the problem."""
     calls, problem = python_calls(text)
     return [called(name, arguments, text.strip()) for name, arguments in calls], problem
 
 
 def _objects(text: str) -> tuple[list[WrittenCall], str]:
-    """Return the calls that a text consists of, `;` or white space between them. None, and a problem, if it is not
-    JSON; none and no problem if it is something else than calls."""
+    """Return the calls if the whole text is JSON calls, separated by `;` or white space. If it is not JSON: no
+    calls and the problem. If it is JSON but no call: no calls and no problem."""
     calls: list[WrittenCall] = []
     place = 0
     while text[place:].strip():

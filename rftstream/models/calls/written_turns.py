@@ -1,8 +1,8 @@
-"""What a policy would have sampled to say a message that somebody else wrote, such as a demonstration's.
+"""The completion that a policy would have sampled to say a given message, such as a demonstration's.
 
-A template may write a finished turn otherwise than what follows its own generation prompt. Templates of models that
-think open the thought in the prompt, and drop it from the finished turn; or they close it in the prompt, since there is
-to be none.
+A template may write a finished turn in another way than a completion after its own generation prompt. Templates of
+reasoning models open the reasoning in the prompt and drop it from the finished turn. Or they open and close it in the
+prompt, to turn reasoning off.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rftstream.errors import ConfigError
 from rftstream.models.chat_template import END_THINK, THINK, ChatTemplate, split_thinking, with_thinking
 
 _OPENED = re.compile(rf"(?:{THINK}(\s*)|(?:{THINK}\s*)?{END_THINK}\s*)\Z")
-"""The end of a prompt that opens a thought, or opens it and closes it at once."""
+"""The end of a prompt that opens reasoning, or that opens and closes it at once."""
 _THOUGHT = re.compile(rf"\s*(?:{THINK}.*?)?{END_THINK}\s*", re.DOTALL)
 
 
 def why_not_learned(prompt: str, said: str, ends: Collection[str]) -> str | None:
-    """Return why a policy that is asked with `prompt` cannot say `said`, the content of a message; None if it can.
-    `ends`: the texts of the tokens that end a turn."""
+    """Return why a policy cannot sample the content `said` after `prompt`; None if it can. `ends`: the texts of the
+    tokens that end a turn."""
     for end in ends:
         if end and end in said.rstrip().removesuffix(end):
             return (
@@ -40,8 +40,8 @@ def why_not_learned(prompt: str, said: str, ends: Collection[str]) -> str | None
 def said_after(
     prompt: str, template: ChatTemplate, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Return the text of the last message as a policy says it after the prompt of the messages before, and what the
-    template writes behind it. ConfigError if the template leaves no place for it."""
+    """Return the text of the last message as the policy would sample it after the prompt of the earlier messages, and
+    the text that the template writes behind it. ConfigError if the template leaves no place for the message."""
     message = messages[-1]
     reasoning, content = split_thinking(message.content)
     whole = template.render(messages, tools, add_generation_prompt=False)
@@ -62,7 +62,7 @@ def said_after(
         is_dropped = reasoning.strip() not in rest and END_THINK in template.source
         return with_thinking(reasoning, rest) if is_dropped else rest
     space = opened[1]
-    if space is None and reasoning:  # `why_not_learned` refuses it where that matters
+    if space is None and reasoning:  # `why_not_learned` refuses such a message where it matters
         return with_thinking(reasoning, _THOUGHT.sub("", rest, count=1) if _THOUGHT.match(rest) else rest)
     goes_on = space is not None and whole.startswith(prompt) and END_THINK in rest
     if goes_on and rest.lstrip().startswith(reasoning.strip()):

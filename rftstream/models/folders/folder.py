@@ -1,6 +1,7 @@
-"""Model folders: how they are found, fetched or made, their digests, and the chat template in effect.
+"""Model folders: how they are found, fetched or made, their digests, and their chat templates.
 
-This module imports neither torch nor transformers: every role calls `prepare_model`, and most have no use for them."""
+This module imports neither torch nor transformers: every role calls `prepare_model`, and most roles do not need
+them."""
 
 from __future__ import annotations
 
@@ -25,25 +26,26 @@ if TYPE_CHECKING:
     from rftstream.config.sections import EvaluationSection, ModelSection, TasksetSection
 
 FAKE = "fake"
-"""The value of `model.path` that stands for no model at all, for the fake policy and the fake backend."""
+"""The value of `model.path` for no model at all, used with the fake policy and the fake backend."""
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 TEMPLATE_FILE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
-"""The file with the chat template, and the folder with further ones, as transformers writes them."""
+"""The file with the chat template, and the folder with further templates, as transformers writes them."""
 DEFAULT_TEMPLATE, TOOLS_TEMPLATE = "default", "tool_use"
-"""Names of templates: the one for prompts without tools, and the one for prompts with them."""
+"""Names of templates: for prompts without tools, and for prompts with tools."""
 INITIAL = "initial.json"
-"""File in a folder with another run's weights: it says which weights."""
+"""File in a folder with another run's weights. It says which weights these are."""
 CONVERTED = {"SmolLM2-135M-Instruct": "smollm2"}
-"""Names of folders -> what `rftstream convert` calls the model that belongs there."""
+"""Names of folders -> what `rftstream convert` calls the model for that folder."""
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
 def prepare_model(
     section: ModelSection, folder: Path, seed: int, *, device: str = "cpu", threads: int = 1
 ) -> ModelSpec:
-    """Find, fetch or make the run's model. `folder` is where a `[model.make]` model is made, once; later calls find it
-    there."""
+    """Find, fetch or make the run's model.
+
+    A `[model.make]` model is made once, in `folder`; later calls find it there."""
     spec = _prepare(section, folder, seed, device=device, threads=threads)
     if section.lora is None:
         return spec
@@ -89,7 +91,7 @@ def _prepare(section: ModelSection, folder: Path, seed: int, *, device: str, thr
 
 
 def model_here(section: ModelSection, folder: Path) -> ModelSpec | None:
-    """Return the run's model for reading what it said, if it lies on this machine; nothing is made or fetched."""
+    """Return the run's model if it is on this machine, for reading its completions. Nothing is made or fetched."""
     found: Path | None = folder
     if section.make is not None:
         found = folder if (folder / RECIPE).is_file() else None
@@ -110,7 +112,7 @@ def model_here(section: ModelSection, folder: Path) -> ModelSpec | None:
 
 
 def _find_cached(name: str) -> Path | None:
-    """Return the folder that was fetched from the hub before, or None."""
+    """Return the folder of an earlier download from the hub, or None."""
     try:
         import huggingface_hub
 
@@ -120,8 +122,8 @@ def _find_cached(name: str) -> Path | None:
 
 
 def _check_weights(folder: Path) -> None:
-    """Raise ConfigError if all weights are in files that may run code when they are opened. A folder without any serves
-    for tokens alone."""
+    """Raise ConfigError if all weights are in files that may run code when opened. A folder without weights passes,
+    since it can still be used for its tokenizer."""
     kinds = {path.suffix: path.name for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES}
     if kinds and ".safetensors" not in kinds:
         raise ConfigError(
@@ -132,14 +134,14 @@ def _check_weights(folder: Path) -> None:
 
 
 def check_loadable(spec: ModelSpec) -> None:
-    """Raise ConfigError unless the model can be loaded: its weights are there and whole, and its device is there. Only
-    the headers of the weights are read."""
+    """Raise ConfigError unless the model can be loaded: its weights are complete, and its device is on this machine.
+    This reads only the headers of the weights."""
     check_device(spec.device)
     check_complete(spec)
 
 
 def check_complete(spec: ModelSpec) -> None:
-    """Raise ConfigError for a model folder without weights, or with a part of them."""
+    """Raise ConfigError for a model folder without weights, or with only some of them."""
     if spec.name == FAKE:
         raise ConfigError(
             "model.path: 'fake' is no model, expected a Hugging Face model folder or [model.make]; or set "
@@ -162,7 +164,8 @@ def check_complete(spec: ModelSpec) -> None:
 
 
 def tensor_headers(file: Path) -> dict[str, Any]:
-    """Return what a safetensors file says of its tensors. ConfigError if it is no such file."""
+    """Return the header of a safetensors file: its tensors' names, dtypes and shapes. ConfigError if it is no such
+    file."""
     return _read_header(file)[0]
 
 
@@ -184,8 +187,8 @@ def _read_header(file: Path) -> tuple[dict[str, Any], int]:
 
 @contextlib.contextmanager
 def loading(spec: ModelSpec) -> Iterator[None]:
-    """Load a model inside of this context. Errors that come from its folder or its device become ConfigErrors, since
-    another try would end the same. What the system refuses for now (memory, disk) passes as it is."""
+    """Load a model inside this context. Errors that come from its folder or device become ConfigErrors, since a retry
+    would fail in the same way. Temporary failures of the system (memory, disk) pass through."""
     check_loadable(spec)
     try:
         yield
@@ -198,8 +201,7 @@ def loading(spec: ModelSpec) -> Iterator[None]:
 
 
 def for_section(spec: ModelSpec, section: TasksetSection | EvaluationSection) -> ModelSpec:
-    """Return the same model with the template that a taskset or an evaluation asks for; the spec itself if it asks for
-    none."""
+    """Return the model with the template that a taskset or an evaluation sets; the spec itself if it sets none."""
     if section.chat_template is None and not section.chat_template_kwargs:
         return spec
     return dataclasses.replace(
@@ -210,13 +212,14 @@ def for_section(spec: ModelSpec, section: TasksetSection | EvaluationSection) ->
 
 
 def initial_of(folder: Path) -> dict[str, Any] | None:
-    """Return which run's weights a model folder holds; None for a folder that is not from `init_from`."""
+    """Return which run's weights a model folder holds; None if the folder was not made by `init_from`."""
     return read_json(folder / INITIAL) or None
 
 
 def chat_templates(spec: ModelSpec) -> dict[str, str]:
-    """Return the templates in effect, by name: the spec's, or all that the model folder has. Where it has `tool_use`,
-    that one is for prompts with tools. Files of their own count before entries in tokenizer_config.json."""
+    """Return the templates in use, by name: the spec's template, or all templates of the model folder. A template named
+    `tool_use` is for prompts with tools. Separate template files take precedence over entries in
+    tokenizer_config.json."""
     if spec.chat_template is not None:
         return {DEFAULT_TEMPLATE: spec.chat_template}
     found: dict[str, str] = {}
@@ -236,13 +239,13 @@ def chat_templates(spec: ModelSpec) -> dict[str, str]:
 
 
 def chat_template_text(spec: ModelSpec) -> str | None:
-    """Return the template in effect where no tools are offered; None if there is none."""
+    """Return the template for prompts without tools; None if there is none."""
     return chat_templates(spec).get(DEFAULT_TEMPLATE)
 
 
 def model_digests(spec: ModelSpec, *, weights: bool = True) -> dict[str, str]:
-    """Return `sha256:<hex>` of the model (weights and config), its tokenizer, the template in effect, and the processor
-    of its images if it is shown any. Without `weights`, which take long to read, all but the first are in it."""
+    """Return `sha256:<hex>` of the model (weights and config), its tokenizer, the template in use, and the image
+    processor if the model is shown images. `weights=False` leaves out the first, which takes long to read."""
     if spec.name == FAKE:
         return dict.fromkeys(("model", "tokenizer", "chat_template"), digest_bytes(FAKE.encode()))
     files = sorted(path for path in spec.folder.iterdir() if path.is_file())
@@ -257,7 +260,7 @@ def model_digests(spec: ModelSpec, *, weights: bool = True) -> dict[str, str]:
 
 
 def template_digest(spec: ModelSpec) -> str:
-    """Return the digest of the template in effect and what it is given."""
+    """Return the digest of the template in use and of the values that it gets."""
     if spec.name == FAKE:
         return digest_bytes(FAKE.encode())
     given = json.dumps(spec.chat_template_kwargs, sort_keys=True) if spec.chat_template_kwargs else ""
@@ -265,8 +268,7 @@ def template_digest(spec: ModelSpec) -> str:
 
 
 def copy_companions(spec: ModelSpec, target: Path) -> None:
-    """Copy all of a model folder but its weights: config, tokenizer, template (the one in effect), generation
-    config."""
+    """Copy a model folder without its weights: config, tokenizer, the template in use, and generation config."""
     for path in sorted(spec.folder.iterdir()):
         weights = path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json")
         if path.is_file() and not weights and path.name not in (RECIPE, INITIAL):
@@ -288,8 +290,8 @@ def copy_companions(spec: ModelSpec, target: Path) -> None:
 
 
 def _with_defaults(template: str, kwargs: Mapping[str, Any]) -> str:
-    """Return the template with what it was given as its defaults, since a server of the model would not know of
-    them."""
+    """Return the template with the run's values as its defaults, since a server of the model would not know these
+    values."""
     lines = (
         f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif %}}"
         for name, value in kwargs.items()

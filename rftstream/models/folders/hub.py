@@ -1,4 +1,4 @@
-"""Uploads of model folders to a Hugging Face hub, or to a server that speaks like one (HF_ENDPOINT)."""
+"""Uploads of model folders to a Hugging Face hub, or to another server with the same API (HF_ENDPOINT)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rftstream.errors import ConfigError, WeightsError
 
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
 HEADER = "X-Error-Message"
-"""Header in which a hub says why it refuses."""
+"""Header in which a hub explains why it refuses a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class HubPlace:
 def places_of(text: str, versions: Sequence[int], *, where: str) -> list[HubPlace]:
     """Return the places that OWNER/NAME[@BRANCH] names: one, or a branch for each of several versions.
 
-    ConfigError for another text, and if there is no token: then the hub would refuse the upload, and the work before
-    it would be in vain."""
+    ConfigError if the text has another form, or if there is no token: the hub would refuse the upload after all the
+    work."""
     name, at, branch = text.partition("@")
     if not NAME.fullmatch(name) or (at and not branch):
         raise ConfigError(f"{where}: got {text!r}, expected OWNER/NAME or OWNER/NAME@BRANCH")
@@ -47,10 +47,10 @@ def places_of(text: str, versions: Sequence[int], *, where: str) -> list[HubPlac
 
 
 def upload(folder: Path, place: HubPlace, *, private: bool, message: str) -> str:
-    """Upload all files of a folder in one commit, and return its address. Repository and branch are made if they are
-    not there.
+    """Upload all files of a folder in one commit, and return the commit's address. The repository and the branch are
+    made if they do not exist.
 
-    Files that the hub has already are not sent again. WeightsError if the hub refuses or does not answer."""
+    Files that the hub already has are not sent again. WeightsError if the hub refuses or does not answer."""
     api = HfApi(library_name="rftstream")
     options = (f" --revision {place.branch}" if place.branch else "") + (" --private" if private else "")
     again = f"{folder} is complete; send it again with `hf upload {place.name} {folder}{options}`"
@@ -64,6 +64,6 @@ def upload(folder: Path, place: HubPlace, *, private: bool, message: str) -> str
         raise WeightsError(
             f"{api.endpoint}: refused {place.name} with {error.response.status_code}, {hidden(said)}; {again}"
         ) from None
-    except Exception as error:  # its client has errors of several packages
+    except Exception as error:  # the hub's client raises errors of several packages
         raise WeightsError(f"{api.endpoint}: {hidden(f'{type(error).__name__}: {error}')}; {again}") from None
     return str(done.commit_url)

@@ -1,7 +1,7 @@
-"""Models that are made on the spot (`[model.make]`): a small Llama with one token per character (and for words that are
-given) and random weights.
+"""Models that are made on the spot (`[model.make]`): a small Llama with random weights and one token per character,
+plus one for each given word.
 
-Imports neither torch nor transformers, like `rftstream.models.folders.folder`.
+This module imports neither torch nor transformers, like `rftstream.models.folders.folder`.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 END = "<eos>"
 SPECIAL_TOKENS: Mapping[int, tuple[str, ...]] = {1: ("<pad>", END, "<unk>"), 2: (END,)}
-"""Layout of a made model -> its tokens beside the characters, by id. A policy samples whatever has a logit. So
-layout 2 has no token for padding, for which the end serves, and none for unknown characters, which are refused."""
+"""Layout of a made model -> its tokens beside the characters, by id. A policy can sample any token that has a logit. So
+layout 2 has no padding token (the end token serves instead) and no token for unknown characters (they are refused)."""
 
 MADE_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 RECIPE = "rftstream.json"
-"""File in a made folder: what the model was made from."""
+"""File in a made folder that records the settings of the model."""
 LAYOUT = max(SPECIAL_TOKENS)
-"""Layout of models that are made now; it goes up when the same settings give other weights. Runs keep the one that they
-began with."""
+"""Layout of newly made models. It goes up when the same settings would give other weights. Runs keep the layout with
+which they began."""
 
 
 def make_model(make: MakeModel, folder: Path, seed: int) -> str:
-    """Make the folder if it isn't there, and return the model's name, which depends on recipe and seed."""
+    """Make the folder if it does not exist, and return the model's name, which depends on settings and seed."""
     if make.width % make.heads or (make.width // make.heads) % 2:
         raise ConfigError(f"model.make.heads: got {make.heads}, expected a width ({make.width}) of heads x even number")
     if len(set(make.characters)) != len(make.characters) or not make.characters:
@@ -64,7 +64,7 @@ def make_model(make: MakeModel, folder: Path, seed: int) -> str:
 
 
 def make_as_recorded(section: ModelSection, folder: Path, seed: int, digests: Mapping[str, str]) -> None:
-    """Make the `[model.make]` model that is not in `folder` yet, in the layout of the run that has these digests."""
+    """Make a run's `[model.make]` model if it is not in `folder` yet, in the layout that gives the run's digests."""
     if section.make is None or (folder / RECIPE).is_file():
         return
     for layout in SPECIAL_TOKENS:
@@ -78,7 +78,7 @@ def make_as_recorded(section: ModelSection, folder: Path, seed: int, digests: Ma
 
 def _recipe(make: MakeModel, seed: int, layout: int) -> dict[str, Any]:
     settings = {**dataclasses.asdict(make), "words": list(make.words)}
-    if not make.words:  # as it was before there were any
+    if not make.words:  # as before there were any
         del settings["words"]
     if not make.vision:
         del settings["vision"]
@@ -100,7 +100,7 @@ def _make_atomically(folder: Path, make: MakeModel, seed: int, layout: int) -> N
     write_json(partial / RECIPE, _recipe(make, seed, layout))
     try:
         partial.rename(folder)
-    except OSError:  # another process was first
+    except OSError:  # another process made it first
         shutil.rmtree(partial)
         if not (folder / RECIPE).is_file():
             raise ConfigError(f"model.make: {folder} is in the way: not made by rftstream; remove it") from None
@@ -180,7 +180,7 @@ def _write_weights(folder: Path, make: MakeModel, seed: int, layout: int) -> Non
 
 
 def _made_weights(make: MakeModel, seed: int, vocabulary: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the weights. Linear layers are N(0, 1/fan_in); those that write to the residual stream are smaller by
+    """Yield the weights. Linear layers are N(0, 1/fan_in); layers that write to the residual stream are smaller by
     sqrt(2 layers). Embeddings (tied with the head) are small, so that the first policy is nearly uniform."""
     import numpy as np
 

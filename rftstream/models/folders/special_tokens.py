@@ -1,8 +1,8 @@
-"""The special tokens of a model folder, from each of the files that tokenizers keep them in.
+"""The special tokens of a model folder, from all files in which tokenizers keep them.
 
-Newer folders have them all in tokenizer_config.json. Older ones have them in special_tokens_map.json and
-added_tokens.json, which are read unless tokenizer_config.json has `added_tokens_decoder`: that is how transformers does
-it. What no file names may be a default of the tokenizer's class; only transformers knows these.
+Newer folders keep all of them in tokenizer_config.json. Older folders use special_tokens_map.json and
+added_tokens.json. As in transformers, these two are read unless tokenizer_config.json has `added_tokens_decoder`. A
+token that no file names may be a default of the tokenizer's class; only transformers knows these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 SETTINGS, SPECIAL_MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 _LISTS = ("extra_special_tokens", "additional_special_tokens")
-"""Keys of further special tokens. Only the first one that has any counts."""
+"""Keys of further special tokens. Only the first key that has any tokens is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class TokenForm:
 
     @staticmethod
     def of(value: Any, **defaults: bool) -> TokenForm | None:
-        """Return the token that a value stands for, a text or a map; None if it stands for none."""
+        """Return the token that a text or a map describes; None for another value."""
         if isinstance(value, str):
             return TokenForm(content=value, **defaults)
         if not isinstance(value, Mapping) or not isinstance(value.get("content"), str):
@@ -50,18 +50,18 @@ class SpecialTokens:
     """The special tokens of a model folder, as its files define them. `read_special_tokens` makes it."""
 
     named: Mapping[str, TokenForm]
-    """Name that templates use -> token: `bos_token` and the like, and names that the model alone has."""
+    """Name in templates -> token: `bos_token` and the like, and names that only this model has."""
     added: Mapping[int, TokenForm]
-    """Id -> token that texts are split at."""
+    """Id -> token at which texts are split."""
     more: tuple[TokenForm, ...]
     """Special tokens without a name."""
     told: frozenset[str]
-    """Names that the files have, also those that they say there is no token for."""
+    """Names that the files define, including names for which they say that there is no token."""
     is_split: bool
-    """Whether names of special tokens in a text are no tokens."""
+    """Whether names of special tokens in a text are split like other text, not read as tokens."""
 
     def tokens(self) -> Iterator[TokenForm]:
-        """Yield all tokens, in the order in which a tokenizer that lacks them gives them ids."""
+        """Yield all tokens. A tokenizer that lacks them assigns ids in this order."""
         yield from (token for _, token in sorted(self.added.items()))
         yield from self.named.values()
         yield from self.more
@@ -97,13 +97,13 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
 
 
 def class_defaults(folder: Path, wanted: Collection[str]) -> dict[str, str]:
-    """Return the tokens with these names that the tokenizer's class brings along, by name. Without transformers, or if
-    it cannot read the folder, there are none."""
+    """Return the tokens with these names that are defaults of the tokenizer's class, by name. The result is empty if
+    transformers is missing or cannot read the folder."""
     try:
         from transformers import AutoTokenizer
 
         known = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).special_tokens_map
-    except Exception as error:  # not installed, or a folder that it does not know the class of
+    except Exception as error:  # not installed, or a folder of an unknown class
         log.debug("transformers cannot say what %s has as %s: %r", folder, ", ".join(sorted(wanted)), error)
         return {}
     return {name: str(known[name]) for name in wanted if name in known}

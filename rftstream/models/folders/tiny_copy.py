@@ -1,7 +1,7 @@
-"""A model's config at a small size: the same class, the same switches, every kind of layer, windows of a few tokens.
+"""A model's config at a small size: the same class and switches, every kind of layer, windows of a few tokens.
 
-What a model does with attention, windows, sinks and states depends on its class and its switches, not on its sizes. So
-a copy that takes milliseconds shows how the whole model computes, on rows that are longer than its windows.
+How a model uses attention, windows, sinks and states depends on its class and switches, not on its sizes. So a copy
+that runs in milliseconds shows how the whole model computes, on rows longer than its windows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ WIDTH = 32
 HEADS = 4
 VOCABULARY = 64
 WINDOW = 6
-"""Tokens of every window, chunk and block that a config names."""
+"""Tokens in every window, chunk and block that a config names."""
 POSITIONS = 128
 MAX_LAYERS = 8
 
@@ -42,7 +42,7 @@ SIZES: Mapping[str, int] = {
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 8),
     **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size", "time_step_rank", "mamba_dt_rank"), 8),
     **dict.fromkeys(("linear_num_key_heads", "num_layers_per_stack"), 2),
-    "index_n_heads": 16,  # with few, most scores are 0, and the choice of the largest is arbitrary
+    "index_n_heads": 16,  # with fewer, most scores are 0, and the choice of the largest is arbitrary
     **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), 4),
     **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_headdim"), 16),
     **dict.fromkeys(("num_codebooks", "hidden_size_per_layer_input", "ple_embed_dim", "hc_lowrank"), 8),
@@ -55,7 +55,7 @@ keep_window_size index_topk floor_scale
 """
 WINDOWS = tuple(_WINDOW_NAMES.split())
 CHUNKS = ("chunk_size", "mamba_chunk_size", "block_size", "index_block_size")
-"""Blocks in which sums are added up: powers of two, for the models that ask for that."""
+"""Blocks over which sums are accumulated. They are powers of two, since some models require that."""
 CHUNK = 8
 _LAYER_NAMES = """
 num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_blocks num_encoder_layers
@@ -71,7 +71,7 @@ _NUMBER_NAMES = """
 hybrid_layer_ids full_attn_idxs moe_layers mlp_only_layers cross_attention_layers attn_layer_indices
 """
 NUMBERS = tuple(_NUMBER_NAMES.split())
-"""Lists of the numbers of layers."""
+"""Attributes that are lists of layer numbers."""
 AT_MOST = {
     **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token", "moe_top_k"), 2),
     **dict.fromkeys(("n_groups", "mamba_n_groups", "mamba_ngroups", "index_topk_blocks", "o_groups"), 2),
@@ -79,7 +79,7 @@ AT_MOST = {
     **dict.fromkeys(("attn_layer_period", "expert_layer_period"), 2),
     **dict.fromkeys(("attn_layer_offset", "expert_layer_offset"), 1),
 }
-"""Numbers that the copy has no more of."""
+"""Numbers that are capped in the copy."""
 CAPS = (
     "attn_logit_softcapping",
     "final_logit_softcapping",
@@ -88,7 +88,7 @@ CAPS = (
     "logits_soft_cap",
     "attention_softcap",
 )
-"""Limits that numbers come near to softly; the copy has a low one, which its small weights reach."""
+"""Soft caps of logits and scores. The copy has low caps, so that its small weights reach them."""
 CAP = 2.0
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16},
@@ -97,7 +97,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "mamba2": {"head_dim": 16},
     "longcat_flash": {"head_dim": 4},
 }
-"""Kind of model -> further attributes with small values, which follow from others."""
+"""Kind of model -> further attributes with small values, which depend on others."""
 _NOT_COPIED_NAMES = """
 id2label label2id transformers_version architectures model_type _name_or_path output_attentions
 """
@@ -105,8 +105,8 @@ NOT_COPIED = tuple(_NOT_COPIED_NAMES.split())
 
 
 def tiny_config(config: Any) -> Any:
-    """Return the small copy of a config of transformers. ValueError, TypeError and the like if it does not take such
-    sizes."""
+    """Return the small copy of a config of transformers. ValueError, TypeError and the like if the config does not
+    accept such sizes."""
     values = {name: value for name, value in config.to_dict().items() if name not in NOT_COPIED}
     for name in config.sub_configs:
         if (inner := getattr(config, name, None)) is not None:
@@ -149,7 +149,7 @@ def _head_dim(values: Mapping[str, Any]) -> int:
 
 
 def _small_rope(rope: Mapping[str, Any], scale: float) -> dict[str, Any]:
-    """Return rotary positions for narrower heads: lists of frequencies are cut, sections of them scaled."""
+    """Return rotary positions for narrower heads: lists of frequencies are cut, and their sections are scaled."""
     found: dict[str, Any] = {}
     for name, value in rope.items():
         if isinstance(value, dict):
@@ -169,7 +169,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _group(whole: Mapping[str, Any], name: str) -> int | None:
-    """Return how many heads of the copy share keys and values: as in the whole model, all, some, or none."""
+    """Return how many heads of the copy share keys and values: all, some or none, as in the whole model."""
     heads, shared = whole.get(GROUPED[name]), whole.get(name)
     if not _is_size(shared) or not _is_size(heads):
         return None

@@ -1,1 +1,2 @@
-"""Models that are shown images: how images are stored, how they stand in prompts, and what a model gets for them."""
+"""Models that are shown images: how images are stored, how they stand in prompts, and which inputs a model gets for
+them."""

@@ -1,7 +1,7 @@
-"""What a model with a vision tower is given for an image, and what its prompts say in the place of one.
+"""The inputs of a model's vision tower for an image, and the text that stands for the image in prompts.
 
-Both come from transformers' own processor of the model folder. LLaVA 1.5 needs less: a number in its config says how
-many tokens an image has, so its prompts are made without transformers.
+Both come from transformers' processor of the model folder. LLaVA 1.5 needs less: its config gives the number of tokens
+of every image, so its prompts are made without transformers.
 
 Shapes: C channels, H x W pixels, P patches.
 """
@@ -24,29 +24,28 @@ if TYPE_CHECKING:
     import numpy as np
 
 CACHE_BYTES = 256 << 20
-"""Bytes of pixels that an ImageCache holds."""
+"""Number of bytes of pixels that an ImageCache holds."""
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-"""Files of a model folder that say what images become."""
+"""Files of a model folder that define how images are processed."""
 TEXT_KEYS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
-"""Outputs of a processor that are about text."""
+"""Outputs of a processor that belong to the text."""
 FIXED_TYPES = ("llava",)
-"""Model types whose images all have the number of tokens that their config says."""
+"""Model types in which all images have the same number of tokens, given by the config."""
 
 ImageInputs = Mapping[str, "np.ndarray"]
-"""Inputs of a vision tower for one image, by the names of its arguments. The first dimension of each array counts
-images or patches: pixel_values float32 [1, C, H, W] and, say, pixel_attention_mask; or [P, D] and image_grid_thw [1,
-3]."""
+"""Inputs of a vision tower for one image, by argument name. The first dimension of each array counts images or patches:
+pixel_values float32 [1, C, H, W] and, for example, pixel_attention_mask; or [P, D] and image_grid_thw [1, 3]."""
 
 
 class FixedProcessor:
-    """The image processor of a model whose images all have as many tokens: transformers' own, by PIL on the CPU, so
-    that pixels are the same on every host."""
+    """The image processor of a model in which all images have the same number of tokens. It is transformers' own, run
+    by PIL on the CPU, so that pixels are the same on every host."""
 
     def __init__(self, folder: Path) -> None:
         self._processor = _image_processor(folder)
 
     def inputs(self, image: Any) -> ImageInputs:
-        """Return what the model gets of a PIL image. ImageError if the processor refuses it."""
+        """Return the model's inputs for a PIL image. ImageError if the processor refuses it."""
         import numpy as np
 
         values = _tried(lambda: self._processor(images=[image], return_tensors="np"), image)["pixel_values"]
@@ -54,8 +53,8 @@ class FixedProcessor:
 
 
 class OwnProcessor:
-    """The processor of a model folder, which knows how many tokens an image has and what stands between them. Images
-    are computed by PIL on the CPU."""
+    """The processor of a model folder, which knows how many tokens an image has and what stands between them. PIL
+    processes images on the CPU."""
 
     def __init__(self, folder: Path) -> None:
         self._processor = _open_processor(folder)
@@ -63,7 +62,7 @@ class OwnProcessor:
         if not isinstance(mark, str):
             raise ConfigError(f"model {folder}: its processor {type(self._processor).__name__} has no image_token")
         self.mark = mark
-        """Text that the chat template writes for an image, and that the processor replaces."""
+        """Text that the chat template writes for an image. The processor replaces it."""
 
     @property
     def mark_id(self) -> int:
@@ -79,7 +78,7 @@ class OwnProcessor:
         return str(self._processor.tokenizer.convert_ids_to_tokens(token_id))
 
     def inputs(self, image: Any) -> ImageInputs:
-        """Return what the model gets of a PIL image. ImageError if the processor refuses it."""
+        """Return the model's inputs for a PIL image. ImageError if the processor refuses it."""
         import numpy as np
 
         found = _tried(lambda: self._processor(text=[self.mark], images=[image], return_tensors="np"), image)
@@ -91,7 +90,7 @@ class OwnProcessor:
         }
 
     def text(self, width: int, height: int) -> str:
-        """Return what stands in a prompt for an image of this size. ImageError if the processor refuses it."""
+        """Return the text that stands in a prompt for an image of this size. ImageError if the processor refuses it."""
         from PIL import Image
 
         blank = Image.new("RGB", (width, height), (127, 127, 127))
@@ -107,7 +106,7 @@ class OwnProcessor:
             ) from None
 
     def example(self, images: list[Any]) -> dict[str, Any]:
-        """Return all that the model's own forward pass gets for a text of these images alone, as torch's tensors."""
+        """Return all inputs of the model's forward pass for a text of these images alone, as torch tensors."""
         wanted = {"return_mm_token_type_ids": True, "return_tensors": "pt"}
         return dict(self._processor(text=[self.mark * len(images)], images=images, **wanted))
 
@@ -121,7 +120,7 @@ def processor_of(folder: Path) -> FixedProcessor | OwnProcessor:
 def _tried(call: Callable[[], Any], image: Any) -> Any:
     try:
         return call()
-    except Exception as error:  # somebody's image, e.g. of one pixel
+    except Exception as error:  # a user's image, e.g. of one pixel
         raise ImageError(f"image of {image.width} x {image.height} pixels: the processor refused it: {error}") from None
 
 
@@ -136,7 +135,7 @@ def _image_processor(folder: Path) -> Any:
 
 
 def _open_processor(folder: Path) -> Any:
-    """Return a processor for text and images. Parts for videos are left out, which ask for packages of their own."""
+    """Return a processor for text and images. Its parts for videos are left out, since they need further packages."""
     from transformers import AutoTokenizer
     from transformers.models.auto import processing_auto
 
@@ -165,7 +164,7 @@ def _open_processor(folder: Path) -> Any:
 @functools.cache
 def _without_videos(base: Any) -> Any:
     class ForImages(base):  # type: ignore[misc]
-        """A processor that may lack parts."""
+        """A processor in which some parts may be missing."""
 
         def check_argument_for_proper_class(self, name: str, part: Any) -> Any:
             return None if part is None else super().check_argument_for_proper_class(name, part)
@@ -175,11 +174,11 @@ def _without_videos(base: Any) -> Any:
 
 
 class ImageCache:
-    """A cache of the inputs that a vision tower gets for images, the last ones asked for. Composition roots make one
-    for a policy or a backend, which calls `inputs` from any thread."""
+    """A cache of a vision tower's inputs for the most recently used images. Composition roots make one for a policy or
+    a backend, which calls `inputs` from any thread."""
 
     def __init__(self, fetch: Callable[[Media], bytes], folder: Path, *, max_bytes: int = CACHE_BYTES) -> None:
-        """`fetch` returns an image's bytes; ImageError if they are gone. `folder`: the model's."""
+        """`fetch`: returns an image's bytes; ImageError if they are gone. `folder`: the model's folder."""
         self.fetch = fetch
         self._folder, self._max_bytes = folder, max_bytes
         self._processor: FixedProcessor | OwnProcessor | None = None
@@ -188,11 +187,11 @@ class ImageCache:
         self._lock = threading.Lock()
 
     def inputs(self, media: Media) -> ImageInputs:
-        """Return what the model gets of an image. ImageError, which begins with the digest, if there is nothing;
-        WeightsError if the store does not answer."""
+        """Return the model's inputs for an image. ImageError, whose message begins with the digest, if the image is
+        gone or cannot be read; WeightsError if the store does not answer."""
         if (found := self._found(media)) is not None:
             return found
-        image = self.opened(media)  # several at once; transformers' processors one after the other
+        image = self.opened(media)  # downloads run in parallel; transformers' processors run one at a time
         with self._lock:
             if self._processor is None:
                 self._processor = processor_of(self._folder)
@@ -208,7 +207,7 @@ class ImageCache:
             return made
 
     def opened(self, media: Media) -> Any:
-        """Return an image as PIL decodes it, in RGB. Errors are those of `inputs`."""
+        """Return an image decoded by PIL, in RGB. Raises the same errors as `inputs`."""
         check_image(media)
         return open_image(self.fetch(media), media)
 
@@ -221,5 +220,5 @@ class ImageCache:
 
 
 def num_bytes(inputs: ImageInputs) -> int:
-    """Return the bytes of all arrays."""
+    """Return the total number of bytes of all arrays."""
     return sum(array.nbytes for array in inputs.values())

@@ -1,5 +1,5 @@
-"""How images stand in prompts: what the renderer writes for one, where it is found in the tokens, and which tokens are
-never sampled."""
+"""How images stand in prompts: the text that the renderer writes for an image, its span in the tokens, and the tokens
+that are never sampled."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rftstream.models.vision.image_inputs import FIXED_TYPES, PROCESSOR_FILES, I
 from rftstream.models.vision.images import check_image
 
 NOMINAL_SIZE = (64, 64)
-"""Size that is assumed of what cannot be shown. Its rollout fails, and says why, when it is sampled from."""
+"""Size that is assumed for an image that cannot be shown. Sampling from it fails the rollout, with the reason."""
 KEPT_SIZES = 4096
-"""Number of sizes whose texts are kept."""
+"""Number of image sizes whose texts are kept."""
 
 
 class ImageTexts:
-    """The texts that stand for images in prompts, for a model in which the text depends on the image's size.
-    `ImageTokens.of` makes it; the processor is opened when the first image comes."""
+    """The texts that stand for images in the prompts of a model where the text depends on the image's size.
+    `ImageTokens.of` makes it; the first image opens the processor."""
 
     def __init__(self, folder: Path, token_id: int) -> None:
         self._folder, self._token_id = folder, token_id
@@ -36,7 +36,7 @@ class ImageTexts:
         return OwnProcessor(self._folder)
 
     def of(self, image: Media) -> tuple[str, int]:
-        """Return what stands in a prompt for the image, and how many placeholders are in it."""
+        """Return the text that stands in a prompt for the image, and the number of placeholders in it."""
         try:
             check_image(image)
             return self._of_size(image.width, image.height)
@@ -44,7 +44,7 @@ class ImageTexts:
             return self._of_size(*NOMINAL_SIZE)
 
     def around(self, image: Media) -> tuple[int, int]:
-        """Return how many tokens stand for the image before its first placeholder, and behind its last."""
+        """Return how many tokens of an image stand before its first placeholder and after its last."""
         ids = self.processor.ids_of(self.of(image)[0])
         places = [place for place, token in enumerate(ids) if token == self._token_id]
         return places[0], len(ids) - 1 - places[-1]
@@ -56,27 +56,27 @@ class ImageTexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTokens:
-    """How images stand in the prompts of a model. `of` reads it from the model folder; renderers, policies and
-    backends ask it."""
+    """How images stand in the prompts of a model. `of` reads it from the model folder; renderers, policies and backends
+    use it."""
 
     token_id: int
     """Id of the placeholder. An image has one placeholder for each feature of the vision tower."""
     per_image: int | None
-    """Number of placeholders of each image; None where that depends on the image."""
+    """Number of placeholders of each image; None if it depends on the image."""
     never_sampled: tuple[int, ...]
-    """Ids without a probability: the placeholders, and what stands for a whole image in a text. Policies and backends
-    mask their logits alike."""
+    """Ids that are never sampled: placeholders, and tokens that stand for a whole image in a text. Policies and
+    backends both mask their logits."""
     texts: ImageTexts | None = field(default=None, repr=False, compare=False)
-    """Texts that stand for images, where they depend on the image; None where they do not."""
+    """Texts that stand for images, if they depend on the image; else None."""
 
     @property
     def mark_id(self) -> int:
-        """The token that the chat template writes once for an image, before it is expanded."""
+        """Id of the token that the chat template writes once for an image, before expansion."""
         return self.token_id if self.texts is None else self.texts.processor.mark_id
 
     @staticmethod
     def of(folder: Path) -> ImageTokens | None:
-        """Return what a model folder says; None for a model that is not shown images."""
+        """Return how a model folder defines image tokens; None for a model that is not shown images."""
         config = read_json(folder / "config.json")
         if "vision_config" not in config:
             return None
@@ -96,8 +96,8 @@ class ImageTokens:
         return ImageTokens(token_id=token_id, per_image=per_image, never_sampled=tuple(never), texts=texts)
 
     def expand(self, text: str, images: Sequence[Media], *, placeholder: str) -> str:
-        """Return a prompt's text with all that stands for each image in the place of its mark. `placeholder`: the text
-        of `token_id`. ConfigError unless the text has one mark for each image."""
+        """Return a prompt's text with each image's mark replaced by the image's full text. `placeholder`: the text of
+        `token_id`. ConfigError unless the text has one mark for each image."""
         pieces = text.split(placeholder if self.texts is None else self.texts.processor.mark)
         if len(pieces) != len(images) + 1:
             raise ConfigError(
@@ -110,7 +110,7 @@ class ImageTokens:
         return pieces[0] + "".join(one + piece for one, piece in zip(shown, pieces[1:], strict=True))
 
     def around(self, image: Media) -> tuple[int, int]:
-        """Return how many tokens stand for an image before its first placeholder, and behind its last."""
+        """Return how many tokens of an image stand before its first placeholder and after its last."""
         return (0, 0) if self.texts is None else self.texts.around(image)
 
     def count(self, image: Media) -> int:
@@ -118,8 +118,8 @@ class ImageTokens:
         return (self.per_image or 0) if self.texts is None else self.texts.of(image)[1]
 
     def spans(self, token_ids: Sequence[int], images: Sequence[Media], start: int = 0) -> tuple[ImageSpan, ...]:
-        """Return where images stand in the ids of an expanded text, of which the first is at position `start`: each
-        from its first placeholder to its last. ConfigError if there is not room for exactly these images."""
+        """Return the spans of images in the ids of an expanded text, each from its first placeholder to its last.
+        `start` is the position of the first id. ConfigError unless the placeholders fit exactly these images."""
         places = [place for place, token in enumerate(token_ids) if token == self.token_id]
         counts = [self.count(image) for image in images]
         if len(places) != sum(counts):
@@ -144,14 +144,14 @@ def images_of(messages: Sequence[ChatMessage]) -> tuple[Media, ...]:
 
 
 def check_takes_images(folder: Path, place: str, takes: bool, *, advice: str) -> None:
-    """Raise ConfigError for a part that is given no images, while the model in `folder` is shown them. `place` names
-    the part in the run file."""
+    """Raise ConfigError if the model in `folder` is shown images and a part does not take any. `place` names the part
+    in the run file."""
     if not takes and ImageTokens.of(folder) is not None:
         raise ConfigError(f"{place}: is given no images, but the model is shown them; {advice}")
 
 
 def why_no_images(folder: Path) -> str:
-    """Return why a model is not shown images, for errors."""
+    """Return why a model is not shown images, for error messages."""
     config = read_json(folder / "config.json")
     if "vision_config" not in config:
         return "it reads text alone"
@@ -163,14 +163,14 @@ def why_no_images(folder: Path) -> str:
 
 
 def processor_digest(folder: Path) -> str | None:
-    """Return `sha256:<hex>` of what turns images into numbers; None for a model that is not shown images."""
+    """Return `sha256:<hex>` of the image processor's files; None for a model that is not shown images."""
     if ImageTokens.of(folder) is None:
         return None
     return digest_files([path for name in PROCESSOR_FILES if (path := folder / name).is_file()])
 
 
 def image_cache(folder: Path, fetch: Callable[[Media], bytes]) -> ImageCache | None:
-    """Return a cache of what the model of a folder gets of images; None if the model is not shown images."""
+    """Return a cache of the image inputs of the model in a folder; None if the model is not shown images."""
     return None if ImageTokens.of(folder) is None else ImageCache(fetch, folder)
 
 

@@ -1,9 +1,8 @@
-"""Images as they are stored: their bytes, digests and references, and what is no image.
+"""Images as they are stored: their bytes, digests and references, and the checks that they are valid.
 
 An image is named by the digest of its bytes. In a chat it is a `Media` of its message. In a prompt, `ImageTokens`
-(image_tokens.py) puts as many placeholder tokens in its place as the model wants. The model is given what an
-`ImageCache` (image_inputs.py) makes of it. PIL looks at images, and never at more than their headers before their size
-is known.
+(image_tokens.py) replaces it with the model's number of placeholder tokens. `ImageCache` (image_inputs.py) computes the
+model's inputs from it. PIL reads images, and reads only their headers until their size is known.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from rftstream.contracts.tasks import Media
 from rftstream.errors import ImageError
 
 IMAGE_MARK = "<image>"
-"""Where it stands in the text of a message, the message's next image is shown."""
+"""Mark in the text of a message at which the message's next image is shown."""
 FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif", "BMP": "image/bmp"}
-"""Formats of images that are read, by PIL's names -> media types."""
+"""Formats of images that are accepted: PIL's names -> media types."""
 MAX_IMAGE_BYTES = 32 << 20
-"""Largest number of bytes of an image as it is stored."""
+"""Largest size of a stored image, in bytes."""
 MAX_PIXELS = 50_000_000
-"""Largest number of pixels of an image. A file of few bytes may stand for far more, which would fill the memory."""
+"""Largest number of pixels of an image. A small file may decode to far more, which would fill the memory."""
 
 
 # ------------------------------------------------------------------------------------------------ images
 
 
 def describe_image(data: bytes, url: str) -> Media:
-    """Return the reference to an image with these bytes. Kind and size stay empty for bytes that are no image."""
+    """Return the reference to an image with these bytes. Kind and size are empty if the bytes are no image."""
     kind, width, height = _look_at(data)
     return Media(url=url, digest=digest_of(data), kind=kind, num_bytes=len(data), width=width, height=height)
 
@@ -49,7 +48,7 @@ def data_url(data: bytes, kind: str) -> str:
 
 
 def decode_data_url(url: str) -> bytes:
-    """Return the bytes in a `data:` url. ImageError if it holds none, or too many."""
+    """Return the bytes in a `data:` url. ImageError if it holds no bytes, or too many."""
     head, comma, body = url.partition(",")
     if not comma:
         raise ImageError(f"image {url[:60]}: no data url, expected data:image/...;base64,...")
@@ -62,7 +61,7 @@ def decode_data_url(url: str) -> bytes:
 
 
 def check_image(media: Media) -> None:
-    """Raise ImageError for an image that cannot be shown, as far as its reference tells."""
+    """Raise ImageError if the reference shows that the image cannot be shown."""
     if not media.digest:
         raise ImageError(f"image {media.url[:200]}: it could not be read when its problem was made")
     if media.num_bytes > MAX_IMAGE_BYTES:
@@ -78,15 +77,15 @@ def check_image(media: Media) -> None:
 
 
 def open_image(data: bytes, media: Media) -> Any:
-    """Return a decoded PIL image in RGB. ImageError unless the bytes are those of `media`, and an image of bounded
-    size."""
+    """Return a decoded PIL image in RGB. ImageError unless the bytes are those of `media`, and are an image of a
+    permitted size."""
     from PIL import Image
 
     if (digest := digest_of(data)) != media.digest:
         raise ImageError(f"{image_name(media)}: the bytes have digest {digest}; the image is damaged")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its own limits, which ours stand in for
+            warnings.simplefilter("ignore")  # PIL's warnings about its own limits, which ours replace
             with Image.open(io.BytesIO(data), formats=tuple(FORMATS)) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise ImageError(
@@ -112,5 +111,5 @@ def _look_at(data: bytes) -> tuple[str, int, int]:
 
 
 def image_name(media: Media) -> str:
-    """Return what errors call an image."""
+    """Return the name of an image in error messages."""
     return f"image {media.digest}"

@@ -1,4 +1,4 @@
-"""The part of a made model that sees: a small CLIP tower and a projector in front of the made Llama, put together as
+"""The vision part of a made model: a small CLIP tower and a projector in front of the made Llama, put together as
 transformers' LLaVA."""
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from rftstream.config.sections import MakeModel
 
 IMAGE_SIZE, PATCH_SIZE = 32, 8
-"""Pixels on each side of an image as the model is given it, and of a patch."""
+"""Pixels on each side of an image as the model sees it, and of a patch."""
 NUM_PATCHES = (IMAGE_SIZE // PATCH_SIZE) ** 2
-"""Patches of an image, each of which is a token."""
+"""Number of patches of an image. Each patch is one token."""
 SPECIAL_TOKENS = (IMAGE_MARK,)
-"""Tokens beside those of a made model that reads text alone."""
+"""Tokens beside those of a made model that reads only text."""
 TEMPLATE = (
     "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}{% else %}"
     "{% for part in message['content'] %}{% if part['type'] == 'image' %}" + IMAGE_MARK + "{% else %}"
@@ -30,7 +30,7 @@ TEMPLATE = (
 
 
 def config_around(text: Mapping[str, Any], make: MakeModel, *, image_token: int) -> dict[str, Any]:
-    """Return the config of the whole model. `text` is that of the made Llama."""
+    """Return the config of the whole model. `text` is the config of the made Llama."""
     outer = ("dtype", "eos_token_id", "pad_token_id", "bos_token_id", "tie_word_embeddings")
     return {
         "architectures": ["LlavaForConditionalGeneration"],
@@ -61,7 +61,7 @@ def config_around(text: Mapping[str, Any], make: MakeModel, *, image_token: int)
 
 
 def write_processor(folder: Path) -> None:
-    """Write what turns images into pixels, and what transformers' LlavaProcessor needs beside the tokenizer."""
+    """Write the image processor's files, and what transformers' LlavaProcessor needs beside the tokenizer."""
     size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
     write_json(
         folder / "preprocessor_config.json",
@@ -93,8 +93,8 @@ def write_processor(folder: Path) -> None:
 
 
 def weights_around(text: Mapping[str, np.ndarray], make: MakeModel, seed: int) -> dict[str, np.ndarray]:
-    """Return the weights of the whole model. `text` are those of the made Llama. Linear layers are N(0, 1/fan_in);
-    those that write to the residual stream are smaller by sqrt(2). The features of an image are about as large as the
+    """Return the weights of the whole model. `text`: the weights of the made Llama. Linear layers are N(0, 1/fan_in);
+    layers that write to the residual stream are smaller by sqrt(2). The features of an image are about as large as the
     embeddings of text."""
     import numpy as np
 

@@ -1,6 +1,6 @@
-"""Models that are shown images, in torch: what images are to a model, in the place of the tokens that stand for them.
+"""Models that are shown images, in torch: the features of images in place of their placeholder tokens.
 
-Policies and backends both compute by it, so that a sampled token's probability is the same in both.
+Policies and backends both use this module, so that they compute the same probability for a sampled token.
 
 Shapes: I images, K placeholders of an image, N placeholders of all images, D width, B rows, T tokens.
 """
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TRIED_SIZES = ((64, 48), (33, 90))
-"""Width and height of the images that a model is tried with."""
+"""Width and height of the images on which a model is tried."""
 
 
 def model_class(folder: Path) -> Any:
-    """Return the class of transformers that opens a model folder: one of language models, or one with a vision
+    """Return the class of transformers that opens a model folder: one for language models, or one with a vision
     tower."""
     import transformers
 
@@ -43,32 +43,32 @@ class ImageFeatures:
     features_KD: Tensor
     """Output of the tower for each placeholder, float [K, D]."""
     layout: ImageInputs
-    """Inputs that the positions of the image's tokens depend on; empty where these are positions of text."""
+    """Inputs from which the positions of the image's tokens are computed; empty if these are positions of text."""
 
 
 class SeeingModel:
     """A model of transformers with a vision tower. A policy or a backend makes one for the model that it has loaded."""
 
     def __init__(self, model: Any, tokens: ImageTokens, blank: tuple[ImageInputs, int]) -> None:
-        """`blank`: an image that says nothing, and how many placeholders it has."""
+        """`blank`: the inputs of a blank image, and its number of placeholders."""
         import torch
 
         self._model, self.tokens = model, tokens
         vocabulary = int(model.config.get_text_config().vocab_size)
         never = [one for one in tokens.never_sampled if one < vocabulary]
         self.never_sampled = torch.tensor(never, device=model.device)
-        """Ids that get no probability, int64."""
+        """Ids that are never sampled, int64."""
         self._blank = blank
         self._tower_takes = _names_in(getattr(model, "get_image_features", None))
         self._rope_index = getattr(model.base_model, "get_rope_index", None)
         self._rope_takes = _names_in(self._rope_index)
         self.looks_ahead = "token_type_ids" in _names_in(model.base_model.forward)
-        """Whether the tokens of an image see each other, whichever comes first."""
+        """Whether the tokens of an image attend to each other in both directions."""
 
     @staticmethod
     def of(model: Any, folder: Path) -> SeeingModel | None:
-        """Return the model that was loaded from a folder; None if it is not shown images. ConfigError if it computes in
-        another way than ours with images."""
+        """Return the model that was loaded from a folder; None if it is not shown images. ConfigError if it computes
+        images differently than this module."""
         tokens = ImageTokens.of(folder)
         if tokens is None:
             return None
@@ -79,8 +79,8 @@ class SeeingModel:
         return seeing
 
     def features(self, images: Sequence[ImageInputs], counts: Sequence[int]) -> tuple[ImageFeatures, ...]:
-        """Return what images are to the language model. `counts`: how many placeholders each has. They go through the
-        tower together."""
+        """Return the features of images for the language model. `counts`: the number of placeholders of each image. All
+        images go through the tower together."""
         import torch
 
         joined = {name: array for name, array in _joined(images).items() if name in self._tower_takes}
@@ -101,7 +101,7 @@ class SeeingModel:
         )
 
     def blank_features(self) -> Tensor:
-        """Return what an image that says nothing is to the language model, [K, D]."""
+        """Return the features of a blank image, [K, D]."""
         image, count = self._blank
         return self.features([image], [count])[0].features_KD
 
@@ -111,15 +111,16 @@ class SeeingModel:
         return embeddings
 
     def embed(self, token_ids_BT: Tensor, places_N: Tensor, features_ND: Tensor) -> Tensor:
-        """Return embeddings [B, T, D] of tokens, with features at `places_N`, indices in the flat tokens."""
+        """Return embeddings [B, T, D] of tokens, with features at `places_N`, which are indices in the flattened
+        tokens."""
         flat = token_ids_BT.flatten().index_fill(0, places_N, 0)  # a placeholder may lie beyond the vocabulary
         embeddings_BTD = self.text(flat.reshape(token_ids_BT.shape))
         flat_D = embeddings_BTD.flatten(0, 1).index_put((places_N,), features_ND.to(embeddings_BTD.dtype))
         return flat_D.reshape(embeddings_BTD.shape)
 
     def positions(self, token_ids: np.ndarray, images: Sequence[ImageFeatures]) -> np.ndarray | None:
-        """Return the positions of a row's tokens, int64 [3, T], by the model's own formula; None where they are those
-        of text. `images`: those that the row shows, in order."""
+        """Return the positions of a row's tokens, int64 [3, T], by the model's own formula; None if they are positions
+        of text. `images`: the images in the row, in order."""
         import torch
 
         if self._rope_index is None or not images:
@@ -136,11 +137,11 @@ class SeeingModel:
         return "mm_token_type_ids" in self._rope_takes
 
     def attention(self, is_image_BT: Tensor) -> dict[str, Tensor]:
-        """Return what the model's forward pass is told of which tokens are those of images."""
+        """Return the arguments of the model's forward pass that say which tokens belong to images."""
         return {"token_type_ids": is_image_BT.long()} if self.looks_ahead else {}
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Return logits [..., V] in which placeholders of images have no probability."""
+        """Return logits [..., V] with the placeholders of images masked out."""
         return logits.index_fill(-1, self.never_sampled, float("-inf"))
 
     def logits(self, token_ids: np.ndarray, images: Sequence[ImageInputs], counts: Sequence[int]) -> Tensor:
@@ -167,7 +168,7 @@ class SeeingModel:
 def _check_alike(
     seeing: SeeingModel, model: Any, processor: FixedProcessor | OwnProcessor, images: Sequence[Any], folder: Path
 ) -> None:
-    """Compare with the model's own forward pass over images and some text. ConfigError if they differ."""
+    """Compare our logits with the model's own forward pass over images and some text. ConfigError if they differ."""
     import torch
 
     tokens = seeing.tokens
@@ -190,7 +191,7 @@ def _check_alike(
         ) from error
     finally:
         if hasattr(model.base_model, "rope_deltas"):
-            model.base_model.rope_deltas = None  # it would add them to the positions of later rows
+            model.base_model.rope_deltas = None  # the model would add them to the positions of later rows
     if not torch.allclose(ours.float(), theirs.float(), rtol=1e-2, atol=1e-2):
         raise ConfigError(
             f"model {folder}: with images it computes otherwise than from embeddings and positions alone, so that it "
@@ -201,8 +202,8 @@ def _check_alike(
 def _example(
     processor: FixedProcessor | OwnProcessor, tokens: ImageTokens, images: Sequence[Any]
 ) -> tuple[dict[str, Any], list[int]]:
-    """Return what the model's own forward pass gets for a text of images alone, and how many placeholders each of the
-    images has. Where all have as many, one image says as much as several."""
+    """Return the inputs of the model's own forward pass for a text of images alone, and the number of placeholders of
+    each image. If all images have the same number, one image is used, since more would show nothing new."""
     import torch
 
     if isinstance(processor, OwnProcessor):
@@ -213,7 +214,7 @@ def _example(
 
 
 def _apart(token_ids: Sequence[int], text: Sequence[int], placeholder: int, count: int) -> Tensor:
-    """Return ids [1, T] with text behind the first image, which has `count` placeholders, and at the end."""
+    """Return ids [1, T] with text after the first image, which has `count` placeholders, and at the end."""
     import torch
 
     behind = [place for place, token in enumerate(token_ids) if token == placeholder][count - 1] + 1
@@ -233,8 +234,8 @@ def _reference_to(image: Any) -> Media:
 
 
 def _joined(images: Sequence[ImageInputs]) -> dict[str, np.ndarray]:
-    """Return the arrays of several images, one after the other. Where one has more tiles than another, zeros stand
-    behind the others' tiles, as transformers' processors pad them."""
+    """Return the arrays of several images, concatenated. If one image has more tiles than another, the others are
+    padded with zero tiles, as transformers' processors do."""
     return {name: _end_to_end([image[name] for image in images]) for name in images[0]}
 
 
