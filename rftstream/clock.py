@@ -1,4 +1,4 @@
-"""Clocks. Time comes from outside, so that a run can be driven step by step."""
+"""Clocks: the source of time for a process. A caller passes the clock in, so tests can drive a run step by step."""
 
 from __future__ import annotations
 

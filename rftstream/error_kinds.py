@@ -1,17 +1,17 @@
-"""Kinds of errors. Two errors are of one kind if they differ in nothing but numbers and addresses."""
+"""Kinds of errors. Two errors are of one kind if only numbers and addresses differ between them."""
 
 from __future__ import annotations
 
 import re
 
 MAX_KINDS = 1000
-"""Largest number of kinds that are remembered; at one more, all are forgotten."""
+"""Most kinds that are remembered. One more, and all are forgotten."""
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 
 
 def kind_of(text: str) -> str:
-    """Return the text without its numbers and addresses. Errors of one kind have the same."""
+    """Return the text without its numbers and addresses. It is the same for all errors of one kind."""
     return _NUMBER.sub("0", text)
 
 
@@ -21,14 +21,14 @@ def last_line(detail: str) -> str:
 
 
 class Kinds:
-    """The kinds of errors that this process has reported. Its owner asks `is_new` for each error, and shows the
-    traceback only if it is."""
+    """The kinds of errors that this process has reported. Its owner calls `is_new` for each error, and shows the
+    traceback only of new ones."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
     def is_new(self, text: str) -> bool:
-        """Return whether this was never asked about an error of its kind."""
+        """Return whether this is the first error of its kind."""
         kind = kind_of(text)
         if kind in self._seen:
             return False

@@ -62,8 +62,8 @@ REFUSED_BY_SYSTEM = frozenset(
         errno.ELOOP,
     }
 )
-"""Numbers of the system's errors for a path that is wrong or without rights. They stay the same however often a call
-is tried. A full disk, too many open files or a lost connection may pass, so they are not here."""
+"""Numbers of system errors for a wrong path or missing rights. Another try gives the same error. A full disk, too many
+open files or a lost connection may pass, so they are not here."""
 
 
 class RftError(Exception):
@@ -75,7 +75,7 @@ class RftError(Exception):
 
 
 class ConfigError(RftError):
-    """The run file or the command line is wrong, or a run is resumed with other data. Somebody has to change
+    """The run file or the command line is wrong, or a run is resumed with other data. The user has to change
     something."""
 
     exit_code = 2
@@ -93,7 +93,7 @@ class ContractError(RftError):
         self.where = where
 
     def at(self, where: str) -> ContractError:
-        """Return the same error with the record that it was found in (`topic[partition]@offset contract`)."""
+        """Return the same error with the record in which it was found (`topic[partition]@offset contract`)."""
         return ContractError(self.text, path=self.path, where=where)
 
 
@@ -134,7 +134,7 @@ class PositionMissing(TransportError):
 
 
 class LogTruncated(PositionMissing):
-    """A partition ends before a position that somebody has reached or committed: its newest records are lost."""
+    """A partition ends before a position that a reader has reached or committed: its newest records are lost."""
 
     def __init__(self, topic: str, partition: int, position: int, end: int) -> None:
         super().__init__(
@@ -165,8 +165,8 @@ class LogFull(TransportError):
 
 
 class LogRefused(ConfigError, TransportError):
-    """The log does not take the credentials, or they lack a right. At a start that is told at once. A worker that has
-    been at work waits for `transport.patience_s`: they may have been taken away by mistake."""
+    """The log does not accept the credentials, or they lack a right. At a start the error is raised at once. A worker
+    that was already at work waits for `transport.patience_s`, since the rights may have been removed by mistake."""
 
 
 class TakenOver(RftError):
@@ -209,29 +209,29 @@ class StoreRefused(WeightsError):
 
 
 class StoreUnreachable(WeightsError):
-    """The store did not answer within `weights.patience_s`. A caller that can do without goes on; otherwise the run
-    ends, and can be resumed."""
+    """The store did not answer within `weights.patience_s`. A caller that can do without the store continues; otherwise
+    the run ends, and can be resumed."""
 
     exit_code = 3
 
 
 class ImageError(RftError):
-    """An image that no model can be shown: it is not there, not an image, damaged or too large. The text begins with
-    its digest, or with where it should be."""
+    """An image that cannot be shown to a model: it is missing, not an image, damaged or too large. The text begins with
+    its digest, or with the place where it should be."""
 
 
 class BackendError(RftError):
-    """A process that trains along has died, failed or hangs. The trainer has to be started again."""
+    """A training process beside the trainer has died, failed or hangs. The trainer has to be started again."""
 
 
 class HostError(RftError):
-    """A host process died or could not be started. Its work is lost, and can be begun anew in another host."""
+    """A host process died or could not be started. Its work is lost, and can be started again in another host."""
 
     retriable = True
 
 
 class HostStartTimeout(HostError):
-    """A host was not ready, or had not imported what it is to run, within `start_timeout_s`. It may be later."""
+    """A host was not ready, or had not imported its code, within `start_timeout_s`. It may become ready later."""
 
 
 class HostTimeout(HostError, TimeoutError):
@@ -243,8 +243,8 @@ class HostedCodeError(RftError):
 
 
 class LabelStudioError(RftError):
-    """Label Studio did not answer in time, answered with an error, or with what is none of its answers. `status` is
-    that of an error; 0 without one."""
+    """Label Studio did not answer in time, answered with an error, or gave an invalid answer. `status` is the HTTP
+    status of an error, and 0 without one."""
 
     retriable = True
 
@@ -254,7 +254,7 @@ class LabelStudioError(RftError):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the request itself is refused, so that another one may pass."""
+        """Whether the server refused this request itself, so that another request may pass."""
         return self.status in (400, 413, 422)
 
 
@@ -269,7 +269,7 @@ class RewardTimeout(RewardError):
 
 
 class NoReward(RewardError):
-    """Environment or agent was to give the reward, and gave none. Another try would not change that."""
+    """The environment or agent should have given the reward, and gave none. Another try would not change that."""
 
     retriable = False
 
@@ -282,8 +282,8 @@ class MissingChecker(RewardError):
 
 @contextmanager
 def importing(where: str, package: str, *, install: str, error_type: type[RftError] = ConfigError) -> Iterator[None]:
-    """Turn an ImportError into one of `error_type` that says that `where` needs the package. `install` is the package
-    to install, or the extra that brings it, as for `pip_install`."""
+    """Turn an ImportError into an `error_type` which says that `where` needs the package. `install` is the package to
+    install, or the extra that brings it, as for `pip_install`."""
     try:
         yield
     except ImportError as error:
@@ -291,8 +291,8 @@ def importing(where: str, package: str, *, install: str, error_type: type[RftErr
 
 
 def pip_install(what: str) -> str:
-    """Return the command that installs a package, or an extra such as `rftstream[data]`. If this installation is a
-    checkout, so is the one that gets the extra."""
+    """Return the command that installs a package, or an extra such as `rftstream[data]`. In a checkout, the command
+    installs the extra into the checkout."""
     import importlib.metadata
     import json
     from urllib.parse import unquote, urlsplit
@@ -316,11 +316,11 @@ def require_package(where: str, package: str, *, advice: str) -> None:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return the code that a worker exits with after this error. Only here are errors told apart into permanent and
-    passing ones."""
+    """Return the code with which a worker exits after this error. Permanent and passing errors are told apart here
+    only."""
     if isinstance(error, RftError):
         return error.exit_code
-    if isinstance(error, ImportError):  # a package that is absent or does not fit
+    if isinstance(error, ImportError):  # a missing package, or one of a wrong version
         return ConfigError.exit_code
     if isinstance(error, OSError) and error.errno in REFUSED_BY_SYSTEM:
         return ConfigError.exit_code

@@ -1,5 +1,5 @@
-"""Named points at which a process can be told to die or to stop, as if from outside. Only tests use them. A point that
-is off costs a look at a variable.
+"""Named points at which a process can be made to die or to stop, as if from outside. Only tests use them. A point
+without a fault costs one check of a variable.
 
 RFTSTREAM_FAULTS="trainer:after_commit:3,explorer:in_commit:1:stop" in the environment of `rftstream run` says what
 happens. The first trainer that comes to its third `after_commit` kills itself. The first explorer that comes to its
@@ -58,17 +58,18 @@ _armed: _Armed | None = None
 
 
 def at(point: str, number: int | None = None) -> None:
-    """Say that the process is at this point now, for the time `number`; None: once more than before. If a fault is due
-    here, the process dies or stops."""
+    """Report that the process is at this point. `number` counts the times; None: one more than before. If a fault is
+    due here, the process dies or stops."""
     if _armed is not None:
         _armed(point, number)
 
 
 def arm(role: str, done: Path) -> None:
-    """Read the faults of this role from the environment; from now on they happen. Each leaves a file in the folder
+    """Read the faults of this role from the environment and turn them on. Each fault leaves a file in the folder
     `done`.
 
-    ConfigError if the text cannot be read."""
+    ConfigError if the text cannot be read.
+    """
     global _armed
     text = os.environ.get(VARIABLE, "")
     own = [fault for fault in map(_parse, filter(None, text.split(","))) if fault[0] == role]

@@ -12,7 +12,7 @@ def frame(body: bytes) -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames. Each end of a pipe has one, and feeds it what it reads."""
+    """Cuts a stream of bytes into frames. Each end of a pipe has one, and calls `feed` with the bytes that it reads."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

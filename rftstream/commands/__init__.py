@@ -1,6 +1,7 @@
-"""The commands: a skin over all other rooms. Nothing heavy is imported before it is needed.
+"""The commands of `rftstream`. They parse arguments, call the other packages and print. Nothing heavy is imported
+before it is needed.
 
-One file per group of commands; to add one, write it there and name it in `COMMANDS`.
+Each group of commands has one file. To add a command, write it there and name it in `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "completion": "rftstream.commands.completion:completion",
     },
 }
-"""Title of a group -> command -> where the command is, in the order of the help."""
+"""The groups of the help, in order: title -> command -> where the command is."""
 
 COMMANDS = {name: where for commands in GROUPS.values() for name, where in commands.items()}
 
@@ -86,13 +87,13 @@ VARIABLE = "_RFTSTREAM_COMPLETE"
 command."""
 
 _END_SOMETHING = {"drain": ", which ends the run in order", "delete": ", which removes a run"}
-"""Command that ends something -> a word on what it does, shown when the command is proposed. Such a command is proposed
-for a misspelt name only if hardly anything else can be meant."""
+"""Command that ends something -> a few words on what it does, shown when the command is proposed. Such a command is
+proposed for a misspelt name only if hardly any other command can be meant."""
 
 
 class Commands(click.Group):
-    """The group of all commands. It imports a command when the command is asked for, and tells our own errors as one
-    line with their exit code."""
+    """The group of all commands. It imports a command on its first use, and prints our own errors as one line with
+    their exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
@@ -104,7 +105,7 @@ class Commands(click.Group):
             return None
         module, _, name = COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
-        command.short_help = (command.help or "").partition("\n")[0]  # click would cut it in a narrow terminal
+        command.short_help = (command.help or "").partition("\n")[0]  # click would shorten it in a narrow terminal
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -122,23 +123,23 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments name. UsageError, which proposes another name, if there is none."""
+        """Return the command that the arguments name. UsageError, which proposes another name, if there is none."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             raise click.UsageError(f"no command {args[0]!r}; {_suggest(args[0])}", ctx)
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **more: Any) -> click.Context:
-        """Read the arguments. An error of the output is told as one line."""
+        """Parse the arguments. An error while writing the output is printed as one line."""
         try:
             return super().make_context(*args, **more)
         except BrokenPipeError:
             raise
-        except OSError as error:  # of --help and --version, which are written here
+        except OSError as error:  # --help and --version write their output here
             _tell(_about(error))
             sys.exit(RftError.exit_code)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Our own errors and those of files are told as one line."""
+        """Run the command. Our own errors, and errors of files, are printed as one line."""
         try:
             return super().invoke(ctx)
         except RftError as error:
@@ -169,20 +170,20 @@ def cli(debug: bool) -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the console script."""
-    if VARIABLE in os.environ:  # a shell asks for what may be typed
+    if VARIABLE in os.environ:  # a shell asks for completions
         from rftstream.commands.completion import register
 
         register()
     try:
         cli.main(args=list(args) if args is not None else None, prog_name="rftstream")
-    except BrokenPipeError:  # whoever read the output has left
+    except BrokenPipeError:  # the reader of the output has closed it
         sys.exit(1)
     finally:
         _give_up_unwritten()
 
 
 def _give_up_unwritten() -> None:
-    """Drop the output that could not be written. The interpreter would complain about it at its end."""
+    """Drop the output that could not be written. Otherwise the interpreter would complain about it at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -191,7 +192,7 @@ def _give_up_unwritten() -> None:
 
 
 def _tell(text: str) -> None:
-    with suppress(OSError):  # nobody can be told, but the exit code says it
+    with suppress(OSError):  # nobody can read a message, but the exit code reports the error
         click.echo(f"rftstream: {text}", err=True)
 
 
@@ -203,7 +204,8 @@ def _about(error: OSError) -> str:
 
 
 def _suggest(name: str) -> str:
-    """Return the proposal for an unknown command: one with this meaning elsewhere, else one that is written alike."""
+    """Return the proposal for an unknown command: the command that does this under another name, else the one with the
+    nearest spelling."""
     import difflib
 
     from rftstream.config.aliases import COMMANDS as MEANT

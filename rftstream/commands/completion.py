@@ -1,4 +1,5 @@
-"""`completion`: the script by which a shell completes commands, options, and the words of param_types.py."""
+"""The command `completion` prints the script by which a shell completes commands, options, and the values in
+param_types.py."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def completion(shell: str) -> None:
     click.echo(script(cli, {}, PROGRAM, VARIABLE).source())
 
 
-# ----------------- how shells complete: click's classes and scripts, with what `--set section.key=value` needs of each
+# ------- how shells complete: click's classes and scripts, with the changes that `--set section.key=value` needs
 
 
 _BASH = r"""
@@ -90,22 +91,22 @@ _ZSH_OPEN = """    local -a open closed
 
 
 class WordsKept(ShellComplete):
-    """Keeps the words before the one that is completed, which a completion may need: click drops arguments that stand
-    before an option without its value."""
+    """Keeps the words before the one that is completed, since a completion may need them. Click drops arguments that
+    stand before an option without its value."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        """Return what may be typed; completions find the words as `ctx.obj`."""
+        """Return the proposals. Completions find the earlier words as `ctx.obj`."""
         self.ctx_args: Any = {**self.ctx_args, "obj": list(args)}
         return super().get_completions(args, incomplete)
 
 
 class BashByLine(WordsKept, BashComplete):
-    """Completes for bash from the line as it was typed."""
+    """Completes for bash from the line as the user typed it."""
 
     source_template = _BASH
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the words before the cursor, and the one at it."""
+        """Return the words before the cursor, and the word at the cursor."""
         line = os.environ.get("COMP_LINE")
         if line is None:  # the script of an older version
             return super().get_completion_args()
@@ -113,7 +114,7 @@ class BashByLine(WordsKept, BashComplete):
         return (words, "") if not words or line[-1:].isspace() else (words[:-1], words[-1])
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Return the item as bash replaces it: what stands before the last break of the word is there already."""
+        """Return the item in the form that bash inserts. The text before the last word break is there already."""
         line, breaks = os.environ.get("COMP_LINE"), os.environ.get("COMP_WORDBREAKS", "")
         typed = "" if line is None else self.get_completion_args()[1]
         there = max((typed.rfind(one) + 1 for one in "=:" if one in breaks), default=0)
@@ -121,16 +122,16 @@ class BashByLine(WordsKept, BashComplete):
 
 
 class ZshOpen(WordsKept, ZshComplete):
-    """Completes for zsh, without a space behind what goes on."""
+    """Completes for zsh, without a space after a word that continues."""
 
     source_template = ZshComplete.source_template.replace(_ZSH_ALL, _ZSH_OPEN)
 
 
 class FishKept(WordsKept, FishComplete):
-    """Completes for fish, which puts no space behind `.` and `=` by itself."""
+    """Completes for fish, which by itself puts no space after `.` and `=`."""
 
 
 def register() -> None:
-    """Put these classes in the place of click's own. It has to be done before a shell is answered."""
+    """Replace click's own classes with these. Call it before a shell is answered."""
     for shell in (BashByLine, ZshOpen, FishKept):
         add_completion_class(shell)

@@ -1,4 +1,4 @@
-"""`pause`, `unpause` and `drain`: what a user asks of a run that is under way."""
+"""The commands `pause`, `unpause`, `drain` and `token`, which a user gives while a run is under way."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _ask(path: Path, state: str, reason: str, done: str) -> None:
     click.echo(f"{run.run_id}: {'it was so already' if before == state else done}")
 
 
-# ----------------------------------------------- `token`: with what agents elsewhere ask a run for rollouts, and where
+# ----------------------------------------- `token`: what agents elsewhere need to ask a run for rollouts
 
 
 @command("rftstream token examples/runs/arithmetic", "rftstream token examples/arithmetic.toml --json | jq -r .token")
@@ -57,10 +57,10 @@ def _ask(path: Path, state: str, reason: str, done: str) -> None:
 def token(run: Path, as_json: bool) -> None:
     """With what agents elsewhere ask a run for rollouts: its token, and where its gateways are.
 
-    An agent sends the token with POST BASE_URL/sessions. The token follows from the run's secret: the variable
-    RFTSTREAM_GATEWAY_SECRET, if explorers have it, else a file that the first explorer makes for its user on its
-    machine. Shown are the gateways of the workers on this machine that answer, with how many rollouts wait for an agent
-    at each. Whoever has the token can get rollouts of this run, and nothing else. RUN is a run folder, or a run file
+    An agent sends the token with POST BASE_URL/sessions. The token is derived from the run's secret. The secret is the
+    variable RFTSTREAM_GATEWAY_SECRET if explorers have it, else a file that the first explorer makes for its user on
+    its machine. It shows the gateways on this machine that answer, and how many rollouts wait for an agent at each
+    gateway. The token gives access to rollouts of this run, and to nothing else. RUN is a run folder, or a run file
     (then its newest run).
     """
     from rftstream.commands.views import opened_run, print_out

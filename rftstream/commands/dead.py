@@ -1,4 +1,4 @@
-"""`dead`: what could not be dealt with, and how it is put back once the cause is mended."""
+"""The commands `dead` list records that could not be processed, and put them back once the cause is fixed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ all_option = click.option("--all", "everything", is_flag=True, help="All that ar
 def dead() -> None:
     """Dead letters and dead groups: list them, look at one, put them back, have done with them.
 
-    A rollout that could not be scored goes on without a reward, and its original to the topic `dead`; a group with too
-    few scored rollouts gets the outcome `dead`. When the cause is mended, `retry` puts such groups back.
+    A rollout that could not be scored continues without a reward, and its original record goes to the topic `dead`. A
+    group with too few scored rollouts gets the outcome `dead`. When the cause is fixed, `retry` puts such groups back.
     """
 
 
@@ -56,7 +56,8 @@ def list_(run: Path, num: int, with_dropped: bool, as_json: bool) -> None:
 def show(run: Path, name: str, as_json: bool) -> None:
     """Show why a record was given up, how often it was tried, and the record itself, decoded as far as possible.
 
-    ID is that of a letter as `list` shows it, or of a rollout or group: then all its letters. With --json one list.
+    ID is the id of a letter as `list` shows it. The id of a rollout or group shows all its letters. --json prints one
+    list.
     """
     from rftstream.errors import ConfigError
     from rftstream.queries.records.dead import find_letters, letter_to_json, letter_to_text
@@ -105,10 +106,10 @@ def retry(
 ) -> None:
     """Put dead groups back, as new attempts with ids of their own.
 
-    ID is that of a letter, a rollout or a group. Rollouts that were sampled are scored again without sampling, unless
-    they have become too old meanwhile. The feeder admits the groups as its limits allow: in a live run at once, in a
-    stopped one after `rftstream resume`, in a finished one after a resume with more steps. Only groups whose outcome is
-    dead: the dead sibling of a batched group stays dead.
+    ID is the id of a letter, a rollout or a group. Rollouts that were sampled are scored again without sampling, unless
+    they are too old by now. The feeder admits the groups as its limits allow: at once in a live run, after `rftstream
+    resume` in a stopped one, after a resume with more steps in a finished one. Only groups with the outcome dead are
+    put back; the dead sibling of a batched group stays dead.
     """
     _one_choice(names, reason, everything)
     from rftstream.queries.records.dead import plan_retries
@@ -148,7 +149,7 @@ def drop(run: Path, names: tuple[str, ...], reason: str | None, everything: bool
     """Have done with dead letters and dead groups: they are listed no more.
 
     Nothing is deleted and no count changes; `list --dropped` still shows them, and `retry` with a group's id still puts
-    it back.
+    the group back.
     """
     _one_choice(names, reason, everything)
     from rftstream.queries.records.dead import read_dead, to_drop
@@ -172,7 +173,7 @@ def _one_choice(names: tuple[str, ...], reason: str | None, everything: bool) ->
 
 
 def _what_next(run: Path, *, finished: bool, ended: bool, live: bool) -> str:
-    """Return what else has to be done, if the feeder cannot put the groups back at once."""
+    """Return what the user has to do next if the feeder cannot put the groups back at once."""
     if finished:
         return f"the run is finished: `rftstream resume {run} --set run.steps=N` with more steps does it"
     if ended:

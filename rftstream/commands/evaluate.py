@@ -1,4 +1,4 @@
-"""`evaluate`: versions of a run, or any model, on the evaluations of a run file."""
+"""The command `evaluate` runs the evaluations of a run file on versions of a run, or on any model."""
 
 from __future__ import annotations
 
@@ -86,15 +86,16 @@ def evaluate(
 ) -> None:
     """Evaluate versions of a run, or model folders, by the run file's evaluations; show them beside each other.
 
-    Nothing is trained and a live run is not held up: if its evaluator is alive it is asked and does it next; else the
-    work is done here, on the device of evaluator.device. The results go to the log and the object store as always, and
-    what has its result is shown, not evaluated again; so after ctrl-C the same command does the rest. Without
-    --evaluation and --versions, and nobody alive who does it, all that is still due is done (as of a finished run whose
-    evaluator died). A version whose weights are not in the store any more is refused.
+    Nothing is trained, and a live run is not held up. If the run's evaluator is alive, it gets the request and does it
+    next; else this command does the work, on the device of evaluator.device. The results go to the log and the object
+    store as always. A result that exists is shown and not computed again, so after ctrl-C the same command does the
+    rest. Without --evaluation and --versions, if no evaluator is alive, the command does every evaluation that is still
+    due (for instance if the evaluator of a finished run died). A version whose weights are no longer in the store is
+    refused.
 
-    With --model no run is needed or touched: RUN is a run file, and its evaluations are done on the model with the
-    settings of the file (and --set). A folder that a run left (`final/`) gets the numbers that the run gave to that
-    version. With --out every result is kept as it comes, and the same command goes on.
+    With --model no run is needed or touched. RUN is then a run file, and its evaluations are run on the model with the
+    settings of the file (and --set). A folder that a run left (`final/`) gets the same numbers that the run gave to
+    that version. With --out every result is saved as it comes, and the same command continues after an interruption.
 
     RUN is a run folder, or a run file (then its newest run).
     """
@@ -177,7 +178,7 @@ def _evaluate_models(
 
 
 class _End:
-    """Whether ctrl-C came. `_stopped` makes it."""
+    """Records whether ctrl-C came. `_stopped` makes it."""
 
     def __init__(self) -> None:
         self.came = False

@@ -1,4 +1,4 @@
-"""`experts`: demonstrations and preference pairs for a run to learn from."""
+"""The commands `experts` load demonstrations and preference pairs for a run to learn from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rftstream.commands.views import opened_run, print_out
 def experts() -> None:
     """Demonstrations and preference pairs, for the algorithms mix, chord, sft, dpo and reward_model.
 
-    A run file names them by `experts.source`; this adds more to a run that is there.
+    A run file names them by `experts.source`. This command adds more of them to an existing run.
     """
 
 
@@ -59,8 +59,8 @@ def load(
     """Load demonstrations or preference pairs into a run, live or not, each once however often it is loaded.
 
     A row is a chat (`messages`, or `conversations`), `prompt` and `completion`, or `prompt`, `chosen` and `rejected`.
-    Each is rendered with the run's template first: an error names the line, and then nothing is written. The passes
-    that begin from now on have them.
+    Every row is first rendered with the run's template. An error names the line, and then nothing is written. Passes
+    that begin from now on include the new rows.
     """
     from rftstream.config.loader import demonstrations_source
     from rftstream.config.sections import DemonstrationsSection

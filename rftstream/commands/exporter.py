@@ -1,4 +1,4 @@
-"""`exporter` and `scale-plan`: a run as a whole, for Prometheus and for who scales it."""
+"""The commands `exporter` and `scale-plan`: metrics of a whole run for Prometheus and for autoscalers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ from rftstream.errors import ConfigError
 def exporter(runs: tuple[Path, ...], host: str, port: int, every_s: float) -> None:
     """Serve metrics of whole runs, from their logs, for Prometheus.
 
-    What waits for each role in rollouts (as `audit` counts them), what became of all that was admitted and why, the
-    newest step, the oldest open group, workers wanted. It is there whoever of the workers lives, live and afterwards.
-    It only reads, and nothing waits for it; what it knows of a log is kept in RUN/index (safe to delete). Also /livez
-    and /readyz. RUN is a run folder, or a run file (then its newest run).
+    The metrics: rollouts that wait for each role (as `audit` counts them), the outcomes of all admitted rollouts with
+    reasons, the newest step, the oldest open group, and the workers wanted. They are served during the run and after
+    it, whichever workers are alive. The exporter only reads, and nothing waits for it. It keeps an index of the log in
+    RUN/index (safe to delete). It also serves /livez and /readyz. RUN is a run folder, or a run file (then its newest
+    run).
     """
     from rftstream.integrations.exporter import serve
     from rftstream.launch.logging import setup
@@ -59,9 +60,9 @@ def exporter(runs: tuple[Path, ...], host: str, port: int, every_s: float) -> No
 def scale_plan(run: Path, as_json: bool, at_least: int) -> None:
     """How many explorers and verifiers the backlog of a run asks for.
 
-    wanted = ceil(backlog / max_concurrent), and never more than there are partitions. The backlog is in rollouts, in
-    hand or not. An autoscaler that reads the exporter's metrics computes the same. RUN is a run folder, or a run file
-    (then its newest run).
+    wanted = ceil(backlog / max_concurrent), and never more than there are partitions. The backlog counts rollouts,
+    those in progress included. An autoscaler that reads the exporter's metrics computes the same number. RUN is a run
+    folder, or a run file (then its newest run).
     """
     from rftstream.queries.state.following import RunFollower, plan_text
     from rftstream.queries.state.following import scale_plan as plan

@@ -1,4 +1,4 @@
-"""`feedback`: what people say of rollouts, and what comes of it."""
+"""The commands `feedback`: what people say about rollouts, and what it changes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rftstream.commands.views import opened_run, print_out
 def feedback() -> None:
     """Ask people about rollouts: questions, votes, and how they are judged.
 
-    [feedback] in the run file says which questions are asked, and what the answers change. Votes can be added to any
-    run, live or not, asked for or not.
+    The section [feedback] of the run file says which questions are asked, and what the answers change. Votes can be
+    added to any run, live or not, also without a question.
     """
 
 
@@ -40,9 +40,9 @@ def feedback() -> None:
 def add(run: Path, source: Path, dry_run: bool, as_json: bool) -> None:
     """Add votes to a run, live or not, each once however often it is added.
 
-    A row names a rollout (`rollout`, or `rollouts` of a pair), its annotator (`by`) and the answer. What an annotator
-    says otherwise than before is an edit, and takes its place; `retract` takes it back. Names do not reach the log:
-    there stands their HMAC under the run's secret. An error names the line, and then nothing is written.
+    A row names a rollout (`rollout`, or `rollouts` of a pair), its annotator (`by`) and the answer. A later vote of an
+    annotator on the same question is an edit and replaces the earlier one; `retract` takes a vote back. Names do not
+    reach the log, which holds their HMAC under the run's secret. An error names the line, and then nothing is written.
     """
     from rftstream.data.feedback.rows import read_votes
     from rftstream.runs.writes.feedback import add_votes
@@ -64,9 +64,10 @@ def add(run: Path, source: Path, dry_run: bool, as_json: bool) -> None:
 def gold(run: Path, source: Path, dry_run: bool, as_json: bool) -> None:
     """Say the right answers to questions that annotators are measured by.
 
-    A row is that of a vote without `by`. From then on the question is gold: answers to it change no reward and are
-    never judged, and `feedback annotators` counts who was right. The studio puts gold questions between the others
-    (`feedback.gold` says how many) and never shows the right answer. The log has it: who can read the log can read it.
+    A row is a vote without `by`. From then on the question is gold: answers to it change no reward and are never
+    judged, and `feedback annotators` counts right answers by annotator. The studio puts gold questions between the
+    others (`feedback.gold` says how many) and never shows the right answer. The log holds the right answer, so
+    everybody who can read the log can read it.
     """
     from rftstream.data.feedback.rows import read_gold
     from rftstream.runs.writes.feedback import add_votes
@@ -86,8 +87,8 @@ def gold(run: Path, source: Path, dry_run: bool, as_json: bool) -> None:
 def annotators(run: Path, as_json: bool) -> None:
     """Show how each annotator judges: agreement with the others, time, sides, and right answers to gold questions.
 
-    Annotators are keyed hashes, as on the log. Labels, ratings and choices are compared each for itself. Shares come
-    with Wilson's interval of 95 %.
+    Annotators are shown as keyed hashes, as on the log. Labels, ratings and choices are compared separately. Shares
+    come with Wilson's interval of 95 %.
     """
     from rftstream.queries.people.annotators import read_annotators
     from rftstream.queries.people.feedback import read_feedback
@@ -122,7 +123,7 @@ def judgements(run: Path, as_json: bool) -> None:
     """Show how each question is judged: votes, agreement, what it changed, and the batch and version it came too late
     for.
 
-    What was said after the run had ended is judged here by the same rules, and recorded by the next resume.
+    Votes that came after the run had ended are judged here by the same rules. The next resume records them.
     """
     from rftstream.queries.people.feedback import judgements_to_json, judgements_to_text, read_feedback
     from rftstream.service.role import Log
@@ -177,8 +178,8 @@ def taints(run: Path, as_json: bool) -> None:
 def export(run: Path, what: str, target: Path, as_json: bool) -> None:
     """Write what people judged as rows that `experts load` and `experts.source` read.
 
-    A pair has prompt, chosen and rejected, for DPO and reward models: only pairs of which one is judged better. A
-    corrected answer is a chat to imitate. Each row says what it comes from.
+    A pair has prompt, chosen and rejected, for DPO and reward models. Pairs without a better side are left out. A
+    corrected answer is a chat to imitate. Each row names its source.
     """
     import json
 
@@ -241,11 +242,11 @@ def label_studio(
 ) -> None:
     """Let people answer in Label Studio: questions become tasks there, annotations come back as votes.
 
-    Each vote comes once: an edit is a revision, a deletion takes it back. It looks again and again until ctrl-C, waits
-    while Label Studio or the log cannot be reached, and keeps nothing of its own, so it may be killed at any time. It
-    makes a project for each kind of question, and deletes nothing there. The token is made in Label Studio under
-    Account & Settings > Personal Access Token. Names do not reach the log: there stands an HMAC of the user's id. With
-    --json, --once prints what was done.
+    Each vote comes once: an edit is a revision, a deletion takes it back. The command polls both sides until ctrl-C,
+    and waits while Label Studio or the log cannot be reached. It keeps no state, so it may be killed at any time. It
+    makes a project for each kind of question, and deletes nothing in Label Studio. The token is made in Label Studio
+    under Account & Settings > Personal Access Token. Names do not reach the log, which holds an HMAC of the user's id.
+    With --json, --once prints what was done.
     """
     from rftstream.integrations.label_studio.client import PersonalToken
     from rftstream.integrations.label_studio.serving import run_once, serve

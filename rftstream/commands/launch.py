@@ -1,4 +1,4 @@
-"""`launch`: a run on the machines of somebody's scheduler."""
+"""The commands `launch` start a run on the machines of a cluster's scheduler."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def slurm(
 ) -> None:
     """Submit a run as a batch job of SLURM.
 
-    Each worker is a job step. One of each single role is on the first node, explorers and verifiers are dealt to all
-    nodes. A worker that dies is started again; when the job's time is up, the job goes back into the queue and the run
-    goes on from where its log says. Logs are kept for each attempt. All nodes must see the run file and rftstream under
-    the same paths.
+    Each worker is a job step. The single roles run on the first node; explorers and verifiers are spread over all
+    nodes. A worker that dies is started again. When the job's time is up, the job goes back into the queue, and the run
+    continues from its log. Each attempt has its own log files. All nodes must see the run file and rftstream under the
+    same paths.
     """
     from rftstream.integrations.slurm import SHARING, JobSettings, job_script
 
@@ -82,7 +82,7 @@ def slurm(
         ),
         sets=sets,
     )
-    folder.mkdir(parents=True, exist_ok=True)  # SLURM writes no log where there is no folder for it
+    folder.mkdir(parents=True, exist_ok=True)  # SLURM writes no log if the folder is missing
     if dry_run:
         click.echo(script, nl=False)
         return

@@ -1,4 +1,4 @@
-"""`logs`: what the processes of a run logged on this machine."""
+"""The command `logs` shows what the processes of a run logged on this machine."""
 
 from __future__ import annotations
 

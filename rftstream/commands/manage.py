@@ -1,4 +1,4 @@
-"""`delete` and `doctor`: looking after what runs stand on and leave behind."""
+"""The commands `delete` and `doctor`: delete a run, and check that a machine is fit for one."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 def delete(run: Path, yes: bool, dry_run: bool, as_json: bool) -> None:
     """Remove a run: log or topics and consumer groups, weights and checkpoints, run folder.
 
-    Shows what would go and asks. Refused while somebody is at work on the run. Only what a run makes is deleted: other
-    files in its folder stay, and no link is followed. RUN is a run folder, or a run file (then its newest run).
+    The command shows what would be deleted and asks. It refuses while somebody works on the run. It deletes only what a
+    run makes: other files in the run folder stay, and no link is followed. RUN is a run folder, or a run file (then its
+    newest run).
     """
     from rftstream.commands.views import print_out
     from rftstream.runs.delete import delete_run, plan_deletion
@@ -80,9 +81,9 @@ def _deletion_lines(plan: Deletion) -> list[str]:
 def doctor(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None:
     """Look whether this machine, and what a run file names, is fit for a run.
 
-    Python, packages, cores, memory, disk, limits, GPUs; with FILE also its model, its object store, and the broker with
-    its version and settings. Each thing is ok, a warning, or a problem with what to do. Exit 0 when nothing is a
-    problem, 3 if the broker is one, else 1.
+    It checks Python, packages, cores, memory, disk, limits and GPUs; with FILE also the model, the object store, and
+    the broker with its version and settings. Each check is ok, a warning, or a problem with advice. Exit 0 without a
+    problem, 3 if the broker is a problem, else 1.
     """
     from rftstream.commands.views import print_out
 

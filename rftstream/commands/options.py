@@ -46,7 +46,8 @@ no_index_option = click.option(
 def command(
     *examples: str, group: click.Group | None = None, name: str | None = None
 ) -> Callable[[Any], click.Command]:
-    """Make a command of the function below, with examples at the end of its help; one of a group, if that is given."""
+    """Make the function below a command, with examples at the end of its help. With `group`, the command joins that
+    group."""
 
     def decorate(function: Any) -> click.Command:
         made = (click.command if group is None else group.command)(name, epilog=_epilog(examples))(function)
@@ -57,7 +58,7 @@ def command(
 
 
 def group(*examples: str) -> Callable[[Any], click.Group]:
-    """Make a group of commands of the function below, with examples at the end of its help."""
+    """Make the function below a group of commands, with examples at the end of its help."""
     return click.group(epilog=_epilog(examples))
 
 
@@ -66,12 +67,12 @@ def _epilog(examples: Sequence[str]) -> str:
 
 
 def from_option(help_: str, kind: Any = None) -> Callable[[Any], Any]:
-    """Return the option that names the data which a command takes in."""
+    """Return the option that names the data to load."""
     return click.option("--from", "source", required=True, type=kind, metavar="FILE", help=help_)
 
 
 def columns_option(help_: str) -> Callable[[Any], Any]:
-    """Return the option that says what columns of the data are called."""
+    """Return the option that maps our column names to the columns of the data."""
     return click.option("--column", "columns", multiple=True, metavar="OURS=THEIRS", help=help_)
 
 
@@ -88,14 +89,14 @@ def run_files(files: Sequence[Path]) -> tuple[Path, ...]:
 
 
 def load_run_file(files: Sequence[Path], sets: Sequence[str] = ()) -> RunConfig:
-    """Return the resolved config of FILE..., the environment and --set."""
+    """Return the resolved config of the files, the environment and --set."""
     from rftstream.config import loader
 
     return loader.load(run_files(files), sets=sets)
 
 
 def can_dim() -> bool:
-    """Return whether stdout is a terminal that shows dim text, and nobody asked for plain text (NO_COLOR)."""
+    """Return whether stdout is a terminal that shows dim text. NO_COLOR asks for plain text."""
     from rich.console import Console
 
     console = Console()
@@ -104,7 +105,7 @@ def can_dim() -> bool:
 
 @contextmanager
 def at_work(what: str) -> Iterator[None]:
-    """Show on a terminal what takes its time in the block. Nothing else may be printed meanwhile."""
+    """Show on a terminal which work takes time inside the block. Nothing else may be printed meanwhile."""
     if not sys.stderr.isatty():
         yield
         return
@@ -115,7 +116,7 @@ def at_work(what: str) -> Iterator[None]:
 
 
 def column_pairs(pairs: tuple[str, ...], example: str) -> dict[str, str]:
-    """Return what the options `--column OURS=THEIRS` say. UsageError, with an example, for one of another form."""
+    """Return the pairs of the options `--column OURS=THEIRS`. UsageError, with an example, for another form."""
     found = dict(pair.partition("=")[::2] for pair in pairs)
     if wrong := [pair for pair in pairs if not pair.partition("=")[2]]:
         raise click.UsageError(f"--column {wrong[0]}: expected OURS=THEIRS, e.g. {example}")
@@ -123,12 +124,12 @@ def column_pairs(pairs: tuple[str, ...], example: str) -> dict[str, str]:
 
 
 def say(text: str) -> None:
-    """Tell how the work goes on, beside what is printed for scripts."""
+    """Print progress to stderr, apart from the output that scripts read."""
     click.echo(text, err=True)
 
 
 def finish(result: RunResult, said: Mapping[str, Any] | None = None, text: str | None = None) -> NoReturn:
-    """Print how a run ended, and leave with its exit code: as JSON if something is said beside it, else as text."""
+    """Print how a run ended, and exit with its exit code. With `said` the output is JSON, else text."""
     click.echo(json.dumps({**said, **result.to_dict()}) if said is not None else text or result.summary())
     if result.error:
         say(f"rftstream: {result.error}")

@@ -1,6 +1,6 @@
-"""The values of arguments, for shells to complete: runs, run files, topics, roles, kinds.
+"""Types of arguments whose values a shell can complete: runs, run files, topics, roles, kinds.
 
-All of it is quick and imports nothing heavy, since a shell waits for it at every Tab.
+Everything here is quick and imports nothing heavy, since a shell waits for the answer at every Tab.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RunPath(AnyPath):
     """The path of a run folder or a run file."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return run folders and run files that begin so."""
+        """Return the run folders and run files that begin with the typed text."""
         return [*_items(_run_folders(incomplete)), *_run_files(incomplete)]
 
 
@@ -53,12 +53,13 @@ class RunFile(AnyPath):
     """The path of a run file."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return run files that begin so."""
+        """Return the run files that begin with the typed text."""
         return _run_files(incomplete)
 
 
 class Word(click.types.StringParamType):
-    """One of a few words. Any text is taken: the code that uses it refuses a wrong word, and names the nearest."""
+    """One of a few words. Any text is accepted here: the code that uses the value refuses a wrong word, and names the
+    nearest."""
 
     name = "word"
 
@@ -70,24 +71,24 @@ class Word(click.types.StringParamType):
         return f"One of: {', '.join(self.words)}"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the words that begin so."""
+        """Return the words that begin with the typed text."""
         return _items(_beginning(self.words, incomplete))
 
 
 def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the topics that begin so."""
+    """Return the topics that begin with the typed text."""
     from rftstream.contracts.topics import TOPICS
 
     return _beginning(TOPICS, incomplete)
 
 
 def complete_reward(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the built-in rewards that begin so."""
+    """Return the built-in rewards that begin with the typed text."""
     return _parts("reward", incomplete)
 
 
 def complete_algorithm(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the built-in algorithms that begin so."""
+    """Return the built-in algorithms that begin with the typed text."""
     return _parts("algorithm", incomplete)
 
 
@@ -98,21 +99,21 @@ def _parts(kind: str, incomplete: str) -> list[str]:
 
 
 def complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the sections, parts and settings that begin so."""
+    """Return the sections, parts and settings that begin with the typed text."""
     from rftstream.queries.reference.setting_completion import complete_explained
 
     return [CompletionItem(value, help=about) for value, about in complete_explained(incomplete)]
 
 
 def complete_assignment(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the settings that begin so, with `=`; behind it the values that it may have."""
+    """Return the settings that begin with the typed text, each with `=`. After the `=`, return the possible values."""
     from rftstream.queries.reference.setting_completion import complete_set
 
     return [CompletionItem(value, help=about) for value, about in complete_set(incomplete, _named_files(ctx.obj or ()))]
 
 
 def _named_files(words: Iterable[str]) -> list[Path]:
-    """Return the run files among the words of a command, and the file that a run folder among them holds."""
+    """Return the run files among the words of a command, and the run files inside run folders among them."""
     paths = [Path(word) for word in words if not word.startswith("-")]
     runs = {path for path in paths if (path / "run.lock").is_file()}
     return [path / "config.toml" if path in runs else path for path in paths if path in runs or path.suffix == ".toml"]
@@ -127,7 +128,7 @@ def _items(paths: Iterable[str]) -> list[CompletionItem]:
 
 
 def _run_folders(incomplete: str) -> Iterator[str]:
-    """Yield run folders that begin so. Those in ./runs are also found by their name alone."""
+    """Yield the run folders that begin with the typed text. Those in ./runs are also found by name alone."""
     head, slash, tail = incomplete.rpartition("/")
     places = [head + slash] if slash else ["", "runs/"]
     for place in places:
@@ -137,7 +138,8 @@ def _run_folders(incomplete: str) -> Iterator[str]:
 
 
 def _run_files(incomplete: str) -> list[CompletionItem]:
-    """Return TOML files that begin so. Folders are left to the shell, so that one can go down into them."""
+    """Return the TOML files that begin with the typed text. The shell completes folders, so that the user can descend
+    into them."""
     head, slash, tail = incomplete.rpartition("/")
     place = head + slash
     files = [

@@ -1,4 +1,4 @@
-"""`pipeline`: what operators would do, before they do it."""
+"""The commands `pipeline` show what operators would do before a run uses them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def preview(file: Path | None, run: Path | None, num: int, sets: tuple[str, ...]
     """Show what goes into each operator and comes out, by reason, with examples.
 
     FILE is a run file, or with --run a file with [[pipeline]] and [[tasksets.NAME.pipeline]] alone. Operators for
-    problems are asked about the first problems of each taskset. With --run they know the outcomes of that run, and
-    operators for groups are asked about the groups that it recorded; without FILE the operators are the run's own.
-    Nothing is sampled, scored or written. Exit 1 if an operator raised or answered nonsense.
+    problems see the first problems of each taskset. With --run they know the outcomes of that run, and operators for
+    groups see the groups that the run recorded. Without FILE the operators are the run's own. Nothing is sampled,
+    scored or written. Exit 1 if an operator raised an exception or returned an invalid answer.
     """
     if file is None and run is None:
         raise click.UsageError("FILE and --run are missing; name a run file, a run, or both")

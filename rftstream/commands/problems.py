@@ -1,4 +1,4 @@
-"""`problems`: problems that join a growing taskset of a run while it goes on."""
+"""The commands `problems` add problems to a growing taskset of a run, and list them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from rftstream.commands.views import opened_run, print_out
 def problems() -> None:
     """Problems that join a taskset while the run goes on.
 
-    A run file has such a taskset by `source = "log:problems"`. People and programs add problems here; the role
-    `synthesiser` has a model make some.
+    A run file declares such a taskset by `source = "log:problems"`. People and programs add problems with this command.
+    The role `synthesiser` has a model make problems.
     """
 
 
@@ -58,9 +58,10 @@ def add(
 ) -> None:
     """Add problems to a growing taskset of a run, live or not, each once however often it is added.
 
-    A row has a `prompt` or `messages`, an `answer`, and what else the reward takes, as in the file of a taskset. Each
-    is rendered with the run's template first: an error names the row, and then nothing is written. `parent` names the
-    problem that one was made of (TASKSET/INDEX), `kind` what it is to it (reworded, varied, harder).
+    A row has a `prompt` or `messages`, an `answer`, and what else the reward takes, as in the file of a taskset. Every
+    row is first rendered with the run's template. An error names the row, and then nothing is written. `parent` names
+    the problem that the new one was made from (TASKSET/INDEX). `kind` says how the two are related (reworded, varied,
+    harder).
     """
     from rftstream.contracts.problems import ProblemMaker
     from rftstream.preflight.plan import Purpose, plan

@@ -1,4 +1,5 @@
-"""`replay`: training what was recorded again."""
+"""The commands `replay` and `rescore`: train a run's recorded batches again, or score its rollouts with another
+reward."""
 
 from __future__ import annotations
 
@@ -92,22 +93,22 @@ def replay(
 ) -> None:
     """Train the recorded batches again, and compare; or under other settings, into a new run.
 
-    By itself it compares every recorded digest and says where the first difference is, if there is one: exit 1; all
-    equal: exit 0. On CPU equality is bit for bit, with the threads that the run recorded; where it is not promised
-    (other libraries, a GPU) it says why. Reads the log and the store, writes nothing.
+    Without --into it compares every recorded digest. Exit 0 if all are equal; else exit 1, and the first difference is
+    shown. On a CPU equality is bit for bit, with the number of threads that the run recorded. Where equality is not
+    promised (other libraries, a GPU), the command says why. It reads the log and the store, and writes nothing.
 
-    With --into it makes a run that trains the batches between the versions A and B under other settings of training
-    (--algorithm, --set), beginning with the state that RUN had at A. Nothing is sampled or scored; the groups keep
-    their ids. It is a run like any other: `rftstream resume NEWRUN`, or the same command again, goes on with it.
+    With --into it makes a new run that trains the batches between versions A and B under other settings of training
+    (--algorithm, --set). The new run begins with the state that RUN had at A. Nothing is sampled or scored; the groups
+    keep their ids. `rftstream resume NEWRUN`, or the same command again, continues the new run.
 
-    With --without the batches are trained without some rollouts: those that are named, or those that people judge
-    otherwise now than they were trained (`--without feedback`; `rftstream feedback taints` lists them). A group of
-    which fewer than buffer.min_siblings are left is left out as a whole. It says which batches and versions that
-    touches.
+    With --without the batches are trained without some rollouts: those that are named, or with `--without feedback`
+    those whose reward people have changed since they were trained (`rftstream feedback taints` lists them). A group
+    with fewer than buffer.min_siblings rollouts left is left out as a whole. The command lists the affected batches and
+    versions.
 
-    With --pipeline the batches are not those that RUN recorded: all its groups are decided anew, by the operators of
-    FILE (a run file, or operators alone) and by settings of [buffer], and trained from the model that RUN began with.
-    At its end it sets both runs side by side: batches, rewards, and what was rejected by which operator.
+    With --pipeline the batches are made anew. The operators of FILE (a run file, or operators alone) and the settings
+    of [buffer] decide about every recorded group, and training starts from the model that RUN began with. At the end
+    the command compares both runs: batches, rewards, and the groups that each operator rejected.
 
     RUN is a run folder, or a run file (then its newest run).
     """
@@ -213,7 +214,7 @@ def _decide_anew(
 
 
 def _lines() -> Callable[[int, int, int], None]:
-    """Return a report that prints a line every few seconds, on stderr."""
+    """Return a report function that prints a line to stderr every few seconds."""
     said_at = began = time.monotonic()
     done = 0
 
@@ -229,7 +230,7 @@ def _lines() -> Callable[[int, int, int], None]:
     return report
 
 
-# ---------------------------------------------------------------- `rescore`: yesterday's rollouts under another reward
+# ------------------------------------------------------------- `rescore`: recorded rollouts under another reward
 
 
 @command(
@@ -252,12 +253,12 @@ def _lines() -> Callable[[int, int, int], None]:
 def rescore(run: Path, reward: str, into: Path, sets: tuple[str, ...], as_json: bool) -> None:
     """Score the rollouts of a run again, with another reward, into a new run; compare old and new verdicts.
 
-    The run itself is only read. Tasks and rollouts are copied with their ids, and verifiers score them; what was
-    pending is skipped. `rftstream resume NEWRUN` then trains from the rescored data alone, from the model that the run
-    began with, without explorers and without the staleness check. Interrupted, the same command goes on.
+    The run itself is only read. Tasks and rollouts are copied with their ids, and verifiers score them; pending ones
+    are skipped. `rftstream resume NEWRUN` then trains on the rescored data alone. It starts from the model that the run
+    began with, without explorers and without the staleness check. After an interruption the same command continues.
 
-    With --reward feedback nothing is scored: rollouts that people have judged get their reward (as [feedback] says),
-    all others keep the verdict that they have.
+    With --reward feedback no reward function runs. Rollouts that people have judged get the judged reward (as
+    [feedback] says); all others keep their verdict.
     """
     from rftstream.launch.sessions.rescore import rescore as score
     from rftstream.queries.decisions.comparison import compare

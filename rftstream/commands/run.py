@@ -1,4 +1,4 @@
-"""`run`, `resume` and `worker`: what starts processes."""
+"""The commands `run`, `resume` and `worker`, which start processes."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ def run(
 ) -> None:
     """Start a run and see it to its end.
 
-    Starts every role as a process, shows progress, restarts what dies, and leaves a run folder with the trained model
-    in final/. Several FILEs overlay each other, the later wins; without FILE: $RFTSTREAM_CONFIG, then
-    ./rftstream.toml. Ctrl-C stops cleanly (`rftstream resume` goes on), a second one at once.
+    The command starts every role as a process, shows progress, restarts processes that die, and leaves a run folder
+    with the trained model in final/. Of several FILEs, later ones override earlier ones. Without FILE it reads
+    $RFTSTREAM_CONFIG, then ./rftstream.toml. Ctrl-C stops the run cleanly (`rftstream resume` continues it); a second
+    ctrl-C stops it at once.
     """
     config = load_run_file(files, sets)
     from rftstream.launch import start
@@ -83,10 +84,10 @@ def run(
 def resume(run: Path, sets: tuple[str, ...], as_json: bool, progress: str) -> None:
     """Go on with a run that was stopped or died, or add steps to a finished one.
 
-    RUN is a run folder, or a run file (then its newest run). The run goes on with the settings that it has recorded;
-    what the run file says otherwise by now is shown and not taken, --set changes a setting. Counts, devices, log
-    level, steps, rhythm of checkpoints and evaluations and the learning rate may change; another model, taskset,
-    template or partition count is refused. Own modules are taken as they are now; which of them have changed is shown.
+    RUN is a run folder, or a run file (then its newest run). The run continues with its recorded settings. Later
+    changes of the run file are shown but have no effect; --set changes a setting. Counts, devices, log level, steps,
+    intervals of checkpoints and evaluations and the learning rate may change. Another model, taskset, template or
+    partition count is refused. Your own modules are used in their current form; changed ones are listed.
     """
     from rftstream.launch import start
 
@@ -135,8 +136,8 @@ def worker(
 ) -> None:
     """Run one process of a role, beside others of the same run.
 
-    Any number of explorers, verifiers and synthesisers share the work and may come and go. Of the other roles one is in
-    force: a later one takes over. SIGTERM or ctrl-C finishes what is in hand and leaves.
+    Any number of explorers, verifiers and synthesisers share the work and may come and go. The other roles have one
+    worker in force: a later worker takes over. On SIGTERM or ctrl-C the worker finishes its work in progress and exits.
     """
     from rftstream.launch.host import run_worker
 

@@ -1,4 +1,4 @@
-"""`explain` and `schema`: what a run file may hold, for people and for editors."""
+"""The commands `explain`, `schema` and `init`: what a run file may contain, and a first one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rftstream.commands.param_types import AnyPath, complete_algorithm, complete
 from rftstream.errors import ConfigError
 
 WIDTH = 110
-"""Columns that are used of a wide terminal."""
+"""Most columns that are used in a wide terminal."""
 
 
 @command(
@@ -38,7 +38,7 @@ def explain(keys: tuple[str, ...], as_json: bool) -> None:
     if not keys:
         print_out(asked.sections_to_json() if as_json else asked.sections_to_text())
         return
-    if os.getcwd() not in sys.path:  # where modules of one's own lie
+    if os.getcwd() not in sys.path:  # the user's own modules are here
         sys.path.append(os.getcwd())
     found = [one for key in keys for one in asked.explain(key)]
     width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH)
@@ -105,10 +105,10 @@ def init(
 ) -> None:
     """Write a first run file, which runs as it is.
 
-    DIR gets rftstream.toml, the JSON Schema by which editors explain and check it, and a sample of problems if no
-    TASKS are named. On a terminal it asks for what is not given; elsewhere it takes the defaults: a small model
-    that is made on the spot and learns to add digits in 250 steps (0.01 of them right at first, then 0.99). No file is
-    written over, and nothing is left if the run could not start.
+    DIR gets rftstream.toml, the JSON Schema by which editors explain and check it, and a sample of problems if no TASKS
+    are named. On a terminal it asks for missing answers; elsewhere it takes the defaults: a small new model that learns
+    to add digits in 250 steps (0.01 of them right at first, then 0.99). No file is overwritten, and no file is left if
+    the run could not start.
     """
     from rftstream.preflight import first_file
 
@@ -139,7 +139,8 @@ def init(
 
 
 def _asked(given: str | None, question: str, default: str, check: Callable[[str], str] = str) -> str:
-    """Return what was given, else the answer to a question on stderr; it is asked again until `check` takes it."""
+    """Return `given`, or else the answer to a question on stderr. The question is repeated until `check` accepts the
+    answer."""
     if given is not None:
         return given
     answer: str = click.prompt(question, default=default, show_default=bool(default), value_proc=check, err=True)

@@ -1,4 +1,5 @@
-"""`sandbox`: what this machine has to run programs of a policy, and a server for machines that have less."""
+"""The commands `sandbox`: what this machine has to run programs of a policy, and a server for machines that have
+less."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import click
 from rftstream.commands.options import command, group
 
 TOKEN = "RFTSTREAM_SANDBOX_TOKEN"
-"""Environment variable with the token of a server."""
+"""Environment variable with the token of a sandbox server."""
 
 
 @group("rftstream sandbox layers")
@@ -46,7 +47,7 @@ def layers() -> None:
 def serve(address: str, slots: int, isolation: str) -> None:
     """Run programs for others, over HTTP.
 
-    Machines other than this one are served only with a token: both sides have it in RFTSTREAM_SANDBOX_TOKEN.
+    Other machines are served only with a token, which both sides read from RFTSTREAM_SANDBOX_TOKEN.
     """
     from rftstream.errors import ConfigError
     from rftstream.sandbox.base import Isolation

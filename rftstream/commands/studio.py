@@ -1,4 +1,4 @@
-"""`studio`: a page over runs, for a browser."""
+"""The command `studio` shows runs as a web page."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def studio(
 ) -> None:
     """Show runs in a browser: at a glance, groups, rollouts, tokens, versions, at any moment of the past.
 
-    The pages follow a run while it goes on, and stay when it has ended. Nothing waits for them. What they know of
-    groups and rollouts is kept in RUN/index (safe to delete). A viewer looks, an annotator also answers questions, an
-    operator also pauses, drains, evaluates and puts dead groups back. On 127.0.0.1 whoever has no token has
-    --local-role; on another address everybody needs a token, of which only a digest is kept. There is no encryption:
-    put a server with TLS in front where others look. RUN is a run folder, or a run file (then its newest run).
+    The pages follow a live run, and still show it after its end. Nothing waits for them. An index of groups and
+    rollouts is kept in RUN/index (safe to delete). A viewer can look. An annotator can also answer questions. An
+    operator can also pause, drain, evaluate and put dead groups back. On 127.0.0.1 a visitor without a token has the
+    role --local-role. On another address everybody needs a token; only its digest is stored. There is no encryption:
+    put a server with TLS in front if others use the pages. RUN is a run folder, or a run file (then its newest run).
     """
     from rftstream.studio.access import StudioRole, TokenFile, Viewer, check_name, default_token_file
     from rftstream.studio.server import serve
@@ -99,8 +99,8 @@ def studio(
 
 
 def _own_name() -> str:
-    """Return the name of the user of this process, as far as a name can have its characters."""
+    """Return the user name of this process, with the characters that a name may not have replaced."""
     try:
         return re.sub(r"[^A-Za-z0-9@._-]", "_", getpass.getuser())[:64] or "local"
-    except (OSError, KeyError):  # a uid without a name, as containers have them
+    except (OSError, KeyError):  # a uid without a name, as in containers
         return "local"

@@ -1,4 +1,4 @@
-"""`topics`: the topics of a run, and who may do what with them."""
+"""The commands `topics`: the topics of a run, and the rights of its users on them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def _file_argument(command: Callable[..., Any]) -> Callable[..., Any]:
 def list_(file: Path | None, as_json: bool) -> None:
     """List a run's topics beside what they should be.
 
-    Shows partitions, how much they hold, and every setting that is not as the run file and rftstream want it; exit 1 if
-    there is one or a topic is missing.
+    It shows partitions, how much they hold, and every setting that differs from what the run file and rftstream
+    require. Exit 1 if a setting differs or a topic is missing.
     """
     _report(file, as_json, make=False)
 
@@ -48,8 +48,8 @@ def list_(file: Path | None, as_json: bool) -> None:
 def apply(file: Path | None, as_json: bool) -> None:
     """Make the topics that are missing.
 
-    They get the right settings, on Kafka too, and nothing that is there is changed; topics with other partitions are
-    refused.
+    New topics get the right settings, on Kafka too. Existing topics are not changed; one with another number of
+    partitions is an error.
     """
     _report(file, as_json, make=True)
 
@@ -113,8 +113,8 @@ def acls(
 ) -> None:
     """Show the rights that each role needs on Kafka, or set them.
 
-    Each role may read and write what its declaration names, `operator` is who makes and deletes runs and asks something
-    of them, and `reader` is who only looks. Without --apply or --dry-run no broker is asked. They are
+    Each role may read and write the topics that its declaration names. The user `operator` makes and deletes runs and
+    sends them requests. The user `reader` only reads. Without --apply or --dry-run no broker is asked. Brokers are
     asked as the user `admin`, which needs Describe and Alter on the cluster.
     """
     from rftstream.preflight.plan import Purpose, plan

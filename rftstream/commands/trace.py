@@ -1,4 +1,5 @@
-"""`trace`: everything that the log has of one rollout, group, batch or version."""
+"""The commands `trace` and `traces`: everything on the log about one rollout, group, batch or version, and a run as
+spans."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ def trace(run: Path, name: str, as_json: bool, no_index: bool) -> None:
     """Follow a rollout, a group, a batch or a version up and down the log.
 
     Task, rollout with the versions that sampled it, verdict, outcome, batch, step, weights, evaluations, dead letters:
-    each with topic, partition, offset and time. What stands there twice is marked TWIN.
+    each with topic, partition, offset and time. A record that exists twice is marked TWIN.
 
     ID is as the other commands print it: a rollout (sums/0/17/0/3), a group (sums/0/17/0), a batch (batch:17), a
     version (v12; 1/12 for the one of trainer epoch 1; or its object in the store), a problem that joined while the run
-    went on (more/5, with what it was made of), or a record (rollouts[3]@8172)
-    or dead letter (verifier/rollouts/3/8172), which stand for whatever they belong to. What an audit has read
-    (RUN/index) is not read again. RUN is a run folder, or a run file (then its newest run).
+    went on (more/5, with what it was made of), or a record (rollouts[3]@8172) or dead letter
+    (verifier/rollouts/3/8172), which stand for whatever they belong to. Records that an audit has read (RUN/index) are
+    not read again. RUN is a run folder, or a run file (then its newest run).
     """
     from rftstream.commands.views import indexed, opened_run, print_out
     from rftstream.queries.traces.trace import trace as follow
@@ -79,10 +80,10 @@ def traces() -> None:
 def export(run: Path, otlp: str | None, follow: bool, every_s: float, as_json: bool) -> None:
     """Send a run's groups, rollouts, model calls, verdicts, batches, steps, weights and evaluations as spans.
 
-    They are made from the log, so the run needs no preparation, and may be over for weeks. Each group is a trace, and
-    so is each batch; links lead from one to the other, and from a rollout to the steps whose versions sampled it. Ids
-    are derived from the run: exported twice, the same spans have the same ids. Headers for the collector come from
-    OTEL_EXPORTER_OTLP_HEADERS. RUN is a run folder, or a run file (then its newest run).
+    The spans are made from the log, so the run needs no preparation, and may have ended weeks ago. Each group is a
+    trace, and each batch is a trace. Links connect groups with batches, and a rollout with the steps whose versions
+    sampled it. Ids are derived from the run, so a second export gives the same spans the same ids. Headers for the
+    collector come from OTEL_EXPORTER_OTLP_HEADERS. RUN is a run folder, or a run file (then its newest run).
     """
     from rftstream.integrations.traces import Collector, Sent, send_new
     from rftstream.queries.traces.spans import SpanReader

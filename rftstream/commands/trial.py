@@ -1,4 +1,4 @@
-"""`try`: a few tasks through workflow and reward, printed to be read."""
+"""The command `try` runs a few tasks through environment, policy and reward, and prints them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def try_(
 ) -> None:
     """Take a few tasks through environment, policy and reward, and print them to be read.
 
-    The first tasks of the run, with the model as it is before training: each prompt as the model sees it, what was
-    sampled turn by turn, with tool calls and rewards of turns, and the reward with its parts, or the reason why there
-    is none. What is masked was not sampled, and is not trained. Trains nothing and leaves nothing behind.
-    Exit 1 if nothing could be scored.
+    It takes the first tasks of the run and the model before training. It prints each prompt as the model sees it, each
+    sampled turn with tool calls and rewards of turns, and the reward with its parts, or the reason why there is none.
+    Masked tokens were not sampled and are not trained on. Nothing is trained, and nothing is left behind. Exit 1 if no
+    rollout could be scored.
     """
     config = load_run_file(files, sets)
     from rftstream.preflight.plan import Purpose, plan

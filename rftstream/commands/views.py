@@ -1,4 +1,4 @@
-"""`check`, `status`, `audit`, `inspect`, `plot` and `list`: what can be asked without changing anything."""
+"""The commands `check`, `status`, `audit`, `inspect`, `plot` and `list`, which only read."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ T = TypeVar("T")
 def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None:
     """Look at everything in a run file before it is run.
 
-    Builds the settings of every part, opens tasksets (all lines of a file), shows a rendered prompt with its tokens,
-    refuses prompts longer than the context, names what looks unintended and where own modules are taken from, and
-    estimates the disk that the run will need. Exit 2 if the run could not start.
+    It builds the settings of every part, opens tasksets (all lines of a file), shows a rendered prompt with its tokens,
+    and refuses prompts longer than the context. It lists settings that look unintended, and the places of your own
+    modules. It estimates the disk space that the run needs. Exit 2 if the run could not start.
     """
     config = load_run_file(files, sets)
     with at_work("looking at model, tasks and parts"):
@@ -100,12 +100,12 @@ def status(run: Path, as_json: bool, within_s: float) -> None:
 def audit(run: Path, as_json: bool, no_index: bool, decisions: bool) -> None:
     """Count from the log what became of every rollout and every group.
 
-    admitted = pending + trained + expired + filtered + dead, also while the run is live. Shows the lengths of the
-    completions by outcome, twins, and whatever contradicts itself. Exit 1 when it does not balance or a twin is found.
-    What was read is kept in RUN/index (safe to delete), so that the next audit reads only what has come since.
-    With --decisions the operators of the run file are asked again about every problem and every group, by the facts
-    that the log says they had, and any other answer is shown; exit 1 if there is one. That reads the whole log, and
-    opens tasksets and operators. RUN is a run folder, or a run file (then its newest run).
+    admitted = pending + trained + expired + filtered + dead, also while the run is live. It shows the lengths of the
+    completions by outcome, twins, and contradictions. Exit 1 if the counts do not balance or a twin is found. An index
+    is kept in RUN/index (safe to delete), so that the next audit reads only new records. With --decisions the operators
+    of the run file decide again about every problem and every group, with the facts that the log recorded for them. Any
+    different answer is shown, with exit 1. This reads the whole log, and opens tasksets and operators. RUN is a run
+    folder, or a run file (then its newest run).
     """
     from rftstream.queries.audits.audit import audit as count
     from rftstream.queries.decisions.recompute import recompute_run
@@ -149,8 +149,8 @@ def inspect(
 ) -> None:
     """Show records of a topic, decoded: headers, turns as text, metrics.
 
-    Without TOPIC: the topics of the run, what is on each, and how many records each holds. With --json one object a
-    line: topic, partition, offset, timestamp, key, headers, and message with its arrays as lists, or error where a
+    Without TOPIC: the topics of the run, what is on each, and how many records each holds. --json prints one object a
+    line: topic, partition, offset, timestamp, key, headers, and message with its arrays as lists, or error if the
     record cannot be decoded. RUN is a run folder, or a run file (then its newest run).
     """
     where = {}
@@ -198,10 +198,10 @@ def inspect(
 def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -> None:
     """Draw the run's curves as a page for a browser and as PNG, over steps and over time.
 
-    Reward, evaluations, completion lengths, staleness, loss, gradient norm, entropy, mismatch and rates;
-    only steps in force, with a mark where a trainer resumed. The page, index.html, stands by itself: values to point
-    at, to zoom into and to switch off, completions from the beginning and the end, and the run's own settings. RUN is
-    a run folder, or a run file (then its newest run).
+    Reward, evaluations, completion lengths, staleness, loss, gradient norm, entropy, mismatch and rates; only steps in
+    force, with a mark where a trainer resumed. The page, index.html, needs no other file. Its curves show values under
+    the pointer, zoom, and can be switched off. It also shows completions from the beginning and the end, and the run's
+    settings. RUN is a run folder, or a run file (then its newest run).
     """
     from rftstream.queries.curves.history import read_history
     from rftstream.queries.curves.page_facts import own_settings, read_samples
@@ -247,8 +247,8 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
 def list_(kind: str, folder: Path | None, as_json: bool) -> None:
     """List the built-in parts of a KIND and how to plug your own; or the runs.
 
-    KIND is transports, policies, backends, algorithms, rewards, environments, tasksets, or runs. `list runs` looks
-    where `run` writes: beside the run files in this folder and in the folders of it, and in runs/.
+    KIND is transports, policies, backends, algorithms, rewards, environments, tasksets, or runs. `list runs` searches
+    the places where `run` writes: beside the run files in this folder and its subfolders, and in runs/.
     """
     from rftstream.queries.reference import listing
 
@@ -263,7 +263,7 @@ def list_(kind: str, folder: Path | None, as_json: bool) -> None:
 
 @contextmanager
 def indexed(run: OpenRun, no_index: bool, *, looking: bool = False) -> Iterator[Index | None]:
-    """Yield the run's index, or None if it is not wanted. Faults of the index go to stderr."""
+    """Yield the run's index, or None if the caller does not want one. Errors of the index go to stderr."""
     from rftstream.queries.facts.database import opened_index
 
     if no_index:
@@ -277,7 +277,7 @@ def indexed(run: OpenRun, no_index: bool, *, looking: bool = False) -> Iterator[
 
 @contextmanager
 def opened_run(run: Path) -> Iterator[OpenRun]:
-    """Yield the run of a folder or a run file, opened, and close its log in the end."""
+    """Open the run of a folder or a run file, and close its log at the end."""
     from rftstream.runs.folder import open_run
 
     with at_work("opening the run"):
@@ -289,8 +289,8 @@ def opened_run(run: Path) -> Iterator[OpenRun]:
 
 
 def answer_within(seconds: float, ask: Callable[[Callable[[str], None]], T]) -> T:
-    """Return what `ask` returns, or raise what it raises. TransportError, with what was not answered, if it takes
-    longer. `ask` is given a function that it tells what it looks for."""
+    """Return what `ask` returns, or raise what it raises. If it takes longer than `seconds`, raise TransportError with
+    the request that was not answered. `ask` gets a function and calls it with the name of each request."""
     from rftstream.errors import TransportError
 
     asked, answers = ["it"], SimpleQueue[Future[T]]()
@@ -303,7 +303,7 @@ def answer_within(seconds: float, ask: Callable[[Callable[[str], None]], T]) -> 
             future.set_exception(error)
         answers.put(future)
 
-    threading.Thread(target=answer, name="asks the log", daemon=True).start()  # it ends with the command
+    threading.Thread(target=answer, name="asks the log", daemon=True).start()  # the thread ends with the command
     try:
         return answers.get(timeout=seconds).result()
     except Empty:

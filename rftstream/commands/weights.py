@@ -1,4 +1,4 @@
-"""`weights`: the versions that a run has published, what of them is there, and how to get at them."""
+"""The commands `weights`: list the published versions of a run, verify them, and export them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run file: how it is read, what may stand in it, and how the parts that it names are found.
+"""The run file: how it is read, which settings it has, and how the parts that it names are found.
 
 In the order of reading:
 

@@ -1,7 +1,8 @@
-"""What settings and commands are called elsewhere: in TRL, verl, prime-rl, Trinity-RFT, Hugging Face, other tools.
+"""Names of settings and commands in other tools: TRL, verl, prime-rl, Trinity-RFT, Hugging Face and others.
 
-A name that is written alike need not mean the same (`train` is nearer to `drain` than to `run`), so what is meant is
-looked up here first. docs/coming-from.md explains the differences; a test finds each of TRL's names of its table here.
+A name with a similar spelling may mean something else (`train` is nearer to `drain` than to `run`), so the meaning is
+looked up here first. docs/coming-from.md explains the differences. A test checks that each TRL name in the table of
+that page is here.
 """
 
 from __future__ import annotations
@@ -120,11 +121,12 @@ _SETTINGS = {
 """Setting here -> its names elsewhere; NAME stands for a taskset or an evaluation."""
 
 SETTINGS = {name: tuple(here.split()) for here, names in _SETTINGS.items() for name in names.split()}
-"""Name elsewhere -> what it is here. Of dotted names the end that tells them apart is listed (`critic.optim.lr`)."""
+"""Name elsewhere -> the setting here. A dotted name is listed by the shortest end that is unambiguous
+(`critic.optim.lr`)."""
 
 
 def meant(name: str) -> tuple[str, ...]:
-    """Return what a name elsewhere is here, dotted or not: by the longest end of it that is listed."""
+    """Return the setting here for a name elsewhere, dotted or not. The longest listed end of the name decides."""
     words = name.lower().replace("-", "_").split(".")
     ends = (".".join(words[start:]) for start in range(len(words)))
     return next((SETTINGS[end] for end in ends if end in SETTINGS), ())

@@ -17,7 +17,7 @@ def is_shared(config: RunConfig, device: str) -> bool:
 
 
 def check_colocation(config: RunConfig) -> None:
-    """Raise ConfigError if the trainer is to share its device with nobody, or with a part that cannot give it free."""
+    """Raise ConfigError if no other role shares the trainer's device, or if a part cannot give the device free."""
     if not config.trainer.colocate:
         return
     engines = [("explorer.policy", config.explorer.policy, device) for device in config.explorer.devices]
@@ -56,7 +56,8 @@ def check_colocation(config: RunConfig) -> None:
 
 
 def _staying(config: RunConfig) -> Iterator[str]:
-    """Yield where the run file puts a model on the trainer's GPU that never leaves it. On a CPU there is room."""
+    """Yield each place in the run file that puts a model on the trainer's GPU which never leaves it. A CPU has room for
+    it."""
     if config.trainer.device.partition(":")[0] == "cpu":
         return
     synthesiser = config.synthesiser

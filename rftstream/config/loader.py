@@ -1,8 +1,8 @@
 """The run file: sections, defaults, ranges. The only reader of TOML and of the environment.
 
-Precedence: file (several overlay each other, later wins) < environment `RFTSTREAM__TRAINER__LR` < `--set trainer.lr=`.
-What is secret (keys like `password`) is taken out into the environment (secrets.py). A part's own knobs stand in
-`[<kind>s.<name>]` (`[algorithms.grpo]`, `[policies.hf]`, `[rewards.math]`), are declared by its `Config`, and are
+Precedence: file (of several files, later ones override earlier ones) < environment `RFTSTREAM__TRAINER__LR` < `--set
+trainer.lr=`. Secrets (keys such as `password`) are moved into the environment (secrets.py). A part's own settings are
+in `[<kind>s.<name>]` (`[algorithms.grpo]`, `[policies.hf]`, `[rewards.math]`), are declared by its `Config`, and are
 checked by `check_parts`.
 """
 
@@ -66,8 +66,8 @@ def load(
 
 
 def _source_of(error: str, sources: Sequence[tuple[str, Mapping[str, Any]]], files: Sequence[str | Path]) -> str:
-    """Return which source gave the setting that the error names: for a value the last source that gave it, for a
-    section the first; the files, if no source gave it."""
+    """Return the source of the setting that the error names: for a value the last source that gave it, for a section
+    the first. If no source gave it, return the files."""
     best, found = 0, ", ".join(map(str, files)) + ":"
     path = split_key(error.partition(": ")[0])
     for name, values in sources:
@@ -84,7 +84,7 @@ def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
-    """Return a config from plain values, checked as a whole."""
+    """Return a config from plain values, with all checks done."""
     plain: dict[str, Any] = copy.deepcopy(dict(values))
     secrets.hide(plain)
     for section in ("run", "model", "experts" if "experts" in plain else "tasksets"):
@@ -103,9 +103,9 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
 
 
 def to_dict(config: RunConfig, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return plain values, without None and empty stages, as they are written beside the run and recorded in its
-    manifest. With `like`, values of a run file, settings that it does not have are left out where they are at their
-    default."""
+    """Return the config as plain values, without None and empty stages. This form is written beside the run and
+    recorded in its manifest. With `like`, the values of a run file, default values are left out unless `like` has the
+    setting."""
     values: dict[str, Any] = plain_values(config, like)
     if not config.stages:
         values.pop("stages", None)
@@ -113,7 +113,7 @@ def to_dict(config: RunConfig, like: Mapping[str, Any] | None = None) -> dict[st
 
 
 def from_toml(text: str) -> RunConfig:
-    """Return the config that `to_toml` wrote, as a log or another run recorded it. Nothing is taken from the
+    """Return the config that `to_toml` wrote, as read from a log or from another run. Nothing is taken from the
     environment."""
     try:
         values = tomllib.loads(text)
@@ -123,8 +123,8 @@ def from_toml(text: str) -> RunConfig:
 
 
 def to_toml(config: RunConfig, like: str | None = None) -> str:
-    """Return the config as the text of a run file, which `from_toml` reads back; `like`, the text of one, as for
-    `to_dict`."""
+    """Return the config as the text of a run file, which `from_toml` can read. `like` is the text of a run file, used
+    as in `to_dict`."""
     import tomli_w
 
     return tomli_w.dumps(to_dict(config, None if like is None else tomllib.loads(like)))
@@ -151,8 +151,8 @@ def to_dict_flat(value: Any) -> dict[str, Any]:
 
 
 def _check_kind_of_log(given: Mapping[str, Any]) -> None:
-    """Refuse settings of brokers without a kind of log. The kind was most likely forgotten, and the log would be in the
-    run folder. A run file that names the embedded log switches away from Kafka on purpose."""
+    """Refuse settings of brokers if no kind of log is given. The user most likely forgot the kind, and the log would be
+    in the run folder. A run file that names the embedded log has switched away from Kafka on purpose."""
     for key in ("servers", "options"):
         if given.get(key) and "kind" not in given:
             raise ConfigError(
@@ -209,7 +209,7 @@ def _check_whole(config: RunConfig) -> None:
 
 
 def _check_versions(config: RunConfig) -> None:
-    """Check which versions are published, kept and begun with."""
+    """Check the settings of published, kept and first versions."""
     trainer = config.trainer
     if trainer.publish_every > config.feeder.max_staleness + 1:
         raise ConfigError(
@@ -235,7 +235,7 @@ def _check_versions(config: RunConfig) -> None:
 
 
 def _check_stages(config: RunConfig) -> None:
-    """Check the stages as far as no part has to be looked up."""
+    """Check the stages, without looking up any part."""
     if not config.stages:
         return
     if config.run.steps is not None:
@@ -251,17 +251,17 @@ def _check_stages(config: RunConfig) -> None:
 
 
 def _check_differences(config: RunConfig, differences: Mapping[str, Any], *, where: str) -> None:
-    """Check the differences. [sampling] is in order by itself, so an error of both together is in the differences."""
+    """Check the differences. [sampling] by itself is valid, so an error of the combination is in the differences."""
     check_sampling(sampling_for(config, differences, where=where), where=where, given=differences)
 
 
 PLAIN_FILE = "file"
-"""Scheme of demonstrations in a file, which is read as its ending says."""
+"""Scheme of demonstrations in a file. The file's ending says how to read it."""
 
 
 def _absolute(config: RunConfig) -> RunConfig:
-    """Make relative file locations absolute, from the folder of the run file, and replace paths of templates by their
-    text, so that all workers of the run have the same."""
+    """Make relative file locations absolute, from the folder of the run file. Replace paths of templates by their text,
+    so that all workers of the run have the same template."""
     base = Path(config.base)
 
     def source(text: str) -> str:
@@ -276,7 +276,7 @@ def _absolute(config: RunConfig) -> RunConfig:
     if model.path is not None:
         beside = (base / Path(model.path).expanduser()).resolve()
         if beside.is_dir() or (model.path.startswith((".", "~")) and not Path(model.path).is_dir()):
-            model = dataclasses.replace(model, path=str(beside))  # a missing one, too: errors say where it was sought
+            model = dataclasses.replace(model, path=str(beside))  # also a missing folder: errors then name this place
     model = dataclasses.replace(model, chat_template=_template(model.chat_template, base, "model"))
 
     def environment(named: str | dict[str, Any]) -> str | dict[str, Any]:
@@ -308,7 +308,7 @@ def _absolute(config: RunConfig) -> RunConfig:
 
 
 def _absolute_settings(environment: str, values: dict[str, Any], base: Path) -> dict[str, Any]:
-    """Return the settings of an environment with the paths that it declares made absolute."""
+    """Return the settings of an environment. The paths that the environment declares are made absolute."""
     spec = registry.built_in(EnvironmentSpec).get(environment)
     for setting in () if spec is None else spec.path_settings:
         values = _absolute_at(values, setting.split("."), base)
@@ -325,13 +325,14 @@ def _absolute_at(values: Any, keys: Sequence[str], base: Path) -> Any:
 
 
 def location_kind(scheme: str) -> Location:
-    """Return what stands behind the colon of a source with this scheme."""
+    """Return the kind of location behind the colon of a source with this scheme."""
     spec = registry.built_in(TasksetSpec).get(scheme)
     return "path" if scheme == PLAIN_FILE else "name" if spec is None else spec.location
 
 
 def demonstrations_source(text: str, base: Path) -> str:
-    """Return KIND:LOCATION for a path alone, judged by what lies there, else by its ending."""
+    """Return KIND:LOCATION for a plain path. The kind follows from the file or folder there, else from the path's
+    ending."""
     scheme = text.partition(":")[0]
     spec = registry.built_in(TasksetSpec).get(scheme)
     if scheme == PLAIN_FILE or (spec is not None and spec.has_rows):
@@ -342,7 +343,7 @@ def demonstrations_source(text: str, base: Path) -> str:
 
 
 def _template(value: str | None, base: Path, section: str) -> str | None:
-    """Return a template's text: `value` itself if it reads like a template, else the text of the file that it names."""
+    """Return a template's text: `value` itself if it looks like a template, else the text of the file that it names."""
     if value is None or "{" in value or "\n" in value:
         return value
     where, path = f"{section}.chat_template", base / Path(value).expanduser()
@@ -365,7 +366,7 @@ def _not_a_file(folder: Path) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return what a file gives, unchecked. ConfigError if it cannot be read or is not TOML."""
+    """Return the values of a file, unchecked. ConfigError if it cannot be read or is not TOML."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -381,7 +382,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def glance(path: Path) -> dict[str, Any]:
-    """Return what a file gives, unchecked; nothing if it cannot be read or is not TOML."""
+    """Return the values of a file, unchecked. Return none if it cannot be read or is not TOML."""
     try:
         return read_toml(path)
     except (ConfigError, OSError):

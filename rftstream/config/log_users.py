@@ -1,7 +1,7 @@
-"""Who a process is to the servers of a log: `{role}` in `transport.options` becomes its user.
+"""The user name of a process on the servers of a log. It replaces `{role}` in `transport.options`.
 
-A worker is the user of its role. Whoever gives a command is the operator, or, as RFTSTREAM_LOG_USER says, a reader.
-`topics acls` asks the servers as the admin, who says what the others may do.
+A worker has the name of its role. A command runs as the operator, or as a reader if RFTSTREAM_LOG_USER says so. `topics
+acls` runs as the admin, who sets the rights of the others.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any
 from rftstream.errors import ConfigError
 
 OPERATOR = "operator"
-"""Makes runs, deletes them, and asks something of them: `run`, `resume`, `pause`, `topics apply`, `delete` ..."""
+"""Makes runs, deletes them, and sends them requests: `run`, `resume`, `pause`, `topics apply`, `delete` ..."""
 
 READER = "reader"
-"""Only looks: `status`, `audit`, `inspect`, `trace`, `plot`, `studio`, `exporter` ..."""
+"""Only reads: `status`, `audit`, `inspect`, `trace`, `plot`, `studio`, `exporter` ..."""
 
 ADMIN = "admin"
 """Sets the rights of the others: `topics acls`."""
 
 VARIABLE = "RFTSTREAM_LOG_USER"
-"""The environment variable that says who gives the commands here."""
+"""Environment variable with the user that runs commands here."""
 
 PLACEHOLDER = "{role}"
-"""Stands for the user in the values of `transport.options`, also in the name of a secret's variable."""
+"""Placeholder for the user in the values of `transport.options`, also in the name of a secret's variable."""
 
 
 def command_user() -> str:
-    """Return who gives the commands of this process: OPERATOR or READER. ConfigError for somebody else."""
+    """Return the user of this process's command: OPERATOR or READER. ConfigError for any other name."""
     user = os.environ.get(VARIABLE) or OPERATOR
     if user not in (OPERATOR, READER):
         raise ConfigError(f"{VARIABLE}: got {user!r}, expected {OPERATOR} or {READER}; a worker is always its role")

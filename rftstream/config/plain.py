@@ -1,4 +1,4 @@
-"""Settings as plain values, as they are written into a file."""
+"""Settings as plain values, in the form in which they are written into a file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 def plain_values(value: Any, like: Any = None) -> Any:
-    """Return maps, lists and values of a config or a part of it, without None. With `like`, the map that stands in its
-    place in an earlier file, settings that it does not have are left out where they are at their default."""
+    """Return a config, or a part of one, as maps, lists and values without None. `like` is the map of an earlier file
+    at the same place; default values are left out unless `like` has the setting."""
     known = like if isinstance(like, Mapping) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {

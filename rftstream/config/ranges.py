@@ -19,7 +19,8 @@ RunName = Annotated[
         description="lower case letters, digits, - and _, at most 230, and a letter or a digit first, e.g. 'words-2'",
     ),
 ]
-"""With what is put before and behind it, Kafka takes 249 characters as the name of a topic, and file systems 255."""
+"""Name of a run. With our prefix and suffix, it fits into Kafka's limit for topics (249 characters) and that of file
+systems (255)."""
 SectionName = Annotated[
     str,
     Meta(

@@ -1,4 +1,4 @@
-"""The ranges of sampling settings in a run file, which are narrower than those that the log can hold."""
+"""The ranges of sampling settings in a run file. They are narrower than the ranges that the log can hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from rftstream.errors import ConfigError
 
 
 def check_sampling(sampling: Sampling, *, where: str, given: Mapping[str, Any] | None = None) -> None:
-    """Raise ConfigError for a value out of its range. The error names a key that was `given`; by default all were."""
+    """Raise ConfigError for a value out of its range. The error names only keys that were `given`; by default all
+    were."""
     if given is not None and "min_tokens" not in given and sampling.min_tokens > sampling.max_tokens >= 1:
         raise ConfigError(
             f"{where}.max_tokens: got {sampling.max_tokens}, expected at least min_tokens = {sampling.min_tokens}, as "
@@ -33,7 +34,7 @@ SAMPLING_RANGES = {
     "max_tokens": (Meta(ge=1), "at least 1"),
     "min_tokens": (Meta(ge=0), "between 0 and max_tokens"),
 }
-"""Setting of [sampling] -> its bounds, and these in words. Settings that take any value are left out."""
+"""Setting of [sampling] -> its bounds, as numbers and in words. Settings without bounds are left out."""
 
 
 def _is_within(value: float, bounds: Meta) -> bool:

@@ -1,8 +1,8 @@
-"""Secrets of a run file: their values stay in the environment, everything that is written down only names them.
+"""Secrets of a run file. Their values stay in the environment; files and records hold only the variables' names.
 
-A setting may be `"env:NAME"`: it is looked up where it is used. A literal secret is put into the environment of this
-process, which its workers inherit, and replaced by such a name, before anybody sees it: so it reaches no run folder,
-no topic, no log and no list of processes.
+A setting may be `"env:NAME"`. Its value is looked up where it is used. A literal secret is moved into the environment
+of this process, which its workers inherit, and replaced by such a name. So it reaches no run folder, no topic, no log
+and no list of processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PREFIX = "RFTSTREAM_SECRET"
 
 
 def hide(values: dict[str, Any], *, where: Sequence[str] = (), names: Mapping[str, str] | None = None) -> None:
-    """Replace literal secrets in place. `names`: dotted key -> the environment variable that it came from."""
+    """Replace literal secrets in place. `names`: dotted key -> environment variable of the key."""
     for key, value in values.items():
         path = (*where, str(key))
         if isinstance(value, dict):
@@ -44,8 +44,8 @@ def reveal(options: Mapping[str, Any], *, where: str) -> dict[str, Any]:
 
 
 def hidden(text: str) -> str:
-    """Return the text fit to be written down: without the values of environment variables that are named like secrets,
-    and without the user and password of a URL."""
+    """Return the text in a form that may be written down: without the values of environment variables whose names look
+    like secrets, and without the user and password of a URL."""
     secrets = {value for name, value in os.environ.items() if _IS_SECRET_VARIABLE.search(name) and len(value) >= 4}
     for value in sorted(secrets, key=len, reverse=True):
         text = text.replace(value, "***")

@@ -1,4 +1,4 @@
-"""The sections of a run file: every setting with its type, its range, its default, and what it is for."""
+"""The sections of a run file: every setting with its type, range, default and meaning."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rftstream.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class RunSection:
-    """This section says how the run is called, when it ends, and where its folder is made."""
+    """This section sets the run's name, its end, and the place of its folder."""
 
     name: RunName
     """Lower case letters, digits, - and _; names the run folder and the topics."""
@@ -43,7 +43,7 @@ class RunSection:
     stop_reward_over: Positive = 10
     """Steps that the mean for `stop_reward` is taken over."""
     seed: Count = 0
-    """The order of problems, the seed of each rollout and made weights derive from it. Fixed for a run."""
+    """Seed of the order of problems, of each rollout, and of the weights of a made model. Fixed for a run."""
     folder: str = "runs"
     """Folder in which run folders are made."""
     resume: Literal["never", "auto"] | Count = "never"
@@ -55,17 +55,18 @@ class RunSection:
     """Run folder that the rollouts of this run were copied from, without a staleness check; `rftstream rescore` and
     `rftstream replay --into` set it."""
     imported_versions: tuple[Count, Count] | None = None
-    """Its batches between these versions are trained here, under other settings; `rftstream replay --into` sets it."""
+    """Versions of that run whose batches are trained here, under other settings; `rftstream replay --into` sets
+    them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MakeModel:
-    """A small model made on the spot, with one token per character: to learn from nothing, in seconds."""
+    """A small new model with one token per character: to learn from nothing, in seconds."""
 
     characters: str = "0123456789+-*/= "
-    """The vocabulary, beside padding, end and unknown."""
+    """Characters of the vocabulary, beside padding, end and unknown."""
     words: tuple[str, ...] = ()
-    """Longer texts that have a token of their own, too, as tokenizers have for the marks of tool calls."""
+    """Longer texts with a token of their own, as tokenizers have for the marks of tool calls."""
     layers: Positive = 2
     """Layers of the transformer."""
     width: Positive = 64
@@ -75,23 +76,23 @@ class MakeModel:
     context: Positive = 64
     """Longest prompt + completion in tokens."""
     vision: bool = False
-    """Whether it is shown images: a small vision tower in front, as in LLaVA. An image becomes 32 x 32 pixels and 16
-    tokens."""
+    """Whether the model takes images, by a small vision tower in front, as in LLaVA. An image becomes 32 x 32 pixels
+    and 16 tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraSection:
-    """The model stays as it is, and low-rank matrices beside its linear layers are trained, published and saved; which
-    ones is fixed for a run. With the extra `lora`, where the trainer runs. Usual learning rates are ten times those of
-    a whole model."""
+    """Low-rank matrices beside the model's linear layers are trained, published and saved, while the model itself stays
+    unchanged. The choice of layers is fixed for a run. The trainer needs the extra `lora`. Usual learning rates are ten
+    times those of a whole model."""
 
     rank: Positive = 16
-    """Columns of the matrices: how much can be learned, and how large versions are."""
+    """Columns of the matrices. A higher rank can learn more, and makes versions larger."""
     alpha: AboveZero = 32.0
-    """They count alpha / rank times."""
+    """The matrices are scaled by alpha / rank."""
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """Which linear layers get them, by the last parts of their names, e.g. `["q_proj", "v_proj"]`; all-linear: each but
-    the head."""
+    """Linear layers that get matrices, by the last parts of their names, e.g. `["q_proj", "v_proj"]`; all-linear: every
+    one except the head."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,16 +104,17 @@ class ModelSection:
     """A Hugging Face model folder, relative to the run file, or a name on the hub."""
     make: MakeModel | None = None
     init_from: str | None = None
-    """`RUN@version`: begins with the weights of another run, which is a run folder or a run file; without version its
-    newest. Tokenizer and template come along. They are the weights as engines got them, rounded to that run's dtype."""
+    """`RUN@version`: begins with the weights of another run, given as run folder or run file; without a version,
+    with its newest. Tokenizer and template come along. The weights are those that engines got, rounded to the run's
+    dtype."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Data type that engines compute in and that is published; the trainer's masters are float32."""
     chat_template: str | None = None
-    """Path of a Jinja template, or its text; default: the model's own. `final/` gets it."""
+    """Path of a Jinja template, or its text; default: the model's own. `final/` gets this template."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments for the chat template beside messages and tools, e.g. `{ enable_thinking = false }`."""
     context: Positive | None = None
-    """Longest prompt + completion in tokens; default: what the model's config says."""
+    """Longest prompt + completion in tokens. Default: the value in the model's config."""
     lora: LoraSection | None = None
 
 
@@ -122,10 +124,10 @@ class TasksetSection:
 
     source: str
     """`jsonl:PATH`, `parquet:PATH`, `hf:FOLDER-OR-NAME`, `reasoning_gym:NAME`, `arithmetic`, `squares`, or
-    `module:Class`; or `log:problems`, whose problems join while the run goes on."""
+    `module:Class`; or `log:problems`, whose problems join during the run."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Our name (prompt, messages, answer, system, tools, data_source, images) -> the source's, or the path of a field
-    in it."""
+    """Our name (prompt, messages, answer, system, tools, data_source, images) -> the name of the source's column, or
+    the path of a field in it."""
     reward: RewardNamed = "exact"
     """Reward that scores completions: a name, a name with differences from the settings in [rewards.NAME], or a list of
     these, `[{ name = "well_formed", use = "gate" }, { name = "math" }, { name = "length_penalty", weight = 0.2 }]`."""
@@ -141,9 +143,9 @@ class TasksetSection:
     """A built-in name or `module:Class`; or a name with differences from the settings in [environments.NAME],
     `{ name = "hosted_agent", target = "my_agents:solve" }`."""
     system: str | None = None
-    """System prompt put in front."""
+    """System prompt that is put before the messages."""
     shuffle: bool = True
-    """Each pass in another order, derived from the run's seed. `log:problems` keeps the order in which they joined."""
+    """Shuffle each pass in an order derived from the run's seed. `log:problems` keeps its own order."""
     passes: Positive | None = None
     """Passes through the taskset; default: as many as the run needs."""
     too_long: Literal["error", "skip", "truncate"] = "error"
@@ -151,12 +153,12 @@ class TasksetSection:
     chat_template: str | None = None
     """Chat template for this taskset alone, instead of the model's."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Differences from the model's."""
+    """Differences from the model's `chat_template_kwargs`."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Settings of the source's own."""
+    """Settings of the source."""
     pipeline: tuple[dict[str, Any], ...] = ()
-    """Operators for this taskset, after those for all in `[[pipeline]]`: each `[[tasksets.NAME.pipeline]]` has a name,
-    `op`, and the operator's settings."""
+    """Operators for this taskset, which come after those for all tasksets in `[[pipeline]]`. Each
+    `[[tasksets.NAME.pipeline]]` has a name, `op`, and the operator's settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,34 +167,34 @@ class DemonstrationsSection:
     `dpo` and `reward_model` alone."""
 
     source: str | tuple[str, ...] | None = None
-    """Loaded when the run is made, and again, what is new of it, by `resume`: `jsonl:PATH`, `parquet:PATH`,
-    `hf:FOLDER-OR-NAME`, or the path alone; or several of them, chats for one stage and pairs for another. More can be
-    added at any time by `rftstream experts load`."""
+    """`jsonl:PATH`, `parquet:PATH`, `hf:FOLDER-OR-NAME`, or the path alone; or several of them, such as chats for one
+    stage and pairs for another. The source is loaded when the run is made; `resume` loads new rows of it. `rftstream
+    experts load` can add more at any time."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Our name (messages, prompt, completion, chosen, rejected, system, tools, weight) -> the source's, or the path of
-    a field in it."""
+    """Our name (messages, prompt, completion, chosen, rejected, system, tools, weight) -> the name of the source's
+    column, or the path of a field in it."""
     system: str | None = None
-    """System prompt put in front."""
+    """System prompt that is put before the messages."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Settings of the source's own."""
+    """Settings of the source."""
     ratio: Annotated[float, Meta(gt=0)] = 0.2
     """Demonstrations in each batch, beside its rollouts: this share of `groups_per_batch` times `group_size`, rounded
     up. 0.2: MIX."""
     per_batch: Positive = 16
     """Demonstrations or pairs in each batch of a run without tasksets, or of a stage without rollouts."""
     passes: Positive | None = None
-    """How often each is taken; default: once in a run without tasksets, else as often as the run needs, as always in a
-    run with stages."""
+    """How often each one is taken. Default: once in a run without tasksets; otherwise, and in runs with stages, as
+    often as the run needs."""
     shuffle: bool = True
-    """Each pass in another order, derived from the run's seed."""
+    """Shuffle each pass in an order derived from the run's seed."""
     held_out: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-    """Share that is never trained on, evenly spread; their loss is the metric `held_out_loss`."""
+    """Share that is never trained on, evenly spread over the source. The loss on it is the metric `held_out_loss`."""
     held_out_every: Positive = 20
-    """Versions between two looks at what is held out; after the last step there is always one."""
+    """Versions between two evaluations of the held-out share. There is always one after the last step."""
     held_out_most: Positive = 256
-    """The most held-out demonstrations that are looked at."""
+    """Most held-out demonstrations that are evaluated."""
     too_long: Literal["error", "skip"] = "error"
-    """Longer than the context: refuse to load them all, or leave them out."""
+    """If a demonstration is longer than the context: refuse to load any of them, or leave it out."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -202,8 +204,8 @@ class DemonstrationsSection:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSection:
-    """Problems that versions are evaluated on while the run goes on. Their samples are not trained on. The problems are
-    held out if no taskset has the same ones, which `check` looks up."""
+    """Problems that versions are evaluated on during the run. Their samples are not trained on. The problems are held
+    out if no taskset has the same ones, which `check` verifies."""
 
     source: str
     """Source of the problems, written as in a taskset."""
@@ -214,7 +216,7 @@ class EvaluationSection:
     every: Positive = 50
     """Versions between two evaluations; version 0 and the final one are always evaluated."""
     num_tasks: Positive | None = None
-    """Number of first problems that are evaluated; default: all."""
+    """Number of problems that are evaluated, from the first on; default: all."""
     n: Positive = 1
     """Samples per problem."""
     k: tuple[Positive, ...] = (1,)
@@ -222,20 +224,20 @@ class EvaluationSection:
     pass_reward: float = 1.0
     """A sample passes with at least this reward."""
     canary: bool = False
-    """Each problem gets the reference answer of another one, so that a policy that has learned earns no reward. If it
-    does, `status` and an alert say that the reward is given for something else than the answer."""
+    """Each problem gets the reference answer of another one, so that a policy earns no reward by learning the task. If
+    it does earn reward, `status` and an alert say that the reward is given for something else than the answer."""
     sampling: dict[str, Any] = field(default_factory=dict)
     """Differences from [sampling]."""
     environment: str | dict[str, Any] = "single_turn"
     """Environment of the rollouts, written as in a taskset."""
     system: str | None = None
-    """System prompt put in front."""
+    """System prompt that is put before the messages."""
     chat_template: str | None = None
     """Chat template for this evaluation alone, instead of the model's."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Differences from the model's."""
+    """Differences from the model's `chat_template_kwargs`."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Settings of the source's own."""
+    """Settings of the source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,68 +252,69 @@ class TransportSection:
     servers: str | None = None
     """`kafka`: where brokers listen, `host:port`, several with commas."""
     patience_s: AboveZero = 300.0
-    """Seconds that a worker retries when the log refuses or is gone (a full disk, no broker). After them the worker
-    exits with code 3, and the run ends and can be resumed."""
+    """Seconds that a worker retries while the log refuses or cannot be reached (a full disk, no broker). Then the
+    worker exits with code 3, and the run ends and can be resumed."""
     session_timeout_s: Annotated[float, Meta(ge=1)] = 10.0
-    """Seconds without a sign of life after which an explorer or verifier is declared dead, and its work goes to others:
-    its process was killed or stopped, or cannot reach the log. A busy process gives signs, however long its work takes.
-    Brokers take 6 to 1,800, or up to their `group.max.session.timeout.ms`."""
+    """Seconds without a heartbeat after which an explorer or verifier counts as dead, and its work goes to others: its
+    process was killed or stopped, or cannot reach the log. A busy process sends heartbeats, however long its work
+    takes. Brokers accept 6 to 1,800, or up to their `group.max.session.timeout.ms`."""
     options: dict[str, Any] = field(default_factory=dict)
-    """`kafka`: settings of kafka-python's clients, as they are: security_protocol, sasl_mechanism, sasl_plain_username,
-    sasl_plain_password = "env:NAME", ssl_cafile, ...; and replication_factor of the topics. `{role}` in a value becomes
-    the worker's role, or `operator` in commands."""
+    """`kafka`: settings of kafka-python's clients, under their own names: security_protocol, sasl_mechanism,
+    sasl_plain_username, sasl_plain_password = "env:NAME", ssl_cafile, ...; and replication_factor of the topics.
+    `{role}` in a value becomes the worker's role, or `operator` in commands."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsSection:
-    """This section says where versions are stored, how they are published, and how many are kept."""
+    """This section sets where versions are stored, how they are published, and how many are kept."""
 
     store: str = "file://weights"
     """URL of the object store; relative file:// ones lie in the run folder. `{run}` in it becomes the run's id: objects
-    are never written twice, so a store elsewhere (`s3://BUCKET/{run}`) needs it, or another prefix for each run. Keys
-    never stand in it; they and the endpoint come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
+    are never written twice, so a store elsewhere (`s3://BUCKET/{run}`) needs it, or another prefix for each run. It
+    never contains keys; keys and the endpoint come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
     `AWS_ENDPOINT_URL`)."""
     anchor_every: Positive = 20
-    """Versions between two full snapshots (anchors), at which a worker that comes late begins. Each version is
-    published as its changes since the one before, without loss and some hundred times smaller. 1: snapshots alone."""
+    """Versions between two full snapshots (anchors). A worker that starts late begins at an anchor. Each version is
+    published as its changes since the one before, lossless and some hundred times smaller. 1: snapshots alone."""
     patience_s: AboveZero = 120.0
-    """Seconds that a request to a remote store is retried, with longer and longer pauses, while the store refuses for
-    now, is cut off or does not answer. After them the process exits with code 3, and the run ends and can be resumed.
-    An explorer retries for 5 s, goes on with the weights that it has, and asks again later."""
+    """Seconds that a request to a remote store is retried, with longer and longer pauses, while the store is busy, cut
+    off or silent. Then the process exits with code 3, and the run ends and can be resumed. An explorer retries for 5 s,
+    continues with the weights that it has, and asks again later."""
     timeout_s: AboveZero = 30.0
     """Seconds of silence in the middle of a request after which a remote store (S3) is asked again."""
     keep: Annotated[int, Meta(ge=2)] = 3
-    """Newest anchors kept, with the versions since the oldest of them, beside those that something still needs."""
+    """Newest anchors kept, with all versions since the oldest of them. Other versions in use are kept, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetentionSection:
-    """Deletes from the log what nobody needs to go on with, after each checkpoint. Without this section the log keeps
-    everything, and replay, rescore and trace reach back to the beginning."""
+    """Deletes records that no resume needs from the log, after each checkpoint. Without this section the log keeps
+    everything, and replay, rescore and trace can go back to the beginning."""
 
     checkpoints: Annotated[int, Meta(ge=2)] = 2
-    """Number of newest checkpoints that can be resumed from and replayed. Batches are kept from the oldest of them on;
+    """Number of newest checkpoints that can be resumed from and replayed. Batches are kept from the oldest of these on;
     tasks and rollouts are kept until their group was trained before it. At most `trainer.keep_checkpoints`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackersSection:
-    """Where curves are shown outside of the run. `run` and `resume` write them; for others there is `plot`."""
+    """Where curves are shown outside of the run. `run` and `resume` send them; `plot` draws them without any of
+    these."""
 
     tensorboard: str | None = None
     """Folder for TensorBoard's event files, relative to the run folder; default: none. With the extra `tensorboard`."""
     wandb: str | None = None
     """Project at Weights & Biases, `PROJECT` or `ENTITY/PROJECT`; default: none. With the extra `wandb`. The key comes
-    from WANDB_API_KEY; `WANDB_MODE=offline` writes files into the run folder, for `wandb sync`. The run there is the
-    same after each resume."""
+    from WANDB_API_KEY; `WANDB_MODE=offline` writes files into the run folder, for `wandb sync`. A resumed run continues
+    the same W&B run."""
     mlflow: str | None = None
-    """Experiment of MLflow; default: none. With the extra `mlflow`. The store is what MLFLOW_TRACKING_URI says, keys
-    come from the environment. The run there is the same after each resume."""
+    """Experiment of MLflow; default: none. With the extra `mlflow`. MLFLOW_TRACKING_URI names the store; keys come from
+    the environment. A resumed run continues the same MLflow run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogSection:
-    """This section says what the processes of a run write into their logs."""
+    """This section sets what the processes of a run write into their logs."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """Least level that is written."""
@@ -322,7 +325,7 @@ class LogSection:
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """A whole run file, resolved and checked. `rftstream.config.loader.load` makes it; every process of the run gets
-    the same."""
+    the same config."""
 
     run: RunSection
     model: ModelSection
@@ -352,21 +355,21 @@ class RunConfig:
     rewards: dict[str, dict[str, Any]] = field(default_factory=dict)
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     base: str = "."
-    """Folder of the run file: relative paths and own modules are looked up there. Set by `load`."""
+    """Folder of the run file. Relative paths and the user's own modules are looked up there. Set by `load`."""
 
     @property
     def without_tasks(self) -> bool:
-        """Whether there is nothing to explore: the run learns from demonstrations or pairs alone."""
+        """Whether the run has no tasks: it learns from demonstrations or pairs alone."""
         return not self.tasksets
 
     @property
     def demonstrations_alone(self) -> bool:
-        """Whether the run is as long as its demonstrations last."""
+        """Whether the run lasts as long as its demonstrations."""
         return self.without_tasks and not self.stages
 
     @property
     def steps(self) -> int | None:
-        """Batches of the whole run, where the run file says it."""
+        """Batches of the whole run, if the run file says it."""
         return sum(stage.steps for stage in self.stages) if self.stages else self.run.steps
 
     def part_options(self, kind: str, name: str) -> Mapping[str, Any]:
@@ -376,13 +379,13 @@ class RunConfig:
         return secrets.reveal(tables.get(name, {}), where=f"{section}.{name}")
 
     def build_part(self, kind: str, name: str) -> tuple[Any, Any]:
-        """Return a part's class and its Config. ConfigError also where the part says that it cannot be used here."""
+        """Return a part's class and its Config. ConfigError also if the part reports that it cannot be used here."""
         part = _usable(kind, name)
         plural = "policies" if kind == "policy" else f"{kind}s"
         return part, registry.build_config(part, self.part_options(kind, name), where=f"{plural}.{name}")
 
     def algorithms_named(self) -> dict[str, str | dict[str, Any]]:
-        """Return each place in the run file that names an algorithm, with what stands there."""
+        """Return each place in the run file that names an algorithm, with the value there."""
         own = {f"tasksets.{name}.algorithm": one.algorithm for name, one in self.tasksets.items() if one.algorithm}
         stages = {
             f"stages.{number}.algorithm": stage.algorithm for number, stage in enumerate(self.stages) if stage.algorithm
@@ -390,18 +393,18 @@ class RunConfig:
         return {"trainer.algorithm": self.trainer.algorithm, **own, **stages}
 
     def build_algorithm(self, where: str) -> tuple[Any, Any]:
-        """Return class and Config, as `build_part` does, of the algorithm that is named at `where`."""
+        """Return class and Config, as `build_part` does, of the algorithm named at `where`."""
         return self._build_named("algorithm", self.algorithms_named()[where], where)
 
     def environments_named(self) -> dict[str, str | dict[str, Any]]:
-        """Return each place in the run file that has an environment, with what stands there."""
+        """Return each place in the run file that has an environment, with the value there."""
         tasksets = {f"tasksets.{name}.environment": one.environment for name, one in self.tasksets.items()}
         evaluations = {f"evaluations.{name}.environment": one.environment for name, one in self.evaluations.items()}
         return {**tasksets, **evaluations}
 
     def build_environment(self, where: str, name: str = "") -> tuple[Any, Any]:
-        """Return class and Config, as `build_part` does, of the environment that is named at `where`. A task may have
-        been made when there was another one; with its `name`, or at no known place, [environments.NAME] holds alone."""
+        """Return class and Config, as `build_part` does, of the environment named at `where`. For a task of another
+        environment, `name`, or an unknown `where`, the settings are those of [environments.NAME] alone."""
         named = self.environments_named().get(where, name)
         if name and name != name_of_part(named, where):
             named = name
@@ -420,7 +423,7 @@ class RunConfig:
 
     def as_written(self, error: str, kind: str, named: str | Mapping[str, Any], where: str) -> str:
         """Return an error about settings with the place where the user wrote them: [environments.NAME], or the table
-        `named` that stands at `where`."""
+        `named` at `where`."""
         if isinstance(named, str):
             return error
         name = name_of_part(named, where)

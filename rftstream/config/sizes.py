@@ -1,5 +1,5 @@
-"""What a run is to write must fit into the records that its readers take: settings that no record has room for are
-refused when the run file is read, and not by the role that first writes such a record."""
+"""Checks that the records of a run fit into the limits of records. Settings that would need larger records are refused
+when the run file is read, and not by the role that first writes such a record."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rftstream.contracts.topics import MAX_RECORD_BYTES
 from rftstream.errors import ConfigError
 
 _ID_BYTES = 48
-"""Bytes of the numbers in the id of a group or a rollout, at their greatest, with the id's frame."""
+"""Most bytes of the numbers in the id of a group or a rollout, with the id's frame."""
 _SIBLING_BYTES = 180
 """Bytes that an outcome takes for one sibling, beside the sibling's id."""
 _OTHER_BYTES = 1 << 20
@@ -17,9 +17,10 @@ _OTHER_BYTES = 1 << 20
 
 
 def check_sizes(config: RunConfig) -> None:
-    """Raise ConfigError if the groups of a batch, or the siblings of a group, are more than one record can name.
+    """Raise ConfigError if a batch has more groups, or a group more siblings, than one record can name.
 
-    A batch's manifest names its groups. A group's outcome names its siblings, those that came late once more."""
+    A batch's manifest names its groups. A group's outcome names its siblings, and late siblings a second time.
+    """
     longest = max(map(len, config.tasksets), default=0) + _ID_BYTES
     room = MAX_RECORD_BYTES - _OTHER_BYTES
     for name, value, needed, what in (

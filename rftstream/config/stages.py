@@ -1,7 +1,7 @@
-"""The stages of a run: which batches are made of what, and trained by what.
+"""The stages of a run: the data of each batch, and the algorithm that trains it.
 
-All of it is a function of the version alone (batch k is trained at version k), so that every role knows it from the run
-file and from what stands on the log anyway. A run without [[stages]] is one stage without end.
+Both are functions of the version alone (batch k is trained at version k). So every role can compute them from the run
+file and the version. A run without [[stages]] is one stage without end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rftstream.contracts.batches import LossKind
 from rftstream.errors import ConfigError
 
 OF_TRAINER = ("lr", "lr_schedule", "warmup_steps", "min_lr_share", "minibatches", "updates_per_batch")
-"""Settings of [trainer] that a stage may have for itself."""
+"""Settings of [trainer] that a stage may override."""
 FROM_DEMONSTRATIONS = frozenset({LossKind.sft, LossKind.dpo})
 
 
@@ -29,7 +29,7 @@ class Stage:
     """Number of the stage, from 0."""
     name: str = ""
     first: int = 0
-    """The version at which its first batch is trained."""
+    """The version at which the stage's first batch is trained."""
     steps: int | None = None
     """Number of its batches; None: as many as there are."""
     where: str = "trainer.algorithm"
@@ -37,13 +37,13 @@ class Stage:
     trainer: TrainerSection
     """The trainer's settings in this stage."""
     own_reference: bool = False
-    """Whether the reference, if its algorithm has one, becomes the policy that the stage begins with."""
+    """Whether the reference, if the algorithm has one, becomes the policy at the stage's beginning."""
     takes_rollouts: bool = True
     kind: LossKind | None = None
-    """Kind of the demonstrations that it takes; None: it takes none, or, in a run without stages, those of the
+    """Kind of the demonstrations that the stage takes. None: it takes none, or, in a run without stages, those of the
     algorithm."""
     demonstration_ratio: float = 0.0
-    """Demonstrations beside the rollouts of a batch, relative to their number."""
+    """Demonstrations beside the rollouts of a batch, as a share of the number of rollouts."""
     demonstrations_per_batch: int = 0
     """Demonstrations or pairs in a batch without rollouts."""
 
@@ -53,19 +53,19 @@ class Stage:
         return None if self.steps is None else self.first + self.steps
 
     def to_text(self) -> str:
-        """Return its name and its versions, for people."""
+        """Return the stage's name and its versions, for people."""
         last = "" if self.end is None else f" to {self.end:,}"
         return f"{self.name}, versions {self.first:,}{last}"
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The stages of a run, in order; there is at least one. Every role makes them from the config, and asks by
-    version."""
+    """The stages of a run, in order; there is at least one. Every role makes them from the config, and looks up stages
+    by version."""
 
     all: tuple[Stage, ...]
     named: bool
-    """Whether the run file has stages; without them, the run is one stage."""
+    """Whether the run file has stages. Without them, the run is one stage."""
 
     @staticmethod
     def of(config: RunConfig) -> Stages:
@@ -91,7 +91,7 @@ class Stages:
 
     @staticmethod
     def recorded(config: RunConfig) -> Stages:
-        """Return the single stage of a reader whose batches are recorded already."""
+        """Return the single stage of a reader whose batches are already recorded."""
         return Stages((Stage(trainer=config.trainer),), named=False)
 
     @property
@@ -105,7 +105,7 @@ class Stages:
         return all(stage.takes_rollouts for stage in self.all)
 
     def at(self, version: int) -> Stage:
-        """Return the stage of the batch that is trained at `version`; beyond the end the last stage."""
+        """Return the stage of the batch that is trained at `version`. Beyond the end, return the last stage."""
         return next((stage for stage in self.all if stage.end is None or version < stage.end), self.all[-1])
 
     def batches_of_rollouts(self, first: int, end: int) -> int:
@@ -117,8 +117,8 @@ class Stages:
         )
 
     def batch_of_rollouts(self, first: int, number: int) -> int:
-        """Return the batch with this number, from 0, among the batches from `first` on that take rollouts; the end of
-        the run, if there are fewer."""
+        """Return the batch with this number, from 0, among the batches from `first` on that take rollouts. If there are
+        fewer, return the end of the run."""
         if not self.named:
             return first + number
         for stage in self.all:
@@ -154,8 +154,7 @@ def _stage(config: RunConfig, number: int, section: StageSection, first: int, co
 
 
 def stage_line(config: RunConfig, version: int) -> str | None:
-    """Return in which stage a run at this version is, as `2 of 3, grpo, versions 20 to 60`, without looking up any
-    part."""
+    """Return the stage of a run at this version, as `2 of 3, grpo, versions 20 to 60`, without looking up any part."""
     first = 0
     for number, section in enumerate(config.stages):
         end = first + section.steps
@@ -167,13 +166,13 @@ def stage_line(config: RunConfig, version: int) -> str | None:
 
 
 def loss_kinds(algorithm: str, where: str) -> frozenset[LossKind]:
-    """Return which losses an algorithm has: what it learns from."""
+    """Return the losses of an algorithm: the kinds of data that it learns from."""
     part = registry.resolve("algorithm", algorithm, where=where)
     return frozenset(map(LossKind, getattr(part, "loss_kinds", (LossKind.rl,))))
 
 
 def taken_kinds(config: RunConfig) -> frozenset[LossKind]:
-    """Return what the run learns from, in any of its stages."""
+    """Return the kinds of data that the run learns from, over all its stages."""
     places = [stage.where for stage in Stages.of(config).all]
     named = config.algorithms_named()
     kinds: Sequence[frozenset[LossKind]] = [loss_kinds(name_of_part(named[place], place), place) for place in places]

@@ -1,7 +1,7 @@
-"""What is wrong with a text that is not TOML, with the line and the key where it was noticed.
+"""Explains why a text is not TOML, with the line and the key of the error.
 
-The parser says what it expected and a position. Whoever wrote the file looks for a key, and of what stands there twice
-for the other place, too.
+The parser reports what it expected, and a position. The author of the file needs the key, and for a duplicate also the
+place of the first one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ _KEY = re.compile(r"^\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\
 
 
 def explain_toml(text: str, error: str) -> str:
-    """`line 4: trainer.lr: given twice, first in line 2; keep one of them`, from the parser's error."""
+    """Return the parser's error with its line and key: `line 4: trainer.lr: given twice, first in line 2; keep one of
+    them`."""
     place = _PLACE.search(error)
     what = _PLACE.sub("", error)
     lines = text.split("\n")
@@ -32,7 +33,7 @@ def explain_toml(text: str, error: str) -> str:
 
 
 def _given_twice(named: list[tuple[int, str, bool]]) -> str:
-    """Say that the newest of the names was given before, or is both a value and a section."""
+    """Explain that the newest of the names was given before, or is both a value and a section."""
     number, name, is_header = named[-1]
     for first, other, was_header in named[:-1]:
         if other == name and was_header and is_header:
@@ -48,7 +49,7 @@ def _given_twice(named: list[tuple[int, str, bool]]) -> str:
 
 
 def _named(lines: list[str]) -> Iterator[tuple[int, str, bool]]:
-    """Yield line, full name of what begins there, and whether it is the header of a section."""
+    """Yield line, full name of the key or section that begins there, and whether it is the header of a section."""
     section = ""
     for number, line in enumerate(lines, start=1):
         if header := _HEADER.match(line):

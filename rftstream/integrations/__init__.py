@@ -1,4 +1,5 @@
-"""Other tools beside a run: Label Studio, Data-Juicer, SLURM, tracing systems, Prometheus, configs of other trainers.
+"""Integrations with other tools: Label Studio, Data-Juicer, SLURM, tracing systems, Prometheus, configs of other
+trainers.
 
 To add one: a module here, and a command in `commands` that calls it.
 """

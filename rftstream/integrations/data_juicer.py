@@ -1,8 +1,8 @@
-"""`data import`: a recipe of Data-Juicer, run as it is in an environment of its own.
+"""`data import` runs a recipe of Data-Juicer, unchanged, in a separate environment.
 
-Data-Juicer is large, brings its own versions of many packages, and installs more while it runs, as its operators ask
-for them. So it never shares our environment: it has an interpreter of its own, which the caller names or which is made
-by uv. What it exports appears in a new folder as a whole, with a report and digests, or not at all.
+Data-Juicer is large, brings its own versions of many packages, and installs more for its operators while it runs. So it
+never shares our environment. It has its own interpreter, which the caller names or uv makes. Its export appears in a
+new folder as a whole, with a report and digests, or not at all.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ PACKAGES = (f"py-data-juicer=={VERSION}", "aiohttp", "pip")
 """Packages of a new environment. Data-Juicer 1.6.1 imports aiohttp at its start but does not require it."""
 DEFAULT_ENVIRONMENT = "~/.cache/rftstream/data-juicer-" + VERSION
 TAIL_LINES = 12
-"""Last lines of its output that an error shows."""
+"""Last lines of Data-Juicer's output that an error shows."""
 KEPT = (
     "HOME LANG LC_ALL TMPDIR SSL_CERT_FILE HF_HUB_OFFLINE HF_HOME PIP_INDEX_URL PIP_CONFIG_FILE UV_INDEX_URL "
     "UV_DEFAULT_INDEX UV_CONFIG_FILE HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy"
 )
 """Environment variables that Data-Juicer may see."""
 EXPORTED = "data.jsonl"
-"""Name of what a recipe exports."""
+"""File name of a recipe's export."""
 
 Say = Callable[[str], None]
 
 
 ASK_S = 120.0
-"""Seconds in which its interpreter has to say what it has."""
+"""Seconds for the interpreter to report its Data-Juicer version."""
 
 
 class DataJuicerFailed(RftError):
-    """Data-Juicer, or the making of its environment, ended with an error. The text has the last lines of its output."""
+    """Data-Juicer, or the setup of its environment, ended with an error. The text has the last lines of its output."""
 
 
 class Imported(Prepared):
@@ -79,11 +79,12 @@ def import_data(
     python: Path | None = None,
     say: Say,
 ) -> Imported:
-    """Run a recipe and put what it exports into the new folder `out`.
+    """Run a recipe and put its export into the new folder `out`.
 
     `dataset` replaces the recipe's own `dataset_path`. `python` is an interpreter that has Data-Juicer; by default an
-    environment is made once, in DEFAULT_ENVIRONMENT. ConfigError for bad input and an empty result, DataJuicerFailed
-    with its last words otherwise. Nothing is left in `out` then."""
+    environment is made once, in DEFAULT_ENVIRONMENT. ConfigError for bad input and an empty result; DataJuicerFailed,
+    with the end of its output, for other failures. After an error nothing is left in `out`.
+    """
     if not recipe.is_file():
         raise ConfigError(f"{recipe}: no such file, expected a recipe of Data-Juicer (YAML)")
     if dataset is not None and not dataset.exists():
@@ -125,8 +126,7 @@ def import_data(
 
 
 def make_environment(say: Say, folder: Path | None = None) -> Path:
-    """Return the interpreter of the environment of Data-Juicer, which is made if it is not there. An environment that
-    was not completed is made anew."""
+    """Return the interpreter of Data-Juicer's environment. Make the environment if it is missing or incomplete."""
     folder = folder or Path(DEFAULT_ENVIRONMENT).expanduser()
     python, done = folder / "bin" / "python", folder / ".complete"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ def _checked(python: Path) -> Path:
             f"--python {python}: is the environment of rftstream, which Data-Juicer would install packages into; "
             "expected one of its own"
         )
-    return Path(os.path.abspath(python))  # not resolved: a link in a venv is what makes it one
+    return Path(os.path.abspath(python))  # do not resolve the path: the link is what makes it a venv
 
 
 _VERSION = "from importlib.metadata import version; print(version('py-data-juicer'))"
@@ -182,7 +182,7 @@ def _version_of(python: Path) -> str:
 
 
 def _dataset_named(recipe: Path) -> str | None:
-    """Return the data that a recipe names, or None. ConfigError if it is no recipe."""
+    """Return the data that a recipe names, or None. ConfigError if the file is no recipe."""
     import yaml  # type: ignore[import-untyped]
 
     try:
@@ -223,14 +223,15 @@ def _run_recipe(python: Path, recipe: Path, source: Path, folder: Path, say: Say
 
 
 def _environment(python: Path, more: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a program there: few, so that nothing of ours, and no key, reaches it."""
+    """Return the environment variables for Data-Juicer: few, so that none of our settings or keys reaches it."""
     values = {name: os.environ[name] for name in KEPT.split() if name in os.environ}
     path = os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])
     return {**values, "PATH": path, "VIRTUAL_ENV": str(python.parent.parent), **more}
 
 
 def _call(command: Sequence[str], what: str, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
-    """Run a program to its end. It and all that it starts end with us. DataJuicerFailed if it fails."""
+    """Run a program to its end. The program and its children end when this process does. DataJuicerFailed if it
+    fails."""
     guarded = [sys.executable, "-I", "-S", guard.__file__, "--command", str(os.getpid()), *command]
     with tempfile.TemporaryFile() as output:
         code = subprocess.run(
@@ -243,7 +244,7 @@ def _call(command: Sequence[str], what: str, *, env: Mapping[str, str] | None = 
 
 
 def _look_at(exported: Path, recipe: Path) -> tuple[int, list[str]]:
-    """Return the number of rows and the columns of the first. ConfigError if there are none."""
+    """Return the number of rows, and the columns of the first row. ConfigError if there are no rows."""
     num_rows, columns = 0, None
     with exported.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -261,7 +262,7 @@ def _look_at(exported: Path, recipe: Path) -> tuple[int, list[str]]:
 
 
 def _digest_of(source: Path) -> str:
-    """Return the digest of a file, or of all files of a folder with their names."""
+    """Return the digest of a file, or of all files in a folder with their names."""
     if source.is_file():
         return sha256_of(source)
     files = sorted(path for path in source.rglob("*") if path.is_file())
@@ -270,7 +271,7 @@ def _digest_of(source: Path) -> str:
 
 
 def _num_lines(source: Path) -> int | None:
-    """Return the rows of a file of JSON lines; None of other files."""
+    """Return the number of rows of a JSON lines file, and None for other files."""
     if source.suffix not in (".jsonl", ".json") or not source.is_file():
         return None
     with source.open("rb") as file:

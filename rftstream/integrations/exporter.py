@@ -1,4 +1,4 @@
-"""The exporter: follows runs, and serves metrics of them as wholes."""
+"""The exporter: it follows runs, and serves metrics of each run as a whole."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from rftstream.service.role import Log
 log = logging.getLogger(__name__)
 
 ENDING_S = 5.0
-"""Seconds that a thread may take to finish its look when the exporter ends. It is a daemon and then dies with it."""
+"""Seconds that a thread may take to finish its poll when the exporter ends. It is a daemon thread, and dies with the
+process after that."""
 
 
 class FollowedRun:
-    """Follows one run in a thread of its own, since a transport belongs to one thread. The exporter makes it and calls
-    `start`, and `stop` in the end; `figures` may be read at any time."""
+    """Follows one run in its own thread, since a transport belongs to one thread. The exporter makes it, calls `start`,
+    and at the end `stop`. `figures` may be read at any time."""
 
     def __init__(self, name: str, open_it: Callable[[], OpenRun], *, every_s: float, health: Health) -> None:
         self.name = name
@@ -40,7 +41,7 @@ class FollowedRun:
         self._thread = threading.Thread(target=self._follow, name=f"follow-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start to follow the run."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -58,7 +59,7 @@ class FollowedRun:
             self._close()
 
     def follow_once(self) -> None:
-        """Look at the run once. While the run cannot be read, all metrics but `rftstream_run_up` keep their values."""
+        """Poll the run once. If the run cannot be read, all metrics but `rftstream_run_up` keep their values."""
         try:
             if self._follower is None:
                 self._follower = RunFollower(self._open())
@@ -67,7 +68,7 @@ class FollowedRun:
             trouble = ""
         except RftError as error:
             trouble = str(error)
-        except Exception as error:  # a fault of one run must not end what is served of the others
+        except Exception as error:  # an error in one run must not stop the metrics of the others
             log.debug("%s", self.name, exc_info=True)
             trouble = f"{type(error).__name__}: {error}"
         if trouble:
@@ -78,7 +79,7 @@ class FollowedRun:
             log.warning("%s: %s", self.name, trouble or "can be looked at again")
 
     def _read_people(self, follower: RunFollower) -> FeedbackView:
-        # What a vote will do that the buffer has not read is not asked for: that would mean reading all outcomes.
+        # The effect of votes that the buffer has not read yet is left out: it would need a read of all outcomes.
         log_of_run, config = Log(follower.run.transport), follower.run.config
         return read_feedback(log_of_run, config, find_statuses=lambda votes: {}, kept=self._people)
 

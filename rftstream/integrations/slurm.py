@@ -1,7 +1,8 @@
-"""A run as a batch job of SLURM: which worker is started on which node, and the script that starts them.
+"""A run as a batch job of SLURM: the node of each worker, and the script that starts the workers.
 
-The script makes the run or goes on with it, keeps one job step (`srun`) for each worker, starts those again that die of
-what may pass, and puts itself back into the queue when its time is up. So no process of ours has to live between jobs.
+The script makes the run or continues it, and keeps one job step (`srun`) for each worker. It restarts workers after
+passing failures, and puts itself back into the queue when its time is up. So none of our processes has to live between
+jobs.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from rftstream.service.role_spec import RoleKind
 HEAD, BODY = (Path(__file__).with_name(f"slurm_{part}.sh") for part in ("head", "job"))
 """Template of the beginning of a script, and the part that is the same for every run."""
 WARNING_S = 120
-"""Seconds before the end of its time at which the job is told. A worker takes up to 40 of them to finish what it has in
-hand."""
+"""Seconds before the end of its time at which the job gets a signal. A worker takes up to 40 of them to finish its work
+in progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,30 +41,30 @@ class JobSettings:
     time: str = "24:00:00"
     """Time limit, written as for SLURM's --time."""
     counts: tuple[tuple[str, int], ...] = ()
-    """Role -> workers, where it is another number than the run file says."""
+    """Role -> number of workers, if it differs from the run file."""
     more: tuple[str, ...] = ()
-    """Further options for sbatch, as they are."""
+    """Further options for sbatch, passed on unchanged."""
     before: tuple[str, ...] = ()
-    """Lines of shell before anything else, such as those that load modules."""
+    """Lines of shell that run first, such as those that load modules."""
     command: tuple[str, ...] = ()
-    """How rftstream is called on the nodes."""
+    """Command that runs rftstream on the nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStep:
-    """One worker of the job: a step of its own. `plan_steps` makes it."""
+    """One worker of the job, which is a separate step. `plan_steps` makes it."""
 
     name: str
     role: str
     node: int
     cpus: int
     gpus: int
-    """0, or how many it sees; then they are cuda:0 and so on to it."""
+    """Number of GPUs that the worker sees, as cuda:0 and so on. 0: none."""
 
 
 def plan_steps(config: RunConfig, settings: JobSettings) -> tuple[WorkerStep, ...]:
-    """Return the workers of a job. One of each single role is on the first node; those that share work are dealt to all
-    nodes, from the last one on. ConfigError if several nodes cannot share the log."""
+    """Return the workers of a job. The single roles run on the first node; the other workers are spread over all nodes,
+    from the last one on. ConfigError if several nodes cannot share the log."""
     if settings.nodes > 1 and lies_in_folder(config):
         raise ConfigError(
             f"--nodes {settings.nodes}: the log of transport.kind {config.transport.kind!r} is on one host, expected "
@@ -105,13 +106,14 @@ def _gpus(config: RunConfig, role: str, device: str) -> int:
     if not setting:
         return 1
     _, options = config.build_part("backend", backend)
-    return int(getattr(options, setting))  # a backend of several takes a GPU for each
+    return int(getattr(options, setting))  # a backend of several processes uses a GPU for each
 
 
 def job_script(
     config: RunConfig, files: Sequence[Path], folder: Path, settings: JobSettings, *, sets: Sequence[str] = ()
 ) -> str:
-    """Return the batch script. `folder`: where logs of all attempts go. `sets` cannot be kept in a job: ConfigError."""
+    """Return the batch script. `folder`: folder for the logs of all attempts. ConfigError if `sets` cannot be kept in a
+    job."""
     if sets:
         raise ConfigError(
             f"--set {sets[0]}: a job goes on with the run when it is started anew, expected all settings in the run "
@@ -140,7 +142,7 @@ def job_script(
 
 
 def _kept(one: WorkerStep, nodes: int) -> list[str]:
-    """Return the words that keep a worker."""
+    """Return the shell words that start a worker and restart it."""
     options = ["--ntasks=1", "--nodes=1", "--exact", f"--cpus-per-task={one.cpus}", f"--job-name={one.name}"]
     if nodes > 1:
         options.append(f"--relative={one.node}")
@@ -150,4 +152,4 @@ def _kept(one: WorkerStep, nodes: int) -> list[str]:
 
 
 SHARING = (EXPLORER.name, VERIFIER.name)
-"""Roles of which a job may have another number of workers than the run file says."""
+"""Roles whose number of workers in a job may differ from the run file."""

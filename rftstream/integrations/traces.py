@@ -1,4 +1,4 @@
-"""Sends the spans of a run to a collector, over OTLP: HTTP with protobuf, as every tracing system takes it."""
+"""Sends the spans of a run to a collector over OTLP: HTTP with protobuf, which every tracing system accepts."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ MAX_ANSWER_BYTES = 1 << 20
 
 
 class CollectorError(RftError):
-    """A collector did not take spans. Nothing is lost: they can be made again."""
+    """A collector did not accept spans. Nothing is lost: the spans can be made again."""
 
     retriable = True
 
 
 @dataclass(slots=True)
 class Sent:
-    """How much was sent."""
+    """Counts of the sent spans."""
 
     spans: int = 0
     traces: int = 0
 
 
 class Collector:
-    """A collector at an address. Headers, such as those with keys, come from the environment alone."""
+    """A collector at an address. Headers, such as those with keys, come only from the environment."""
 
     def __init__(self, url: str | None = None, env: Mapping[str, str] = os.environ) -> None:
-        """`url` is its address, or that of its traces. Without one the standard's variables name it. ConfigError if it
-        cannot be one, or if the package is missing."""
+        """`url` is the collector's address, or its address for traces. Without it, the standard's environment variables
+        give the address. ConfigError if it is invalid, or if the package is missing."""
         try:
             from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
             from opentelemetry.util.re import parse_env_headers
@@ -69,7 +69,7 @@ class Collector:
         self._headers = {**parse_env_headers(given, liberal=True), "content-type": "application/x-protobuf"}
 
     def send(self, spans: Sequence[ReadableSpan]) -> None:
-        """Have the collector take the spans. CollectorError if it did not, after several tries."""
+        """Send the spans to the collector. CollectorError if it did not accept them after several tries."""
         body, trouble = self._encode(spans).SerializeToString(), ""
         for number in range(TRIES):
             if number:
@@ -79,7 +79,7 @@ class Collector:
             except RequestFailed as error:
                 trouble = str(error)
                 continue
-            if answer.status < 300:  # an answer that leads elsewhere is refused
+            if answer.status < 300:  # a redirect is refused
                 self._check(answer.body)
                 return
             trouble = f"HTTP {answer.status} {answer.body[:200].decode(errors='replace')}".strip()
@@ -103,14 +103,14 @@ class Collector:
 
 
 def _with_path(base: str) -> str:
-    """Return an address with the path for traces; what stands behind `?` stays there."""
+    """Return an address with the path for traces. The part after `?` is kept."""
     address, mark, query = base.partition("?")
     has_path = urlsplit(address).path.rstrip("/").endswith(PATH)
     return (address if has_path else address.rstrip("/") + PATH) + mark + query
 
 
 def send_new(reader: SpanReader, collector: Collector, run: str, sent: Sent, tell: Callable[[], None]) -> None:
-    """Send what has become complete since the reader's last look. `tell` is called after each request."""
+    """Send the spans that became complete since the reader's last poll. `tell` is called after each request."""
     convert = _converter(run)
     spans = reader.read()
     while some := tuple(islice(spans, PER_REQUEST)):

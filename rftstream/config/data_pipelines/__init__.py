@@ -1,1 +1,1 @@
-"""The operators that a run file declares, and tasksets that grow by them."""
+"""The operators that a run file declares, and the tasksets that grow by new problems."""

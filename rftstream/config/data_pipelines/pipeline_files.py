@@ -1,4 +1,5 @@
-"""Pipelines in files of their own: `[[pipeline]]` and `[[tasksets.NAME.pipeline]]`, taken over into a run's config."""
+"""Pipelines in separate files: their `[[pipeline]]` and `[[tasksets.NAME.pipeline]]` replace those of a run's
+config."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ from rftstream.errors import ConfigError
 
 
 def with_pipelines_of(config: RunConfig, file: Path) -> RunConfig:
-    """Return the config with the operators of a file in the place of its own, on both sides.
+    """Return the config with its operators replaced by those of a file, on both sides.
 
-    The file is a run file, of which nothing else is taken, or has operators alone. ConfigError for anything else in it,
-    and for tasksets that the config does not have."""
+    The file is a run file, of which only the operators are used, or it has operators alone. ConfigError for other
+    content, and for tasksets that the config does not have.
+    """
     found = loader.read_toml(file)
     is_run_file = "run" in found
     if not is_run_file and (unknown := sorted(set(found) - {"pipeline", "tasksets"})):

@@ -1,4 +1,4 @@
-"""The operators that a run file declares: which there are, in order, for which tasksets and on which side."""
+"""The operators that a run file declares, in order, each with its taskset and its side."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class OperatorPlace:
     settings: Mapping[str, Any]
     """Settings of the operator as they stand in the run file."""
     taskset: str | None
-    """The taskset that it is for; None: all."""
+    """The taskset that the operator works on. None: all."""
 
     @property
     def side(self) -> str:
-        """Where it works: `task` or `experience`. ConfigError if there is no such operator."""
+        """Side on which the operator works: `task` or `experience`. ConfigError if there is no such operator."""
         return registry.spec(OperatorSpec, self.name, where=f"{self.where}.op").side
 
     @property
     def by_version(self) -> bool:
-        """Whether its answer depends on the version at which a group is trained."""
+        """Whether the operator's answer depends on the version at which a group is trained."""
         return registry.spec(OperatorSpec, self.name, where=f"{self.where}.op").by_version
 
     def build_config(self) -> tuple[Any, Any]:
@@ -68,5 +68,5 @@ def _places(where: str, tables: tuple[dict[str, Any], ...], taskset: str | None)
 
 
 def has_operators(config: RunConfig) -> bool:
-    """Return whether the run file declares any. Outcomes then say more, for facts and for people."""
+    """Return whether the run file declares any operators. Outcomes then record more, for facts and for people."""
     return any(True for _ in operator_places(config))

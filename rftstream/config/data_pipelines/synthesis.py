@@ -1,4 +1,4 @@
-"""Tasksets that grow, and what [synthesiser] says of them: checked before anything runs."""
+"""Growing tasksets and the settings of [synthesiser], which are checked before anything runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def growing_tasksets(config: RunConfig) -> list[str]:
 
 
 def into_taskset(config: RunConfig, section: SynthesiserSection) -> str:
-    """Return the taskset that new problems join. ConfigError if it cannot be told."""
+    """Return the taskset that new problems join. ConfigError if the run file does not say which."""
     growing = growing_tasksets(config)
     known = f"growing tasksets: {', '.join(growing)}" if growing else "no taskset grows"
     if section.into is None and len(growing) == 1:

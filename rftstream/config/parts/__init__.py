@@ -1,1 +1,1 @@
-"""The parts that a run file names: tables, lookup, and what others may know of a part."""
+"""The parts that a run file names: their tables, their lookup, and the properties that they declare."""

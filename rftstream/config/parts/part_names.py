@@ -14,7 +14,7 @@ from rftstream.errors import ConfigError
 
 
 def check_part_names(config: RunConfig) -> None:
-    """Raise ConfigError for parts that do not exist or do not fit together: the first thing that is wrong with them."""
+    """Raise ConfigError for the first part that does not exist or does not fit the others."""
     for check in PART_CHECKS:
         check(config)
 
@@ -30,7 +30,7 @@ def check_known(config: RunConfig) -> None:
 
 
 def check_rewards(config: RunConfig) -> None:
-    """Raise ConfigError for rewards that do not make one number together."""
+    """Raise ConfigError for rewards that cannot be combined into one number."""
     for kind, sections in (("tasksets", config.tasksets), ("evaluations", config.evaluations)):
         for name, section in sections.items():
             reward_uses(section.reward, f"{kind}.{name}.reward")
@@ -47,8 +47,8 @@ def check_shared(config: RunConfig) -> None:
 
 
 def check_teacher(config: RunConfig) -> None:
-    """Raise ConfigError for an algorithm that learns from a teacher if a taskset's rewards do not ask one. Rewards of
-    users' own pass, since nobody knows before what they add."""
+    """Raise ConfigError for an algorithm that learns from a teacher if a taskset's rewards do not ask one. Users' own
+    rewards pass, since nobody knows in advance what they add."""
     named = config.algorithms_named()
     usual = {name_of_part(one, where) for where, one in named.items() if not where.startswith("tasksets.")}
     for name, section in config.tasksets.items():
@@ -66,8 +66,8 @@ def check_teacher(config: RunConfig) -> None:
 
 
 def check_steps(config: RunConfig) -> None:
-    """Raise ConfigError for an algorithm that is to learn from rewards of steps if a taskset's rewards give none.
-    Rewards of users' own pass, since nobody knows before what they add."""
+    """Raise ConfigError for an algorithm that learns from rewards of steps if a taskset's rewards give none. Users' own
+    rewards pass, since nobody knows in advance what they add."""
     named = config.algorithms_named()
     usual = [where for where in named if not where.startswith("tasksets.")]
     for name, section in config.tasksets.items():
@@ -89,13 +89,13 @@ def _learns_from_steps(config: RunConfig, named: str | dict[str, Any], where: st
 
 
 def gives_steps(config: RunConfig, use: RewardUse) -> bool:
-    """Return whether a reward, as it is used, gives rewards of steps."""
+    """Return whether a reward, with the settings of this use, gives rewards of steps."""
     setting = registry.find_spec(RewardSpec, use.name).steps_setting
     return bool(setting and {**config.rewards.get(use.name, {}), **use.settings}.get(setting))
 
 
 def check_server_updates(config: RunConfig) -> None:
-    """Raise ConfigError for a server that two roles would give weights: one would sample with the weights of the
+    """Raise ConfigError if two roles would send weights to the same server: one would sample with the weights of the
     other."""
     samplers = [(RoleName.explorer, config.explorer.policy, config.explorer.count)]
     if config.evaluations:
@@ -115,19 +115,19 @@ def check_server_updates(config: RunConfig) -> None:
 
 
 def server_update(config: RunConfig, policy: str) -> str | None:
-    """Return the setting by which the policy's server is given the trained weights, or None if it is not given them."""
+    """Return the setting by which the policy's server gets the trained weights, or None if the server gets none."""
     options = config.policies.get(policy)
     setting = registry.find_spec(PolicySpec, policy).update_setting if options else ""
     return setting if options and options.get(setting) else None
 
 
 PART_CHECKS = (check_rewards, check_known, check_teacher, check_steps, check_server_updates, check_shared)
-"""Each looks at one thing, in this order."""
+"""The checks, in this order. Each checks one thing."""
 
 
 def named_parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:
-    """Yield kind, place in the run file, and name of each part; of sources only those that are a class of the user's
-    own."""
+    """Yield kind, place in the run file, and name of each part. A source is a part only if it names a class of the
+    user's own."""
     yield "transport", "transport.kind", config.transport.kind
     yield "policy", "explorer.policy", config.explorer.policy
     if config.evaluator.policy is not None:

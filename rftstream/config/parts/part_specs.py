@@ -1,13 +1,16 @@
-"""What others may know of a part before it is imported: one record for each kind of part.
+"""The properties that a part declares, which others may read before the part is imported. Each kind of part has one
+class.
 
-The table of a kind holds such a record for each built-in part. A part of a user's own declares the same by attributes
-of its class, with the names of the fields. What it does not declare is as in the built-in part that it inherits from,
-or has the default. `registry.spec` finds both.
+The table of a kind holds such a record for each built-in part. A user's own part declares the same properties by
+attributes of its class, with the names of the fields. A property that it does not declare has the value of the built-in
+part that it inherits from, or the default. `registry.spec` returns the record of both.
 
-Not here is what depends on a part's settings (an algorithm's `needs`, `loss_kinds`, `needs_spread`), and what a part
-can be asked to do (a backend's `renew_reference`): its object says the one, and its class has a method for the other.
+Two things are not here. Properties that depend on a part's settings (an algorithm's `needs`, `loss_kinds`,
+`needs_spread`) are attributes of its object. Optional operations (a backend's `renew_reference`) are methods of its
+class.
 
-To add a capability: a field with a default here, its value in the table where it differs, and whoever asks for it.
+To add a capability: add a field with a default here, set its value in the tables where it differs, and read it where it
+matters.
 """
 
 from __future__ import annotations
@@ -24,19 +27,19 @@ Location = Literal["path", "folder or name", "name"]
 
 @dataclass(frozen=True, slots=True)
 class PartSpec:
-    """A part as its table declares it."""
+    """The declaration of a part in its table."""
 
     kind: ClassVar[str]
     """The kind of part, as `registry.KINDS` has it."""
     is_inherited: ClassVar[bool] = True
-    """Whether a user's class that inherits from a built-in part has what that one declares."""
+    """Whether a user's class that inherits from a built-in part also inherits the declaration of that part."""
 
     path: str
     """Place of the part: `module:Class`."""
     _: KW_ONLY
     preload: tuple[str, ...] = ()
-    """Modules that are imported, beside its own, before a worker with this built-in part is forked: it imports them
-    when it is built, and that takes seconds."""
+    """Modules that are imported before a worker with this built-in part is forked, beside the part's own module. They
+    are those that the part imports when it is built, which takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +47,10 @@ class TransportSpec(PartSpec):
     """Declared properties of a transport, for code that does not import it."""
 
     kind = "transport"
-    is_inherited = False  # a user's own is built as `Class(run, section)`, whatever it inherits from
+    is_inherited = False  # a user's own class is built as `Class(run, section)`, whatever it inherits from
 
     is_shared: bool = True
-    """Whether processes can share its log. One that they cannot is for tests."""
+    """Whether several processes can share the log. A log that they cannot share is for tests."""
     in_run_folder: bool = False
     """Whether the log lies in the run folder, so that this host alone has it. It is built as `Class(folder, create=)`
     with the folder of the log; `transport.servers` and `transport.options` mean nothing to it."""
@@ -64,19 +67,19 @@ class PolicySpec(PartSpec):
     loads_model: bool = False
     """Whether it loads the model's weights from the model folder."""
     takes_weights: bool = True
-    """Whether anybody may give it weights. One that asks a server samples by those that the server has."""
+    """Whether others may give it weights. A policy that asks a server samples with the server's weights."""
     sleeps: bool = False
-    """Whether it can give its device's memory free in the middle of requests: its class has `sleep` and `wake`."""
+    """Whether it can free its device's memory in the middle of requests: its class has `sleep` and `wake`."""
     update_setting: str = ""
-    """The setting by which its server is given the trained weights, if it has one."""
+    """The setting by which its server gets the trained weights, if it has one."""
     reads_shared: bool = False
-    """Whether processes of its engine read weights where they are followed: they then lie in memory that these can
-    open, and `load` is given SharedTensors."""
+    """Whether processes of its engine read the weights themselves. The weights then lie in memory that these processes
+    can open, and `load` gets SharedTensors."""
     is_estimated: bool = False
     """Whether `check` estimates its memory: it holds a model in torch, and its Config has `batch_size`."""
     takes_images: bool = False
-    """Whether its model may be one that is shown images: its class takes `images`, an ImageCache, and its requests say
-    where images stand."""
+    """Whether its model may take images: its class takes `images`, an ImageCache, and its requests say where images
+    stand."""
     constrains: bool = False
     """Whether it can constrain tokens to a form, such as a JSON schema: its requests may have a `constraint`."""
 
@@ -92,18 +95,17 @@ class BackendSpec(PartSpec):
     needs_peft: bool = False
     """Whether it trains adapters (`model.lora`) with the package peft."""
     leaves_device: bool = False
-    """Whether it can give its device's memory free between batches: its class has `leave_device`. If it trains in
-    several processes it cannot."""
+    """Whether it can free its device's memory between batches: its class has `leave_device`. A backend of several
+    processes cannot."""
     processes_setting: str = ""
-    """The setting that says in how many processes it trains, 1 by default, if it has one."""
+    """The setting for the number of training processes, 1 by default, if there is such a setting."""
     trains_classifiers: bool = False
-    """Whether it can train a classifier with one output in the place of a policy."""
+    """Whether it can train a classifier with one output instead of a policy."""
     is_estimated: bool = False
     """Whether `check` estimates its memory: it trains in torch, and its Config has the settings of the backend
     `torch`."""
     takes_images: bool = False
-    """Whether its model may be one that is shown images: its class takes `images`, an ImageCache, and rows say where
-    images stand."""
+    """Whether its model may take images: its class takes `images`, an ImageCache, and rows say where images stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +119,13 @@ class AlgorithmSpec(PartSpec):
     greedy_baseline: bool = False
     """Whether the first sibling of each group is sampled at temperature 0."""
     needs_teacher: bool = False
-    """Whether it learns from a teacher's logprobs, which a reward has to ask for."""
+    """Whether it learns from a teacher's logprobs. A reward has to ask the teacher for them."""
     replaces_groups: bool = False
     """Whether it is meant to be used with `buffer.zero_variance = "replace"`."""
     steps_setting: str = ""
-    """The setting by which it learns from rewards of steps, `off` unless it does, if it has one."""
+    """The setting that turns on learning from rewards of steps, `off` by default, if there is such a setting."""
     trains_classifier: bool = False
-    """Whether what it trains is no policy but a classifier with one output, such as a reward model."""
+    """Whether it trains a classifier with one output, such as a reward model, and no policy."""
     max_tokens_setting: str = ""
     """The setting of its Config that should equal `sampling.max_tokens`, if it has one."""
 
@@ -137,11 +139,11 @@ class RewardSpec(PartSpec):
     asks_teacher: bool = False
     """Whether it adds a teacher's logprobs to the verdict."""
     takes_given: bool = False
-    """Whether it is the reward that the environment or agent gave, so that one has to be given."""
+    """Whether it uses the reward of the environment or agent, which then has to give one."""
     steps_setting: str = ""
-    """The setting by which it gives rewards of steps too, if it has one."""
+    """The setting that makes it give rewards of steps too, if there is such a setting."""
     runs_programs: bool = False
-    """Whether it runs what the policy wrote, in a sandbox: on this machine unless its setting `sandbox_url` is set."""
+    """Whether it runs programs of the policy in a sandbox, on this machine unless its setting `sandbox_url` is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +151,20 @@ class EnvironmentSpec(PartSpec):
     """Declared properties of an environment, for code that does not import it."""
 
     kind = "environment"
-    is_inherited = False  # a user's own may go on where the one that it inherits from ends
+    is_inherited = False  # a user's own environment may continue where the built-in one ends
 
     has_one_turn: bool = False
     """Whether every rollout ends with the first completion."""
     is_immediate: bool = False
     """Whether its methods are plain functions that never block: they are then called in the sampling thread."""
     gives_reward: bool = True
-    """Whether a reply of it may have a reward."""
+    """Whether its replies may have rewards."""
     path_settings: tuple[str, ...] = ()
-    """Its settings that are paths, relative to the run file: keys with dots between them, * for any key. Those of a
-    user's own environment are left as they stand."""
+    """Its settings that are paths relative to the run file, as dotted keys with * for any key. Paths of a user's own
+    environment are left unchanged."""
     is_agent: bool = False
-    """Whether it drives itself by model calls: the explorer's gateway serves it, and no turn loop."""
+    """Whether it is an agent that makes model calls itself. The explorer's gateway serves it, and there is no turn
+    loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +174,14 @@ class TasksetSpec(PartSpec):
     kind = "taskset"
 
     location: Location = "name"
-    """Kind of location that stands behind the colon of its source. Paths and folders are relative to the run file."""
+    """Kind of location behind the colon of its source. Paths and folders are relative to the run file."""
     has_rows: bool = False
-    """Whether `open_rows` of its class opens the rows of a location for others; so demonstrations can be in it, too."""
+    """Whether others can open the rows of a location by `open_rows` of its class, so that demonstrations can have this
+    source."""
     chooses_rows: bool = False
-    """Whether its Config says which rows of a location are meant, as `subset` and `split` do."""
+    """Whether its Config selects rows of a location, as `subset` and `split` do."""
     grows: bool = False
-    """Whether problems join it while the run goes on; it may have none when it is opened."""
+    """Whether problems join it during the run. It may be empty when it is opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +208,7 @@ class TrackerSpec(PartSpec):
     package: str = ""
     """The package that it needs; an extra of the tracker's name brings it."""
     is_service: bool = True
-    """Whether it is behind a network: built as `Class(setting, run)`, it keeps `TrackingService` and gets a thread of
-    its own. One that is not is built as `Class(folder)`."""
+    """Whether it is behind a network. Such a tracker is built as `Class(setting, run)`, keeps `TrackingService` and
+    gets its own thread. Others are built as `Class(folder)`."""
     folder: str = ""
     """The folder in the run folder that it writes to, if there is one; `{setting}` stands for its setting."""

@@ -20,7 +20,7 @@ from rftstream.errors import ConfigError, RftError
 Spec = TypeVar("Spec", bound=PartSpec)
 
 MANY = 12
-"""With more names than this, an error that can propose a name does not list them all."""
+"""Most names that an error lists in full. With more, it only proposes the nearest."""
 
 _info_of_class = functools.cache(msgspec.inspect.type_info)
 """Cached, since msgspec evaluates every annotation anew, which takes milliseconds for a whole run file."""
@@ -55,7 +55,8 @@ def spec(spec_type: type[Spec], name: str, *, where: str = "") -> Spec:
 
 
 def find_spec(spec_type: type[Spec], name: str) -> Spec:
-    """Return what a part declares, or the defaults if there is no such part: that is said where the part is used."""
+    """Return what a part declares, or the defaults if there is no such part. The code that uses the part reports the
+    error."""
     known = built_in(spec_type)
     if name in known:
         return known[name]
@@ -105,7 +106,7 @@ def convert(values: Any, target: Any, *, where: str) -> Any:
         return msgspec.convert(values, target)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `")
-        of_names = path.startswith("key` in `")  # it is a name that is wrong, and not what stands under it
+        of_names = path.startswith("key` in `")  # the name is wrong, not the values below it
         keys = re.findall(r"\w[\w-]*", path.removeprefix("key` in `").rstrip("`").removeprefix("$"))
         place = ".".join(part for part in (where, *keys) if part)
         if of_names:
@@ -114,7 +115,7 @@ def convert(values: Any, target: Any, *, where: str) -> Any:
 
 
 def _wrong_name(place: str, text: str, values: Any, target: Any, keys: list[str]) -> str:
-    """Say which section has a wrong name, in a table whose names users choose."""
+    """Say which section has a wrong name, for tables whose names users choose."""
     wanted: Any = _type_info(target)
     for key in keys:
         values, wanted = values[key], _fields(wanted)[key]
@@ -124,7 +125,7 @@ def _wrong_name(place: str, text: str, values: Any, target: Any, keys: list[str]
 
 
 def _form(wanted: Any, text: str) -> str:
-    """Return the form that a text must have, in words where the field has them."""
+    """Return the form that a text must have. Some fields have it in words."""
     kinds = wanted.types if isinstance(wanted, msgspec.inspect.UnionType) else (wanted,)
     for kind in kinds:
         if isinstance(kind, msgspec.inspect.Metadata) and "description" in (kind.extra_json_schema or {}):
@@ -134,7 +135,7 @@ def _form(wanted: Any, text: str) -> str:
 
 
 def _explain(text: str, values: Any, target: Any, keys: list[str]) -> str:
-    """Return what was found and what was expected, in the words of the run file."""
+    """Return what was found and what was expected, in terms of the run file."""
     wanted: Any = _type_info(target)
     found = values
     for key in keys:
@@ -165,7 +166,8 @@ IN_TOML = {"object": "a section", "array": "a list"}
 
 
 def check_keys(values: Any, target: Any, where: str, root: Any = None) -> None:
-    """Raise ConfigError for keys that no dataclass along the way has. `root` is where else they may belong."""
+    """Raise ConfigError for keys that no dataclass along the path has. `root` is another place where they may
+    belong."""
     root = target if root is None else root
     for key, value, inner in _pairs(values, target):
         place = f"{where}.{key}" if where else key
@@ -177,8 +179,8 @@ def check_keys(values: Any, target: Any, where: str, root: Any = None) -> None:
 
 
 def check_numbers(values: Any, where: str) -> None:
-    """Raise ConfigError for numbers that no setting can mean: TOML has nan and inf, and Python integers of any size,
-    which no record of the log can hold."""
+    """Raise ConfigError for numbers that no setting can have. TOML has nan and inf, and Python's integers have any
+    size, but no record of the log can hold them."""
     if isinstance(values, Mapping):
         for key, value in values.items():
             check_numbers(value, f"{where}.{key}" if where else str(key))
@@ -192,10 +194,10 @@ def check_numbers(values: Any, where: str) -> None:
 
 
 def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
-    """`known: a, b, c; did you mean 'b'?`"""
+    """Return the known names and the nearest one: `known: a, b, c; did you mean 'b'?`."""
     spelt = {one.lower(): one for one in known}
     near = [spelt[match] for match in difflib.get_close_matches(name.lower(), list(spelt), n=3)]
-    near.sort(key=lambda one: sorted(one) != sorted(name))  # letters that changed places are the likeliest slip
+    near.sort(key=lambda one: sorted(one) != sorted(name))  # swapped letters are the likeliest typing error
     text = "known: " + ", ".join(sorted(known)) if known else "none are known"
     if not near:
         return text
@@ -203,7 +205,7 @@ def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
 
 
 def _suggest_key(key: str, target: Any, root: Any) -> str:
-    """Propose a key: by its meaning in other tools, in this section or another; else by its spelling."""
+    """Propose a key by its meaning in other tools, in this section or another, else by its spelling."""
     known, meant = _fields(target), _meant(key, root)
     here = dict.fromkeys(one.rpartition(".")[2] for one in meant)
     if here and all(one in known for one in here):
@@ -214,13 +216,13 @@ def _suggest_key(key: str, target: Any, root: Any) -> str:
 
 
 def _suggest_section(key: str, target: Any) -> str:
-    """Propose the section that a setting without a section may belong to; else the section with a like spelling."""
+    """Propose a section that has a setting of this name, else the section with a similar spelling."""
     places = _meant(key, target)
     return f"did you mean {' or '.join(places)}?" if places else suggest(key, _fields(target))
 
 
 def _meant(key: str, root: Any) -> list[str]:
-    """Return settings of this name in other sections, and settings that other tools call so."""
+    """Return settings with this name in other sections, and settings with this name in other tools."""
     places = [f"{section}.{key}" for section, inner in _fields(root).items() if key in _fields(inner)]
     return places + list(aliases.SETTINGS.get(key.lower().replace("-", "_"), ()))
 
@@ -257,8 +259,8 @@ def _pairs(values: Any, target: Any) -> list[tuple[str, Any, Any]]:
 
 
 def import_path(path: str, *, what: str) -> Any:
-    """Import what `module:Thing` names. ConfigError if it is not there, or if its module fails; `what` says what was
-    sought."""
+    """Import the object that `module:Thing` names. ConfigError if it is not there, or if its module fails. `what` names
+    the object in errors."""
     module_name, _, name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -269,7 +271,7 @@ def import_path(path: str, *, what: str) -> Any:
         ) from None
     except (RftError, MemoryError):
         raise
-    except Exception as error:  # the user's code: whatever it raises, trying again would not help
+    except Exception as error:  # the user's code may raise anything, and another try would not help
         raise ConfigError(f"{what}: importing {path!r} failed: {type(error).__name__}: {error}; mend it") from error
     try:
         return getattr(module, name)

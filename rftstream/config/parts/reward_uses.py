@@ -1,4 +1,4 @@
-"""What stands behind `reward =` in the run file: one reward, or several and how they make one number together.
+"""The value of `reward =` in the run file: one reward, or several with the rule that makes one number of them.
 
     reward = "math"
     reward = { name = "exact", casefold = true }
@@ -19,7 +19,7 @@ from rftstream.config.parts import registry
 from rftstream.errors import ConfigError
 
 RewardNamed = str | dict[str, Any] | list[dict[str, Any]]
-"""A reward as the run file names it."""
+"""A reward as written in the run file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,10 @@ class RewardUse:
     weight: float = 1.0
     """Factor of its score, unless it is a gate or a check."""
     use: Literal["sum", "minimum", "gate", "check"] = "sum"
-    """`sum`: it is added. `minimum`: of all these the smallest is added. `gate`: where it is less than `at_least`, the
-    whole is `otherwise`, and rewards that are no gates are not asked. `check`: a second opinion on a `share` of the
-    rollouts, which never counts; how far it is from the whole becomes a metric."""
+    """`sum`: its score is added. `minimum`: the smallest score of all rewards with this use is added. `gate`: if its
+    score is less than `at_least`, the whole reward is `otherwise`, and rewards that are no gates are not computed.
+    `check`: a second opinion on a `share` of the rollouts, which never counts; its distance from the whole reward
+    becomes a metric."""
     at_least: float = 1.0
     otherwise: float = 0.0
     share: Annotated[float, Meta(gt=0, le=1)] = 0.05
@@ -41,12 +42,12 @@ class RewardUse:
 
 
 OF_ONE_USE = {"at_least": ("gate",), "otherwise": ("gate",), "share": ("check",), "weight": ("sum", "minimum")}
-"""Keys that mean nothing for the other uses."""
+"""Keys that have a meaning for one use only."""
 
 
 def reward_uses(named: RewardNamed, where: str) -> list[RewardUse]:
-    """Return the rewards that `named` holds, in order, at least one. ConfigError, which names `where`, if something is
-    wrong with it."""
+    """Return the rewards that `named` holds, in order, at least one. ConfigError, with the place `where`, if `named` is
+    invalid."""
     if isinstance(named, str):
         return [RewardUse(name=named)]
     many = named if isinstance(named, list) else [named]
@@ -60,13 +61,14 @@ def reward_uses(named: RewardNamed, where: str) -> list[RewardUse]:
 
 
 def reward_names(named: RewardNamed) -> list[str]:
-    """Return the names of the rewards, also where something else is wrong with them."""
+    """Return the names of the rewards, even if their settings are invalid."""
     many: Sequence[Any] = named if isinstance(named, list) else [named]
     return [one if isinstance(one, str) else str(one.get("name", "")) for one in many]
 
 
 def part_names(uses: Sequence[RewardUse]) -> list[str]:
-    """Return the names of the rewards' parts in a verdict: without the module, and numbered where a name is taken."""
+    """Return the names of the rewards' parts in a verdict: the names without their module, numbered if a name
+    repeats."""
     names: list[str] = []
     for use in uses:
         short = use.name.rpartition(":")[2]
@@ -75,7 +77,7 @@ def part_names(uses: Sequence[RewardUse]) -> list[str]:
 
 
 def reward_formula(uses: Sequence[RewardUse]) -> str:
-    """Return how the rewards make one number, for people: `1 math + 0.2 length_penalty, if well_formed >= 1`."""
+    """Return in words how the rewards make one number: `1 math + 0.2 length_penalty, if well_formed >= 1`."""
     if len(uses) == 1 and uses[0].weight == 1.0:
         return uses[0].name
     terms = [f"{use.weight:g} {use.name}" for use in uses if use.use == "sum"]

@@ -1,4 +1,4 @@
-"""Configs of other systems as run files: TRL, verl, prime-rl. Read, never run.
+"""Converts configs of other systems (TRL, verl, prime-rl) to run files. Scripts are read and never run.
 
 In the order of reading:
 
@@ -8,8 +8,8 @@ In the order of reading:
     verl
     prime_rl
 
-To add a system: a module with a function of (files, gpus, trainer), and a line in `SYSTEMS`. Where a setting stands in
-a run file is said once, in `rftstream.config.aliases`.
+To add a system: a module with a function of (files, gpus, trainer), and a line in `SYSTEMS`. The place of a setting in
+a run file is defined once, in `rftstream.config.aliases`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ TRAINERS = ("grpo", "rloo", "sft", "dpo", "reward")
 def convert_config(
     system: str, files: Sequence[Path], *, gpus: int | None = None, trainer: str | None = None
 ) -> ConvertedConfig:
-    """Return the run file for a config of another system. `gpus`: how many it was run on, if it is not the config that
-    says so; 0 makes a run for CPUs. `trainer`: TRL's, for a YAML that does not name it."""
+    """Return the run file for a config of another system. `gpus`: the number of GPUs it ran on, if the config does not
+    say it; 0 makes a run for CPUs. `trainer`: TRL's trainer, for a YAML that does not name it."""
     module, _, name = SYSTEMS[system].partition(":")
     converted: ConvertedConfig = getattr(importlib.import_module(module), name)(list(files), gpus, trainer)
     return converted

@@ -1,8 +1,8 @@
-"""One conversion: the settings of another system, the run file that its rules write, and what became of each setting.
+"""One conversion: the settings of another system, the run file that its rules write, and a report on each setting.
 
 A system's rules ask `get` for a setting and `put` a value, `take` settings that mean the same here, and `leave` those
-that have no counterpart. What no rule asked for is listed by `finish`, so that nothing is dropped silently. Where a
-setting stands here is looked up in `rftstream.config.aliases`.
+that have no counterpart. `finish` lists settings that no rule has read, so that none is dropped silently.
+`rftstream.config.aliases` says where a setting is in a run file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rftstream.queries.plain import Report
 
 ALIKE = (RunSection, ModelSection, Sampling, FeederSection, TrainerSection)
 SECTIONS = {name: kind for name, kind in get_type_hints(RunConfig).items() if kind in ALIKE}
-"""Sections in which a setting of the same name as another system's means the same."""
+"""Sections in which a setting with the same name as another system's has the same meaning."""
 ORDER = tuple(field.name for field in dataclasses.fields(RunConfig))
 TRACKERS = tuple(field.name for field in dataclasses.fields(TrackersSection))
 SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
@@ -36,7 +36,7 @@ WIDTH = 120
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A setting that was taken: where it stands here, and how its value was found."""
+    """A setting that was taken, with its place here and the way its value was computed."""
 
     there: str
     key: str
@@ -53,7 +53,7 @@ class NotTaken:
 
 @dataclass(frozen=True, slots=True)
 class ConvertedConfig(Report):
-    """The run file of a conversion, and what became of each setting."""
+    """The run file of a conversion, and a report on each setting."""
 
     run_file: str
     taken: tuple[Taken, ...]
@@ -61,7 +61,7 @@ class ConvertedConfig(Report):
     to_do: tuple[str, ...]
 
     def to_text(self) -> str:
-        """Return what was taken, what was not, and what is left to do, for people."""
+        """Return as text what was taken, what was not, and what is left for the user to do."""
         width = max((len(one.key) for one in self.taken), default=0)
         reasons: dict[str, list[str]] = {}
         for one in self.not_taken:
@@ -78,9 +78,10 @@ class ConvertedConfig(Report):
 
 
 class Conversion:
-    """The settings of one config of another system, while its rules make a run file of them.
+    """The settings of another system's config while its rules convert them to a run file.
 
-    A system's module makes it, applies its rules, and calls `finish` once. Names of settings are dotted paths."""
+    A system's module makes it, applies its rules, and calls `finish` once. Names of settings are dotted paths.
+    """
 
     def __init__(self, system: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         self.system = system
@@ -94,7 +95,8 @@ class Conversion:
         self._to_do: list[str] = []
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a setting, or the default if it is not given or none. The rule that asks decides about it."""
+        """Return a setting, or the default if it is missing or none. The rule that calls this decides about the
+        setting."""
         self._seen.add(name)
         value = self._given.get(name)
         return default if value is None else value
@@ -104,7 +106,7 @@ class Conversion:
         return [name for name in self._given if name.startswith(prefix)]
 
     def put(self, key: str, value: Any, there: str) -> None:
-        """Write a setting of the run file; `there` is the other's name, with the arithmetic if there is some."""
+        """Write a setting of the run file. `there` is the other system's name, with the arithmetic if there is any."""
         if key.startswith("algorithms.") and not self.has_setting(key):
             self.leave(there, f"{self.algorithm} has no setting {key.split('.', 2)[2]}")
             return
@@ -120,8 +122,8 @@ class Conversion:
                     self.put(key, value, name)
 
     def keys_of(self, name: str) -> list[str]:
-        """Return where a setting of another system stands in this run file: by the table of aliases, else in the
-        section or algorithm that has one of the same name."""
+        """Return the places of another system's setting in this run file: by the table of aliases, else in the section
+        or algorithm that has a setting of the same name."""
         last = name.rpartition(".")[2]
         same = [f"{one}.{last}" for one, kind in SECTIONS.items() if last in _names_of(kind)]
         found = aliases.meant(name) or same or [f"algorithms.{self.algorithm}.{last}"]
@@ -135,30 +137,30 @@ class Conversion:
         return algorithm == self.algorithm and name in _names_of(registry.resolve("algorithm", algorithm).Config)
 
     def leave(self, name: str, reason: str) -> None:
-        """List a setting as not taken, unless it is only a default of the other system."""
+        """List a setting as not taken, unless its value is the other system's default."""
         self._seen.add(name)
         if re.split(r"[ ,:]", name)[0] not in self._theirs:
             self.leave_unread(name, reason)
 
     def leave_unread(self, name: str, reason: str) -> None:
-        """List a setting whose value is not known; a default may stand in its place."""
+        """List a setting whose value is not known. A default may take its place."""
         self._not_taken.append(NotTaken(name, reason))
 
     def ask(self, text: str) -> None:
-        """List what is left to do by hand."""
+        """List something that the user has to do by hand."""
         if text not in self._to_do:
             self._to_do.append(text)
 
-    # ---------------------------------------------------------------- what all systems have
+    # ---------------------------------------------------------------- settings that all systems have
 
     def name_run(self, name: Any, there: str) -> None:
-        """Name the run as the other system does, in the letters that are allowed here."""
+        """Name the run as in the other system, with the characters that are allowed here."""
         plain = re.sub(r"[^a-z0-9_]+", "-", str(name).lower()).strip("-_")[:60]
         self.put("run.name", plain or "converted", there)
 
     def place(self, gpus: int, apart: int, there: str) -> None:
-        """Put the trainer on the first GPU, and explorers on the `apart` GPUs after it, or in turns with it on the
-        same one."""
+        """Put the trainer on the first GPU, and explorers on the `apart` GPUs after it; with none, explorers share the
+        trainer's GPU in turns."""
         if gpus < 1:
             return
         self.put("trainer.device", "cuda:0", there)
@@ -172,7 +174,7 @@ class Conversion:
             self.put("explorer.devices", ["cuda:0"], there)
 
     def track(self, wanted: Any, there: str, project: str) -> None:
-        """Write the trackers of these names."""
+        """Write the trackers with these names."""
         for name in [wanted] if isinstance(wanted, str) else wanted or ():
             if name in TRACKERS:
                 self.put(f"trackers.{name}", project, there)
@@ -180,7 +182,8 @@ class Conversion:
                 self.leave(f"{there} = {name!r}", f"there are {', '.join(TRACKERS)}")
 
     def schedule(self, name: str, warmup: Any, warmup_name: str, steps: int | None, batches: int = 1) -> None:
-        """Take a schedule of the learning rate, and its warm-up in steps, or as a share of all steps if below 1."""
+        """Take a schedule of the learning rate and its warm-up. The warm-up is in steps, or a share of all steps if
+        below 1."""
         kind = self.get(name, "constant")
         if kind in SCHEDULES:
             self.put("trainer.lr_schedule", SCHEDULES[kind], name)
@@ -201,12 +204,12 @@ class Conversion:
             self.put("trainer.warmup_steps", round(warmup * steps), f"{warmup_name} {warmup} x {steps} steps")
 
     def keep(self, name: str) -> None:
-        """Take how many checkpoints are kept, of which there are two at least."""
+        """Take the number of checkpoints to keep, which is two at least."""
         if count := self.get(name):
             self.put("trainer.keep_checkpoints", max(count, 2), f"{name} {count}, at least 2" if count < 2 else name)
 
     def lora(self, rank: str, alpha: str, targets: str, default_alpha: float, default_rank: int | None = None) -> None:
-        """Take an adapter, if it has a rank."""
+        """Take an adapter if it has a rank."""
         wanted, size = self.get(targets), self.get(rank, default_rank)
         factor = self.get(alpha, default_alpha)
         if size:
@@ -217,8 +220,8 @@ class Conversion:
     # ---------------------------------------------------------------- the end
 
     def finish(self, decided: Mapping[str, str]) -> ConvertedConfig:
-        """Return the run file and what became of each setting. `decided` says for prefixes of names why a setting is
-        not needed here."""
+        """Return the run file and the report. `decided` maps prefixes of names to the reason why their settings are not
+        needed here."""
         for name, value in self._given.items():
             if name not in self._seen and value != {}:
                 prefix = max((one for one in decided if re.match(one, name)), key=len, default=None)
@@ -245,7 +248,7 @@ class Conversion:
 
 
 def toml_value(value: Any) -> str:
-    """Return a value as TOML writes it in one line."""
+    """Return a value in TOML, in one line."""
     if isinstance(value, Mapping):
         inner = ", ".join(f"{_bare(str(name))} = {toml_value(one)}" for name, one in value.items())
         return f"{{ {inner} }}" if inner else "{}"
@@ -257,7 +260,7 @@ def toml_value(value: Any) -> str:
 
 
 def section_name(text: str) -> str:
-    """Return a name of a taskset: the last part of a path, or of a name on a hub, that says something."""
+    """Return a name for a taskset: the last meaningful part of a path, or of a name on a hub."""
     words = [word for word in re.split(r"[/\\:]", text.lower()) if word]
     parts = [re.sub(r"[^a-z0-9_]+", "-", PurePosixPath(word).stem).strip("-_") for word in words]
     telling = [part for part in parts if part and part not in ("train", "test", "val", "validation", "data", "hf")]
@@ -278,5 +281,5 @@ def _short(value: Any) -> str:
 
 
 def many(value: Any) -> Sequence[Any]:
-    """Return a list as it is, and a single value as a list of one."""
+    """Return a list unchanged, and a single value as a list of one."""
     return value if isinstance(value, (list, tuple)) else [value]

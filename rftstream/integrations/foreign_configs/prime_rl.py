@@ -1,8 +1,8 @@
-"""prime-rl to a run file: the TOML of `rl`, of trainer and orchestrator apart, and of `sft`.
+"""Converts prime-rl's TOML to a run file: that of `rl`, of separate trainer and orchestrator, and of `sft`.
 
-Names and defaults are those of packages/prime-rl-configs, with the older names of the orchestrator beside them. A batch
-is counted in rollouts there and in problems here. An environment of verifiers runs as an agent in an interpreter of its
-own, and keeps its taskset, harness and rewards.
+Names and defaults are those of packages/prime-rl-configs, with the older names of the orchestrator beside them.
+prime-rl counts a batch in rollouts, a run file in problems. An environment of verifiers runs as an agent in its own
+interpreter, and keeps its taskset, harness and rewards.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SAMPLING = ("orchestrator.train.sampling", "orchestrator.sampling")
 
 
 def convert_prime_rl(files: list[Path], gpus: int | None, trainer: str | None) -> ConvertedConfig:
-    """Return the run file for one file of `rl` or `sft`, or for those of trainer and orchestrator."""
+    """Return the run file for one file of `rl` or `sft`, or for files of trainer and orchestrator."""
     given = merged([(path, _whole(loader.read_toml(path))) for path in files])
     is_sft = any(name.startswith("data.") for name in given)
     c = Conversion("prime-rl", given, TABLES["sft_defaults" if is_sft else "defaults"])
@@ -51,7 +51,7 @@ def convert_prime_rl(files: list[Path], gpus: int | None, trainer: str | None) -
 
 
 def _whole(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's settings as a file of `rl` names them: with the prefix of trainer or orchestrator."""
+    """Return a file's settings under the names of `rl`, with the prefix of trainer or orchestrator."""
     found = flat(values)
     tops = set(values)
     if tops & {"trainer", "orchestrator"} or (isinstance(values.get("data"), Mapping) and "fake" not in values["data"]):
@@ -154,7 +154,7 @@ def _loss(c: Conversion) -> None:
 
 
 def _environment(c: Conversion, kind: str, source: Mapping[str, Any], there: str) -> str:
-    """Write a taskset or evaluation whose problems are those of a taskset of verifiers. Return its section."""
+    """Write a taskset or evaluation with the problems of a verifiers taskset. Return its section."""
     env = source.get("env") or {"taskset": {"id": source.get("id"), **(source.get("args") or {})}}
     name = section_name(str(source.get("name") or env.get("taskset", {}).get("id") or "env"))
     place = f"{kind}.{name}"

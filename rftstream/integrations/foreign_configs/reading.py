@@ -1,7 +1,8 @@
-"""Files of settings, as flat dicts of dotted names: YAML, TOML, and the overrides in a shell script that launches verl.
+"""Reads files of settings into flat dicts of dotted names: YAML, TOML, and the overrides in a shell script that
+launches verl.
 
 Several files of one system are one config; a setting that two of them give differently is an error. Overrides of a
-script stand above files, as they do there.
+script win over files, as in verl.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def read_text(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the settings of a YAML file. ConfigError if it is no mapping."""
+    """Return the settings of a YAML file. ConfigError if the file is no mapping."""
     import yaml  # type: ignore[import-untyped]
 
     try:
@@ -57,7 +58,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by dotted names. Lists are values."""
+    """Return nested settings under dotted names. Lists are values."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -68,7 +69,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def merged(files: Sequence[tuple[Path, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return the settings of all files. ConfigError if two give one setting differently."""
+    """Return the settings of all files. ConfigError if two files give a setting different values."""
     found: dict[str, Any] = {}
     sources: dict[str, Path] = {}
     for path, values in files:
@@ -83,8 +84,8 @@ def merged(files: Sequence[tuple[Path, Mapping[str, Any]]]) -> dict[str, Any]:
 
 
 def read_overrides(path: Path) -> dict[str, Any]:
-    """Return the overrides `key.name=value` in a shell script, with the script's variables filled in. What only the
-    shell knows stays as it is written, with its `$`."""
+    """Return the overrides `key.name=value` in a shell script, with the script's variables filled in. Text that only
+    the shell can resolve is left unchanged, with its `$`."""
     text = re.sub(r"\\[ \t]*\n", " ", read_text(path))
     variables: dict[str, str] = {"HOME": "~"}
     found: dict[str, Any] = {}
@@ -107,7 +108,7 @@ def read_overrides(path: Path) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """Return the value of an override. What is no YAML is a text."""
+    """Return the value of an override. Text that is not YAML is returned as a string."""
     import yaml
 
     try:
@@ -117,7 +118,7 @@ def parse_value(text: str) -> Any:
 
 
 def arithmetic(node: ast.expr) -> Any:
-    """Return the value of constants and their sums, products and so on. ValueError for anything else."""
+    """Return the value of an expression of constants, sums, products and so on. ValueError for anything else."""
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -128,7 +129,7 @@ def arithmetic(node: ast.expr) -> Any:
 
 
 def _filled(line: str, variables: Mapping[str, str]) -> str:
-    """Fill in `$NAME`, `${NAME}`, `${NAME:-default}` and `$((sums))`, from the inside out."""
+    """Fill in `$NAME`, `${NAME}`, `${NAME:-default}` and `$((sums))`, innermost first."""
 
     def product(match: re.Match[str]) -> str:
         names = re.sub(r"\$?\b([A-Za-z_]\w*)", lambda one: variables.get(one[1], one[0]), match[1])
@@ -149,5 +150,5 @@ def _filled(line: str, variables: Mapping[str, str]) -> str:
 
 
 def _number(value: Any) -> Any:
-    """Return `1e-6` as a number, which YAML 1.1 takes for a text."""
+    """Return `1e-6` as a number. YAML 1.1 reads it as a string."""
     return float(value) if isinstance(value, str) and NUMBER.fullmatch(value) else value

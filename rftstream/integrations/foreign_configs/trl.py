@@ -1,7 +1,8 @@
-"""TRL to a run file: GRPO, RLOO, SFT, DPO and reward models, from a training script or the YAML of TRL's command line.
+"""Converts TRL's settings to a run file: GRPO, RLOO, SFT, DPO and reward models, from a training script or the YAML of
+TRL's command line.
 
 Names and defaults are those of TRL 1.16 (trl/trainer/*_config.py, trl/scripts) and of transformers' TrainingArguments.
-TRL counts completions and optimizer steps where a run file counts problems and batches; `_batches` divides.
+TRL counts completions and optimizer steps; a run file counts problems and batches. `_batches` converts.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
 
 
 def _kind(settings: Mapping[str, Any], path: Path) -> str:
-    """Return the trainer of a YAML config, which does not name it."""
+    """Return the kind of trainer for a YAML config, which does not name it."""
     if "reward_funcs" in settings or "num_generations" in settings:
         return "grpo"
     if named := [kind for kind in ALGORITHMS if kind in path.stem.lower()]:
@@ -61,7 +62,7 @@ def _kind(settings: Mapping[str, Any], path: Path) -> str:
 
 
 class _TrlRules:
-    """The rules of TRL's settings. `apply` is called once."""
+    """The conversion rules for TRL's settings. `apply` is called once."""
 
     def __init__(self, conversion: Conversion, kind: str, gpus: int, script: Script, path: Path) -> None:
         self._c, self._kind, self._gpus, self._script, self._path = conversion, kind, gpus, script, path
@@ -101,7 +102,7 @@ class _TrlRules:
             c.lora("lora_r", "lora_alpha", "lora_target_modules", 32.0, default_rank=16)
 
     def _source(self, prefix: str) -> dict[str, Any]:
-        """Return source, options, columns and system prompt of a dataset, or a place to put it."""
+        """Return source, options, columns and system prompt of a dataset, or a placeholder for it."""
         c = self._c
         name = c.get(f"{prefix}dataset_name")
         if name is None:
@@ -137,7 +138,7 @@ class _TrlRules:
         return {key: value for key, value in found.items() if value}
 
     def _columns(self, made: Mapping[str, str]) -> dict[str, str]:
-        """Return columns under our names: what a reward compares with is the answer."""
+        """Return the columns under our names. The column that a reward compares with is the answer."""
         ours = {"solution": "answer", "ground_truth": "answer"}
         found = {ours.get(name, name): column for name, column in made.items()}
         known = ("prompt", "messages", "answer", "completion", "chosen", "rejected")
@@ -188,7 +189,7 @@ class _TrlRules:
             c.leave("ref_model_mixup_alpha", "the newer policy takes the place of the reference, unmixed")
 
     def _batches(self) -> None:
-        """Divide what TRL counts in completions and in optimizer steps."""
+        """Convert numbers that TRL counts in completions and optimizer steps."""
         c, processes = self._c, max(self._gpus, 1)
         device, accumulated = c.get("per_device_train_batch_size"), c.get("gradient_accumulation_steps")
         said = f"per_device_train_batch_size {device} x {processes} processes"
@@ -285,7 +286,7 @@ class _TrlRules:
                 c.put(f"{place}_low", low, "vllm_importance_sampling_clip_min")
 
     def _rewards(self) -> Any:
-        """Return the rewards as a run file names them."""
+        """Return the rewards in the form of a run file."""
         c = self._c
         named, weights = c.get("reward_funcs") or [], c.get("reward_weights")
         rewards = []
@@ -300,7 +301,7 @@ class _TrlRules:
         return rewards[0]["name"] if len(rewards) == 1 and len(rewards[0]) == 1 else rewards
 
     def _reward(self, one: Any) -> str | None:
-        """Return the name of one reward here, or None for what is a setting."""
+        """Return the name here of one reward, or None if it becomes a setting."""
         c = self._c
         if isinstance(one, dict) and "model" in one:
             c.put("rewards.reward_model.path", one["model"], "reward_funcs: a model")

@@ -1,8 +1,9 @@
-"""A training script of TRL, read and never run: what its trainer and its config are given, under TRL's own names.
+"""Reads a training script of TRL without running it: the arguments of its trainer and its config, under TRL's own
+names.
 
-The script becomes settings as TRL's command line has them: `load_dataset(...)` becomes dataset_name and its
-neighbours, `LoraConfig(...)` lora_r and so on. Constants, names that are bound once or in a row, arithmetic, f-strings
-and defaults of argparse are resolved; what depends on anything else is noted as unreadable, with its line.
+The script becomes settings of TRL's command line: `load_dataset(...)` becomes dataset_name and related settings,
+`LoraConfig(...)` becomes lora_r and so on. Constants, names that are bound once or in a row, arithmetic, f-strings and
+defaults of argparse are resolved; anything else is noted as unreadable, with its line.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ KINDS = ("GRPO", "RLOO", "SFT", "DPO", "Reward")
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.With)
 TEXTS = ("split", "replace", "lower", "upper", "strip", "rstrip", "lstrip")
-"""Methods of texts that are called."""
+"""String methods that can be evaluated."""
 UNCHANGED = ("shuffle", "remove_columns", "select_columns", "flatten_indices", "with_format")
-"""Methods of a dataset after which the same problems are there."""
+"""Methods of a dataset that do not change which problems it has."""
 
 
 class UnreadableExpression(Exception):
-    """An expression whose value only running the script would tell."""
+    """An expression whose value is known only by running the script."""
 
     def __init__(self, node: ast.AST, reason: str = "") -> None:
         text = ast.unparse(node)
@@ -37,17 +38,17 @@ class UnreadableExpression(Exception):
 
 @dataclass
 class Script:
-    """The settings that a script gives, what could not be read, and the names of its own functions."""
+    """The settings of a script, the arguments that could not be read, and the names of its own functions."""
 
     trainer: str
     settings: dict[str, Any] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
-    """Setting -> where its value comes from."""
+    """Setting -> the expression of its value."""
     functions: set[str] = field(default_factory=set)
 
 
 class Binding(NamedTuple):
-    """A name with the node that is its value, the statement that binds it, and where the value is looked at."""
+    """A name with the node of its value, the statement that binds it, and the scope in which the value is evaluated."""
 
     name: str
     value: ast.AST
@@ -57,7 +58,7 @@ class Binding(NamedTuple):
 
 
 class Scope:
-    """Names bound in a module or function, in their order; a function's names stand before those around it."""
+    """Names bound in a module or function, in order. A function's names hide those of the scope around it."""
 
     def __init__(self, outer: Scope | None = None) -> None:
         self.outer = outer
@@ -80,7 +81,8 @@ class Scope:
         return self
 
     def find(self, name: ast.Name) -> tuple[ast.AST, Scope]:
-        """Return the node that a name stands for where it is used, and the scope in which the node is looked at."""
+        """Return the node that a name stands for at the place of its use, and the scope in which to evaluate the
+        node."""
         found = [one for one in self.bound if one.name == name.id]
         before = [one for one in found if one.scope is not self or (one.statement.end_lineno or 0) < name.lineno]
         if before and not before[-1].in_branch:
@@ -90,7 +92,7 @@ class Scope:
         return self.outer.seen_from_inside(name)
 
     def seen_from_inside(self, name: ast.Name) -> tuple[ast.AST, Scope]:
-        """Return what a name of this scope stands for in a function, which may be called later."""
+        """Return the value of a name of this scope as a function sees it, which may be called later."""
         found = [one for one in self.bound if one.name == name.id]
         if found and not found[-1].in_branch:
             return found[-1].value, found[-1].scope
@@ -109,7 +111,7 @@ class ScriptReader:
         self._scope = Scope().add(self._tree.body)
 
     def read(self) -> Script:
-        """Return what the script's trainer is given. ConfigError if there is none."""
+        """Return the arguments of the script's trainer. ConfigError if there is none."""
         call, scope, kind = self._trainer()
         names = {
             node.name for node in ast.walk(self._tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
@@ -154,7 +156,7 @@ class ScriptReader:
                 yield self._inside(node), node.body
 
     def _inside(self, node: ast.FunctionDef, call: ast.Call | None = None, caller: Scope | None = None) -> Scope:
-        """Return the scope of a function, with its parameters bound as a call or their defaults say."""
+        """Return the scope of a function, with its parameters bound by a call or by their defaults."""
         scope = Scope(self._scope)
         names = [one.arg for one in node.args.args]
         defaults = dict(zip(reversed(names), reversed(node.args.defaults), strict=False))
@@ -167,7 +169,7 @@ class ScriptReader:
         return scope.add(node.body)
 
     def _resolved(self, node: ast.AST, scope: Scope) -> tuple[ast.AST, Scope]:
-        """Return what stands behind names, and the scope in which it is looked at."""
+        """Follow names to their value, and return the node with the scope in which to evaluate it."""
         while isinstance(node, ast.Name):
             node, scope = scope.find(node)
         return node, scope
@@ -207,7 +209,7 @@ class ScriptReader:
         raise UnreadableExpression(node)
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:
-        """Return the default of an argument of argparse, or the last part of a constant such as torch.bfloat16."""
+        """Return the default of an argparse argument, or the last part of a constant such as torch.bfloat16."""
         if ast.unparse(node.value) in ("torch", "TaskType", "jnp"):
             return node.attr
         for call in ast.walk(self._tree):
@@ -227,7 +229,7 @@ class ScriptReader:
         return [self._function(node, scope)]
 
     def _function(self, node: ast.AST, scope: Scope) -> Any:
-        """Return the name of a function, with the module of an imported one. A text is a model."""
+        """Return the name of a function, with the module if it is imported. A string is the name of a model."""
         if isinstance(node, ast.Constant):
             return {"model": node.value}
         if isinstance(node, ast.Name):
@@ -241,10 +243,10 @@ class ScriptReader:
             return {_last(node.func): {one.arg: self.value(one.value, scope) for one in node.keywords}}
         raise UnreadableExpression(node)
 
-    # ------------------------------------------------------------------------------- what a trainer is given
+    # ------------------------------------------------------------------------------- arguments of a trainer
 
     def _arguments(self, call: ast.Call, scope: Scope, script: Script, prefix: str = "") -> dict[str, Any]:
-        """Return the keyword arguments of a call; what cannot be read is noted."""
+        """Return the keyword arguments of a call. Unreadable ones are noted."""
         found: dict[str, Any] = {}
         for one in call.keywords:
             try:
@@ -290,7 +292,7 @@ class ScriptReader:
     # ------------------------------------------------------------------------------------------ datasets
 
     def _dataset(self, node: ast.AST, scope: Scope, script: Script) -> dict[str, Any]:
-        """Return a dataset as TRL's command line names it, with what its methods change."""
+        """Return a dataset as settings of TRL's command line, with the changes that its methods make."""
         node, scope = self._resolved(node, scope)
         if isinstance(node, ast.Subscript):
             return {**self._dataset(node.value, scope, script), "dataset_train_split": self.value(node.slice, scope)}
@@ -316,7 +318,7 @@ class ScriptReader:
         raise UnreadableExpression(node)
 
     def _changed(self, method: str, call: ast.Call, scope: Scope) -> dict[str, Any]:
-        """Return what a method of a dataset changes."""
+        """Return the changes that a method of a dataset makes."""
         if method in UNCHANGED:
             return {}
         if (
@@ -335,7 +337,7 @@ class ScriptReader:
         return {f"dataset.{method}": str(UnreadableExpression(call))}
 
     def _mapped(self, function: ast.FunctionDef | ast.Lambda, scope: Scope) -> dict[str, Any]:
-        """Return the columns, the system prompt and the marker of answers that a function over rows makes."""
+        """Return the columns, the system prompt and the answer marker that a function over rows produces."""
         row = function.args.args[0].arg
         made: dict[str, ast.expr] = {}
         for node in ast.walk(function):

@@ -1,7 +1,8 @@
-"""verl to a run file: PPO's trainer with all its estimators, and SFT, from YAML and from overrides of a launch script.
+"""Converts verl's settings to a run file: PPO's trainer with all its estimators, and SFT, from YAML and from overrides
+in a launch script.
 
 Names and defaults are those of verl/trainer/config/ppo_trainer.yaml and sft_trainer.yaml. verl counts problems per
-batch, as a run file does; its minibatches are sizes where they are numbers here.
+batch, as a run file does. It gives the size of minibatches; a run file gives their number.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 TABLES = tables_of("verl")
 LOSSES = ("gspo", "cispo", "sapo")
 PATHS = ("model.path", "partial_pretrain", "train_files", "val_files")
-"""Ends of names of settings that are kept with a variable of the shell in them."""
+"""Ends of the names of path settings, which may keep an unresolved shell variable."""
 LEVELS = ("token", "sequence", "geometric")
 ENGINES = ("vllm", "hf")
 DIVERGENCES = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
@@ -25,7 +26,7 @@ TOO_LONG = {"error": "error", "left": "truncate", "right": "truncate", "middle":
 
 
 def convert_verl(files: list[Path], gpus: int | None, trainer: str | None) -> ConvertedConfig:
-    """Return the run file for YAML configs and launch scripts; overrides of a script stand above the files."""
+    """Return the run file for YAML configs and launch scripts. Overrides of a script win over the files."""
     given = merged([(path, read_yaml(path)) for path in files if path.suffix in (".yaml", ".yml")])
     scripts = [(path, read_overrides(path)) for path in files if path.suffix not in (".yaml", ".yml")]
     given |= merged(scripts)
@@ -53,14 +54,14 @@ def _model(c: Conversion, name: str, path: Path) -> None:
 
 
 def _passes(c: Conversion, place: str) -> None:
-    """Take epochs, if no steps are given, which go before them."""
+    """Take the epochs if no number of steps is given. Steps win over epochs."""
     epochs = c.get("trainer.total_epochs")
     if c.get("trainer.total_training_steps") is None:
         c.put(f"{place}.passes", epochs, "trainer.total_epochs")
 
 
 def _length(c: Conversion, warmup: str, schedule: str) -> None:
-    """Take the schedule over the steps, and what is done every so many of them."""
+    """Take the schedule over the steps, and the intervals that are counted in steps."""
     steps = c.get("trainer.total_training_steps")
     at = c.get(f"{warmup}.lr_warmup_steps", -1)
     name = f"{warmup}.lr_warmup_steps" if at > 0 else f"{warmup}.lr_warmup_steps_ratio"
@@ -133,7 +134,7 @@ def _problems(c: Conversion, place: str, file: Any, there: str, size: str) -> No
 
 
 def _reward(c: Conversion) -> tuple[Any, str]:
-    """Return the reward, and the setting that names it; newer versions have it below `reward`."""
+    """Return the reward, and the setting that names it. Newer versions have it below `reward`."""
     for prefix in ("custom_reward_function", "reward.custom_reward_function"):
         if file := c.get(f"{prefix}.path"):
             name = f"{PurePosixPath(file).stem}:{c.get(f'{prefix}.name', 'compute_score')}"

@@ -1,7 +1,6 @@
 """The bridge to Label Studio: questions become tasks there, and annotations come back as votes, each exactly once.
 
-The bridge keeps no state of its own. In each round it compares what stands on the log with what stands in Label Studio,
-and writes the difference:
+The bridge keeps no state of its own. In each round it compares the log with Label Studio, and writes the difference:
 
 - *Question -> task.* A task carries the id of its question. A question without a task gets one. Before anything is
   made, all tasks are listed, so a bridge that was killed after it had sent tasks finds them. Where a slow server made a

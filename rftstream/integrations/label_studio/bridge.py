@@ -1,4 +1,4 @@
-"""One round of the bridge: votes first, then new tasks, then what is over."""
+"""One round of the bridge: first votes, then new tasks, then questions that are over."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from rftstream.queries.plain import Report
 log = logging.getLogger(__name__)
 
 MAX_NEW_TASKS = 1000
-"""New tasks of one round: their texts are held at once."""
+"""Most new tasks of one round, since their texts are held at once."""
 BESIDE = (FeedbackKind.correction, FeedbackKind.flag)
-"""Kinds of answers that may be given beside a rating or a label, each to a question of its own."""
+"""Kinds of answers that may be given beside a rating or a label. Each belongs to a separate question."""
 REASONS = {
     QuestionReason.unscorable: "its reward could not be computed",
     QuestionReason.disagreement: "the parts of its reward are far apart",
@@ -42,23 +42,23 @@ OVER = {
 
 @dataclass(slots=True, kw_only=True)
 class RoundReport(Report):
-    """The counts of a round: tasks and votes that it found, and changes that it made. `Bridge.round` makes it."""
+    """The counts of a round: tasks and votes found, and changes made. `Bridge.round` makes it."""
 
     questions: int = 0
     """Questions of the run that can be tasks."""
     open: int = 0
-    """Those that wait for answers."""
+    """Questions that wait for answers."""
     tasks: int = 0
-    """Tasks in Label Studio before the round, of questions of this run."""
+    """Tasks in Label Studio for questions of this run, before the round."""
     annotations: int = 0
-    """Their annotations."""
+    """Annotations of these tasks."""
     votes: dict[str, int] = field(default_factory=dict)
-    """Records written, by kind."""
+    """Votes written, by kind."""
     edits: int = 0
-    """Written ones that change what was said before, retracts among them."""
+    """Written votes that change an earlier one, retracts included."""
     new_tasks: int = 0
     marked: int = 0
-    """Tasks in which it was noted how their question stands."""
+    """Tasks in which the state of their question was noted."""
     unread: int = 0
     """Answers that could not be read."""
 
@@ -78,8 +78,8 @@ class RoundReport(Report):
 
 
 class Bridge:
-    """Compares a run with Label Studio and writes the difference. Its process makes it and calls `round` again and
-    again; after an error the next round begins from what is there."""
+    """Compares a run with Label Studio and writes the difference. Its process makes it and calls `round` repeatedly.
+    After an error the next round starts from the state that it finds."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Bridge:
         now: Callable[[], float] = time.time,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """`beat` is called while a long round goes on."""
+        """`beat` is called during a long round."""
         self._run, self._server, self._now, self._beat = run, server, now, beat
         self._settings = run.run.config.feedback or FeedbackSection()
         self._projects: Projects | None = None
@@ -97,13 +97,13 @@ class Bridge:
         self._unshown: set[str] = set()
         """Questions whose rollouts are gone, or whose tasks were refused."""
         self._told: set[tuple[int, float]] = set()
-        """Annotations of which it was said that they cannot be read."""
+        """Annotations that were already reported as unreadable."""
 
     def round(self) -> RoundReport:
-        """Bring both sides up to date. LabelStudioError or TransportError if one cannot be reached."""
+        """Bring both sides up to date. LabelStudioError or TransportError if one of them cannot be reached."""
         report = RoundReport()
         manifest = self._run.manifest()
-        if manifest is None:  # the run has not begun, so nobody was asked anything
+        if manifest is None:  # the run has not started, so there are no questions yet
             return report
         if self._projects is None or self._mirror is None:
             settings = self._settings
@@ -143,7 +143,7 @@ class Bridge:
         ours: Mapping[str, Sequence[Feedback]],
         report: RoundReport,
     ) -> Iterator[StandingVote]:
-        """Yield what stands of each annotator on a question, and what is taken back."""
+        """Yield each annotator's current answer to a question, and the answers that were taken back."""
         kinds = (question.kind,) if question.kind is FeedbackKind.pair else (question.kind, *BESIDE)
         said: set[tuple[str, str]] = set()
         for user, (task, annotation) in _newest(tasks).items():
@@ -160,11 +160,11 @@ class Bridge:
                 vote = self._vote(question, kind, row, annotation)
                 said.add((vote.question_id, annotator))
                 yield StandingVote(vote=vote, annotator=annotator, sequence=question.sequence)
-            # What cannot be read changes nothing: what was said before stands.
+            # An unreadable annotation changes nothing: the earlier vote stays.
             unread = [question.kind if name == "choice" else FeedbackKind(name) for name in found.unread]
             said |= {(question_id_of(kind, question.rollouts), annotator) for kind in unread}
         if any(annotation.user is None for task in tasks for annotation in task.annotations):
-            return  # nobody can tell whose annotation is there, so nothing is known to be deleted
+            return  # the owner of an annotation is unknown, so no deletion can be inferred
         for kind in kinds:
             name = question_id_of(kind, question.rollouts)
             for feedback in ours.get(name, ()):
@@ -213,7 +213,7 @@ class Bridge:
             if question.question_id in self._unshown:
                 continue
             shown = self._run.task_data(question)
-            if shown is None:  # the catalog has not come so far; the next round asks again
+            if shown is None:  # the catalog has not read that far; the next round tries again
                 continue
             if not shown:
                 self._unshown.add(question.question_id)
@@ -230,8 +230,8 @@ class Bridge:
                 self._beat()
 
     def _send(self, project: int, tasks: Sequence[dict[str, Any]]) -> int:
-        """Send tasks; where they are refused each by itself, so that one does not keep back the others. Return how many
-        there are now."""
+        """Send tasks. If the server refuses them, send each alone, so that one task does not hold back the others.
+        Return the number of tasks that exist now."""
         assert self._projects is not None
         try:
             self._projects.send(project, tasks)
@@ -280,7 +280,7 @@ class Bridge:
 
 
 def _newest(tasks: Sequence[ServerTask]) -> dict[int, tuple[ServerTask, Annotation]]:
-    """Return the newest annotation of each user on the tasks of a question, without those that were skipped."""
+    """Return each user's newest annotation on the tasks of a question. Skipped annotations are left out."""
     found: dict[int, tuple[ServerTask, Annotation]] = {}
     for task in tasks:
         for annotation in task.annotations:
@@ -293,7 +293,7 @@ def _newest(tasks: Sequence[ServerTask]) -> dict[int, tuple[ServerTask, Annotati
 
 
 def _by_question(standing: NewestVotes, source: str) -> dict[str, list[Feedback]]:
-    """Return the votes of this server that stand, by question."""
+    """Return the current votes of this server, by question."""
     found: dict[str, list[Feedback]] = defaultdict(list)
     for feedback in standing.values():
         if feedback.source == source and feedback.kind is not FeedbackKind.retract:

@@ -1,4 +1,5 @@
-"""The run, as the bridge sees it: what is asked, what stands of each annotator, texts of rollouts, and new votes."""
+"""The run from the bridge's point of view: questions, current votes of each annotator, texts of rollouts, and new
+votes."""
 
 from __future__ import annotations
 
@@ -30,28 +31,28 @@ from rftstream.transport.base import Producer
 log = logging.getLogger(__name__)
 
 MAX_ORIGINAL = 200_000
-"""Characters of an answer that stands in the field for its correction from the beginning."""
+"""Most characters of an answer that the field for its correction is filled with."""
 NewestVotes = Mapping[tuple[str, str], Feedback]
-"""The newest that each annotator says: question_id, annotator -> record."""
+"""Newest vote of each annotator: (question_id, annotator) -> record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingVote:
-    """The vote of an annotator as it stands in Label Studio. The bridge makes it; `BridgedRun.write` writes it if the
-    log has another vote or none."""
+    """The current vote of an annotator in Label Studio. The bridge makes it; `BridgedRun.write` writes it if the log
+    has another vote or none."""
 
     vote: Vote
     annotator: str
-    """Annotator's hash as it stands on the log."""
+    """Annotator's hash, as on the log."""
     sequence: int
 
 
 class BridgedRun:
-    """One run. The bridge's process makes it, calls `begin` before it reads anything, then `look`, `write` and
-    `task_data` in each round, and `close` in the end. One thread uses it. After ProducerLost, `begin` comes first."""
+    """One run. The bridge's process makes it and calls `begin` before it reads anything. In each round it calls `look`,
+    `write` and `task_data`; at the end, `close`. One thread uses it. After ProducerLost, `begin` is called again."""
 
     def __init__(self, run: OpenRun, source: str) -> None:
-        """`source`: by what name votes of this server stand on the log."""
+        """`source`: the name on the log for votes of this server."""
         self.run, self.source = run, source
         self._log = Log(run.transport)
         self._keys: GatewayKeys | None = None
@@ -61,7 +62,7 @@ class BridgedRun:
         self._revisions = VoteRevisions()
 
     def begin(self) -> None:
-        """End what another bridge of this run may still write. Nothing that was read before counts any more."""
+        """Fence any other bridge of this run, so that it can write no more. Everything read before is out of date."""
         admin = self.run.transport.admin
         admin.ensure_topics({name: wanted_topics(self.run.config)[name] for name in TOPICS})
         if self._producer is not None:
@@ -72,11 +73,11 @@ class BridgedRun:
         self._revisions = VoteRevisions()
 
     def manifest(self) -> RunManifest | None:
-        """Return what the run is; None before it has begun."""
+        """Return the run's manifest, or None before the run has begun."""
         return read_control(self.run.transport).manifest
 
     def annotator(self, user: int) -> str:
-        """Return what stands on the log for a user of Label Studio."""
+        """Return the log's name for a user of Label Studio."""
         if self._keys is None:
             self._keys = GatewayKeys(run_secret(self.run.run_id), self.run.run_id)
         return self._keys.annotator(f"{self.source}:{user}")
@@ -84,7 +85,7 @@ class BridgedRun:
     # ------------------------------------------------------------------------------------------ reading
 
     def look(self) -> FeedbackView:
-        """Return what people were asked and said."""
+        """Read the questions and votes of the run."""
         if self._updater is None:
             self._updater = CatalogUpdater(self.run)
         self._updater.update()
@@ -94,14 +95,14 @@ class BridgedRun:
             return self._kept.view(self._log, self.run.config, find)
 
     def standing(self) -> NewestVotes:
-        """Return the newest that each annotator says on each question, taken back or not."""
+        """Return the newest vote of each annotator on each question, retracted votes included."""
         return self._revisions.follow(self._log)
 
     # ------------------------------------------------------------------------------------------ writing
 
     def write(self, votes: Iterable[StandingVote], standing: NewestVotes) -> list[Feedback]:
-        """Write the votes that the log does not have, each as the next revision; return their records. ProducerLost
-        if another bridge has begun."""
+        """Write the votes that the log does not have, each as the next revision. Return their records. ProducerLost if
+        another bridge has begun."""
         assert self._producer is not None, "begin comes first"
         new = []
         for found in votes:
@@ -121,7 +122,7 @@ class BridgedRun:
     # ------------------------------------------------------------------------------------------ texts
 
     def task_data(self, question: Question) -> dict[str, Any] | None:
-        """Return what a task shows of a question; None if its rollouts cannot be read yet. Empty if they never can."""
+        """Return the data of a task for a question. None: its rollouts cannot be read yet. Empty: they never can."""
         catalog = None if self._updater is None else self._updater.open_catalog()
         if catalog is None:
             return None
@@ -158,13 +159,13 @@ class BridgedRun:
         return {**data, "response": shown[0], "original": original if len(original) <= MAX_ORIGINAL else ""}
 
     def _look_anew(self) -> None:
-        """Let the catalog go where another process kept it: perhaps that one has ended."""
+        """Release the catalog if another process writes it: that process may have ended."""
         if self._updater is not None:
             self._updater.close()
             self._updater = None
 
     def close(self) -> None:
-        """Close what was opened, the run's transport included."""
+        """Close everything that was opened, the run's transport included."""
         self._look_anew()
         if self._producer is not None:
             with contextlib.suppress(Exception):  # it may be lost already
@@ -173,7 +174,7 @@ class BridgedRun:
 
 
 def _words_of(messages: Sequence[ShownMessage], *, always_named: bool) -> str:
-    """Return messages as text, each with who says it if there are several."""
+    """Return messages as text. With several messages, each has its speaker in front."""
     parts = []
     for message in messages:
         lines = ["".join(text for text, _ in message.pieces), *message.calls, *message.images]
@@ -183,5 +184,5 @@ def _words_of(messages: Sequence[ShownMessage], *, always_named: bool) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return a text as databases take it: PostgreSQL refuses the sign with the number 0."""
+    """Return a text without null characters, which PostgreSQL refuses."""
     return text.replace("\0", "\ufffd")

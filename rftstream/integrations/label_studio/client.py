@@ -1,8 +1,8 @@
 """A client of Label Studio's HTTP API.
 
-Whoever calls has a personal access token, which does not expire soon. From it come access tokens that live for five
-minutes. The client keeps one in memory, and gets the next when the server answers 401. Each request has one time
-limit for everything. Only reading is tried again here: whoever writes looks first whether it was done.
+The user has a personal access token, which is valid for long. With it the client gets access tokens that are valid for
+five minutes. The client keeps one in memory, and gets the next when the server answers 401. Each request has a single
+time limit. Only reads are tried again here. Before a write is repeated, the caller checks whether it was done.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ log = logging.getLogger(__name__)
 TOKEN_VARIABLE = "RFTSTREAM_LABEL_STUDIO_TOKEN"
 READ_TRIES = 3
 PAUSE_S = 0.5
-"""Seconds before the second try of a request that reads; twice as long before the third."""
+"""Seconds before the second try of a read; twice as long before the third."""
 _SHOWN = 300
-"""Characters of a server's answer that an error repeats."""
+"""Most characters of a server's answer that an error quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PersonalToken:
-    """Where the personal access token comes from. It is read again for each access token, so that a new one in the file
-    is taken over."""
+    """The source of the personal access token. It is read again for each access token, so that a new token in the file
+    takes effect."""
 
     file: Path | None = None
-    """None: the environment variable."""
+    """File with the token. None: the token is in the environment variable."""
 
     @property
     def where(self) -> str:
-        """Return what an error calls it."""
+        """Return the place of the token, for errors."""
         return TOKEN_VARIABLE if self.file is None else str(self.file)
 
     def read(self) -> str:
-        """Return the token. ConfigError if there is none, others may read its file, or it is of the old kind."""
+        """Return the token. ConfigError if there is none, if others may read its file, or if it is of the old kind."""
         token = self._content().strip()
         if not token:
             raise ConfigError(
@@ -82,16 +82,15 @@ class RequestCounts:
 
     requests: int = 0
     refreshes: int = 0
-    """Access tokens that were asked for."""
+    """Number of access tokens that were requested."""
     tries_again: int = 0
 
 
 class LabelStudio:
-    """Label Studio at a URL. One thread makes it and uses it; another one may call `cancel`."""
+    """Client of the Label Studio at a URL. One thread makes and uses it; another thread may call `cancel`."""
 
     def __init__(self, url: str, token: PersonalToken, *, timeout_s: float = 30.0) -> None:
-        """`timeout_s`: the most seconds that one request may take, its answer included. ConfigError for a URL that is
-        none."""
+        """`timeout_s`: time limit of one request in seconds, answer included. ConfigError for an invalid URL."""
         self.url = url.rstrip("/")
         self.counts = RequestCounts()
         self._http = HttpClient(_split(self.url))
@@ -100,20 +99,22 @@ class LabelStudio:
         self._under_way = Call()
 
     def cancel(self) -> None:
-        """End the request that is under way, and all later ones: each raises LabelStudioError."""
+        """Cancel the current request and all later ones. Each raises LabelStudioError."""
         self._under_way.cancel()
 
     def get(self, path: str, **parameters: Any) -> Any:
-        """Return what the server answers to a GET. LabelStudioError after some tries."""
+        """Return the server's answer to a GET. LabelStudioError after several tries."""
         query = urlencode({name: value for name, value in parameters.items() if value is not None})
         return self._called("GET", f"{path}?{query}" if query else path)
 
     def post(self, path: str, body: Any) -> Any:
-        """Return what the server answers to a POST. After LabelStudioError it may have been done, or be done later."""
+        """Return the server's answer to a POST. After LabelStudioError the request may have been done, or may be done
+        later."""
         return self._called("POST", path, body)
 
     def patch(self, path: str, body: Any) -> Any:
-        """Return what the server answers to a PATCH. After LabelStudioError it may have been done, or be done later."""
+        """Return the server's answer to a PATCH. After LabelStudioError the request may have been done, or may be done
+        later."""
         return self._called("PATCH", path, body)
 
     # ------------------------------------------------------------------------------------------ tokens
@@ -122,7 +123,7 @@ class LabelStudio:
         answer = None
         if self._access:
             answer = self._sent(method, path, body, self._access)
-        if answer is None or answer.status == 401:  # no token yet, or it has expired: nothing was done
+        if answer is None or answer.status == 401:  # no token yet, or it has expired: the request was not done
             self._access = self._new_access()
             answer = self._sent(method, path, body, self._access)
         return self._checked(method, path, answer)
@@ -147,7 +148,7 @@ class LabelStudio:
     # ------------------------------------------------------------------------------------------ requests
 
     def _sent(self, method: str, path: str, body: Any, access: str) -> Answer:
-        """Send a request; one that changes nothing is sent again if it fails."""
+        """Send a request. A read is sent again if it fails."""
         tries = READ_TRIES if method == "GET" or path == "/api/token/refresh/" else 1
         for number in range(tries):
             is_last = number == tries - 1
@@ -172,7 +173,7 @@ class LabelStudio:
         return self._http.ask(method, path, content, headers=headers, timeout_s=self._timeout_s, call=self._under_way)
 
     def _checked(self, method: str, path: str, answer: Answer) -> Any:
-        """Return the JSON of an answer. LabelStudioError says what is wrong with it."""
+        """Return the JSON of an answer. LabelStudioError explains an error."""
         where = f"{self.url}{path.partition('?')[0]}"
         location = answer.headers.get("location", "")
         if 300 <= answer.status < 400:
@@ -199,7 +200,7 @@ class LabelStudio:
             ) from None
 
     def _said(self, answer: Answer, token: str = "") -> str:
-        """Return what the server said, fit to be written down."""
+        """Return the server's error message, with secrets removed."""
         text = answer.body[: 4 * _SHOWN].decode(errors="replace")
         with contextlib.suppress(ValueError, AttributeError, RecursionError):
             found = json.loads(answer.body)
@@ -223,7 +224,7 @@ def _split(url: str) -> SplitResult:
 
 
 def seconds_of(text: Any) -> float | None:
-    """Return a time of Label Studio in seconds since 1970; None for what is none."""
+    """Return a time of Label Studio in seconds since 1970, or None if the text is no time."""
     try:
         moment = datetime.fromisoformat(str(text))
     except ValueError:

@@ -1,9 +1,9 @@
-"""What annotators see in Label Studio, and what their annotations say.
+"""Labelling configs for Label Studio, and the answers in annotations.
 
-Each kind of question has a project of its own, since a project has one labelling config, and a config cannot leave out
-a part of itself by what a task holds: a single one would offer "A is better" beside an answer that stands alone. So a
-run has at most two projects: pairs, and single rollouts with their rating or label. Beside the rating there is room for
-a corrected answer, which begins with the answer itself, and for a flag.
+Each kind of question has its own project, since a project has one labelling config and a config cannot hide a part for
+some tasks: it would offer "A is better" for a single rollout. So a run has at most two projects: one for pairs, and one
+for single rollouts with their rating or label. Beside the rating there is a field for a corrected answer, which is
+filled with the original answer, and a flag.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rftstream.contracts.feedback import FeedbackKind
 from rftstream.data.feedback.rows import MAX_TEXT
 
 CONFIG = Path(__file__).with_suffix(".xml")
-"""Template of what annotators see."""
+"""Template of the labelling config."""
 MAX_BUTTONS = 11
-"""Ratings that have a button each; a finer scale has a field for a number."""
+"""Most ratings that have a button each. A finer scale has a number field."""
 SIDES = ("A", "B")
 FLAG = "must not be trained on"
 CHOICES = {
@@ -41,7 +41,7 @@ TITLES = {
 }
 
 Row = dict[str, Any]
-"""An answer as `rftstream feedback add` reads it, without rollouts and annotator."""
+"""An answer in the form that `rftstream feedback add` reads, without rollouts and annotator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class AnnotationAnswers:
     """The answers in an annotation. `read_results` makes it."""
 
     answers: Mapping[FeedbackKind, Row]
-    """Answer by the kind of its question. An answer `cannot_judge` is kept, too."""
+    """Kind of question -> the answer. An answer `cannot_judge` is kept, too."""
     unread: tuple[str, ...]
     """Descriptions of the answers that could not be read."""
 
@@ -82,8 +82,8 @@ def _ratings(scale: tuple[float, float]) -> Sequence[int]:
 
 
 def read_results(results: Any, kind: FeedbackKind, *, original: str, order: Sequence[int]) -> AnnotationAnswers:
-    """Return the answers in the results of an annotation. `original`: the answer that the field of the correction began
-    with; an unchanged field is no correction. `order`: the order in which the rollouts of a pair are shown."""
+    """Return the answers in the results of an annotation. `original`: the answer that filled the field of the
+    correction; an unchanged field is no correction. `order`: the order in which the rollouts of a pair are shown."""
     answers: dict[FeedbackKind, Row] = {}
     unread: list[str] = []
     comment = ""
@@ -136,7 +136,7 @@ def _choice_row(value: Mapping[str, Any], order: Sequence[int]) -> Row | None:
 
 
 def _number_row(name: str, value: Mapping[str, Any]) -> Row | None:
-    """Return a rating or label, given as a number, as stars, or by a button."""
+    """Return a rating or label that was given as a number, as stars, or by a button."""
     found = next((value[key] for key in ("number", "rating") if key in value), _first(value.get("choices")))
     try:
         number = float(found)
@@ -151,6 +151,6 @@ def _first(value: Any) -> str:
 
 
 def _joined(value: Any) -> str:
-    """Return the text of a text area, which comes as a list of its submissions."""
+    """Return the text of a text area, which Label Studio returns as a list."""
     parts = value if isinstance(value, list) else [value]
     return "\n".join(part for part in parts if isinstance(part, str))

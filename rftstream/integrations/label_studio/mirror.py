@@ -1,10 +1,9 @@
-"""What the bridge knows of the tasks in Label Studio: all of them at first and now and then, in between those that have
+"""The bridge's copy of the tasks in Label Studio. Now and then it lists all tasks; in between, only those that have
 changed.
 
-Listing a thousand tasks takes Label Studio some ten seconds, and a task is newly dated by whatever happens to it or its
-annotations. So most rounds ask for the newest tasks only, up to a page on which nothing is new. What that passes over
-(a date that was given before but written after one that was seen already, an annotation deleted in bulk) the next full
-listing finds.
+Listing a thousand tasks takes Label Studio some ten seconds. Any change of a task or its annotations renews the task's
+date. So most rounds read only the newest tasks, up to a page on which nothing is new. This can miss a change (a task
+that is written later than its date, an annotation deleted in bulk). The next full listing finds it.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from rftstream.integrations.label_studio.projects import Projects, ServerTask
 FULL_EVERY_S = 600.0
 """Seconds between two full listings."""
 KEPT = ("question", "state", "notice")
-"""Keys of a task's data that are kept. For a task with annotations the answer that a correction began with is kept,
-too."""
+"""Keys of a task's data that are kept. For a task with annotations, the answer that filled its correction field is
+kept, too."""
 
 
 class TaskMirror:
-    """The tasks of a run's projects. The bridge makes one; each round calls `update`, and `settle` when everything that
-    follows from them is written. Without `settle`, the next `update` lists all."""
+    """The tasks of a run's projects. The bridge makes one. Each round calls `update`, and then `settle` when all
+    changes that follow from the tasks are written. Without `settle`, the next `update` lists all tasks."""
 
     def __init__(self, projects: Projects, now: Callable[[], float], beat: Callable[[], None]) -> None:
         self._projects, self._now, self._beat = projects, now, beat
@@ -34,7 +33,7 @@ class TaskMirror:
         self._is_settled = False
 
     def update(self, projects: Mapping[int, FeedbackKind]) -> set[str]:
-        """Read what has changed. Return the questions whose tasks may say something new."""
+        """Read the changes. Return the questions whose tasks may have new answers."""
         now = self._now()
         is_due = self._listed_at is None or not 0 <= now - self._listed_at < FULL_EVERY_S
         is_full, self._is_settled = is_due or not self._is_settled, False
@@ -50,11 +49,11 @@ class TaskMirror:
         return set(found)
 
     def settle(self) -> None:
-        """Note that everything is written that follows from the tasks."""
+        """Note that all changes that follow from the tasks are written."""
         self._is_settled = True
 
     def tasks(self, question_id: str, kind: FeedbackKind) -> list[ServerTask]:
-        """Return the tasks of a question in projects for its kind, the first one first."""
+        """Return the tasks of a question in the projects of its kind, oldest first."""
         known = self._by_question.get(question_id, {})
         return [task for _, task in sorted(known.items()) if task.kind is kind]
 

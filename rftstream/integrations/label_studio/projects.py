@@ -1,5 +1,5 @@
-"""A run's projects and tasks in Label Studio, found again by what they carry: a project the run and the kind of its
-questions, a task the id of its question.
+"""A run's projects and tasks in Label Studio. A project carries the run and the kind of its questions, and a task
+carries the id of its question; by these they are found again.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rftstream.integrations.label_studio.client import LabelStudio, seconds_of
 from rftstream.integrations.label_studio.label_config import TITLES, make_config
 
 PAGE = 100
-"""Projects or tasks of one request."""
+"""Projects or tasks in one page of a list."""
 MAX_SENT_TASKS = 50
 MAX_SENT_CHARACTERS = 4_000_000
-"""Characters of the tasks in one request, at most."""
+"""Most characters of the tasks in one request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Annotation:
 
     annotation_id: int
     user: int | None
-    """None: the user was deleted, so nobody can tell whose it is."""
+    """Id of the user. None: the user was deleted, so the owner is unknown."""
     updated_at: float
     lead_time_s: float | None
     was_skipped: bool
@@ -38,13 +38,13 @@ class Annotation:
 
     @property
     def age(self) -> tuple[float, int]:
-        """Return by what annotations of one person are ordered, the newest last."""
+        """Return the sort key for the annotations of one person, newest last."""
         return self.updated_at, self.annotation_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTask:
-    """A task in Label Studio, with its annotations as of one moment. `Projects` makes it."""
+    """A task in Label Studio, with its annotations at one moment. `Projects` makes it."""
 
     task_id: int
     kind: FeedbackKind
@@ -53,27 +53,27 @@ class ServerTask:
     """Id of the question in the task's data; empty if there is none."""
     data: dict[str, Any]
     is_labeled: bool
-    """Whether it has left the queue of the annotators."""
+    """Whether the task has left the queue of the annotators."""
     changed_at: str
-    """When anything of it or its annotations was changed."""
+    """Time of the last change of the task or its annotations."""
     annotations: tuple[Annotation, ...]
 
 
 class Projects:
-    """The projects of a run. The bridge makes one; each round calls `find`, then lists tasks of each project."""
+    """The projects of a run. The bridge makes it. Each round calls `find`, and then lists the tasks of each project."""
 
     def __init__(self, server: LabelStudio, manifest: RunManifest, *, quorum: int, scale: tuple[float, float]) -> None:
         self._server, self._run_id, self._quorum, self._scale = server, manifest.run, quorum, scale
         self._begun_at = datetime.fromtimestamp(manifest.created_at, UTC).isoformat(timespec="milliseconds")
 
     def marker(self, kind: FeedbackKind) -> str:
-        """Return the words in a project's description by which it is found. Another run of the same name began at
-        another time."""
+        """Return the words in a project's description by which the project is found. They include the time at which the
+        run began, since another run may have the same name."""
         return f"rftstream run {self._run_id}, begun {self._begun_at}: {kind}"
 
     def find(self) -> dict[int, FeedbackKind]:
-        """Return the run's projects, the first of each kind first. Two bridges that begin at once make two of
-        a kind: people may answer in either."""
+        """Return the run's projects, oldest first in each kind. Two bridges that start at once make two projects of a
+        kind; people may answer in either."""
         markers = {self.marker(kind): kind for kind in TITLES}
         found: dict[int, FeedbackKind] = {}
         page = 1
@@ -105,8 +105,8 @@ class Projects:
         return int(made["id"])
 
     def list_tasks(self, project: int, kind: FeedbackKind) -> Iterator[ServerTask]:
-        """Yield all tasks of a project with their annotations, by their ids. The next page begins behind the last id:
-        none is passed over while others are deleted."""
+        """Yield all tasks of a project with their annotations, by their ids. The next page starts after the last id, so
+        that no task is skipped while others are deleted."""
         last = 0
         while True:
             behind = {"filter": "filter:tasks:id", "operator": "greater", "type": "Number", "value": last}
@@ -127,7 +127,7 @@ class Projects:
             last = tasks[-1].task_id
 
     def list_newest(self, project: int, kind: FeedbackKind) -> Iterator[list[ServerTask]]:
-        """Yield pages of tasks, the last changed first. A task that changes meanwhile moves to the front."""
+        """Yield pages of tasks, the last changed first. A task that changes during the listing moves to the front."""
         query, page = json.dumps({"ordering": ["-tasks:updated_at"]}), 0
         while True:
             page += 1
@@ -144,11 +144,11 @@ class Projects:
         self._server.post(f"/api/projects/{project}/import", [{"data": one} for one in data])
 
     def mark(self, task: ServerTask, *, state: str, notice: str, is_labeled: bool) -> None:
-        """Note in a task how its question stands. `is_labeled` takes it out of the queue of the annotators."""
+        """Note the state of its question in a task. `is_labeled` takes the task out of the queue of the annotators."""
         path = f"/api/tasks/{task.task_id}/"
         body: dict[str, Any] = {"is_labeled": is_labeled}
         if (task.data.get("state"), task.data.get("notice")) != (state, notice):
-            found = self._server.get(path)  # what is sent takes the place of all its data
+            found = self._server.get(path)  # the sent data replaces all data of the task
             data = found.get("data") if isinstance(found, dict) else None
             if not isinstance(data, dict):
                 raise LabelStudioError(f"{path}: found no data, expected those of a task")
@@ -181,7 +181,7 @@ def _rows(answer: Any, name: str, path: str) -> list[dict[str, Any]]:
 def _task(row: dict[str, Any], kind: FeedbackKind) -> ServerTask:
     task_id, data, annotations = row.get("id"), row.get("data"), row.get("annotations")
     if not isinstance(task_id, int) or not isinstance(annotations, list):
-        # Without them a vote would look as if it had been deleted.
+        # Without them a vote would look deleted.
         raise LabelStudioError(f"/api/tasks: task {task_id}: found no id or no annotations, expected both")
     known = data if isinstance(data, dict) else {}
     question = known.get("question")

@@ -1,4 +1,4 @@
-"""The bridge's process: rounds until somebody ends it. What cannot be reached is waited for."""
+"""The bridge's process: it makes rounds until it is stopped, and waits while a side cannot be reached."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rftstream.runs.folder import RunFolder, open_run
 log = logging.getLogger(__name__)
 
 MAX_PAUSE_S = 60.0
-"""Most seconds between two rounds while something cannot be reached."""
+"""Most seconds between two rounds while a side cannot be reached."""
 
 
 def run_once(run: Path, *, url: str, token: PersonalToken, timeout_s: float, source: str) -> RoundReport:
-    """Make one round. LabelStudioError or TransportError if one side cannot be reached."""
+    """Make one round. LabelStudioError or TransportError if a side cannot be reached."""
     side = BridgedRun(open_run(run), source)
     with contextlib.closing(side), _alone(side.run.folder, source):
         side.begin()
@@ -46,15 +46,15 @@ def serve(
     port: int | None,
     ready: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Make rounds until SIGTERM or SIGINT. `port` serves /livez. `ready` is called with that address, or an empty one.
-    ConfigError if the token is refused."""
+    """Make rounds until SIGTERM or SIGINT. `port` serves /livez. `ready` is called with that address, or with an empty
+    text. ConfigError if the token is refused."""
     health, ended = Health(), threading.Event()
     server = LabelStudio(url, token, timeout_s=timeout_s)
-    token.read()  # what is wrong with it is said at once
+    token.read()  # report a bad token at once
 
     def end(*_: object) -> None:
         ended.set()
-        server.cancel()  # not in the middle of a commit: those are of the log
+        server.cancel()  # not in the middle of a commit to the log
 
     side = BridgedRun(open_run(run), source)
     faults.arm("label-studio", side.run.folder.logs / "faults")
@@ -73,7 +73,7 @@ def serve(
 
 
 def make_rounds(side: BridgedRun, bridge: Bridge, health: Health, ended: threading.Event, every_s: float) -> None:
-    """Make rounds until somebody ends them, with longer and longer pauses where they fail."""
+    """Make rounds until `ended` is set, with longer and longer pauses while they fail."""
     has_begun, failures, trouble = False, 0, ""
     while not ended.is_set():
         before, trouble = trouble, ""
@@ -85,7 +85,7 @@ def make_rounds(side: BridgedRun, bridge: Bridge, health: Health, ended: threadi
             health.update(report.to_json())
             if report.did_something:
                 log.info("%s", report.to_text())
-        except ProducerLost as error:  # it may have been written or not: only the log can tell
+        except ProducerLost as error:  # the votes may have been written or not: only the log can tell
             has_begun, trouble = False, f"{error}; another bridge may work on this run"
         except (LabelStudioError, TransportError) as error:
             trouble = str(error)
@@ -101,12 +101,12 @@ def make_rounds(side: BridgedRun, bridge: Bridge, health: Health, ended: threadi
 
 @contextlib.contextmanager
 def _alone(folder: RunFolder, source: str) -> Iterator[None]:
-    """Keep a second bridge of this machine away. Others are fenced by the log."""
+    """Keep a second bridge on this machine away. The log fences bridges on other machines."""
     path = folder.index / f"label-studio-{source}.lock"
     try:
         folder.index.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError:  # the folder cannot be written: it can be done without
+    except OSError:  # the folder cannot be written, and the bridge can do without the lock
         yield
         return
     try:
