@@ -1,7 +1,7 @@
 """Policies: inference engines that follow the trainer's weights.
 
-To add one: a module with a class that keeps `rftstream.policies.base.Policy` and has a `Config`, and a line here.
-It is built as `Class(config: Class.Config, *, model: ModelSpec, renderer: Renderer, clock: Clock)`.
+To add one, write a module with a class that implements `rftstream.policies.base.Policy` and has a `Config`, and add a
+line here. The class is built as `Class(config: Class.Config, *, model: ModelSpec, renderer: Renderer, clock: Clock)`.
 """
 
 from rftstream.config.parts.part_specs import ARCHITECTURE, PolicySpec

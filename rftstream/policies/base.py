@@ -1,11 +1,11 @@
-"""The inference engine as the explorer sees it: submit prompts, take decoding steps, exchange weights in between.
+"""The inference engine as the explorer sees it: submit prompts, take decoding steps, load new weights between steps.
 
-A policy runs in the explorer's one thread. `step` does a bounded slice of work: one decoding step of everything that is
-active, or a look at what an engine of its own has finished. So the loop can poll, send heartbeats and take over weights
-in between, and a simulated run is driven step by step.
+A policy runs in the explorer's only thread. `step` does a bounded slice of work: one decoding step of all active
+requests, or a check for results of an engine that runs beside it. So the loop can poll, send heartbeats and load
+weights between steps, and a simulation can drive it step by step.
 
-Another explorer may go on with a rollout: `so_far` tells what was sampled for a request, and a request with
-`num_sampled` goes on from there.
+Another explorer may resume a rollout: `so_far` returns the tokens sampled for a request, and a request with
+`num_sampled` resumes from them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 LOOK_S = 0.05
-"""Longest time in seconds that a policy with active requests is left alone, and that a new request waits."""
+"""Longest time in seconds between two steps of a policy with active requests, and until a new request is seen."""
 
 
 CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar")
@@ -35,15 +35,15 @@ CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """The form that the text of a completion must have. Only a policy that declares `constrains` is given any. Tokens
-    that break it have no probability, and recorded logprobs are those of the rest."""
+    """The form that the text of a completion must have. Only a policy that declares `constrains` gets constraints.
+    Tokens that break the form have probability 0; recorded logprobs are those of the remaining distribution."""
 
     kind: str
     """One of CONSTRAINTS."""
     value: Any
     """A JSON schema, True, a regular expression, the texts to choose from, or a grammar in EBNF."""
     setting: str = ""
-    """The setting that asked for it, for messages."""
+    """The setting that requires the form, for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,34 +51,34 @@ class SampleRequest:
     """A completion to sample. The explorer makes it from a turn's prompt and gives it to `Policy.submit`."""
 
     request_id: str
-    """Names the request in `so_far`, `abort` and its completion; no two active requests share it."""
+    """Id of the request in `so_far`, `abort` and its completion. No two active requests share an id."""
     token_ids: tuple[int, ...]
-    """The prompt, followed by what was sampled of the completion before, when a rollout goes on."""
+    """The prompt. For a resumed rollout, the tokens of the completion that were already sampled follow it."""
     sampling: Sampling
     """Temperature, penalties, truncation and stop conditions."""
     seed: int
-    """Seed of chance. Seed, prompt and weights alone decide which tokens are sampled, as far as the engine can."""
+    """Random seed. Seed, prompt and weights alone decide which tokens are sampled, as far as the engine allows."""
     max_tokens: int
-    """Largest number of tokens of this completion: what is left of the rollout's and the context's limit."""
+    """Largest number of tokens of this completion: the remainder of the rollout's and the context's limit."""
     num_sampled: int = 0
-    """Number of the last `token_ids` that were sampled of this completion before. They count for penalties, min_tokens
-    and stop strings, and chance goes on behind them. An engine whose random numbers begin anew with each request must
-    not draw the numbers again that these tokens were drawn with."""
+    """Number of tokens at the end of `token_ids` that were already sampled for this completion. They count for
+    penalties, min_tokens and stop strings, and random numbers continue after them. An engine whose random numbers
+    restart with each request must not draw the numbers of these tokens again."""
     sampler_state: bytes | None = None
-    """The `sampler_state` that `so_far` gave together with these tokens."""
+    """The `sampler_state` that `so_far` returned together with these tokens."""
     images: tuple[ImageSpan, ...] = ()
-    """Where images stand in `token_ids`. Only a policy that declares `takes_images` is given any."""
+    """Places of images in `token_ids`. Only a policy that declares `takes_images` gets any."""
     group_id: str = ""
-    """Names the requests that begin with the same prompt: those of a group. With several servers, one of them gets
-    them. Empty: there are no others."""
+    """Id shared by requests that begin with the same prompt: those of a group. With several servers, all of them go to
+    one server. Empty: there are no others."""
     rollout_id: str = ""
-    """Names the requests of which each may begin with the one before: those of a rollout. With several servers, one of
-    them gets them. Empty: `request_id` does."""
+    """Id shared by requests in which each may begin with the previous one: those of a rollout. With several servers,
+    all of them go to one server. Empty: `request_id` is used."""
     may_go_on: bool = False
-    """Whether a later request may begin with these tokens and what is sampled, as the next turn of a rollout does. An
-    engine may keep what it has computed for that."""
+    """Whether a later request may begin with these tokens and the sampled ones, as the next turn of a rollout does. An
+    engine may keep its computed states for that request."""
     constraint: Constraint | None = None
-    """The form that the completion must have; None: any."""
+    """The form that the completion must have; None for any form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,24 +90,24 @@ class Completion:
     token_ids: np.ndarray
     """Sampled tokens, int32 [T], the stop token included if it was sampled."""
     behavior_logprobs: np.ndarray
-    """Logprobs of the sampled tokens, float32 [T], under the distribution that they were sampled from: after
+    """Logprobs of the sampled tokens, float32 [T], under the distribution from which they were sampled: after
     temperature, penalties and truncation."""
     versions: tuple[VersionSpan, ...]
     """Versions that sampled the tokens; `start` counts from the completion's first token."""
     finish_reason: str
     """`stop`, `length` or `error`; `unfinished` in what `so_far` returns."""
     error: str | None = None
-    """Description of the error, where the finish reason is `error`."""
+    """Description of the error, if the finish reason is `error`."""
     sampler_state: bytes | None = None
-    """In an unfinished completion: what another engine of this kind needs, beside request and tokens, to go on as this
-    one would have. None where request and tokens are enough."""
+    """In an unfinished completion: the state that another engine of this kind needs, besides request and tokens, to
+    continue exactly as this one would. None if request and tokens are enough."""
 
 
 class Policy(Protocol):
-    """An engine that samples completions with the weights it was given last.
+    """An engine that samples completions with the newest loaded weights.
 
-    The explorer (and the evaluator) makes it when it starts, loads a version, and calls `step` in each round of its
-    loop; the next version is loaded between two steps. The life of a request:
+    The explorer or the evaluator makes it at its start, loads a version, and calls `step` in each round of its loop. It
+    loads the next version between two steps. The life of a request:
 
         policy.load(tensors, name)
         policy.submit(SampleRequest(request_id="g1/0", token_ids=prompt, sampling=sampling, seed=1, max_tokens=64))
@@ -123,28 +123,28 @@ class Policy(Protocol):
 
     @property
     def slots(self) -> int:
-        """Number of requests that may be active at once. The explorer submits no more than that."""
+        """Number of requests that may be active at once. The explorer submits no more."""
 
     @property
     def num_active(self) -> int:
         """Number of requests that were submitted and have neither finished nor been aborted."""
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
-        """Take over new weights; active requests go on with them from their next token.
+        """Load new weights; active requests use them from their next token on.
 
-        The explorer calls it between two steps. The policy copies what it keeps, since the bytes of `tensors` change
-        with the next version. Afterwards `version` is `name`."""
+        The explorer calls it between two steps. The policy copies the tensors that it keeps, since the bytes of
+        `tensors` change with the next version. Afterwards `version` is `name`."""
 
     def submit(self, request: SampleRequest) -> None:
-        """Begin a request. The explorer calls it after the first `load`, while fewer than `slots` are active.
+        """Begin a request. The explorer calls it after the first `load`, while fewer than `slots` requests are active.
 
         A request that cannot be sampled comes back from a later `step` with finish_reason `error`."""
 
     def so_far(self, request_id: str) -> Completion | None:
-        """Return what was sampled for an active request since it was submitted, without its `num_sampled` tokens.
+        """Return the tokens sampled for an active request since it was submitted, without its `num_sampled` tokens.
 
-        The explorer calls it when it saves unfinished rollouts. The request goes on. None if the request is unknown, or
-        has finished and `step` is about to return it."""
+        The explorer calls it to save unfinished rollouts. The request continues. None if the request is unknown, or has
+        finished and `step` is about to return it."""
 
     def abort(self, request_id: str) -> None:
         """Forget an active request; `step` never returns it. Unknown ids are ignored."""
@@ -152,17 +152,17 @@ class Policy(Protocol):
     def step(self) -> list[Completion]:
         """Do a bounded slice of work, and return the requests that finished in it.
 
-        The explorer calls it in each round, unless `idle_s` says that there is nothing to do."""
+        The explorer calls it in each round, unless `idle_s` says that there is no work."""
 
     def idle_s(self) -> float:
-        """Return the seconds for which `step` will have nothing to do.
+        """Return the seconds for which `step` will have no work.
 
-        The explorer asks it before it waits for the log. A policy that computes tokens itself returns 0 while requests
-        are active, and `math.inf` until the next `submit`. A policy whose engine works beside it returns at most
+        The explorer calls it before it waits for the log. A policy that computes tokens itself returns 0 while requests
+        are active, and `math.inf` until the next `submit`. A policy whose engine runs beside it returns at most
         LOOK_S."""
 
     def close(self) -> None:
-        """End the engine and give back its memory. Active requests are dropped; no other call may follow."""
+        """End the engine and release its memory. Active requests are dropped; no other call may follow."""
 
 
 def without_tokens(request: SampleRequest, reason: str, error: str | None) -> Completion:
@@ -180,12 +180,13 @@ def without_tokens(request: SampleRequest, reason: str, error: str | None) -> Co
 
 
 def room_for(request: SampleRequest, context: int | None) -> int:
-    """Return how many tokens a request may have sampled where prompt and completion have `context` tokens in all."""
+    """Return how many tokens may be sampled for a request if prompt and completion may have `context` tokens
+    together."""
     return request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
 
 
 def part_seed(request: SampleRequest) -> int:
-    """Return the seed for an engine whose random numbers begin anew with each request: one that goes on gets another,
-    so that it draws other numbers than before."""
+    """Return the seed for an engine whose random numbers restart with each request. A resumed request gets another
+    seed, so that the engine does not draw the same numbers again."""
     digest = hashlib.sha256(f"{request.seed}/{request.num_sampled}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

@@ -1,4 +1,4 @@
-"""What policies have in common whose engines work beside them: in threads or processes of their own."""
+"""The common base of policies whose engines run beside them, in their own threads or processes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rftstream.contracts.versions import VersionName
 from rftstream.policies.base import Completion
 
 STEP_S = 0.02
-"""Longest time in seconds that a step waits for something to finish."""
+"""Longest time in seconds that a step waits for a result."""
 
 Active = TypeVar("Active")
 Result = TypeVar("Result")
 
 
 class EngineBeside(Generic[Active, Result]):
-    """A base of policies that collect what their engine has finished. The engine puts results into a queue, from any
-    thread; `step` takes them out, in the thread of the policy."""
+    """A base of policies that collect the results of their engine. The engine puts results into a queue, from any
+    thread; `step` takes them out in the policy's thread."""
 
     def __init__(self) -> None:
         self._version: VersionName | None = None
@@ -28,7 +28,7 @@ class EngineBeside(Generic[Active, Result]):
 
     @property
     def version(self) -> VersionName | None:
-        """The version that new requests begin with. What runs may still be sampled by an older one."""
+        """The version for new requests. Running requests may still use an older one."""
         return self._version
 
     @property
@@ -52,12 +52,12 @@ class EngineBeside(Generic[Active, Result]):
                 done.append(completion)
 
     def idle_s(self) -> float:
-        """Return 0 while there is something to do, else infinity."""
-        return 0.0 if self._active and self._version is not None else math.inf  # `step` waits for what is under way
+        """Return 0 while there is work, else infinity."""
+        return 0.0 if self._active and self._version is not None else math.inf  # `step` waits for running requests
 
     def _collect(self, result: Result) -> Completion | None:
-        """Return the completion that a result is, or None if no request has finished by it."""
+        """Return the completion in a result, or None if the result finishes no request."""
         raise NotImplementedError
 
     def _go_on(self) -> None:
-        """Begin what can be begun after all results were collected."""
+        """Begin all work that can begin after the results were collected."""

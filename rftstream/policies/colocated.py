@@ -1,4 +1,4 @@
-"""An engine on the device of a trainer: it sleeps while the trainer has the device (`trainer.colocate`)."""
+"""An engine on a trainer's device, which sleeps while the trainer has the device (`trainer.colocate`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SleepingPolicy(Policy, Protocol):
-    """A policy that can give its device's memory free, in the middle of requests.
+    """A policy that can free its device's memory while requests are active.
 
     while not policy.sleep():
         ...
@@ -23,24 +23,24 @@ class SleepingPolicy(Policy, Protocol):
     """
 
     def sleep(self) -> bool:
-        """Begin to fall asleep; return whether the memory is free. Called again until it is.
+        """Begin to fall asleep; return whether the memory is free. The caller repeats the call until it is.
 
-        From the first call on until `wake` has returned True nothing is sampled: `step` returns at most what had
-        finished, new requests wait, and `load` is not called."""
+        From the first call until `wake` has returned True nothing is sampled: `step` returns only requests that had
+        already finished, new requests wait, and `load` is not called."""
 
     def wake(self) -> bool:
-        """Begin to wake; return whether that is done. Active requests then go on, with the weights that there were,
-        from the tokens that they had."""
+        """Begin to wake; return whether the policy is awake. Active requests then continue from their tokens, with the
+        same weights as before."""
 
 
 class SleepsByMoving:
-    """A base of policies that hold all of the device's memory as tensors: asleep, these are in main memory, and awake
-    again they are the same, to the bit. On a CPU there is nothing to give free, and nothing is moved."""
+    """A base of policies that hold all of the device's memory as tensors. Asleep, the tensors are in main memory;
+    awake, they are back, to the bit. On a CPU there is nothing to free, and nothing is moved."""
 
     _state: DeviceState
     """State on the device that is moved. The policy makes it."""
     is_asleep = False
-    """Whether nothing is to be sampled now."""
+    """Whether sampling is suspended now."""
 
     def sleep(self) -> bool:
         """Move everything to main memory."""
@@ -57,13 +57,14 @@ class SleepsByMoving:
 
 
 class EngineShare:
-    """The part of an explorer or evaluator in a device that it shares with a trainer. Its worker makes it while it
-    holds the device. The step calls `poll` first in each slice of work, and loads weights and begins rollouts only if
-    `poll` allows it. The lock ends with the process, and so does the memory that libraries keep when a policy is
-    closed."""
+    """One explorer's or evaluator's share of a device that a trainer also uses.
+
+    Its worker makes it while it holds the device. The step calls `poll` first in each slice of work, and loads weights
+    and begins rollouts only if `poll` allows it. The lock ends with the process, as does the memory that libraries keep
+    after a policy is closed."""
 
     def __init__(self, policy: SleepingPolicy, lock: DeviceLock, *, role: str) -> None:
-        """`lock`: held already."""
+        """`lock`: already held."""
         self._policy, self._lock, self._role = policy, lock, role
         self._state = "awake"
         self._since = time.perf_counter()
@@ -74,7 +75,7 @@ class EngineShare:
         return self._state == "awake"
 
     def poll(self) -> bool:
-        """Give way to the trainer, or come back after it, as far as that can be done now. Return whether the policy is
+        """Give way to the trainer, or resume after it, as far as that is possible now. Return whether the policy is
         awake."""
         if self._state == "awake" and self._lock.is_wanted():
             self._enter("falls asleep")
@@ -89,11 +90,11 @@ class EngineShare:
 
     @property
     def idle_s(self) -> float:
-        """Seconds after which `poll` is to be called again."""
+        """Seconds until `poll` has to be called again."""
         return LOOK_S
 
     def health(self) -> dict[str, object]:
-        """Return what people see of it."""
+        """Return its entries for the health report."""
         return {"engine": self._state}
 
     def _enter(self, state: str) -> None:

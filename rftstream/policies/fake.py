@@ -1,7 +1,7 @@
-"""A policy without a model: answers sums by the skill in the fake backend's weights, and takes as long as it is told.
+"""A policy without a model. It answers sums with the skill in the fake backend's weights, and takes a configured time.
 
-All that a completion is follows from the request, its seed, the weights and the clock. A request that goes on with
-`num_sampled` tokens is finished as the one before would have been, bit for bit, if the weights are the same by then.
+The request, its seed, the weights and the clock decide everything about a completion. A request that resumes with
+`num_sampled` tokens ends like the original request, bit for bit, if the weights are the same.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class FakePolicy:
         tokens_per_s: Annotated[float, Meta(ge=0)] = 0.0
         """Tokens per second of each request, by the clock; 0: all at once."""
         mean_tokens: Annotated[float, Meta(ge=0)] = 0.0
-        """Mean length of completions, made up with white space before the answer; 0: no longer than the answer."""
+        """Mean length of completions, padded with white space before the answer; 0: only the answer."""
         sigma: Annotated[float, Meta(ge=0)] = 1.0
-        """Sigma of the lognormal distribution of lengths; 1 has a long tail."""
+        """Sigma of the lognormal distribution of lengths; 1 gives a long tail."""
         fail_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
-        """Share of the requests that end with an error, half way."""
+        """Share of the requests that fail halfway."""
         answer_depends_on: Literal["weights", "task"] = "weights"
-        """Whether being right depends on the weights' skill, or on the request's seed alone."""
+        """Whether correctness depends on the weights' skill, or only on the request's seed."""
         right_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
-        """Share of right answers when they depend on the task."""
+        """Share of right answers if they depend on the task."""
 
     def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
         self.slots = config.batch_size
@@ -61,29 +61,29 @@ class FakePolicy:
 
     @property
     def version(self) -> VersionName | None:
-        """The version that the next token is stamped with; None before the first `load`."""
+        """The version of the next token; None before the first `load`."""
         return self._version
 
     @property
     def num_active(self) -> int:
-        """Number of requests that are being sampled or wait."""
+        """Number of requests that run or wait."""
         return len(self._active) + len(self._waiting)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
-        """Read the skill from the weights. Tokens that are due before now keep the version before. WeightsError for
-        another model's weights."""
+        """Read the skill from the weights. Tokens due before now keep the previous version. WeightsError for another
+        model's weights."""
         assert not self.is_asleep, "it was told to sleep"
         self._advance()
-        if self._config.answer_depends_on == "weights":  # else any model's will do
+        if self._config.answer_depends_on == "weights":  # otherwise any model's weights are accepted
             self._skill = fake_model.read_skill(tensors, where=f"weights {name.trainer_epoch}/{name.version}")
         self._version = name
 
     def submit(self, request: SampleRequest) -> None:
-        """Put a request in the queue; the next `step` begins it."""
+        """Put a request into the queue; the next `step` begins it."""
         self._waiting.append(request)
 
     def so_far(self, request_id: str) -> Completion | None:
-        """Return what was sampled of a request by the last look at the clock; None if it waits, has finished, or is
+        """Return the tokens sampled for a request at the last check of the clock; None if it waits, has finished, or is
         unknown."""
         one = self._active.get(request_id)
         if one is None or one.num_tokens == one.length:
@@ -96,7 +96,7 @@ class FakePolicy:
         self._active.pop(request_id, None)
 
     def step(self) -> list[Completion]:
-        """Begin requests that have a place, and return those that have all their tokens by now."""
+        """Begin requests for which there is a place, and return those whose tokens are all due."""
         if self._version is None or self.is_asleep:
             return []
         while self._waiting and len(self._active) < self._config.batch_size:
@@ -119,14 +119,14 @@ class FakePolicy:
         return max(0.0, min(ends) - self._clock.now())
 
     def sleep(self) -> bool:
-        """Sample nothing. Tokens that are due by now are sampled already."""
+        """Stop sampling. Tokens that are already due count as sampled."""
         if not self.is_asleep:
             self._advance()
             self.is_asleep, self._slept_at = True, self._clock.now()
         return True
 
     def wake(self) -> bool:
-        """Go on. The time asleep counts for no request."""
+        """Resume. The time asleep counts for no request."""
         if self.is_asleep:
             for one in self._active.values():
                 one.started_at += self._clock.now() - self._slept_at
@@ -162,7 +162,7 @@ class FakePolicy:
         return one
 
     def _advance(self) -> None:
-        """Stamp the tokens that came since the last look at the clock with the version in force."""
+        """Stamp the tokens that became due since the last check with the current version."""
         if self._version is None:
             return
         now, rate = self._clock.now(), self._config.tokens_per_s
@@ -176,7 +176,7 @@ class FakePolicy:
                     self._choose(one)
 
     def _choose(self, one: _Sampling) -> None:
-        """Choose whether the answer is right, with the weights that its last digit comes from."""
+        """Choose whether the answer is right, by the weights at the time of its last digit."""
         one.share = self._config.right_share
         if self._config.answer_depends_on == "weights":
             one.share = fake_model.right_probability(self._skill, one.prompt)
@@ -186,11 +186,11 @@ class FakePolicy:
             one.right = luck < one.share
 
     def _ids(self, one: _Sampling) -> tuple[int, ...]:
-        """Return the ids of the whole completion as far as it is decided. A wrong answer differs in its last digit."""
+        """Return the ids of the completion as far as they are decided. A wrong answer differs in its last digit."""
         answer = one.answer
         if not one.right:
             last = (int(answer[-1]) + 1 + int(9 * fake_model.uniform(one.request.seed, "wrong"))) % 10
-            answer = answer[:-1] + str(last)  # as long as the right one, since lengths are decided before
+            answer = answer[:-1] + str(last)  # as long as the right answer, since the length is decided earlier
         text = answer.rjust(one.wished - 1)
         ids = (*self._renderer.render((ChatMessage(role="assistant", content=text),)), self._stop_token)
         return ids[: one.length]
@@ -220,8 +220,8 @@ class FakePolicy:
 
 
 def made_up_tokens(mean_tokens: float, sigma: float, seed: int) -> int:
-    """Return the length of the completion with this seed, in tokens. It does not consider the room that is left, nor
-    the tokens that the answer needs."""
+    """Return the length of the completion with this seed, in tokens. It ignores the remaining room and the tokens that
+    the answer needs."""
     if not mean_tokens:
         return 0
     normal = NormalDist().inv_cdf(fake_model.uniform(seed, "length"))
@@ -239,7 +239,7 @@ class _Sampling:
     wished: int
     """Length of the completion in tokens if nothing limits it."""
     length: int
-    """Length of the completion in tokens, those sampled before included."""
+    """Length of the completion in tokens, previously sampled ones included."""
     started_at: float
     fails: bool
     num_tokens: int
@@ -248,11 +248,11 @@ class _Sampling:
     """Probability of a right answer; None until it is chosen."""
     spans: list[VersionSpan] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    """Logprobs of the first tokens, as far as they were asked for."""
+    """Logprobs of the first tokens, as far as they were requested."""
 
     @property
     def chosen_at(self) -> int:
-        """Index of the answer's last digit, which stands before the stop token."""
+        """Index of the answer's last digit, just before the stop token."""
         return self.wished - 2
 
     def stamp(self, count: int, name: VersionName) -> None:

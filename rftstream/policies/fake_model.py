@@ -1,7 +1,7 @@
 """The model behind the fake policy and the fake backend: one number, its skill, which policy gradient raises.
 
-A sum such as `3+4=` is answered rightly with probability sigmoid(skill - difficulty). The difficulty follows from the
-prompt. So rewards rise when, and only when, rollouts, rewards and advantages find their way through the whole flow.
+The probability of a right answer to a sum such as `3+4=` is sigmoid(skill - difficulty). The prompt determines the
+difficulty. So rewards rise if and only if rollouts, rewards and advantages pass correctly through the whole flow.
 Beside the skill there are filler elements that depend on everything that was trained, in order.
 """
 
@@ -37,13 +37,12 @@ def right_probability(skill: float, prompt: str) -> float:
 
 
 def uniform(seed: int, *parts: object) -> float:
-    """Return a number in (0, 1) that seed and parts decide."""
+    """Return a number in (0, 1) that is determined by seed and parts."""
     return (derive_seed(seed, *parts) + 0.5) / 2**63
 
 
 def serve(values: np.ndarray, dtype: str) -> RawTensor:
-    """Return float32 values in a served dtype. For bfloat16 they are rounded to nearest, ties to even, as torch
-    does."""
+    """Return float32 values in a served dtype. bfloat16 is rounded to nearest, ties to even, as torch does."""
     if dtype == "bfloat16":
         bits = values.astype("<f4").view("<u4")
         data = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
@@ -62,7 +61,7 @@ def read(tensor: RawTensor) -> np.ndarray:
 
 
 def read_skill(tensors: Mapping[str, RawTensor], *, where: str) -> float:
-    """Return the skill in a version's tensors. WeightsError if they are not those of the fake backend."""
+    """Return the skill in a version's tensors. WeightsError if the fake backend did not make them."""
     if tensors.keys() != {SKILL, FILLER} or tensors[SKILL].shape != (1,):
         raise WeightsError(f"{where}: got {', '.join(sorted(tensors)[:3])}, expected {FILLER}, {SKILL}; another model?")
     return float(read(tensors[SKILL])[0])

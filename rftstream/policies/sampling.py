@@ -1,10 +1,10 @@
 """From logits to tokens with exact logprobs, vectorised over a batch. Shapes: B rows, V vocabulary.
 
-The order is vLLM's: penalties, stop tokens held back (min_tokens), temperature, min-p, top-k, top-p. What is recorded
-is the logprob under the distribution that was sampled from, renormalised after all of it. Greedy rows take the
+The order is vLLM's: penalties, stop tokens held back (min_tokens), temperature, min-p, top-k, top-p. The recorded
+logprob is the one under the distribution that was sampled from, renormalised after all of these. Greedy rows take the
 likeliest token after penalties; their logprobs are those of temperature 1 without truncation.
 
-Chance comes from (seed, position) alone, so that a token does not depend on who else is in the batch.
+Random numbers depend on (seed, position) alone, so that a token does not depend on the other rows of the batch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 from rftstream.contracts.tasks import Sampling
 
 BLOCK = 256
-"""Number of tokens whose probabilities are summed up together."""
+"""Number of tokens whose probabilities are summed together."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingTable:
-    """The sampling settings of B rows: an array [B] for each setting, float64 but for the seeds."""
+    """The sampling settings of B rows: an array [B] for each setting, float64 except for the seeds."""
 
     seed: np.ndarray
     """Seeds, uint64 [B]."""
@@ -59,7 +59,7 @@ class SamplingTable:
 
     @property
     def penalises(self) -> bool:
-        """Whether any row has a penalty, so that `Sampler.draw` needs counts."""
+        """Whether any row has a penalty. Then `Sampler.draw` needs counts."""
         return bool(self.presence_penalty.any() or self.frequency_penalty.any() or (self.repetition_penalty != 1).any())
 
 
@@ -85,8 +85,8 @@ class Sampler:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the next token of each row, int64 [B], and its logprob, float32 [B].
 
-        `positions_B` is the absolute position of the token to come. `prompt_seen_BV` (bool) and `counts_BV` (float,
-        of the sampled tokens) are needed for penalties only."""
+        `positions_B`: the absolute positions of the next tokens. `prompt_seen_BV` (bool) and `counts_BV` (float, counts
+        of the sampled tokens) are needed only for penalties."""
         table = self._table
         logits_BV = logits_BV.float()
         if counts_BV is not None and prompt_seen_BV is not None:
@@ -116,7 +116,7 @@ class Sampler:
         return logits_BV - self._column(self._table.presence_penalty) * sampled_BV.float()
 
     def _truncate(self, logits_BV: Tensor) -> Tensor:
-        """Return the logits with -inf for what min-p, top-k and top-p leave out. Greedy rows stay whole."""
+        """Return the logits with -inf for tokens that min-p, top-k and top-p remove. Greedy rows stay unchanged."""
         table, whole_B = self._table, self._table.temperature == 0
         if table.min_p.any():
             floor_B1 = self._column(np.where(whole_B, 0.0, table.min_p)).log()
@@ -131,7 +131,7 @@ class Sampler:
         ranks_1V = torch.arange(vocabulary, device=self._device)[None, :]
         sorted_BV = sorted_BV.masked_fill(ranks_1V >= self._column(top_k_B), -torch.inf)
         probs_BV = sorted_BV.softmax(dim=-1)
-        before_BV = probs_BV.cumsum(dim=-1) - probs_BV  # of all likelier ones: the first is always kept
+        before_BV = probs_BV.cumsum(dim=-1) - probs_BV  # of all likelier tokens: the first one is always kept
         out_BV = (before_BV >= self._column(top_p_B)) & (self._column(top_p_B) < 1)
         return torch.empty_like(logits_BV).scatter_(1, order_BV, sorted_BV.masked_fill(out_BV, -torch.inf))
 
@@ -140,20 +140,20 @@ class Sampler:
 
 
 def _invert(probs_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
-    """Return the first token at which the cumulated probability exceeds the uniform number, int64 [B, 1].
+    """Return the first token at which the cumulative probability exceeds the uniform number, int64 [B, 1].
 
-    Probabilities are cumulated in float64: first over blocks, then inside the block that was hit, since a sum is
-    cheaper than a scan."""
+    Probabilities are accumulated in float64: first over blocks, then inside the selected block, since a sum is cheaper
+    than a scan."""
     vocabulary = probs_BV.shape[1]
     padded_BV = torch.nn.functional.pad(probs_BV, (0, -vocabulary % BLOCK)) if vocabulary % BLOCK else probs_BV
     blocks_BKW = padded_BV.reshape(len(padded_BV), -1, BLOCK)
     sums_BK = blocks_BKW.sum(dim=-1).double()
     cdf_BK = sums_BK.cumsum(dim=-1)
     target_B1 = uniforms_B1 * cdf_BK[:, -1:]
-    block_B1 = torch.searchsorted(cdf_BK, target_B1, right=True).clamp(max=cdf_BK.shape[1] - 1)  # NaN comes out last
+    block_B1 = torch.searchsorted(cdf_BK, target_B1, right=True).clamp(max=cdf_BK.shape[1] - 1)  # NaN sorts last
     rest_B1 = target_B1 - (cdf_BK.gather(1, block_B1) - sums_BK.gather(1, block_B1))
     inside_BW = blocks_BKW[torch.arange(len(probs_BV), device=probs_BV.device), block_B1[:, 0]].double().cumsum(dim=-1)
-    # the block's sum was rounded otherwise: stay below its last step, which a token with a probability makes
+    # the block's sum was rounded differently: stay below its last step, which is a token with a probability
     rest_B1 = torch.minimum(rest_B1, inside_BW[:, -1:] * (1 - 1e-9))
     return (block_B1 * BLOCK + torch.searchsorted(inside_BW, rest_B1, right=True)).clamp(max=vocabulary - 1)
 

@@ -1,4 +1,4 @@
-"""The form of a model's weights when they are served, and the check of a version's tensors against it."""
+"""The dtypes and shapes of a model's served weights, and the check of a version's tensors against them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Parameters = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 def served_parameters(model: ModelSpec) -> tuple[Parameters, int]:
-    """Return the form of the model's weights, and the size of its vocabulary. Only the model's config is read; no
-    memory is taken for weights."""
+    """Return the dtypes and shapes of the model's weights, and the size of its vocabulary. Only the model's config is
+    read; no memory is allocated for weights."""
     import torch
     from transformers import AutoConfig
 
@@ -29,7 +29,7 @@ def served_parameters(model: ModelSpec) -> tuple[Parameters, int]:
 
 
 def check_tensors(tensors: Mapping[str, RawTensor], parameters: Parameters, *, where: str) -> None:
-    """Raise WeightsError unless the tensors are those of the model, all of them and nothing else."""
+    """Raise WeightsError unless the tensors are exactly those of the model."""
     if odd := sorted(tensors.keys() ^ parameters.keys()):
         side = "is missing" if odd[0] in parameters else "is not of this model"
         raise WeightsError(f"{where}: {odd[0]!r} {side} ({len(odd)} names differ); is it another model's?")

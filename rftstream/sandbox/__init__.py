@@ -3,7 +3,7 @@
     from rftstream.sandbox import run_program, run_function, run_check
     run_program("print(int(input()) + 1)", stdin="1", expected="2").outcome     # passed
 
-A back end is any class that keeps `base.SandboxBackend`. To add a language: a line in `languages.LANGUAGES`.
+A back end is any class that implements `base.SandboxBackend`. To add a language, add a line to `languages.LANGUAGES`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["run_check", "run_function", "run_program"]
 
 
 def __getattr__(name: str) -> Any:
-    """Return one of the three functions. They are imported when they are first used."""
+    """Return one of the three functions. Each is imported when it is first used."""
     if name in ("run_program", "run_function", "run_check"):
         from rftstream.sandbox import run
 

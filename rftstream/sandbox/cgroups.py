@@ -1,9 +1,9 @@
-"""Cgroups around sandboxes: they bound the memory, the processes and the processors of all that is in one, which
-rlimits cannot.
+"""Cgroups around sandboxes. They limit the memory, processes and processors of everything in a sandbox, which rlimits
+cannot do.
 
-Both versions are used as they are found, without rights beyond those that the process has. The name of our folder
-carries the id and the start time of its owner. So the next start can remove what is left where both the owner and the
-keeper of its place (inside/launch.py) were killed.
+Both versions of cgroups are used as they are set up, with only the rights that this process has. The name of our folder
+contains the id and start time of its owner. So the next start can remove folders whose owner and place keeper
+(inside/launch.py) were both killed.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD_US = 100_000
 QUOTA_US = 110_000
-"""Processor time in a period for all processes of a box: one processor for the program, and some for its keeper. With
-less than one, what waits for it would look like a program that others hold up."""
-"""Microseconds over which the kernel counts processor time."""
+"""Processor time, in microseconds of a period, for all processes of a box: one processor for the program, and some for
+its keeper. With less than one processor, waiting would look like delays by other programs."""
+"""Length of the period, in microseconds, over which the kernel counts processor time."""
 SLACK_BYTES = 4 << 20
-"""Distance from a limit of memory that counts as the limit reached: the kernel gives memory in pieces."""
+"""Number of bytes below a memory limit that counts as reaching it: the kernel allocates memory in pieces."""
 BUSY_S = 1.0
-"""Most seconds in which a limit of memory is tried to be lowered. The memory of an ended program is freed later."""
+"""Largest number of seconds for retries to lower a memory limit. The memory of an ended program is freed later."""
 PREFIX = "rftstream-sandbox-"
 
 
 def start_time(pid: int) -> str | None:
-    """Return when a process began, in the kernel's own count, or None if there is none."""
+    """Return the start time of a process in the kernel's own units, or None if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
     except OSError:
@@ -42,15 +42,15 @@ def start_time(pid: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Parents:
-    """The folders under which cgroups can be made. `find_parents` makes it."""
+    """The folders in which cgroups can be made. `find_parents` makes it."""
 
     is_v2: bool
     by_controller: dict[str, Path]
-    """memory, pids, cpu -> folder. With version 2 they are the same folder."""
+    """Controller (memory, pids, cpu) -> folder. In version 2 all have the same folder."""
 
 
 def find_parents() -> Parents | None:
-    """Return where cgroups can be made here, or None."""
+    """Return the folders in which cgroups can be made here, or None."""
     unified = (ROOT / "cgroup.controllers").exists()
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -70,8 +70,8 @@ def find_parents() -> Parents | None:
 
 
 def _find_v2(folder: Path) -> Parents | None:
-    """Return the folder if its children can have controllers. A folder with processes in it, other than the root, can
-    not."""
+    """Return the folder if its children can have controllers. A folder that contains processes cannot, unless it is the
+    root."""
     try:
         for name in CONTROLLERS:
             with contextlib.suppress(OSError):
@@ -97,16 +97,16 @@ def _can_make(folder: Path) -> bool:
 
 
 class MemoryEvents(NamedTuple):
-    """How often the kernel killed a process of a cgroup for want of memory, and how often its own limit was reached. If
-    the first grows and the second does not, it was the machine that had no memory left."""
+    """How often the kernel killed a process of a cgroup because memory ran out, and how often the cgroup's own limit
+    was reached. If only the first number grows, the machine itself ran out of memory."""
 
     kills: int
     hits: int
 
 
 class SandboxCgroup:
-    """The cgroups of one place for programs. The keeper of the place makes their folders, so that none is made which
-    nobody would remove. A SandboxPlace names them, sets their limits, and removes them at its end."""
+    """The cgroups of one place for programs. The keeper of the place makes their folders, so that each folder has
+    somebody to remove it. A SandboxPlace names the cgroups, sets their limits, and removes them at its end."""
 
     def __init__(self, parents: Parents, name: str) -> None:
         self._is_v2 = parents.is_v2
@@ -116,16 +116,17 @@ class SandboxCgroup:
 
     @property
     def folders(self) -> list[str]:
-        """Return its folders. A process joins by its id, written to `cgroup.procs` of each."""
+        """Return the cgroups' folders. A process joins by writing its id to `cgroup.procs` in each."""
         return [str(folder) for folder in dict.fromkeys(self._folders.values())]
 
     @property
     def bounds_memory(self) -> bool:
-        """Return whether it bounds memory."""
+        """Return whether the cgroups limit memory."""
         return "memory" in self._folders
 
     def bound(self, *, memory_bytes: int, processes: int) -> None:
-        """Set the limits for the next program. OSError if one cannot be set: nothing is run with weaker ones."""
+        """Set the limits for the next program. OSError if a limit cannot be set: no program may run with weaker
+        limits."""
         if (folder := self._folders.get("pids")) is not None:
             _write(folder / "pids.max", processes)
         if (folder := self._folders.get("cpu")) is not None:
@@ -142,13 +143,13 @@ class SandboxCgroup:
             _write(folder / "memory.max", memory_bytes)
         else:
             with_swap = folder / "memory.memsw.limit_in_bytes"
-            _write(with_swap, -1, may_lack=True)  # it may never be below the other
+            _write(with_swap, -1, may_lack=True)  # this limit may never be below the other
             _write(folder / "memory.limit_in_bytes", memory_bytes)
             _write(with_swap, memory_bytes, may_lack=True)
         self._memory_bytes = memory_bytes
 
     def memory_events(self) -> MemoryEvents:
-        """Return what has happened so far for want of memory."""
+        """Return the counts of out-of-memory events so far."""
         if (folder := self._folders.get("memory")) is None:
             return MemoryEvents(0, 0)
         if self._is_v2:
@@ -159,13 +160,13 @@ class SandboxCgroup:
         return MemoryEvents(kills, int(most > self._memory_bytes - SLACK_BYTES))
 
     def remove(self) -> None:
-        """Kill what is in it, and remove it."""
+        """Kill all processes in the cgroups, and remove the cgroups."""
         for folder in dict.fromkeys(self._folders.values()):
             remove(folder)
 
 
 def sweep(parents: Parents) -> int:
-    """Remove the cgroups of owners that are gone, with their processes. Return how many there were."""
+    """Remove the cgroups of dead owners, and kill their processes. Return the number of removed cgroups."""
     count = 0
     for parent in dict.fromkeys(parents.by_controller.values()):
         for folder in parent.glob(f"{PREFIX}*-*-*"):
@@ -177,19 +178,19 @@ def sweep(parents: Parents) -> int:
 
 
 def sweep_all() -> int:
-    """Remove the cgroups of owners that are gone, wherever cgroups can be made here. Return how many there were."""
+    """Do the same wherever cgroups can be made here. Return the number of removed cgroups."""
     parents = find_parents() if sys.platform == "linux" else None
     return 0 if parents is None else sweep(parents)
 
 
 def remove(folder: Path, patience_s: float = 10.0) -> None:
-    """Kill what is in a cgroup, and remove it."""
+    """Kill all processes in a cgroup, and remove the cgroup."""
     until = time.monotonic() + patience_s
     while folder.exists() and time.monotonic() < until:
         with contextlib.suppress(OSError):
             for line in (folder / "cgroup.procs").read_text(encoding="ascii").split():
                 if line == "0":
-                    continue  # a process of another PID namespace; to kill 0 would kill our own group
+                    continue  # a process of another PID namespace: kill(0) would kill our own process group
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(int(line), signal.SIGKILL)
         try:
@@ -197,11 +198,11 @@ def remove(folder: Path, patience_s: float = 10.0) -> None:
         except OSError as error:
             if error.errno != errno.EBUSY:
                 return
-        time.sleep(0.005)  # the kernel says nothing when the last process is gone
+        time.sleep(0.005)  # the kernel gives no notice when the last process is gone
 
 
 def _write(file: Path, value: int | str, *, may_lack: bool = False) -> None:
-    """Write a limit. The kernel refuses a limit of memory as long as more than that is in use."""
+    """Write a limit. The kernel refuses a memory limit below the memory in use."""
     if may_lack and not file.exists():
         return
     until = time.monotonic() + BUSY_S

@@ -1,4 +1,4 @@
-"""Whether what came out of a sandbox is what was expected. This is the only place that judges."""
+"""Compares the output of a sandbox with what was expected. Only this module judges."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from decimal import Decimal
 from typing import Any
 
 _NUMBER = re.compile(r"[+-]?((0|[1-9]\d{0,59})(\.\d{0,60})?|\.\d{1,60})([eE][+-]?\d{1,3})?")
-"""A number that may be written in another way. One with zeros in front, such as 007, is a name and no number."""
+"""A number that may be written in different ways. A number with leading zeros, such as 007, is a name."""
 
 
 def same_text(found: str, expected: str, *, tolerance: float = 0.0) -> bool:
-    """Return whether a program printed what was expected. White space at the ends of lines, and empty lines at the end,
-    do not count, and numbers may be written in different ways. Numbers may differ by `tolerance`, relative or
-    absolute."""
+    """Return whether a program printed the expected text. White space at line ends and empty lines at the end are
+    ignored, and numbers may be written in different ways. Numbers may differ by `tolerance`, relative or absolute."""
     found_lines, expected_lines = _lines(found), _lines(expected)
     if found_lines == expected_lines:
         return True
@@ -47,8 +46,9 @@ def _same_word(found: str, expected: str, tolerance: float) -> bool:
 
 
 def same_value(found: Any, expected: Any, *, tolerance: float = 0.0, depth: int = 0) -> bool:
-    """Return whether a plain value is the expected one. A tuple is the list with the same items, since tests are kept
-    as JSON, and a bool is no number. NaN is NaN. Floats may differ by `tolerance`, relative or absolute."""
+    """Return whether a plain value is the expected one. A tuple equals a list with the same items, since tests are
+    stored as JSON. A bool is never equal to a number, and NaN equals NaN. Floats may differ by `tolerance`, relative or
+    absolute."""
     if depth > 200:
         return False
     if isinstance(expected, bool) or isinstance(found, bool) or expected is None or found is None:
@@ -70,7 +70,7 @@ def same_value(found: Any, expected: Any, *, tolerance: float = 0.0, depth: int 
 
 
 def _same_keys(found: Collection[Any], expected: Collection[Any]) -> bool:
-    """Return whether the keys are the same. A bool is no number among keys either, where Python takes it for one."""
+    """Return whether the keys are the same. Unlike in Python, a bool key never equals a number."""
     own = {key: key for key in found}
     return len(own) == len(expected) and all(key in own and same_value(own[key], key) for key in expected)
 

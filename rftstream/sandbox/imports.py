@@ -1,4 +1,4 @@
-"""What graders put before a Python program, so that one written into a stub with `List[int]` runs as it is."""
+"""Imports that graders put before a Python program, so that a solution with `List[int]` runs unchanged."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _STARRED = (*_MODULES, "typing", "builtins")
 
 USUAL_IMPORTS = "\n".join(
     [
-        *(f"from {name} import *" for name in _STARRED),  # builtins last: `pow` and `open` are Python's own
+        *(f"from {name} import *" for name in _STARRED),  # builtins last: `pow` and `open` must be Python's own
         f"import os, time, typing, {', '.join(_MODULES)}",
         "sys.setrecursionlimit(50_000)",
     ]
 )
-"""Imports that LiveCodeBench's grader puts before a program, and the depth of recursion that it allows. Source:
+"""Imports that LiveCodeBench's grader puts before a program, and the recursion limit that it sets. Source:
 LiveCodeBench, lcb_runner/evaluation/testing_util.py."""

@@ -1,4 +1,4 @@
-"""Languages that programs can be in: how each is compiled and run. Compilers run in the sandbox, too."""
+"""Languages of programs: how each is compiled and run. Compilers run in the sandbox as well."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _plain_name(name: str) -> Callable[[str], str]:
 
 
 def _java_name(source: str) -> str:
-    """Return the file that Java wants for a class. The time is linear, also for a hostile text."""
+    """Return the file name that Java requires for a class. The time is linear, even for a hostile text."""
     found = re.search(r"\bpublic\s++(?:final\s++|abstract\s++)*+class\s++(\w{1,60}+)\b", source) or re.search(
         r"\bclass\s++(\w{1,60}+)\b[^{]{0,1000}+\{(?:(?!\bclass\b).)*?\bvoid\s++main\b", source, re.DOTALL
     )
@@ -23,17 +23,17 @@ def _java_name(source: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Language:
-    """A language. `{file}` in its commands is the name of the source, `{stem}` the name without its ending."""
+    """A language. In its commands `{file}` is the name of the source, and `{stem}` the name without its extension."""
 
     name_file: Callable[[str], str]
-    """From the text of a program to the name of its file."""
+    """Returns the file name for a program's text."""
     compile: tuple[str, ...] = ()
-    """Command that compiles; empty if there is none."""
+    """Compile command; empty if the language needs none."""
     run: tuple[str, ...] = ()
     """Command that runs the program; empty for Python, which the warm interpreter runs."""
     environment: Mapping[str, str] = field(default_factory=dict)
     bounds_addresses: bool = True
-    """Whether addresses may be bounded. Some interpreters reserve more than they will use."""
+    """Whether the address space may be limited. Some interpreters reserve more than they use."""
 
 
 LANGUAGES = {
@@ -72,7 +72,7 @@ def find_language(name: str) -> Language:
 
 
 def language_name(name: str) -> str:
-    """Return the one name of a language that may have several. ConfigError if it is unknown."""
+    """Return the canonical name of a language, which may have several names. ConfigError if it is unknown."""
     lower = name.strip().lower()
     found = ALIASES.get(lower, lower)
     if found not in LANGUAGES:

@@ -1,4 +1,4 @@
-"""The layers of a sandbox, which of them this machine has, and what it costs that one is missing."""
+"""The layers of a sandbox: which of them this machine has, and the cost of a missing one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rftstream.sandbox.base import Isolation
 from rftstream.sandbox.inside import kernel, syscall_filter
 
 UID_BASE = 2_046_820_352
-"""The first of the users that programs run as. They have no names, and own nothing."""
+"""The first of the user ids that programs run as. These users have no names and own nothing."""
 
 
 _WALLS = ("own user", "seccomp", "landlock")
@@ -30,12 +30,12 @@ class Layer:
     cost: str
     """Effect of the layer's absence."""
     is_needed: bool = False
-    """Whether nothing is run without it."""
+    """Whether no program runs without the layer."""
 
 
 @functools.cache
 def find_layers(isolation: Isolation = Isolation.full) -> tuple[Layer, ...]:
-    """Look at this machine, once."""
+    """Examine this machine, once."""
     memory, pids, cpu = _cgroups(isolation)
     return (_bubblewrap(isolation), _user(isolation), _seccomp(isolation), _landlock(isolation), memory, pids, cpu)
 
@@ -46,14 +46,14 @@ def has(name: str, isolation: Isolation = Isolation.full) -> bool:
 
 
 def missing_text(isolation: Isolation = Isolation.full) -> str | None:
-    """Return why no sandbox can be had here, or None if one can."""
+    """Return why this machine can have no sandbox, or None if it can."""
     lacking = [layer for layer in find_layers(isolation) if layer.is_needed and not layer.is_there]
     return f"sandbox: {lacking[0].name}: {lacking[0].found}; {lacking[0].cost}" if lacking else None
 
 
 def weaknesses(isolation: Isolation = Isolation.full) -> tuple[str, ...]:
-    """Return the names of layers that lack here and without which programs that break out get further, as parts of a
-    scorer's version: `without-landlock`. None if nothing is run here."""
+    """Return the missing layers whose absence lets a program that breaks out get further, as parts of a scorer's
+    version: `without-landlock`. Empty if no program can run here."""
     if missing_text(isolation) is not None:
         return ()
     lacking = [layer.name for layer in find_layers(isolation) if not layer.is_there and layer.name in _WALLS]
@@ -91,12 +91,12 @@ def _bubblewrap(isolation: Isolation) -> Layer:
 
 
 def drops_user(isolation: Isolation) -> bool:
-    """Return whether programs run as a user of their own."""
+    """Return whether programs run as a separate user."""
     return os.geteuid() == 0 and isolation is Isolation.full
 
 
 def _runs_as_root(isolation: Isolation) -> bool:
-    """Return whether programs are root outside of the sandbox, so that no other layer may lack."""
+    """Return whether programs are root outside the sandbox. Then no other layer may be missing."""
     return os.geteuid() == 0 and not drops_user(isolation)
 
 

@@ -20,20 +20,20 @@ from rftstream.sandbox.program_run import ProgramRun
 MAX_FILES = 4096
 
 _numbers = itertools.count(1)
-"""Numbers of places. Those of all back ends of a process differ, as their cgroups are named by them."""
+"""Numbers of places. They are unique among all back ends of a process, since cgroups are named by them."""
 JUDGE_LIMITS = Limits(output_bytes=MIB)
 
 
 class LocalBackend:
-    """Makes sandboxes with bubblewrap. `default_backend` makes one for a process; a server makes one, too.
+    """Makes sandboxes with bubblewrap. `default_backend` makes one for a process; a server also makes one.
 
-    At most `slots` programs run at once; others wait, which does not count for their limits. Tests that call a
-    candidate run in places of their own, so that a candidate never waits for its test.
+    At most `slots` programs run at once. Others wait, which does not count towards their limits. Tests that call a
+    candidate run in separate places, so that a candidate never waits for its test.
     """
 
     def __init__(self, *, slots: int = 0, isolation: Isolation = Isolation.full) -> None:
         if (problem := layers.missing_text(isolation)) is not None:
-            layers.find_layers.cache_clear()  # it may be mended while this process lives
+            layers.find_layers.cache_clear()  # the machine may be fixed while this process lives
             raise SandboxError(problem)
         self._isolation = isolation
         self._parents = cgroups.find_parents()
@@ -48,7 +48,7 @@ class LocalBackend:
         return LocalSandbox(self._programs, self._judges, disk_bytes)
 
     def close(self) -> None:
-        """End all warm interpreters. Those of boxes that are in use end when the boxes do."""
+        """End all warm interpreters. An interpreter whose box is in use ends together with the box."""
         self._programs.close()
         self._judges.close()
 
@@ -57,7 +57,7 @@ class LocalBackend:
 
 
 class _Places:
-    """A number of places, each started when it is first needed. Callers get places in the order of their requests."""
+    """A fixed number of places, each started when first needed. Callers get places in the order of their requests."""
 
     def __init__(self, most: int, start: Callable[[], SandboxPlace]) -> None:
         self._num_free = most
@@ -68,7 +68,7 @@ class _Places:
         self._is_closed = False
 
     def take(self) -> SandboxPlace:
-        """Return a place that nobody uses. Wait until there is one."""
+        """Return a free place. Wait until there is one."""
         self._wait()
         try:
             with self._lock:
@@ -99,7 +99,8 @@ class _Places:
             raise
 
     def _release(self) -> None:
-        """Hand a free place to who waits longest. A semaphore would let others overtake for as long as they come."""
+        """Give a free place to the caller that has waited longest. With a semaphore, newer callers could overtake it
+        for ever."""
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().set()
@@ -107,7 +108,7 @@ class _Places:
                 self._num_free += 1
 
     def give_back(self, place: SandboxPlace, *, is_clean: bool) -> None:
-        """Take a place back. One that is not clean is closed."""
+        """Take a place back. A place that is not clean is closed."""
         with self._lock:
             keep = is_clean and not self._is_closed
             if keep:
@@ -117,7 +118,7 @@ class _Places:
         self._release()
 
     def close(self) -> None:
-        """Close all places that nobody uses, and the others when they come back."""
+        """Close all free places now, and the others when they come back."""
         with self._lock:
             self._is_closed, idle, self._idle = True, self._idle, []
         for place in idle:
@@ -131,7 +132,7 @@ class LocalSandbox:
         self._programs, self._judges = programs, judges
         try:
             self._place, self._channel, self._pidfd = self._make(disk_bytes)
-        except SandboxError:  # the warm interpreter may have died since the place was used: another one, once
+        except SandboxError:  # the warm interpreter may have died since the place was last used: try one other place
             self._place, self._channel, self._pidfd = self._make(disk_bytes)
         self._is_closed = False
 
@@ -189,7 +190,7 @@ class LocalSandbox:
         return answer, data
 
     def _check(self, job: Job) -> JobEnd:
-        """Run the program here, and its test in another box. A socket between them carries calls."""
+        """Run the program here, and its test in another box. A socket between them carries the calls."""
         place, is_clean = self._judges.take(), False
         try:
             ours, theirs = socket.socketpair()
@@ -197,7 +198,8 @@ class LocalSandbox:
                 place.bound(JUDGE_LIMITS)
                 channel, pidfd = place.make_box(JUDGE_LIMITS.disk_bytes)
                 try:
-                    # the program's watch says when time is up: a test that waits for it sees nothing of its delays
+                    # the program's watch decides when time is up: a test that waits for the program does not see its
+                    # delays
                     memory_bytes, wall_s = JUDGE_LIMITS.memory_bytes, job.limits.hard_s
                     limits = replace(job.limits, memory_bytes=memory_bytes, output_bytes=MIB, wall_s=wall_s)
                     test = ProgramRun(place, channel, pidfd, replace(job, limits=limits), partner=theirs)
@@ -211,7 +213,8 @@ class LocalSandbox:
 
 
 def _run_both(program: ProgramRun, test: ProgramRun) -> JobEnd:
-    """Run the test to its end, and then end the program. If that comes to one of its limits, the test ends with it."""
+    """Run the test to its end, and then end the program. If the program reaches one of its limits, the test ends as
+    well."""
     program.start()
     try:
         test.start()
@@ -253,7 +256,7 @@ _default_lock = threading.Lock()
 
 
 def default_backend(isolation: Isolation = Isolation.full) -> LocalBackend:
-    """Return the sandboxes of this process. They are made when first needed. SandboxError if there can be none."""
+    """Return this process's back end, made when first needed. SandboxError if this machine can have no sandbox."""
     with _default_lock:
         key = (os.getpid(), isolation)
         if key not in _defaults:

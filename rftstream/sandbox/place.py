@@ -1,4 +1,4 @@
-"""A place for programs: one bubblewrap sandbox with a warm interpreter in it, which makes a box for each program."""
+"""A place for programs: one bubblewrap sandbox with a warm interpreter, which makes a box for each program."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rftstream.sandbox.inside import wire
 from rftstream.sandbox.inside.confine import HOME, OUTER_PROC
 
 START_S = 60.0
-"""Most seconds for the warm interpreter to start, or to make a box."""
+"""Largest number of seconds for the warm interpreter to start, or to make a box."""
 END_S = 10.0
-"""Most seconds for the processes of a box to end."""
+"""Largest number of seconds for the processes of a box to end."""
 OWN_BYTES = 64 * MIB
-"""Memory for the warm interpreter and process 1 of a box, beside the program."""
+"""Memory for the warm interpreter and process 1 of a box, in addition to the program's."""
 OWN_PROCESSES = 8
 
 _INSIDE = Path(__file__).parent / "inside"
@@ -37,8 +37,8 @@ _START = "import sys; sys.path.insert(0, {root!r}); from rftstream.sandbox.insid
 
 
 class _Starter:
-    """Starts processes from one thread that lives as long as this process. The kernel kills a process that is to die
-    with its parent when the thread ends that started it."""
+    """Starts processes from one thread that lives as long as this process. The kernel would otherwise kill a process
+    that is set to die with its parent when the starting thread ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,12 +46,12 @@ class _Starter:
         self._asked: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]] = queue.SimpleQueue()
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Return what the function returns, called in the thread."""
+        """Call the function in the thread, and return its result."""
         with self._lock:
             if self._pid != os.getpid():
                 asked: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]] = queue.SimpleQueue()
                 threading.Thread(target=self._work, args=(asked,), name="sandbox-starter", daemon=True).start()
-                self._pid, self._asked = os.getpid(), asked  # only now: no thread may be left on this machine
+                self._pid, self._asked = os.getpid(), asked  # only now: threads may be exhausted on this machine
         answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._asked.put((function, answer))
         found = answer.get()
@@ -73,7 +73,7 @@ _starter = _Starter()
 
 
 class SandboxPlace:
-    """The processes of one place, and its cgroup. A LocalBackend makes it when it first needs one more.
+    """The processes of one place, and its cgroup. A LocalBackend makes it when it needs one more.
 
     `make_box` is called for one box after the other, never for two at once. A place whose box does not end, or whose
     interpreter died, is closed and not used again.
@@ -106,11 +106,11 @@ class SandboxPlace:
 
     @property
     def polls(self) -> bool:
-        """Return whether memory has to be looked at from inside, since no cgroup bounds it."""
+        """Return whether memory has to be checked from inside, since no cgroup limits it."""
         return self._cgroup is None or not self._cgroup.bounds_memory
 
     def make_box(self, disk_bytes: int) -> tuple[socket.socket, int]:
-        """Return the socket of a new box, and the descriptor of its process 1. SandboxError if there can be none."""
+        """Return the socket of a new box, and the descriptor of its process 1. SandboxError if no box can be made."""
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
@@ -136,7 +136,7 @@ class SandboxPlace:
         return ours, descriptors[0]
 
     def bound(self, limits: Limits) -> None:
-        """Set the limits of its cgroup for the next program. SandboxError if they cannot be set."""
+        """Set the cgroup limits for the next program. SandboxError if they cannot be set."""
         if self._cgroup is None:
             return
         try:
@@ -145,11 +145,11 @@ class SandboxPlace:
             raise SandboxError(f"sandbox: a limit of the cgroup cannot be set: {error}") from None
 
     def memory_events(self) -> cgroups.MemoryEvents:
-        """Return what has happened in it so far for want of memory."""
+        """Return the place's counts of out-of-memory events so far."""
         return cgroups.MemoryEvents(0, 0) if self._cgroup is None else self._cgroup.memory_events()
 
     def close(self) -> None:
-        """End all its processes, and remove its cgroup."""
+        """End all processes of the place, and remove its cgroup."""
         self._control.close()
         if (process := getattr(self, "_process", None)) is not None:
             process.kill()
@@ -196,13 +196,13 @@ class SandboxPlace:
 
 
 def _interpreter() -> str:
-    """Return the interpreter itself, not that of a virtual environment, of which the sandbox shows nothing."""
+    """Return the real interpreter, not the link in a virtual environment, which the sandbox does not show."""
     base = Path(sys.base_prefix) / "bin" / f"python{sysconfig.get_python_version()}"
     return str(base.resolve() if base.exists() else Path(sys.executable).resolve())
 
 
 def _prefix(python: str) -> str:
-    """Return the folder of the interpreter and its library, or nothing if the system's folders have it."""
+    """Return the folder of the interpreter and its library; empty if they are in the system's folders."""
     prefix = os.path.realpath(sys.base_prefix)
     return "" if prefix == "/usr" or prefix.startswith("/usr/") else prefix
 
@@ -250,12 +250,12 @@ def _inner(python: str, control: int) -> list[str]:
 
 
 def end_box(channel: socket.socket, pidfd: int) -> bool:
-    """End a box by its process 1, and return whether all of it is gone."""
+    """End a box through its process 1, and return whether all its processes are gone."""
     channel.close()
     try:
         poller = select.poll()
         poller.register(pidfd, select.POLLIN)
-        if poller.poll(50):  # it ends when its socket does
+        if poller.poll(50):  # it ends when its socket is closed
             return True
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""One program in a box, seen from outside: its descriptors, what it writes, and how it ends."""
+"""One program in a box, seen from outside: its descriptors, its output, and its end."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rftstream.sandbox.inside import wire
 from rftstream.sandbox.place import SandboxPlace
 
 GRACE_S = 20.0
-"""Seconds after the hardest limit of a program, after which a box that says nothing is broken."""
+"""Seconds after a program's hardest limit until a box that does not answer counts as broken."""
 THREAD_BYTES = 128 * MIB
-"""Addresses that the C library reserves for the heap of a thread, and does not use."""
+"""Address space that the C library reserves for the heap of a thread, and does not use."""
 
 
 class ProgramRun:
@@ -34,7 +34,7 @@ class ProgramRun:
         self._place, self._channel, self._pidfd, self._job, self._partner = place, channel, pidfd, job, partner
         self._is_test = job.mode == "check"
         self._judged = {"frames"} if job.mode == "calls" or self._is_test or partner is not None else {"stdout"}
-        """Outputs that are compared. Anything else that the program writes is dropped beyond its limit."""
+        """Outputs that are compared. Other output of the program is dropped beyond its limit."""
         self._outputs: dict[int, bytearray] = {}
         self._names: dict[int, str] = {}
         self._stopped: Stopped | None = None
@@ -69,7 +69,7 @@ class ProgramRun:
         self._selector.register(self._channel, selectors.EVENT_READ)
 
     def stop(self, why: Stopped) -> None:
-        """Have the program killed. Its end then names `why`, unless it has ended already."""
+        """Have the program killed. Its end then gives the reason `why`, unless it has already ended."""
         with self._lock:
             if self._stopped is None and not self._has_ended:
                 self._stopped = why
@@ -89,11 +89,11 @@ class ProgramRun:
             self._close()
 
     def abandon(self) -> None:
-        """Forget a program that was started, whose box is ended next."""
+        """Forget a started program. Its box is ended next."""
         self._close()
 
     def _follow(self) -> dict[str, Any]:
-        """Read all that comes until the program has ended and its pipes, too. Return how it ended."""
+        """Read all output until the program has ended and its pipes are closed. Return how it ended."""
         until = time.monotonic() + self._job.limits.hard_s + GRACE_S
         answer: dict[str, Any] | None = None
         while answer is None or len(self._selector.get_map()) > 0:
@@ -124,7 +124,7 @@ class ProgramRun:
 
     def _is_out_of_memory(self) -> bool:
         """Return whether the kernel killed one of the program's processes at its limit. SandboxError if the kernel
-        killed it although it was below: the machine has no memory left."""
+        killed it below the limit: the machine ran out of memory."""
         now = self._place.memory_events()
         if now.kills > self._before.kills and now.hits == self._before.hits:
             raise SandboxError("sandbox: the machine ran out of memory, and not the program")
@@ -144,7 +144,7 @@ class ProgramRun:
 
     def _ended(self, answer: dict[str, Any]) -> JobEnd:
         stopped = answer["stopped"]
-        if stopped in (None, "stop"):  # else it was at a limit before anybody asked for its end
+        if stopped in (None, "stop"):  # otherwise it reached a limit before anybody asked for its end
             stopped = self._stopped
         if stopped is None and answer["exit"] == -signal.SIGXCPU:
             stopped = "cpu"
@@ -207,6 +207,6 @@ def _readable(data: bytes) -> int:
 
 
 def _frames(data: bytes, most: int) -> Iterator[bytes]:
-    """Yield the frames, or none if what came is not made of frames. One that is not whole at the end is left out."""
+    """Yield the frames; nothing if the data is not made of frames. An incomplete last frame is left out."""
     with contextlib.suppress(ValueError):
         yield from (body for body in FrameReader(most).feed(data) if body)

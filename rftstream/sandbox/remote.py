@@ -1,4 +1,4 @@
-"""Sandboxes of a server elsewhere, which `rftstream sandbox serve` runs."""
+"""Sandboxes on another machine's server, which `rftstream sandbox serve` runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rftstream.http.client import HttpClient, RequestFailed
 from rftstream.sandbox.base import MIB, BoxFile, BoxRefused, Job, JobEnd, SandboxError
 
 WAIT_S = 600.0
-"""Most seconds to wait for an answer of the server, which may have no free place for a while."""
+"""Largest number of seconds to wait for the server's answer. The server may have no free place for a while."""
 
 
 class MadeBox(msgspec.Struct):
@@ -24,8 +24,8 @@ class MadeBox(msgspec.Struct):
 
 
 class RemoteBackend:
-    """Makes sandboxes on a server. `url` is http://HOST:PORT; the token is that of the server, if it has one. An answer
-    may take `wait_s` seconds, beside those of the program."""
+    """Makes sandboxes on a server. `url` is http://HOST:PORT; `token` is the server's token, if it has one. An answer
+    may take `wait_s` seconds in addition to the program's time."""
 
     def __init__(self, url: str, *, token: str = "", wait_s: float = WAIT_S) -> None:
         address = split_url(url)
@@ -41,14 +41,14 @@ class RemoteBackend:
         return RemoteSandbox(self, made.id)
 
     def close(self) -> None:
-        """Close all connections. The server ends boxes that nobody uses any more."""
+        """Close all connections. The server ends unused boxes."""
         self._http.close()
 
     def ask(
         self, method: str, path: str, body: Any, answer: Any, *, more_s: float = 0.0, of_files: bool = False
     ) -> Any:
-        """Return the answer to a request, of the given type. SandboxError if there is none. Only a request `of_files`
-        can end as BoxRefused, which is the program's fault."""
+        """Return the answer to a request, with the given type. SandboxError if there is none. Only a request with
+        `of_files` can raise BoxRefused, which is the program's fault."""
         content = msgspec.json.encode(body)
         try:
             came = self._http.ask(method, path, content, timeout_s=self.wait_s + more_s)
@@ -83,6 +83,6 @@ class RemoteSandbox:
         return end
 
     def close(self) -> None:
-        """End the box. If the server cannot be reached, it does so itself after a time."""
+        """End the box. If the server cannot be reached, it ends the box itself after a time."""
         with contextlib.suppress(SandboxError):
             self._backend.ask("DELETE", self._path, {}, dict[str, str])

@@ -1,7 +1,7 @@
-"""Run a program that a policy wrote, and judge what comes out: `run_program`, `run_function` and `run_check`.
+"""Run a program that a policy wrote, and judge its output: `run_program`, `run_function` and `run_check`.
 
-All three return a ProgramResult and raise nothing for what a program does. What the caller got wrong (an unknown
-language, values that are no plain data) is a ConfigError. They may be called from any number of threads.
+All three return a ProgramResult and raise nothing for a program's behaviour. A caller's mistake (an unknown language,
+values that are no plain data) is a ConfigError. Any number of threads may call them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rftstream.sandbox.languages import Language, find_language
 from rftstream.sandbox.local import default_backend
 
 TRIES = 2
-"""How often a program is run whose sandbox fails, or for which the machine is too busy."""
+"""Number of tries of a program if its sandbox fails or the machine is too busy."""
 MAX_DETAIL = 2000
 COMPILE_LIMITS = Limits(wall_s=30.0, cpu_s=30.0, memory_bytes=1 << 30, disk_bytes=256 << 20)
 
@@ -44,14 +44,14 @@ _STOPPED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEnd:
-    """The result of one call of a function."""
+    """The result of one function call."""
 
     passed: bool | None
-    """Whether the value is the expected one; None where nothing was expected."""
+    """Whether the value is the expected one; None if nothing was expected."""
     value: Any = None
-    """The value, plain data; None if there is none."""
+    """The returned plain value; None if there is none."""
     error: str = ""
-    """Why there is no value: what the call raised, or that its time was up. Empty if there is one."""
+    """Why there is no value: the exception, or that the time was up. Empty if there is a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,21 +60,23 @@ class ProgramResult:
 
     outcome: Outcome
     reason: str = ""
-    """Why it did not pass: wrong, crash, compile, wall, cpu, memory, output. If unscorable: sandbox, overload, test."""
+    """Why the program did not pass: wrong, crash, compile, wall, cpu, memory, output. If unscorable: sandbox, overload,
+    test."""
     detail: str = ""
     """The reason in words, for people."""
     stdout: str = ""
     stderr: str = ""
     exit_code: int | None = None
-    """Status, or the negative number of the signal that ended it. It proves nothing: programs choose their status."""
+    """Exit status, or the negative number of the signal that ended the program. It proves nothing: programs choose
+    their status."""
     calls: tuple[CallEnd, ...] = ()
-    """Results of the calls of a function: as many as there were calls, also if the program died between them."""
+    """Results of the function calls: one for each call, even if the program died in between."""
     wall_s: float = 0.0
     cpu_s: float = 0.0
 
     @property
     def passed(self) -> bool:
-        """Return whether it passed."""
+        """Return whether the program passed."""
         return self.outcome is Outcome.passed
 
 
@@ -88,10 +90,10 @@ def run_program(
     limits: Limits | None = None,
     backend: SandboxBackend | None = None,
 ) -> ProgramResult:
-    """Run a whole program, and compare what it prints.
+    """Run a whole program, and compare its output.
 
-    It passes if it ends with status 0 and its stdout is `expected`. Without `expected` nothing is judged: a program
-    that ends with status 0 has then `finished`, which is not passed.
+    The program passes if it ends with status 0 and its stdout is `expected`. Without `expected` nothing is judged: a
+    program that ends with status 0 is then `finished`, which does not count as passed.
     """
     test = (stdin, expected)
     return run_tests(source, [test], language=language, tolerance=tolerance, limits=limits, backend=backend)[0]
@@ -109,10 +111,12 @@ def run_tests(
     stop_early: bool = False,
     keep_output: bool = True,
 ) -> list[ProgramResult]:
-    """Run a program on each pair of stdin and expected stdout, each time in a fresh sandbox. It is compiled once. With
-    `prelude` is trusted text that runs before a Python program in its module, such as imports. With
-    `stop_early` the list ends with the first test that is not passed. Without `keep_output` the results have none, so
-    that many tests need no more memory than one."""
+    """Run a program on each pair of stdin and expected stdout, each time in a fresh sandbox. The program is compiled
+    once.
+
+    `prelude`: trusted text that runs before a Python program in its module, such as imports. `stop_early`: the list
+    ends with the first test that does not pass. Without `keep_output` the results contain no output, so that many tests
+    need no more memory than one."""
     spoken, limits = find_language(language), limits or Limits()
     try:
         backend = backend or default_backend()
@@ -148,9 +152,10 @@ def run_function(
 ) -> ProgramResult:
     """Call a function of a Python program, or a method of its class Solution, once for each list of arguments.
 
-    It passes if each call returns the value of `expected` in its place. Arguments and values are plain data: None,
-    bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict. Any other value is a failed call. The
-    program's output does not matter. Without `expected` nothing is judged, and it has `finished` if each call returned.
+    The program passes if each call returns the value of `expected` at its place. Arguments and values are plain data:
+    None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict. A call that returns any other value
+    fails. The program's output is ignored. Without `expected` nothing is judged: the program is `finished` if each call
+    returned.
     """
     limits = limits or Limits()
     if expected is not None and len(expected) != len(calls):
@@ -179,13 +184,13 @@ def run_check(
     limits: Limits | None = None,
     backend: SandboxBackend | None = None,
 ) -> ProgramResult:
-    """Run a test that asserts, such as HumanEval's, on a function of a Python program.
+    """Run a test with assertions, such as HumanEval's, on a function of a Python program.
 
-    The test runs in a sandbox of its own. There `candidate` and the name of the entry point stand for the function,
-    which gets and returns plain data only. If the test defines `check`, it is called with the candidate. `context` is
-    trusted text that runs before the test, such as the prompt, for names that the test uses. `prelude` runs before the
-    program and before the context. It passes if the test raises nothing. If the context raises, if the test is no
-    Python, lacks a name or a module, or never calls the function, nothing is known of the program.
+    The test runs in its own sandbox. There `candidate` and the name of the entry point stand for the function, whose
+    arguments and results are plain data. If the test defines `check`, it is called with the candidate. `context` is
+    trusted text that runs before the test, such as the prompt, to define names that the test uses. `prelude` runs
+    before the program and before the context. The program passes if the test raises nothing. The result is unscorable
+    if the context raises, or if the test is invalid Python, lacks a name or a module, or never calls the function.
     """
     limits = limits or Limits()
     try:
@@ -209,14 +214,14 @@ def _run(backend: SandboxBackend, job: Job, files: Sequence[BoxFile]) -> JobEnd:
 
 
 def _tried(run: Callable[[], JobEnd], judge: Callable[[JobEnd], ProgramResult]) -> ProgramResult:
-    """Run and judge. If the sandbox fails, or the machine is too busy, do it once more."""
+    """Run and judge. If the sandbox fails, or the machine is too busy, try again."""
     result = _unscorable("sandbox", "not tried")
     for _ in range(TRIES):
         try:
             end = run()
-        except BoxRefused as error:  # by what the program was compiled to
+        except BoxRefused as error:  # by the compiled program
             return _failed(ProgramResult(outcome=Outcome.failed), "compile", str(error))
-        except (SandboxError, OSError, RuntimeError, MemoryError) as error:  # as threads or descriptors run out
+        except (SandboxError, OSError, RuntimeError, MemoryError) as error:  # when threads or descriptors run out
             result = _unscorable("sandbox", str(error) or type(error).__name__)
             continue
         if end.exit_code is None and end.stopped is None:
@@ -244,7 +249,7 @@ def _filled(command: Sequence[str], source: str, spoken: Language) -> tuple[str,
 
 
 def _compiled(source: str, spoken: Language, backend: SandboxBackend) -> tuple[Sequence[BoxFile], ProgramResult | None]:
-    """Return the files that a program needs, or the result if there are none."""
+    """Return the files that a program needs, or its result if it cannot be compiled."""
     if not spoken.run:
         return (), None
     file = BoxFile(name=spoken.name_file(source), data=source.encode("utf-8", "surrogatepass"))
@@ -294,7 +299,7 @@ def _failed(base: ProgramResult, reason: str, detail: str) -> ProgramResult:
 
 
 def _broken(end: JobEnd, base: ProgramResult, limits: Limits) -> ProgramResult | None:
-    """Return the result of a program that did not end by itself with status 0, or None."""
+    """Return the result of a program that did not end by itself with status 0; None if it did."""
     if end.stopped is not None:
         return _failed(base, end.stopped, _STOPPED.get(end.stopped, end.stopped).format(limits))
     if end.exit_code != 0:

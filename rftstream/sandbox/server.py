@@ -6,9 +6,9 @@
     POST   /v1/boxes/ID/get         {"names", "max_bytes"}    -> [file, ...]
     DELETE /v1/boxes/ID                                       -> {}
 
-Files, jobs and ends are those of `base` as JSON, with bytes in base64. A sandbox that failed is 503 with {"error"}, a
-request that is none is 400, a box that is not there 404, a wrong token 401, files that do not fit into a box or are too
-large to be taken out of it 507. A box that nobody uses for IDLE_S is ended.
+Files, jobs and ends are those of `base` as JSON, with bytes in base64. Error codes: 400 an invalid request; 401 a wrong
+token; 404 an unknown box; 503 a failed sandbox, with {"error"}; 507 files that do not fit into a box or are too large
+to be returned. A box that is unused for IDLE_S is ended.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from rftstream.sandbox.base import BoxFile, BoxRefused, Job, Sandbox, SandboxBac
 logger = logging.getLogger(__name__)
 
 IDLE_S = 120.0
-"""Seconds after which a box that nobody uses is ended: its user has died."""
+"""Seconds after which an unused box is ended: its user has died."""
 LOOK_EVERY_S = 0.5
-"""Seconds between two looks for such boxes."""
+"""Seconds between two checks for unused boxes."""
 MAX_REQUEST_BYTES = 256 << 20
 MAX_GET_BYTES = 64 << 20
 MAX_CONNECTIONS = 1024
@@ -65,7 +65,7 @@ class _HeldBox:
 class SandboxServer:
     """Serves the sandboxes of a back end. `rftstream sandbox serve` makes it, which starts it, and calls `close`.
 
-    Without a token it serves this machine alone.
+    Without a token it accepts only connections from this machine.
     """
 
     def __init__(self, address: tuple[str, int], backend: SandboxBackend, *, token: str = "") -> None:
@@ -93,7 +93,7 @@ class SandboxServer:
             self._loop.close()
             raise
         self.url = f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
-        """The address under which it can be reached."""
+        """The address of the server."""
         self._reaper = self._loop.begin(self._reap())
 
     def make(self, request: NewBox) -> str:
@@ -105,12 +105,12 @@ class SandboxServer:
         return name
 
     def find(self, name: str) -> _HeldBox | None:
-        """Return a box that is there."""
+        """Return the box with this name, or None."""
         with self._lock:
             return self._boxes.get(name)
 
     def end(self, name: str) -> bool:
-        """End a box. Return whether it was there."""
+        """End a box. Return whether there was one."""
         with self._lock:
             held = self._boxes.pop(name, None)
         if held is not None:
@@ -119,7 +119,7 @@ class SandboxServer:
         return held is not None
 
     def close(self) -> None:
-        """Stop to listen, end all boxes, and the back end."""
+        """Stop listening, end all boxes, and close the back end."""
         self._loop.call(self._listener.close())
         self._loop.close()
         with self._lock:
@@ -148,7 +148,7 @@ class SandboxServer:
         connection.send(HttpAnswer(status=status, body=msgspec.json.encode(value)))
 
     def _refusal(self, request: HttpRequest) -> tuple[int, Any] | None:
-        """Return why a request is refused before any of its body is read; None if it is not."""
+        """Return why a request is refused before its body is read; None if it is accepted."""
         given, wanted = request.headers.get("authorization", ""), f"Bearer {self.token}"
         if self.token and not hmac.compare_digest(given.encode(), wanted.encode()):
             return 401, {"error": "the token is wrong"}
@@ -180,7 +180,7 @@ class SandboxServer:
             case ["POST", "v1", "boxes", name, ("put" | "run" | "get") as what] if held := self.find(name):
                 with held.lock:
                     if held is not self.find(name):
-                        raise LookupError  # it was ended meanwhile
+                        raise LookupError  # the box was ended meanwhile
                     try:
                         return _done(held.box, what, data)
                     finally:

@@ -1,5 +1,5 @@
 """Any Hugging Face causal language model as a policy.
 
-`policy` is what the explorer drives, `opening` and `model` load and hold the model, `batch`, `cache`, `packed`,
-`prompts` and `turns` are what is decoded, `attention`, `linear` and `row` how it is computed.
+The explorer drives `policy`. `opening` and `model` load and hold the model. `batch`, `cache`, `packed`, `prompts` and
+`turns` hold what is decoded. `attention`, `linear` and `row` compute it.
 """

@@ -1,9 +1,9 @@
-"""The attention that `hf` asks transformers for: its own `sdpa`, which also takes rows packed into one sequence, and
-makes no copies of grouped keys and values on a CPU.
+"""The attention that `hf` registers with transformers: its own `sdpa`, which also takes rows packed into one sequence,
+and does not copy grouped keys and values on a CPU.
 
-transformers repeats keys and values of grouped heads for every query head when there is a mask, because kernels of
-GPUs want it so. On a CPU that copies the whole cache in every layer of every decoding step; PyTorch's kernel there
-takes them as they are.
+If there is a mask, transformers repeats grouped keys and values for every query head, because GPU kernels need that. On
+a CPU the repetition copies the whole cache in every layer of every decoding step; PyTorch's CPU kernel does not need
+it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def register() -> str:
 
 
 def make_mask(*, attention_mask: Any = None, **settings: Any) -> Any:
-    """Return the mask of a kind of layer. transformers calls it in each pass, with that kind's `mask_function`."""
+    """Return the mask for a kind of layer. transformers calls it in each pass, with the kind's `mask_function`."""
     from transformers.masking_utils import sdpa_mask
 
     if isinstance(attention_mask, PackedRows):
@@ -46,7 +46,7 @@ def attend(
     scaling: float | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention as the function of the same place in transformers does. query [B, H, L, D], output [B, L, H,
+    """Compute attention with the interface of transformers' attention functions. query [B, H, L, D], output [B, L, H,
     D]. With rows packed into one sequence, B is 1, and keys and values are all slots of the cache."""
 
     def compute(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -67,7 +67,8 @@ def _sdpa(
     scaling: float | None,
     settings: dict[str, Any],
 ) -> Tensor:
-    """Return the output [B, L, H, D]. Without a mask, L tokens see what stands before them, as in transformers."""
+    """Return the output [B, L, H, D]. Without a mask, each of the L tokens attends to earlier ones, as in
+    transformers."""
     is_causal = mask is None and query.shape[2] > 1
     if query.device.type != "cpu" or is_causal or settings.get("position_bias") is not None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -77,7 +78,7 @@ def _sdpa(
         )[0]
         return theirs
     shape = query.shape
-    if query.shape[2] == 1:  # heads of a group as if they were tokens: their keys are then read once for all of them
+    if query.shape[2] == 1:  # treat the heads of a group like tokens: their keys are then read once for all of them
         query = query.reshape(shape[0], key.shape[1], -1, shape[3])
     output = torch.nn.functional.scaled_dot_product_attention(
         query,

@@ -1,10 +1,9 @@
-"""The rows that `hf` decodes together: what was sampled of each, and how far each is. A row that is done leaves at
-once.
+"""The rows that `hf` decodes together: their sampled tokens and their progress. A finished row leaves at once.
 
-Each row has a slot of the cache. A row joins with a prompt that was computed, or goes on from a turn that is kept: then
-what is new in its prompt is computed in the same pass as the next token of the others.
+Each row has a slot of the cache. A row joins with a computed prompt, or continues from a kept turn. In the second case,
+the new part of its prompt is computed in the same pass as the next token of the other rows.
 
-Shapes: B rows, N rows that join or tokens of a pass, L tokens of a prompt, T sampled tokens of a row, V vocabulary."""
+Shapes: B rows, N joining rows or tokens of a pass, L tokens of a prompt, T sampled tokens of a row, V vocabulary."""
 
 from __future__ import annotations
 
@@ -45,25 +44,25 @@ ARRAYS = (
 class DecodingBatch:
     """Requests that are decoded together, one row each. `HfPolicy` makes it.
 
-    Requests `join` with a prompt that was computed, or `go_on` from a turn. A decoding step is `leave`, `next_tokens`
-    for the model, and `sample`. `completion` and `turn` are called for a row that has finished, before the
-    next `leave`."""
+    A request uses `join` with a computed prompt, or `go_on` from a turn. A decoding step consists of `leave`,
+    `next_tokens` for the model, and `sample`. `completion` and `turn` are called for a finished row, before the next
+    `leave`."""
 
     def __init__(self, renderer: Renderer, stop_ids: np.ndarray, device: torch.device, cache: SlotCache) -> None:
         self._renderer, self._stop_ids, self._device = renderer, stop_ids, device
         self._requests: list[SampleRequest] = []
         self._slots_B = np.zeros(0, dtype=np.int64)
-        """Slot of each row in the cache; -1 for a row that is done and has left it to its turn."""
+        """Slot of each row in the cache; -1 for a finished row whose slot now belongs to its turn."""
         self._limits_B = np.zeros(0, dtype=np.int64)
         self._lengths_B = np.zeros(0, dtype=np.int64)
         """Number of tokens of each row in the cache."""
         self._shifts_B = np.zeros(0, dtype=np.int64)
-        """Difference between the positions of tokens behind the last image and their numbers in the row."""
+        """Difference between the positions of tokens after the last image and their indices in the row."""
         self._alive_B = np.zeros(0, dtype=bool)
         self._broken_B = np.zeros(0, dtype=bool)
-        """Rows in whose slot there may be something else than numbers."""
+        """Rows whose slots may contain NaN or infinity."""
         self._before_B = np.zeros(0, dtype=np.int64)
-        """Number of tokens of each row that were sampled elsewhere and came with its request."""
+        """Number of tokens of each row that were sampled elsewhere and came with the request."""
         self._num_sampled_B = np.zeros(0, dtype=np.int64)
         self._tokens_BT = np.zeros((0, 16), dtype=np.int32)
         self._logprobs_BT = np.zeros((0, 16), dtype=np.float32)
@@ -72,18 +71,19 @@ class DecodingBatch:
         self._seen: tuple[Tensor, Tensor] | None = None
         self._cache = cache
         self._own_3L: dict[int, np.ndarray] = {}
-        """Row that goes on with new images -> the model's own positions of its prompt, until they are computed."""
+        """Row that continues with new images -> the model's own positions of its prompt, until the new part is
+        computed."""
         self.logits_BV: Any = None
-        """Logits of the next token of each row; the policy sets them after each pass."""
+        """Logits of the next token of each row. The policy sets them after each pass."""
 
     @property
     def num_rows(self) -> int:
-        """Number of rows, those that are done included."""
+        """Number of rows, finished ones included."""
         return len(self._requests)
 
     @property
     def requests(self) -> Sequence[SampleRequest]:
-        """The requests of the rows, those that are done included."""
+        """The requests of the rows, finished ones included."""
         return tuple(self._requests)
 
     @property
@@ -94,16 +94,16 @@ class DecodingBatch:
     # ------------------------------------------------------------------------------------------ who is in it
 
     def join(self, requests: Sequence[SampleRequest], block: Block, which: Sequence[int]) -> None:
-        """Add requests as new rows. Their prompts are numbers `which` of the block. There must be free slots."""
+        """Add requests as new rows. Their prompts have the indices `which` in the block. There must be free slots."""
         lengths = [len(request.token_ids) for request in requests]
         self._add(requests, self._cache.put(block.states, which, lengths), lengths, block.shifts_U[list(which)])
         logits_NV = block.logits_UV[torch.tensor(which, device=self._device)]
         self.logits_BV = logits_NV if self.logits_BV is None else torch.cat([self.logits_BV, logits_NV])
 
     def go_on(self, request: SampleRequest, turn: KeptTurn, own_3L: np.ndarray | None = None) -> None:
-        """Add a request, whose prompt begins with a turn, as a new row. It takes the turn's slot; there must be a free
-        one if the turn has none. The new part of the prompt is computed with the next tokens. `own_3L`: positions of
-        the prompt if there are new images and the model has its own positions for them."""
+        """Add a request whose prompt begins with a turn, as a new row. It takes the turn's slot; if the turn has none,
+        there must be a free one. The new part of the prompt is computed with the next tokens. `own_3L`: positions of
+        the prompt if it has new images and the model has its own positions for them."""
         length = len(turn.token_ids)
         if turn.slot is None:
             assert turn.states is not None, "it is in one place or the other"
@@ -140,7 +140,7 @@ class DecodingBatch:
         self._bind()
 
     def leave(self) -> None:
-        """Remove the rows that are done, and give up their slots."""
+        """Remove the finished rows, and free their slots."""
         if self.num_alive == self.num_rows:
             return
         for is_clean in (True, False):
@@ -158,12 +158,12 @@ class DecodingBatch:
         self._bind()
 
     def contexts(self) -> list[TokenIds]:
-        """Return, for each row, the tokens that the cache holds: all but the newest."""
+        """Return, for each row, the tokens in the cache: all but the newest."""
         return [self._known(row)[: self._lengths_B[row]] for row in range(self.num_rows)]
 
     def renew(self, states: Iterable[LayerStates]) -> None:
-        """Replace the cache by keys and values of `contexts` that were computed anew: row after row, in any number
-        of parts."""
+        """Replace the cache with newly computed keys and values of `contexts`: row after row, in any number of
+        parts."""
         first = 0
         for part in states:
             rows = slice(first, first + len(part[0][0]))
@@ -172,22 +172,22 @@ class DecodingBatch:
             first = rows.stop
 
     def forget(self, request_id: str) -> None:
-        """Mark a request's row as done, so that it leaves without a completion. Unknown ids are ignored."""
+        """Mark a request's row as finished, so that it leaves without a completion. Unknown ids are ignored."""
         for row, request in enumerate(self._requests):
             if request.request_id == request_id:
                 self._alive_B[row] = False
-                self._broken_B[row] = True  # nobody has looked at what it was computed to last
+                self._broken_B[row] = True  # nobody has checked its last result
 
     def _bind(self) -> None:
-        """Make anew what depends on which rows there are."""
+        """Rebuild the values that depend on the set of rows."""
         self._sampler = Sampler(self._table, self._stop_ids.tolist(), self._device)
         self._with_stops = [row for row, request in enumerate(self._requests) if request.sampling.stop]
 
     # ------------------------------------------------------------------------------------------ one token of each
 
     def next_tokens(self) -> tuple[np.ndarray, np.ndarray, PackedRows]:
-        """Return the tokens that the cache does not hold yet, int64 [N], with their positions, int64 [N] or [3, N], and
-        places: of each row the last one, or what is new in its prompt. The cache is made ready for them."""
+        """Return the tokens that are not in the cache yet, int64 [N], with their positions, int64 [N] or [3, N], and
+        places: the last token of each row, or the new part of its prompt. This also prepares the cache for them."""
         counts_B = np.asarray([len(request.token_ids) for request in self._requests])
         counts_B += self._num_sampled_B - self._lengths_B
         rows = PackedRows(self._slots_B, self._lengths_B, counts_B, self._device)
@@ -209,13 +209,13 @@ class DecodingBatch:
         return np.asarray(token_ids, dtype=np.int64), positions_N, rows
 
     def _known(self, row: int) -> TokenIds:
-        """Return a row's prompt and what was sampled of it."""
+        """Return a row's prompt and its sampled tokens."""
         return (*self._requests[row].token_ids, *self._tokens_BT[row, : self._num_sampled_B[row]].tolist())
 
     def sample(self, version: int) -> list[tuple[int, str]]:
-        """Sample a token for each row that is alive. Return the rows that finished with it, each with the reason.
+        """Sample a token for each unfinished row. Return the rows that finish with it, each with the reason.
 
-        `version` is the token's index in the list of versions that `completion` is given."""
+        `version` is the token's index in the list of versions that `completion` gets."""
         seen_BV, counts_BV = self._penalty_counts() if self._table.penalises else (None, None)
         tokens_B, logprobs_B = self._sampler.draw(
             self.logits_BV, self._lengths_B, self._before_B + self._num_sampled_B, seen_BV, counts_BV
@@ -247,14 +247,14 @@ class DecodingBatch:
         ]
 
     def so_far(self, request_id: str, names: Sequence[VersionName]) -> Completion | None:
-        """Return what was sampled for a request so far; None if it is unknown or done."""
+        """Return the tokens sampled for a request so far; None if it is unknown or finished."""
         for row, request in enumerate(self._requests):
             if request.request_id == request_id and self._alive_B[row]:
                 return self.completion(row, "unfinished", names)
         return None
 
     def completion(self, row: int, reason: str, names: Sequence[VersionName]) -> Completion:
-        """Return a row's completion. `names` are the versions that `sample` was given indices of."""
+        """Return a row's completion. `names` are the versions whose indices `sample` got."""
         count = int(self._num_sampled_B[row])
         versions_T = self._versions_BT[row, :count]
         edges = [0, *(np.flatnonzero(np.diff(versions_T)) + 1).tolist(), count]
@@ -272,8 +272,8 @@ class DecodingBatch:
         )
 
     def turn(self, row: int) -> KeptTurn | None:
-        """Return the turn of a row that has finished, if its rollout may go on; the row's slot is then the turn's. None
-        if its weights changed meanwhile: keys and values of old weights end with their request."""
+        """Return the turn of a finished row if its rollout may continue; the turn then owns the row's slot. None if the
+        weights changed meanwhile: keys and values of old weights end with their request."""
         request, count = self._requests[row], int(self._num_sampled_B[row])
         versions_T = self._versions_BT[row, :count]
         if not request.may_go_on or not count or versions_T[0] != versions_T[-1]:
@@ -294,7 +294,7 @@ class DecodingBatch:
         return any(stop in tail for stop in sampling.stop)
 
     def _penalty_counts(self) -> tuple[Tensor, Tensor]:
-        """Return which tokens the prompt has, and how often each token was sampled. Both are kept while the rows
+        """Return which tokens are in the prompt, and how often each token was sampled. Both are kept while the rows
         stay the same."""
         if self._seen is None:
             vocabulary = self.logits_BV.shape[1]
@@ -310,7 +310,7 @@ class DecodingBatch:
 
 
 def batch_tensors(batch: DecodingBatch) -> Iterator[Tensor]:
-    """Yield what a batch has on the device beside the cache."""
+    """Yield a batch's tensors on the device, apart from the cache."""
     if batch.logits_BV is not None:
         yield batch.logits_BV
     yield from batch._seen or ()

@@ -1,7 +1,7 @@
-"""The cache of keys and values that `hf` decodes over. A row has a slot, and its tokens are the slot's first columns.
+"""The cache of keys and values that `hf` decodes with. A row has a slot, and its tokens are the slot's first columns.
 
-A row never moves. It keeps its slot while its environment answers, and a slot that is given up is taken by the next
-row. Nothing else is copied, except when the room is used up.
+A row never moves. It keeps its slot while its environment answers, and the next row takes a freed slot. Nothing else is
+copied until the room is used up.
 
 Shapes: S slots, H heads of keys and values, W columns, D width of a head, N tokens of a pass."""
 
@@ -17,45 +17,45 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 SPARE_COLUMNS = 64
-"""Least number of decoding steps between two moves of the whole cache, unless rows end earlier."""
+"""Smallest number of decoding steps between two moves of the whole cache, unless rows end earlier."""
 SMALL = 16384
-"""Numbers of a row in one layer up to which rows are copied together."""
+"""Largest number of elements of a row in one layer for which rows are copied together."""
 
 LayerStates = Sequence[tuple[Tensor, Tensor]]
-"""Keys and values [U, H, L, D] of each layer, as a forward pass over prompts left them."""
+"""Keys and values [U, H, L, D] of each layer, from a forward pass over prompts."""
 
 
 class SlotCache:
     """The keys and values of at most `max_slots` rows. `DecodingBatch` makes it.
 
-    `put` takes slots for rows that were computed, `write` says where the next pass writes, and `free` gives slots up.
-    Behind a row's tokens are zeros or stale values, which the attention mask hides. A model that keeps no keys and
-    values has slots without layers."""
+    `put` takes slots for computed rows, `write` sets where the next pass writes, and `free` frees slots. After a row's
+    tokens a slot has zeros or stale values, which the attention mask hides. For a model without keys and values, slots
+    have no layers."""
 
     def __init__(self, max_slots: int, max_columns: int | None = None) -> None:
-        """`max_columns`: the longest that a row grows; None if nobody knows."""
+        """`max_columns`: the greatest length of a row; None if unknown."""
         self._max_slots, self._max_columns = max_slots, max_columns
         self._layers: list[_Layer] = []
         self._free: list[int] = []
-        """Slots below `_num_used` that were given up, as a heap."""
+        """Freed slots below `_num_used`, as a heap."""
         self._num_used = 0
-        """Slots that were taken at least once."""
+        """Number of slots that were ever taken."""
         self.for_model: Any = None
-        """The cache that the model takes as `past_key_values`."""
+        """The cache that the model gets as `past_key_values`."""
 
     @property
     def num_free(self) -> int:
-        """Number of slots that may be taken."""
+        """Number of free slots."""
         return self._max_slots - self._num_used + len(self._free)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield all that lies on the device."""
+        """Yield all tensors on the device."""
         for layer in self._layers:
             yield from layer.rooms
 
     def put(self, states: LayerStates, which_R: Sequence[int], lengths_R: Sequence[int]) -> list[int]:
-        """Take a slot for each of R rows, and return the slots. New row r is the newest `lengths_R[r]` columns of row
-        `which_R[r]` of the given states."""
+        """Take a slot for each of R rows, and return the slots. New row r consists of the last `lengths_R[r]` columns
+        of row `which_R[r]` in the given states."""
         slots = [self._take() for _ in which_R]
         if not self._layers:
             self._layers = [_Layer(keys, values) for keys, values in states]
@@ -66,7 +66,7 @@ class SlotCache:
     def replace(
         self, states: LayerStates, which_R: Sequence[int], lengths_R: Sequence[int], slots_R: Sequence[int]
     ) -> None:
-        """Write rows as `put` does, over what stands in these slots."""
+        """Write rows as `put` does, over the content of these slots."""
         copies = _rows_to_copy(states, which_R, lengths_R, slots_R) if states else []
         for layer, (keys, values) in zip(self._layers, states, strict=True):
             layer.reserve(self._num_used, max(lengths_R), self._max_slots, self._max_columns)
@@ -75,11 +75,11 @@ class SlotCache:
                     room[slots, :, :length] = part[which, :, part.shape[2] - length :]
 
     def write(self, slots_N: np.ndarray, columns_N: np.ndarray) -> None:
-        """Have the next pass write the keys and values of token n into column `columns_N[n]` of slot `slots_N[n]`."""
+        """Let the next pass write the keys and values of token n into column `columns_N[n]` of slot `slots_N[n]`."""
         if not self._layers:
             return
         width, device = int(columns_N.max()) + 1, self._layers[0].device
-        if (slots_N == slots_N[0]).all():  # one row: its columns follow one another
+        if (slots_N == slots_N[0]).all():  # one row: its columns are consecutive
             target: Any = (int(slots_N[0]), slice(None), slice(int(columns_N[0]), int(columns_N[-1]) + 1))
         else:
             target = (torch.from_numpy(slots_N).to(device), slice(None), torch.from_numpy(columns_N).to(device))
@@ -88,8 +88,8 @@ class SlotCache:
             layer.target = target
 
     def free(self, slots: Iterable[int], *, clean: bool = True) -> None:
-        """Give slots up. `clean`: whether they are known to hold numbers; masked columns count for nothing only if
-        they are numbers, since 0 * NaN is NaN."""
+        """Free slots. `clean`: whether they contain only finite numbers. Masked columns have no effect only if they are
+        finite, since 0 * NaN is NaN."""
         for slot in slots:
             heapq.heappush(self._free, slot)
             for layer in self._layers if not clean else ():
@@ -116,8 +116,8 @@ class SlotCache:
 def _rows_to_copy(
     states: LayerStates, which_R: Sequence[int], lengths_R: Sequence[int], slots_R: Sequence[int]
 ) -> list[tuple[int, Any, Any]]:
-    """Return what to copy: a length, with the rows of states and the slots for it. Small rows of one length are copied
-    together; large ones one after another, since together they would be copied twice."""
+    """Return the copies to make: a length, with the rows of states and their slots. Small rows of one length are copied
+    together. Large rows are copied one by one, since a joint copy would copy them twice."""
     _, heads, _, width = states[0][0].shape
     rows: dict[int, tuple[list[int], list[int]]] = {}
     for which, length, slot in zip(which_R, lengths_R, slots_R, strict=True):
@@ -137,16 +137,16 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values of one layer."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
-        """A layer without slots, for keys and values of this dtype, device and shape."""
+        """Make a layer without slots, for keys and values of this dtype, device and shape."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.lazy_initialization(keys, values)
         self.rooms = tuple(one.new_zeros((0, one.shape[1], 0, one.shape[3])) for one in (keys, values))
         """Keys and values [S, H, W, D]."""
         self.target: Any = None
-        """Index of the places [N, H, D], or [H, N, D] in one slot, that the next pass writes."""
+        """Index of the places that the next pass writes: [N, H, D], or [H, N, D] in one slot."""
 
     def get_seq_length(self) -> int:
-        """Return 0: the model asks for it to make a mask, which `PackedRows` makes."""
+        """Return 0. The model calls it to make a mask, but `PackedRows` makes the mask."""
         return 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -157,7 +157,8 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self.rooms[0], self.rooms[1]
 
     def reserve(self, num_slots: int, width: int, max_slots: int, max_columns: int | None) -> None:
-        """Make room for a number of slots and columns. If there is none, the cache is copied into a larger one."""
+        """Make room for a number of slots and columns. If the room is too small, the cache is copied into a larger
+        one."""
         slots, columns = self.rooms[0].shape[0], self.rooms[0].shape[2]
         if num_slots <= slots and width <= columns:
             return

@@ -1,10 +1,10 @@
 """Images in the prompts that `hf` samples from.
 
-Everything that `hf` keeps is found by token ids: prompts that siblings share, turns that a rollout goes on from. The
-tokens of an image are the same for every image. So inside of the policy a number made from the image's digest stands in
-their place: it is negative, and prompts are equal only if their images are.
+`hf` finds kept prompts of siblings and kept turns by their token ids. But the tokens of an image are the same for every
+image. So inside the policy, a number made from the image's digest replaces them. The number is negative, and prompts
+are equal only if their images are.
 
-Only placeholders are replaced: what a processor writes between the parts of an image stays as it is."""
+Only placeholders are replaced; tokens that a processor writes between the parts of an image stay."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
 THREADS = 4
 """Number of images that are fetched at once."""
 MAX_FEATURES = 64
-"""Number of images whose features are kept for prompts that come later."""
+"""Number of images whose features are kept for later prompts."""
 MAX_MEDIA = 65536
-"""Number of references that are kept: those of all active requests, and of many that ended."""
+"""Number of references that are kept: those of all active requests, and of many ended ones."""
 DIGITS = 15
-"""Hexadecimal digits of a digest that a number is made from; it fits into 64 bits."""
+"""Hexadecimal digits of a digest that make a number; it fits into 64 bits."""
 
 
 class PromptImages:
-    """The images of the requests that `hf` has. `HfPolicy` makes it, calls `fetch` for each request and `admit` when
-    its images are there, `features` before it computes prompts, `forget_features` when new weights come, and `close`.
-    Images are fetched and decoded in threads, beside the sampling."""
+    """The images of `hf`'s requests. `HfPolicy` makes it. It calls `fetch` for each request, `admit` when its images
+    have come, `features` before it computes prompts, `forget_features` for new weights, and `close`. Threads fetch and
+    decode images during sampling."""
 
     def __init__(self, cache: ImageCache | None, seeing: SeeingModel | None) -> None:
         """Both are None if the model is not shown images."""
         self._cache, self._seeing = cache, seeing
         self._shown: OrderedDict[int, tuple[Media, int]] = OrderedDict()
-        """Number of an image -> its reference, and how many placeholders it has."""
+        """Number of an image -> its reference, and its number of placeholders."""
         self._features: OrderedDict[int, ImageFeatures] = OrderedDict()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="images")
         self._fetching: dict[str, Future[ImageInputs]] = {}
         """Digest -> the image that is being fetched."""
 
     def fetch(self, request: SampleRequest) -> tuple[Future[ImageInputs], ...]:
-        """Begin to fetch the request's images, each once for all requests. It raises what `admit` would raise."""
+        """Start fetching the request's images, each once for all requests. Raises the same errors as `admit`."""
         if self._cache is None:
             return ()
         self._fetching = {digest: one for digest, one in self._fetching.items() if not one.done()}
@@ -61,8 +61,8 @@ class PromptImages:
         return tuple(self._fetching[digest] for digest in images)
 
     def admit(self, request: SampleRequest) -> TokenIds:
-        """Return the request's tokens with numbers in the places of its images. ImageError if an image cannot be
-        shown; WeightsError if the store does not answer."""
+        """Return the request's tokens with numbers in place of its images. ImageError if an image cannot be shown;
+        WeightsError if the store does not answer."""
         token_ids = list(request.token_ids)
         for span in request.images:
             if self._cache is None or self._seeing is None:
@@ -81,11 +81,11 @@ class PromptImages:
         return tuple(token_ids)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield what lies on the device."""
+        """Yield the tensors on the device."""
         return (known.features_KD for known in self._features.values())
 
     def features(self, prompts: Iterable[TokenIds]) -> Features:
-        """Return what each image in these prompts is to the model, by number. Errors are those of `admit`."""
+        """Return the features of each image in these prompts, by number. Raises the same errors as `admit`."""
         found: dict[int, ImageFeatures] = {}
         for number in dict.fromkeys(token for prompt in prompts for token in prompt if token < 0):
             if (known := self._features.get(number)) is None:
@@ -104,10 +104,10 @@ class PromptImages:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def forget_features(self) -> None:
-        """Forget what the weights that are replaced have computed."""
+        """Drop the features that the old weights computed."""
         self._features.clear()
 
 
 def number_of(digest: str) -> int:
-    """Return the number that stands for an image: negative, and the same for the same digest."""
+    """Return the number that stands for an image: negative, and determined by the digest."""
     return -1 - int(digest.removeprefix("sha256:")[:DIGITS], 16)

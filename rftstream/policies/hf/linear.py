@@ -1,8 +1,8 @@
 """Matrix products in bfloat16 and float16 on a CPU that has no instructions for them.
 
-There PyTorch computes more than a few rows by a loop that is many times slower than the product in float32. So weights
-are widened to float32 piece by piece, each while it is in the CPU's cache, and the results are rounded once. That is
-what such instructions do: products and sums in float32, results in the narrow type.
+On such a CPU PyTorch computes products with more than a few rows many times more slowly than in float32. So this module
+widens weights to float32 in pieces that fit into the CPU's cache, and rounds the results once. Such instructions do the
+same: products and sums in float32, results in the narrow type.
 
 Shapes: R rows, I inputs, O outputs."""
 
@@ -14,20 +14,20 @@ import torch
 from torch import Tensor, nn
 
 MIN_ROWS = 4
-"""Fewer rows are computed as they are: that reads each weight once, and widening costs more."""
+"""Products with fewer rows are left to PyTorch: it reads each weight once, and widening would cost more."""
 PIECE = 1 << 20
-"""Weights that are widened at once; they take 4 MiB."""
+"""Number of weights that are widened at once; they take 4 MiB."""
 
 
 def lacks(dtype: torch.dtype) -> bool:
-    """Return whether this CPU has no instructions for products of a dtype."""
+    """Return whether this CPU lacks instructions for products of a dtype."""
     if dtype == torch.bfloat16:
         return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return dtype == torch.float16 and not torch.ops.mkldnn._is_mkldnn_fp16_supported()
 
 
 def widen(model: nn.Module) -> None:
-    """Have all linear layers of a model compute their products in float32. Their weights stay as they are."""
+    """Make all linear layers of a model compute their products in float32. Their weights stay unchanged."""
     for layer in model.modules():
         if type(layer) is nn.Linear:
             layer.forward = functools.partial(_forward, layer)  # type: ignore[method-assign]
@@ -40,7 +40,7 @@ def _forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
 
 
 def product(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
-    """Return inputs [..., I] times the weight, [..., O], and the bias added, in the inputs' dtype."""
+    """Return inputs [..., I] times the weight plus the bias, [..., O], in the inputs' dtype."""
     rows_RI = inputs.reshape(-1, inputs.shape[-1]).float()
     output_RO = inputs.new_empty((len(rows_RI), len(weight_OI)))
     step = max(1, PIECE // weight_OI.shape[1])

@@ -1,4 +1,4 @@
-"""The Hugging Face model that `hf` samples from: loaded once, its parameters exchanged in place.
+"""The Hugging Face model that `hf` samples from: loaded once, its parameters replaced in place.
 
 Shapes: U prompts, L their tokens, B rows of the batch, N their new tokens, P places, V vocabulary.
 """
@@ -25,34 +25,35 @@ from rftstream.weights.snapshot import DTYPES, RawTensor
 
 
 class HfModel:
-    """A causal language model on its device. `open_model` makes it; `HfPolicy` gives it versions, and asks for logits.
+    """A causal language model on its device. `open_model` makes it; `HfPolicy` loads versions into it, and asks it for
+    logits.
 
-    `keeps_states` says how: with keys and values in a `SlotCache`, or with nothing kept, so that all tokens of a row
+    With `keeps_states`, keys and values are kept in a `SlotCache`. Otherwise nothing is kept, and all tokens of a row
     are computed again for each new one."""
 
     def __init__(
         self, model: Any, *, keeps_states: bool, seeing: SeeingModel | None = None, row: RowDecoder | None = None
     ) -> None:
-        """`seeing`: the model as one that is shown images, or None. `row`: decodes few rows, or None."""
+        """`seeing`: the model with its vision tower, or None. `row`: decodes batches of few rows, or None."""
         self._model, self.keeps_states, self._row = model, keeps_states, row
         self.device: torch.device = model.device
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)
         self.seeing = seeing
-        """The same model as one that is shown images; None if it is not."""
+        """The same model with its vision tower; None if it is not shown images."""
         self.parameters = dict(model.named_parameters())
         self.expected = {
             name: (DTYPES[str(parameter.dtype).removeprefix("torch.")], tuple(parameter.shape))
             for name, parameter in self.parameters.items()
         }
-        """Name -> dtype and shape of the tensors that `load` takes."""
+        """Name -> dtype and shape of the tensors that `load` accepts."""
         self._takes_places = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield all that lies on the device."""
+        """Yield all tensors on the device."""
         return tensors_of(self._model)
 
     def load(self, tensors: Mapping[str, RawTensor]) -> None:
-        """Overwrite these parameters; the others stay as they are."""
+        """Overwrite these parameters; the others stay unchanged."""
         with torch.no_grad():
             for name, tensor in tensors.items():
                 parameter = self.parameters[name]
@@ -90,8 +91,8 @@ class HfModel:
         return Block(prompts=prompts, states=states, logits_UV=logits_UV, shifts_U=shifts_U)
 
     def _compute_whole(self, prompts: tuple[TokenIds, ...]) -> Tensor:
-        """Return the logits [U, V] behind prompts, those of one length together, without padding and without a
-        cache."""
+        """Return the logits [U, V] after the prompts. Prompts of one length are computed together, without padding and
+        without a cache."""
         found_UV: dict[int, Tensor] = {}
         more = {"logits_to_keep": 1} if self._takes_places else {}
         for length in sorted({len(prompt) for prompt in prompts}):
@@ -106,13 +107,13 @@ class HfModel:
         return torch.stack([found_UV[row] for row in range(len(prompts))])
 
     def extends(self, prompt: TokenIds, turn: KeptTurn) -> bool:
-        """Return whether a prompt that begins with a turn may go on from it. A new image whose tokens see each other
-        may not, since packed tokens see what stands before them alone: that prompt is computed whole."""
+        """Return whether a prompt that begins with a turn may continue from it. If it has a new image whose tokens
+        attend to each other, it must be computed whole, since packed tokens attend only to earlier ones."""
         ahead = self.seeing is not None and self.seeing.looks_ahead
         return not (ahead and any(token < 0 for token in prompt[len(turn.token_ids) :]))
 
     def positions(self, prompt: TokenIds, features: Features) -> np.ndarray | None:
-        """Return the model's own positions of a prompt's tokens, int64 [3, L]; None where these are their numbers."""
+        """Return the model's own positions of a prompt's tokens, int64 [3, L]; None if they are the tokens' indices."""
         if self.seeing is None:
             return None
         ids = np.asarray(prompt)
@@ -120,7 +121,7 @@ class HfModel:
         return self.seeing.positions(np.where(ids < 0, self.seeing.tokens.token_id, ids), images)
 
     def _read(self, token_ids: np.ndarray, features: Features) -> dict[str, Tensor]:
-        """Return what the model reads: tokens, or their embeddings where images stand among them."""
+        """Return the model's inputs: tokens, or their embeddings if there are images among them."""
         flat = token_ids.reshape(-1)
         places = np.flatnonzero(flat < 0)
         if not len(places):
@@ -135,8 +136,8 @@ class HfModel:
     def compute_packed(
         self, token_ids_N: np.ndarray, positions: np.ndarray, rows: PackedRows, cache: Any, features: Features
     ) -> Tensor:
-        """Return the logits [B, V] behind the new tokens of rows whose other tokens are in the cache. `positions`: [N]
-        or [3, N]. `features`: those of the images among the new tokens, each of which is there whole."""
+        """Return the logits [B, V] after the new tokens of rows whose other tokens are in the cache. `positions`: [N]
+        or [3, N]. `features`: those of the images among the new tokens; each image is there completely."""
         if self._row is not None and len(token_ids_N) == len(rows.order_B) <= MAX_BATCH:
             return self._row.logits(token_ids_N, positions, rows, cache)
         inputs = {
@@ -148,17 +149,17 @@ class HfModel:
         return self.forward(inputs, rows.last_B)[0]
 
     def forward(self, inputs: Mapping[str, Any], places: Tensor) -> Tensor:
-        """Return the logits [U, P, V] behind the tokens at P places; the cache grows by the given tokens."""
+        """Return the logits [U, P, V] after the tokens at P places; the cache grows by the given tokens."""
         try:
             output = self._model(**inputs, use_cache=True, logits_to_keep=places)
-        except RuntimeError as error:  # out of memory, for one
+        except RuntimeError as error:  # for example out of memory
             shape = tuple(inputs["position_ids"].shape)
             raise PolicyError(f"policy hf: the model failed at {shape} tokens: {error}") from error
         logits_UPV: Tensor = output.logits
         return logits_UPV if self.seeing is None else self.seeing.mask(logits_UPV)
 
     def close(self) -> None:
-        """Drop the model, so that its memory is given back."""
+        """Drop the model, so that its memory is freed."""
         self._model, self.seeing, self._row, self.parameters = None, None, None, {}
 
 

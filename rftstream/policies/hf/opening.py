@@ -1,5 +1,5 @@
-"""How `hf` opens a model: to be computed with rows packed over its own cache, where that is exact (`models.exactness`),
-or with no cache at all, where each token takes a pass over its whole row."""
+"""How `hf` opens a model. If that is exact (`models.exactness`), rows are packed over a cache of our own. Otherwise
+there is no cache, and each token takes a pass over its whole row."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SamplerPath:
 
 
 def open_model(spec: ModelSpec) -> HfModel:
-    """Load a model from its folder, as it is computed exactly. ConfigError if it is no decoder."""
+    """Load a model from its folder for exact computation. ConfigError if it is no decoder."""
     torch.set_num_threads(spec.threads)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     device, loader = torch.device(spec.device), model_class(spec.folder)
@@ -62,8 +62,8 @@ def open_model(spec: ModelSpec) -> HfModel:
 
 
 def _confirmed(model: Any, path: SamplerPath | None) -> SamplerPath:
-    """Try a model with its own weights, where it computes. Return how it is sampled from: by this path, unless they
-    show that it gives something else."""
+    """Try a model with its own weights on its own device. Return how to sample from it: by this path, unless the trial
+    shows that its results differ."""
     probe = exactness.of_model(model, exactness.LENGTHS if path is None else exactness.SHORT_LENGTHS)
     if probe is None:
         return path or SamplerPath(attention=EAGER, keeps_states=False)
@@ -102,8 +102,8 @@ def _without_cache(kind: Any, probe: Probe) -> SamplerPath:
 
 
 def packed(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
-    """Compute all but the last tokens of each row as prompts, and what follows packed over a cache: some rows with one
-    token, as decoding has it, and some with several, as further turns have it."""
+    """Compute all but the last tokens of each row as prompts, and the last ones packed over a cache: some rows with one
+    token, as in decoding, and some with several, as in further turns."""
     hf = HfModel(model, keeps_states=True)
     ends_B = np.asarray([len(row_T) for row_T in probe.rows])
     counts_B = np.asarray([1 if number % 2 else max(end // 4, 1) for number, end in enumerate(ends_B)])

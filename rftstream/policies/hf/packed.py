@@ -1,8 +1,8 @@
-"""One pass of the model over rows that have different numbers of new tokens: all tokens stand behind one another in
-one sequence, so nothing is padded. Each row's tokens see that row's slot of the cache alone.
+"""One pass of the model over rows with different numbers of new tokens. All tokens are concatenated into one sequence,
+so nothing is padded. Each row's tokens attend only to that row's slot of the cache.
 
-Rows with one new token, those that are being decoded, are attended to together where their slots are neighbours. A row
-with more new tokens, as a further turn has, is attended to by itself.
+Rows with one new token, which are being decoded, share an attention call if their slots are neighbours. A row with
+several new tokens, as in a further turn, has its own call.
 
 Shapes: B rows, N tokens of all rows, S slots of the cache, H heads, W columns, D width of a head."""
 
@@ -17,33 +17,33 @@ import torch
 from torch import Tensor
 
 MAX_HOLES = 4
-"""Slots of other rows that are attended to in vain rather than to begin another part behind them."""
+"""Largest number of other rows' slots that a call includes needlessly; with more, the call is split."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Tokens that are attended to in one call: one token of each of several slots, or several tokens of one slot."""
+    """Tokens of one attention call: one token of each of several slots, or several tokens of one slot."""
 
     tokens: slice
     """Place among the N tokens."""
     slots: slice
     positions_SL: np.ndarray
-    """Positions of the tokens in each slot; the last one in slots of other rows."""
+    """Positions of the tokens in each slot; in other rows' slots, the last position."""
     holes: np.ndarray | None
-    """Places of the tokens' slots among `slots`; None if these are all."""
+    """Indices of the tokens' slots among `slots`; None if these are all slots."""
 
     @property
     def width(self) -> int:
-        """Number of columns that the tokens may see."""
+        """Number of columns that the tokens may attend to."""
         return int(self.positions_SL.max()) + 1
 
 
 class PackedRows:
-    """The tokens of one pass. `DecodingBatch` makes it; the model gets it in the place of an attention mask, gives it
-    to the mask function that `policies.attention` has registered, and gives what that returns to `attend`."""
+    """The tokens of one pass. `DecodingBatch` makes it. The model gets it in place of an attention mask and passes it
+    to the mask function that `policies.attention` registers. It then passes that function's result to `attend`."""
 
     ndim = 4
-    """Models ask it of what they take for a mask, and leave one of four dimensions as it is."""
+    """Number of dimensions that models check: they leave a mask of four dimensions unchanged."""
 
     def __init__(self, slots_B: np.ndarray, starts_B: np.ndarray, counts_B: np.ndarray, device: torch.device) -> None:
         """Row b has `counts_B[b]` new tokens, from column `starts_B[b]` of slot `slots_B[b]` on."""
@@ -51,7 +51,7 @@ class PackedRows:
         slots, starts, counts = slots_B[order_B], starts_B[order_B], counts_B[order_B]
         ends = np.cumsum(counts)
         self.order_B = order_B
-        """Rows in the order in which their tokens stand in the sequence."""
+        """Rows in the order of their tokens in the sequence."""
         self.slots_N = np.repeat(slots, counts)
         self.positions_N = np.arange(len(self.slots_N)) + np.repeat(starts - (ends - counts), counts)
         last_B = np.empty_like(ends)
@@ -66,7 +66,7 @@ class PackedRows:
                 self._parts.append(_Part(slice(end - count, end), slice(slot, slot + 1), positions_1L, None))
 
     def mask(self, mask_function: Callable[..., Tensor], dtype: torch.dtype) -> PackedMask:
-        """Return which columns each token sees. `mask_function`: that of a kind of layer, of transformers."""
+        """Return which columns each token attends to. `mask_function`: transformers' function for a kind of layer."""
         zero = torch.zeros((1, 1, 1, 1), dtype=torch.int64, device=self._device)
         masks: list[Tensor | None] = []
         for part in self._parts:
@@ -81,7 +81,7 @@ class PackedRows:
 
 
 class PackedMask:
-    """Which columns the tokens of a pass see in layers of one kind. `PackedRows` makes it."""
+    """Columns that the tokens of a pass attend to in layers of one kind. `PackedRows` makes it."""
 
     def __init__(self, parts: list[_Part], masks: list[Tensor | None]) -> None:
         self._parts, self._masks = parts, masks
@@ -110,7 +110,7 @@ class PackedMask:
 
 
 def _neighbours(slots: np.ndarray, positions: np.ndarray) -> Iterator[_Part]:
-    """Yield parts of tokens, one of each of these slots, in ascending order."""
+    """Yield parts with one token for each of these slots, in ascending order."""
     if not len(slots):
         return
     edges = [0, *(np.flatnonzero(np.diff(slots) > MAX_HOLES + 1) + 1).tolist(), len(slots)]

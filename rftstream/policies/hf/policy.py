@@ -1,12 +1,13 @@
 """Any Hugging Face causal language model as a policy: batched sampling with a cache, one decoding step at a time.
 
-Requests join while others are being decoded, and siblings share the computation of their prompt. What is new in a
-further turn is computed together with the next tokens of the others. Weights are exchanged in place between two steps;
-the cache of what was computed before is kept. Chance is a function of (seed, position), so
-that a request which goes on elsewhere has the same; keys and values of the tokens that it brings are computed anew, in
-one pass, so its logprobs may differ in the last bits.
+Requests join while others are being decoded, and siblings share the computation of their prompt. The new part of a
+further turn is computed together with the next tokens of the others. Weights are replaced in place between two steps;
+the cache of earlier tokens is kept. Random numbers are a function of (seed, position), so a request that resumes
+elsewhere draws the same ones. Keys and values of its earlier tokens are computed again in one pass, so its logprobs may
+differ in the last bits.
 
-torch and transformers are imported by what uses them: the settings are asked for where no model is loaded.
+torch and transformers are imported only by functions that use them, since the settings are also read where no model is
+loaded.
 """
 
 from __future__ import annotations
@@ -44,13 +45,14 @@ if TYPE_CHECKING:
 
 
 WAIT_S = 0.05
-"""Longest time in seconds that a step waits for an image, where there is nothing else to do."""
+"""Longest time in seconds that a step waits for an image if there is no other work."""
 
 
 class HfPolicy(SleepsByMoving):
-    """A policy on this machine's own processor or GPU. `HfModel` computes, `DecodingBatch` holds what is being sampled.
+    """A policy on this machine's own processor or GPU. `HfModel` computes, and `DecodingBatch` holds the running
+    requests.
 
-    The worker makes it; the explorer loads a version, submits requests and calls `step` for a token of each.
+    The worker makes it; the explorer loads a version, submits requests and calls `step` to sample a token for each.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -58,17 +60,17 @@ class HfPolicy(SleepsByMoving):
         batch_size: Annotated[int, Meta(ge=1)] = 256
         """Requests sampled at once; more wait."""
         prefill_tokens: Annotated[int, Meta(ge=1)] = 2048
-        """Prompt tokens, padding included, computed in one step (a longer prompt goes alone); twice as many are kept
-        for siblings that come later. The same number limits the new tokens of further turns in one step."""
+        """Prompt tokens, padding included, computed in one step (a longer prompt is computed alone). Twice as many are
+        kept for later siblings. The same number limits the new tokens of further turns in one step."""
         turn_tokens: Annotated[int, Meta(ge=0)] = 16384
-        """Largest number of tokens of turns that have ended whose keys and values are kept. The next turn of such a
-        rollout, if it comes before new weights do, then computes only what is new in its prompt, in the same pass as
-        the next tokens of the others."""
+        """Largest number of tokens of ended turns whose keys and values are kept. If the next turn of such a rollout
+        comes before new weights, only the new part of its prompt is computed, in the same pass as the next tokens of
+        the others."""
         in_flight: Literal["keep", "recompute", "finish"] = "keep"
-        """Treatment of running requests when new weights come. keep: they go on, with the keys and values that the old
-        weights computed. recompute: they go on, with keys and values computed anew, which costs a pass over their
-        tokens; the recorded logprobs are then those of the stamped weights alone. finish: they are finished with the
-        old weights first, and new requests wait for them."""
+        """Treatment of running requests when new weights come. keep: they continue with the keys and values that the
+        old weights computed. recompute: they continue with recomputed keys and values, which costs a pass over their
+        tokens; the recorded logprobs are then those of the stamped weights alone. finish: they finish with the old
+        weights first, and new requests wait for them."""
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class HfPolicy(SleepsByMoving):
         clock: Clock,
         images: ImageCache | None = None,
     ) -> None:
-        """`images`: what the model gets of the images that prompts show; None if they show none."""
+        """`images`: the model's inputs for images in prompts; None if prompts show none."""
         from rftstream.models.offload import DeviceState
         from rftstream.policies.hf.batch import DecodingBatch, batch_tensors
         from rftstream.policies.hf.cache import SlotCache
@@ -95,7 +97,7 @@ class HfPolicy(SleepsByMoving):
         self._stop_ids = np.asarray(sorted(renderer.stop_token_ids), dtype=np.int64)
         self._versions: list[VersionName] = []
         self._next: tuple[Mapping[str, RawTensor], VersionName] | None = None
-        """The next version. It waits until all that runs has finished."""
+        """The next version, which waits until all running requests have finished."""
         self._waiting: deque[_WaitingRequest] = deque()
         self._arriving: list[tuple[SampleRequest, tuple[Future[Any], ...]]] = []
         """Requests whose images are being fetched."""
@@ -115,26 +117,25 @@ class HfPolicy(SleepsByMoving):
 
     @property
     def version(self) -> VersionName | None:
-        """The version that new requests begin with. With `in_flight = "finish"`, running ones may still use an older
-        version."""
+        """The version for new requests. With `in_flight = "finish"`, running ones may still use an older version."""
         if self._next is not None:
             return self._next[1]
         return self._versions[-1] if self._versions else None
 
     @property
     def num_active(self) -> int:
-        """Number of requests that are sampled, wait, or were refused and not returned yet."""
+        """Number of requests that run, wait, or were refused and not returned yet."""
         return self._batch.num_alive + len(self._arriving) + len(self._waiting) + len(self._refused)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
-        """Take over a version as `in_flight` says. WeightsError unless the tensors are those of this model."""
+        """Load a version as `in_flight` says. WeightsError unless the tensors are those of this model."""
         where = f"weights {name.trainer_epoch}/{name.version} of {self._spec.name}"
         waits = self._config.in_flight == "finish" and self._batch.num_alive > 0
         if waits:  # and the bytes may change meanwhile
             tensors = {key: replace(tensor, data=bytes(tensor.data)) for key, tensor in tensors.items()}
         if self._spec.lora is None:
             check_tensors(tensors, self._model.expected, where=where)
-        else:  # all that is not adapted stays as it was loaded
+        else:  # weights without adapters stay as loaded
             tensors = merged_tensors(self._spec, tensors, where=where)
         if waits:
             self._next = (tensors, name)
@@ -155,7 +156,7 @@ class HfPolicy(SleepsByMoving):
                 self._recompute()
 
     def _recompute(self) -> None:
-        """Compute keys and values of running requests anew. Requests whose images cannot be had any more end."""
+        """Recompute keys and values of running requests. Requests whose images are gone end."""
         features: dict[int, ImageFeatures] = {}
         self._leave()
         for request in self._batch.requests:
@@ -169,7 +170,7 @@ class HfPolicy(SleepsByMoving):
             self._batch.renew(self._model.compute(chunk, features).states for chunk in chunks)
 
     def submit(self, request: SampleRequest) -> None:
-        """Put a request in the queue. Refused requests come back from the next `step`."""
+        """Put a request into the queue. Refused requests come back from the next `step`."""
         room = room_for(request, self._renderer.context)
         if not request.token_ids or not all(0 <= token < self._model.vocabulary_size for token in request.token_ids):
             self._refused.append(without_tokens(request, "error", "the prompt is empty or has ids out of range"))
@@ -182,7 +183,7 @@ class HfPolicy(SleepsByMoving):
             self._waiting.append(_WaitingRequest(request, self._turns.find(request.token_ids)))
 
     def _take_arrived(self) -> None:
-        """Put requests in the queue whose images are there. Those whose images cannot be shown are refused."""
+        """Put requests whose images have come into the queue. Those whose images cannot be shown are refused."""
         arriving, self._arriving = self._arriving, []
         for request, images in arriving:
             if not all(image.done() for image in images):
@@ -197,7 +198,7 @@ class HfPolicy(SleepsByMoving):
                 self._refused.append(without_tokens(request, "error", str(error)))
 
     def so_far(self, request_id: str) -> Completion | None:
-        """Return what was sampled of a request; None if it waits, has finished, or is unknown."""
+        """Return the tokens sampled for a request; None if it waits, has finished, or is unknown."""
         return self._batch.so_far(request_id, self._versions)
 
     def abort(self, request_id: str) -> None:
@@ -208,7 +209,7 @@ class HfPolicy(SleepsByMoving):
         self._batch.forget(request_id)
 
     def step(self) -> list[Completion]:
-        """Let waiting requests join, sample a token of each row, and return those that finished."""
+        """Let waiting requests join, sample a token for each row, and return those that finished."""
         import torch
 
         if self.is_asleep:
@@ -227,7 +228,7 @@ class HfPolicy(SleepsByMoving):
             if self._next is not None and not self._batch.num_rows:
                 self._take_over(*self._next)
             features = self._go_on_from_turns() if self._next is None else {}
-            if self._batch.num_rows:  # in the step that samples it, so with the weights of that step
+            if self._batch.num_rows:  # in the step that samples the token, so with that step's weights
                 self._batch.logits_BV = self._next_logits(features)
             if self._next is None:
                 self._let_in()
@@ -246,7 +247,7 @@ class HfPolicy(SleepsByMoving):
         return torch.cat([self._model.compute(chunk, features).logits_UV for chunk in chunks])
 
     def idle_s(self) -> float:
-        """Return 0 while there is something to do, else infinity."""
+        """Return 0 while there is work, else infinity."""
         return 0.0 if self._refused or self._arriving or (self._versions and self.num_active) else math.inf
 
     def close(self) -> None:
@@ -264,16 +265,16 @@ class HfPolicy(SleepsByMoving):
             self._batch.forget(request.request_id)
         self._state.forget()
         if is_asleep:
-            return  # what is left of the cache has no bytes
+            return  # the rest of the cache has no bytes
         with torch.inference_mode():  # as in `step`, where the cache was made
             self._batch.leave()
 
     # ------------------------------------------------------------------------------------------ who joins
 
     def _go_on_from_turns(self) -> Features:
-        """Let requests join that go on from turns that are kept. Return the features of new images in their prompts.
+        """Let requests join that continue from kept turns. Return the features of new images in their prompts.
 
-        They do not wait as others do, since what is new in their prompts needs no pass of its own."""
+        They do not wait like others, since the new part of their prompts needs no separate pass."""
         features: dict[int, ImageFeatures] = {}
         num_new = 0
         for waiting in list(self._waiting):
@@ -300,10 +301,10 @@ class HfPolicy(SleepsByMoving):
         return features
 
     def _let_in(self) -> None:
-        """Let waiting requests join the batch. Requests whose prompts are known join at once.
+        """Let waiting requests join the batch. Requests whose prompts are already computed join at once.
 
-        Others wait, since computing their prompts costs about a step, whatever their number. They join when their
-        waiting has cost more than this step costs the batch."""
+        Others wait, since computing any number of prompts costs about one step. They join when their waiting has cost
+        more than that step costs the batch."""
         num_rows = self._batch.num_rows
         free = self._config.batch_size - num_rows
         num_waiting = sum(waiting.turn is None for waiting in self._waiting)
@@ -320,10 +321,10 @@ class HfPolicy(SleepsByMoving):
             self._batch.join(requests, block, which)
 
     def _choose(self, free: int, may_compute: bool) -> list[tuple[SampleRequest, Block, int]]:
-        """Take requests from the queue, in order, as far as there are places. Return each with the block of its prompt
-        and the prompt's number there. Requests that go on from turns are left in the queue.
+        """Take requests from the queue, in order, while there are places. Return each with the block of its prompt and
+        the prompt's index in it. Requests that continue from turns are left in the queue.
 
-        The choice ends at a prompt that is not known. If `may_compute`, unknown prompts are computed, up to
+        The choice ends at a prompt that is not computed yet. With `may_compute`, such prompts are computed, up to
         `prefill_tokens`."""
         chosen: list[SampleRequest] = []
         places: dict[TokenIds, tuple[Block, int]] = {}
@@ -360,7 +361,7 @@ class HfPolicy(SleepsByMoving):
     # ------------------------------------------------------------------------------------------ one token
 
     def _sample(self) -> list[Completion]:
-        """Sample a token of each row, and return the completions that finished."""
+        """Sample a token for each row, and return the completions that finished."""
         finished = self._batch.sample(len(self._versions) - 1)
         done = [self._batch.completion(row, reason, self._versions) for row, reason in finished]
         for row, reason in finished:
@@ -370,14 +371,15 @@ class HfPolicy(SleepsByMoving):
         return done
 
     def _leave(self) -> None:
-        """Drop the rows that are done."""
+        """Drop the finished rows."""
         self._batch.leave()
         if not self._batch.num_rows:
             self._versions = self._versions[-1:]
 
 
 def _features_of(images: PromptImages, refused: list[Completion], request: SampleRequest) -> Features | None:
-    """Return the features of a request's images. None, and the request is among the refused, if they cannot be had."""
+    """Return the features of a request's images. If they cannot be had, add the request to the refused ones and return
+    None."""
     try:
         return images.features([request.token_ids])
     except (ImageError, WeightsError) as error:
@@ -391,7 +393,7 @@ class _WaitingRequest:
 
     request: SampleRequest
     turn: KeptTurn | None
-    """The kept turn that its prompt begins with, if there is one."""
+    """The kept turn that begins its prompt, if there is one."""
 
 
 def _chunks(rows: Sequence[TokenIds], max_tokens: int) -> Iterator[tuple[TokenIds, ...]]:

@@ -1,4 +1,4 @@
-"""Prompts that `hf` has computed: the siblings of a group share theirs, so it is computed once.
+"""Prompts that `hf` has computed. The siblings of a group share their prompt, so it is computed once.
 
 Shapes: U prompts, L columns, H heads, D width of a head, V vocabulary.
 """
@@ -18,7 +18,7 @@ from rftstream.policies.hf.cache import LayerStates
 TokenIds = tuple[int, ...]
 """A prompt. Negative numbers stand for images: `policies.images`."""
 Features = Mapping[int, ImageFeatures]
-"""Number of an image -> what it is to the language model."""
+"""Number of an image -> its features for the language model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +31,7 @@ class Block:
     logits_UV: Tensor
     """Logits of the first token to be sampled after each prompt."""
     shifts_U: np.ndarray
-    """Difference between the position of the first token after each prompt and the number of the prompt's tokens, int64
+    """Difference between the position of the first token after each prompt and the prompt's number of tokens, int64
     [U]. It is 0 unless images take fewer positions than tokens."""
 
     @property
@@ -41,8 +41,8 @@ class Block:
 
 
 class PromptStore:
-    """The newest blocks: at most `max_tokens` tokens, padding included. The newest block is kept whatever its size.
-    `HfPolicy` makes it, and clears it when new weights come."""
+    """The newest blocks, with at most `max_tokens` tokens, padding included. The newest block is kept whatever its
+    size. `HfPolicy` makes it, and clears it when new weights come."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -50,25 +50,25 @@ class PromptStore:
         self._places: dict[TokenIds, tuple[Block, int]] = {}
 
     def place(self, prompt: TokenIds) -> tuple[Block, int] | None:
-        """Return a prompt's block and its number there; None if it is not known."""
+        """Return a prompt's block and its index there; None if the prompt is not kept."""
         return self._places.get(prompt)
 
     def add(self, block: Block) -> None:
-        """Add a block, and forget the oldest ones if there are too many tokens."""
+        """Add a block, and drop the oldest ones if there are too many tokens."""
         self._blocks.append(block)
         self._places.update({prompt: (block, number) for number, prompt in enumerate(block.prompts)})
         while len(self._blocks) > 1 and sum(one.num_tokens for one in self._blocks) > self._max_tokens:
             self._forget(self._blocks.popleft().prompts)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield all that lies on the device."""
+        """Yield all tensors on the device."""
         for block in self._blocks:
             yield block.logits_UV
             for layer in block.states:
                 yield from layer
 
     def clear(self) -> None:
-        """Forget all blocks. They were computed with weights that have been replaced."""
+        """Drop all blocks, since the old weights computed them."""
         self._blocks.clear()
         self._places.clear()
 
@@ -78,5 +78,5 @@ class PromptStore:
 
 
 def shift_behind(positions_3L: np.ndarray) -> int:
-    """Return by how much the positions behind a prompt with these positions differ from the numbers of the tokens."""
+    """Return the difference between the positions after a prompt with these positions and the token indices."""
     return int(positions_3L.max() + 1 - positions_3L.shape[1])

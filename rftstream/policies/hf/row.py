@@ -1,8 +1,8 @@
-"""The few rows that are left of a batch, decoded on a CPU by [row.c](row.c) in the place of the model's modules.
+"""Decodes the last few rows of a batch on a CPU with [row.c](row.c) instead of the model's modules.
 
-A step of PyTorch over one row takes several times as long as a read of the weights: its products with one row are no
-faster than with several, and thirty layers of modules cost as much again. Only plain decoders of Llama's kind in
-bfloat16 are decoded so. All others, prompts, and more rows go through the model itself.
+For one row a PyTorch step takes several times as long as reading the weights: its products with one row are no faster
+than with several, and thirty layers of modules cost as much again. row.c decodes only plain decoders of Llama's kind in
+bfloat16. Other models, prompts, and larger batches use the model itself.
 
 Shapes: B rows, N their newest tokens, in the order of the pass, V vocabulary, D width of a head.
 """
@@ -29,14 +29,15 @@ log = logging.getLogger(__name__)
 SOURCES = (Path(__file__).with_name("row.c"),)
 FLAGS = (*kernels.FLAGS, "-ffp-contract=fast", "-fno-math-errno")
 MAX_THREADS = 2
-"""With more threads PyTorch reads the weights faster than one thread does."""
+"""Largest number of threads for which row.c is used: with more, PyTorch reads the weights faster than row.c's one
+thread."""
 MAX_BATCH = 4
-"""Rows that row.c decodes at once."""
+"""Largest number of rows that row.c decodes at once."""
 LANES, ROWS = 16, 4
 """Granularity of row.c: the inputs of a product and a head's width are multiples of LANES, the outputs multiples of
 ROWS."""
 CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
-"""Models whose layers are those of row.c where their settings are plain."""
+"""Models whose layers row.c can compute, if their settings are plain."""
 NEEDED = {
     "input_layernorm.weight": 0,
     "self_attn.q_proj.weight": 1,
@@ -48,7 +49,7 @@ NEEDED = {
     "mlp.up_proj.weight": 10,
     "mlp.down_proj.weight": 11,
 }
-"""Parameter of a layer -> its place among the pointers of row.c."""
+"""Parameter of a layer -> its index among the pointers of row.c."""
 BIASES = {"self_attn.q_proj.bias": 2, "self_attn.k_proj.bias": 4, "self_attn.v_proj.bias": 6}
 KEYS, VALUES, NUM_POINTERS = 12, 13, 14
 
@@ -56,15 +57,15 @@ KEYS, VALUES, NUM_POINTERS = 12, 13, 14
 class RowDecoder:
     """A model's parameters as row.c reads them. `HfModel` makes it, and asks it for the logits of a few rows.
 
-    It holds addresses: parameters must be changed in place."""
+    It holds memory addresses, so parameters must be changed in place."""
 
     def __init__(self, model: Any) -> None:
-        """The model must be one that `suits`."""
+        """`model`: must satisfy `suits`."""
         inner, config = model.model, model.config
         attention = inner.layers[0].self_attn
         self._rotary, self._num_layers = inner.rotary_emb, len(inner.layers)
         self._pointers = np.zeros((self._num_layers, NUM_POINTERS), dtype=np.uint64)
-        self._parameters = list(model.parameters())  # their memory is read
+        self._parameters = list(model.parameters())  # row.c reads their memory
         for layer, pointers in zip(inner.layers, self._pointers, strict=True):
             for name, parameter in layer.named_parameters():
                 pointers[{**NEEDED, **BIASES}[name]] = parameter.data_ptr()
@@ -86,7 +87,7 @@ class RowDecoder:
 
     @staticmethod
     def of(model: Any, threads: int) -> RowDecoder | None:
-        """Return the decoder of a model. None if the model does not suit, or there is nothing to compile it with."""
+        """Return the decoder of a model; None if the model does not suit, or there is no compiler."""
         if threads > MAX_THREADS or not suits(model):
             return None
         try:
@@ -97,7 +98,7 @@ class RowDecoder:
         return RowDecoder(model)
 
     def logits(self, token_ids_N: np.ndarray, positions_N: np.ndarray, rows: PackedRows, cache: Any) -> Tensor:
-        """Return the logits [B, V] behind the newest tokens of up to MAX_BATCH rows, one of each."""
+        """Return the logits [B, V] after the newest tokens of up to MAX_BATCH rows, one token each."""
         for pointers, layer in zip(self._pointers, cache.layers, strict=True):
             pointers[KEYS], pointers[VALUES] = (room.data_ptr() for room in layer.rooms)
         self._sizes[-1] = cache.layers[0].rooms[0].shape[2]
@@ -123,7 +124,7 @@ class RowDecoder:
 
 
 def suits(model: Any) -> bool:
-    """Return whether row.c computes what a model does."""
+    """Return whether row.c can compute a model."""
     if type(model).__name__ not in CLASSES or any(_is_odd(parameter) for parameter in model.parameters()):
         return False
     config, layers = model.config, model.model.layers

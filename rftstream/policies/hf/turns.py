@@ -1,4 +1,4 @@
-"""Turns that `hf` has sampled: the next turn of a rollout begins with them, so only what is new in it is computed."""
+"""Turns that `hf` has sampled. The next turn of a rollout begins with them, so only its new part is computed."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from rftstream.policies.hf.prompts import TokenIds
 
 @dataclass(slots=True, eq=False)
 class KeptTurn:
-    """A turn that has ended. `DecodingBatch.turn` makes it. Its keys and values stand in the cache, in the slot that it
-    had, until the slot is needed: then they are copied to `states`."""
+    """An ended turn. `DecodingBatch.turn` makes it. Its keys and values stay in their slot of the cache until the slot
+    is needed; then they are copied to `states`."""
 
     token_ids: TokenIds
-    """Its prompt, and what was sampled but for the last token, which the model was not given."""
+    """The prompt and the sampled tokens without the last one, which the model has not read."""
     slot: int | None = None
-    """Its slot in the cache; None if it has none any more."""
+    """Slot in the cache; None if it has none any more."""
     states: LayerStates | None = None
     """Keys and values [1, H, L, D] of each layer; None while they are in the cache."""
     shift: int = 0
-    """Difference between the positions behind the turn and the numbers of their tokens."""
+    """Difference between the positions after the turn and the indices of their tokens."""
 
 
 class TurnStore:
-    """The newest turns: at most `max_tokens` tokens. `HfPolicy` makes it, adds turns that have ended, takes one out for
-    each prompt that goes on from it, has it make room in the cache for others, and clears it when new weights come."""
+    """The newest turns, with at most `max_tokens` tokens. `HfPolicy` makes it, adds ended turns, takes one out for each
+    prompt that continues it, makes room in the cache for others, and clears it when new weights come."""
 
     def __init__(self, max_tokens: int, cache: SlotCache, extends: Callable[[TokenIds, KeptTurn], bool]) -> None:
-        """`cache`: where turns have their slots. Those that are forgotten give theirs up. `extends`: whether the model
-        may go on from a turn to a prompt."""
+        """`cache`: holds the slots of turns; dropped turns free theirs. `extends`: whether the model may continue from
+        a turn to a prompt."""
         self._max_tokens, self._num_tokens = max_tokens, 0
         self._extends = extends
         self._cache = cache
@@ -42,7 +42,7 @@ class TurnStore:
         self._lengths: Counter[int] = Counter()
 
     def add(self, turn: KeptTurn) -> None:
-        """Keep a turn, and forget the oldest ones if there are too many tokens."""
+        """Keep a turn, and drop the oldest ones if there are too many tokens."""
         if turn.token_ids in self._turns:
             self._forget(self._turns[turn.token_ids])
         self._turns[turn.token_ids] = turn
@@ -52,25 +52,25 @@ class TurnStore:
             self._forget(next(iter(self._turns.values())))
 
     def find(self, prompt: TokenIds) -> KeptTurn | None:
-        """Return the longest turn that a longer prompt begins with; None if there is none, or the model may not go on
-        from it."""
+        """Return the longest turn that a longer prompt begins with; None if there is none, or the model may not
+        continue from it."""
         for length in sorted(self._lengths, reverse=True):
             if length < len(prompt) and (turn := self._turns.get(prompt[:length])) is not None:
                 return turn if self._extends(prompt, turn) else None
         return None
 
     def find_again(self, turn: KeptTurn | None, prompt: TokenIds) -> KeptTurn | None:
-        """Return a turn that was found for a prompt, or another one if it is not kept any more."""
+        """Return the turn that was found for a prompt, or search again if it is no longer kept."""
         return turn if turn is None or self._turns.get(turn.token_ids) is turn else self.find(prompt)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield what lies on the device beside the cache."""
+        """Yield the tensors on the device, apart from the cache."""
         for turn in self._turns.values():
             for layer in turn.states or ():
                 yield from layer
 
     def make_room(self, num_slots: int) -> None:
-        """Free slots of the cache until it has this number. The oldest turns that have slots are copied out of it."""
+        """Free slots until the cache has this number of free slots. The oldest turns with slots are copied out."""
         in_cache = (turn for turn in self._turns.values() if turn.slot is not None)
         while self._cache.num_free < num_slots:
             turn = next(in_cache)
@@ -80,7 +80,7 @@ class TurnStore:
             turn.slot = None
 
     def take(self, turn: KeptTurn) -> None:
-        """Take a turn out that is kept."""
+        """Remove a kept turn from the store."""
         length = len(turn.token_ids)
         del self._turns[turn.token_ids]
         self._lengths[length] -= 1
@@ -89,7 +89,7 @@ class TurnStore:
         self._num_tokens -= length
 
     def clear(self) -> None:
-        """Forget all turns. They were computed with weights that have been replaced."""
+        """Drop all turns, since the old weights computed them."""
         for turn in list(self._turns.values()):
             self._forget(turn)
 

@@ -1,4 +1,4 @@
-"""What the threads of `openai` do: they ask a server, and return what comes of it."""
+"""The work of `openai`'s threads: they call a server, and return the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rftstream.policies.openai.images import HINT, ServedImages
 from rftstream.policies.openai.updates import ServerUpdates
 
 _NO_VERSION = VersionName(trainer_epoch=0, version=0)
-"""Stands for the version that answers a probe; nobody gets the answer."""
+"""The version of a probe's answer, which nobody uses."""
 
 
 class ServedCall(Call):
@@ -30,35 +30,35 @@ class ServedCall(Call):
         self.submitted_at = time.monotonic()
         self.body: dict[str, Any] = {}
         self.failed_at: set[str] = set()
-        """Servers that have failed at it, in this round through all servers."""
+        """Servers that failed at the request in the current round through all servers."""
         self.num_failures = self.num_bad_answers = 0
-        """How often it failed by what may be its own fault, and how often with an answer that was none."""
+        """Number of failures that may be the request's own fault, and of answers without a completion."""
         self.num_rounds = 0
-        """How often it had to pause, since all servers had failed at it."""
+        """Number of pauses that the request made because all servers had failed at it."""
         self.failed_since = 0.0
-        """When it failed first."""
+        """Time of the first failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFailure:
-    """A request that a server did not answer, though another one may."""
+    """A request that a server did not answer. Another server may."""
 
     text: str
     after_s: float = 0.0
-    """For how long the server wants to be left alone."""
+    """Seconds for which the server asks to be left alone."""
     is_enough: bool = False
-    """Whether no other request would fare better at this server."""
+    """Whether this failure alone shows that other requests would fail at this server."""
     is_bad_answer: bool = False
     """Whether an answer came that holds no completion."""
     is_away: bool = False
     """Whether any request would have failed: the server was not there, or full."""
     is_lost: bool = False
-    """Whether the server may have ended, and begun anew with other weights."""
+    """Whether the server may have restarted with other weights."""
 
 
 class ServerAsker:
-    """Asks one server. `OpenAiPolicy` makes it; `ServedEngine` has its threads call `sample`, `update` and `probe`.
-    What goes wrong is returned, else the requests of this server would wait for ever."""
+    """Calls one server. `OpenAiPolicy` makes it; `ServedEngine`'s threads call `sample`, `update` and `probe`. Errors
+    are returned, since a raised error would leave the requests of this server waiting for ever."""
 
     def __init__(
         self,
@@ -70,8 +70,7 @@ class ServerAsker:
         images: ServedImages | None,
         make_body: Callable[[SampleRequest, int], dict[str, Any]],
     ) -> None:
-        """`probes` asks whether a server answers again that was left alone; None: it is the only server, and is never
-        left alone."""
+        """`probes`: checks whether a paused server answers again. None: it is the only server, and is never paused."""
         self.url = url
         self.is_only = probes is None
         self.takes_versions = updates is not None
@@ -84,19 +83,19 @@ class ServerAsker:
         return self._server.where
 
     def may_have_lost_version(self) -> bool:
-        """Return whether the server may have begun anew since it was given a version."""
+        """Return whether the server may have restarted since it got its version."""
         return self._updates is not None and self._updates.may_have_lost(self.url)
 
     def close(self) -> None:
-        """Close the connections. No thread may be at work any more."""
+        """Close the connections. No thread may be working any more."""
         self._server.close()
         if self._probes is not None:
             self._probes.close()
 
     def sample(self, call: ServedCall, version: VersionName) -> Completion | ServerFailure | PolicyError:
-        """Ask for a completion by the version that the server has."""
+        """Request a completion by the version that the server has."""
         request = call.request
-        # The only server is asked again by its client. With another one about, a failed request goes there at once.
+        # The client retries at the only server. If there are others, a failed request moves to one of them at once.
         ask: Callable[[dict[str, Any], Call], Mapping[str, Any]]
         ask = self._server.ask if self.is_only and self._updates is None else self._server.ask_once
         try:
@@ -120,7 +119,7 @@ class ServerAsker:
                 if self.is_only
                 else ServerFailure(text, is_enough=True, is_away=True)
             )
-        except Exception as error:  # of an answer that nobody thought of: else the rollout would wait for ever
+        except Exception as error:  # an unexpected form of answer: otherwise the rollout would wait for ever
             return self._bad_answer(request, f"the server's answer: {type(error).__name__}: {error}")
         return self._completion(request, answer, version)
 
@@ -145,7 +144,7 @@ class ServerAsker:
         return self._images.body(call.request, call.body, f"{version.trainer_epoch}/{version.version}")
 
     def update(self, name: VersionName, call: Call) -> PolicyError | None:
-        """Give the server a version that was written. Return why it cannot be given it, or None."""
+        """Give the server a version that was written. Return the reason if that fails, else None."""
         assert self._updates is not None
         try:
             self._updates.send(self.url, name, call)
@@ -154,8 +153,8 @@ class ServerAsker:
         return None
 
     def probe(self, call: Call) -> ServerFailure | None:
-        """Ask for one token. Return why the server does not answer, or None. A refusal is an answer, too: the server is
-        there."""
+        """Request one token. Return why the server does not answer, or None. A refusal counts as an answer, since the
+        server is there."""
         assert self._probes is not None
         asked = ServedCall(SampleRequest(request_id="", token_ids=(0,), sampling=Sampling(), seed=0, max_tokens=1))
         asked.body = self._make_body(asked.request, 1)

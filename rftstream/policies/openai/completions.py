@@ -17,8 +17,8 @@ from rftstream.policies.base import Completion, SampleRequest, part_seed
 def completion_body(
     request: SampleRequest, room: int, *, model: str, stop_ids: Sequence[int], extra: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the body of a request for at most `room` tokens. Settings that are off are left out, since servers refuse
-    fields that they do not know. `extra`: further fields, as they are."""
+    """Return the body of a request for at most `room` tokens. Unused settings are left out, since servers refuse
+    unknown fields. `extra`: further fields, copied unchanged."""
     sampling, form = request.sampling, request.constraint
     optional = {
         "top_k": (sampling.top_k, 0),

@@ -1,5 +1,5 @@
-"""One of the servers that `openai` asks: what waits for it, what is on the way, which version it has, and whether it
-may be asked."""
+"""One of the servers that `openai` calls: its waiting and running requests, its version, and whether it may be
+called."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from rftstream.policies.openai.routing import CircuitBreaker
 T = TypeVar("T")
 
 Answer = Completion | ServerFailure | PolicyError
-"""How a request has ended at a server."""
+"""The result of a request at a server."""
 
 
 class ServedEngine:
-    """A server. `OpenAiPolicy` makes one for each url, puts calls into `waiting`, and calls `go_on` in each step:
-    threads then ask what may be asked now, or give the server its next version. What is to be done with their results
-    comes into a queue, since it is done in the thread of the policy."""
+    """A server. `OpenAiPolicy` makes one for each url, puts calls into `waiting`, and calls `go_on` in each step.
+    Threads then send the requests that may be sent now, or give the server its next version. The handling of their
+    results comes into a queue, since it runs in the policy's thread."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class ServedEngine:
         results: queue.SimpleQueue[Callable[[], Completion | None]],
         on_answer: Callable[[ServedEngine, ServedCall, Answer], Completion | None],
     ) -> None:
-        """`num_places`: requests on the way at once. `on_answer`: is told how each request has ended, and returns the
-        completion of one that has finished."""
+        """`num_places`: requests at the server at once. `on_answer`: gets the result of each request, and returns the
+        completion of a finished one."""
         self.url, self.where = asker.url, asker.where
         self._asker, self._threads, self._num_places = asker, threads, num_places
         self._results, self._on_answer = results, on_answer
@@ -50,37 +50,38 @@ class ServedEngine:
         self.version: VersionName | None = None
         """The version that the server has."""
         self.next: VersionName | None = None
-        """The version that the server gets as soon as no request is on the way."""
+        """The version that the server gets as soon as no request is running there."""
         self.sending: VersionName | None = None
-        """The version that the server is being given."""
+        """The version that is being sent to the server."""
         self.waiting: deque[ServedCall] = deque()
         self._tried_at = -math.inf
-        """When the server was last given a version, or probed: the beginning of that."""
+        """Time at which the last update or probe of the server began."""
         self._num_asked = 0
-        """Number of requests on the way, aborted ones included."""
+        """Number of running requests, aborted ones included."""
         self._is_probed = False
         self._own_call = Call()
-        """That of the version or the probe on the way."""
+        """The call of the running update or probe."""
         metrics.SERVER_UP.labels(self.url).set(1)
         metrics.SERVER_IN_FLIGHT.labels(self.url).set(0)
 
     @property
     def load(self) -> int:
-        """Number of requests that wait for it or are on the way."""
+        """Number of requests that wait or run at the server."""
         return len(self.waiting) + self._num_asked
 
     @property
     def is_draining(self) -> bool:
-        """Whether the server has still to be given a version, before which nothing is asked."""
+        """Whether the server still has to get a version; until then no request is sent."""
         return self.next is not None or self.sending is not None
 
     def is_away(self, tries: int, since: float) -> bool:
-        """Return whether the server was tried so often in a row, the last time since then, and did not answer."""
+        """Return whether the last `tries` tries all failed and the latest of them began after `since`."""
         is_tried = self.sending is not None or self._is_probed
         return self.breaker.num_pauses >= tries and self.breaker.is_open and not is_tried and self._tried_at >= since
 
     def go_on(self) -> None:
-        """Ask the server as much as may be asked now, give it its next version, or see whether it answers again."""
+        """Send all requests that may be sent now, give the server its next version, or probe whether it answers
+        again."""
         if self.sending is not None or self._is_probed or (self.next or self.version) is None:
             return
         if self.breaker.is_open and not self.breaker.is_due:
@@ -104,12 +105,12 @@ class ServedEngine:
                 self._begin(sample, functools.partial(self._on_answer, self, call))
 
     def _begin(self, work: Callable[[], T], then: Callable[[T], Completion | None]) -> None:
-        """Do work in a thread, and have the policy do then with its result."""
+        """Run `work` in a thread, and have the policy call `then` with its result."""
         self._threads.submit(lambda: self._results.put(functools.partial(then, work())))
 
     def on_answer(self, call: ServedCall, result: Answer) -> None:
-        """Note how a request has ended. A server that lost one may have begun anew: it is given its weights again
-        before it is asked again. One that was aborted says nothing."""
+        """Record the result of a request. A server that lost a request may have restarted, so it gets its weights again
+        before the next request. An aborted request shows nothing."""
         self._count(-1)
         if call.cancelled.is_set():
             return
@@ -122,8 +123,8 @@ class ServedEngine:
             self.breaker.answered()
 
     def _on_update(self, name: VersionName, error: PolicyError | None) -> None:
-        """Note that the server has the version, or could not be given it. Then it is still to be given it; the only
-        server's error is raised."""
+        """Record that the server has the version, or that the update failed. After a failure the update is still due;
+        the only server's error is raised."""
         self.sending = None
         if error is not None:
             self._probe_failed(str(error))
@@ -144,20 +145,20 @@ class ServedEngine:
             self._is_back()
 
     def forget(self, call: ServedCall) -> None:
-        """Let a request not be asked, if it waits here."""
+        """Remove a request that waits here."""
         self.waiting = deque(one for one in self.waiting if one is not call)
 
     def take_waiting(self) -> list[ServedCall]:
-        """Return all requests that wait, which others are to be asked."""
+        """Remove and return all waiting requests, for other servers."""
         taken, self.waiting = list(self.waiting), deque()
         return taken
 
     def close(self) -> None:
-        """Close the connections. No thread may be at work any more."""
+        """Close the connections. No thread may be working any more."""
         self._asker.close()
 
     def cancel(self) -> None:
-        """End what the server is asked on nobody's behalf: a version, or a probe."""
+        """Cancel the running update or probe."""
         self._own_call.cancel()
 
     def _failed(self, error: str, *, is_enough: bool, after_s: float) -> None:

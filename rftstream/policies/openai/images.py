@@ -1,9 +1,9 @@
 """Images in the prompts that `openai` sends to a server.
 
-OpenAI's completions take no images, and its chat makes the tokens of a prompt itself, so neither is asked. vLLM's
-`/inference/v1/generate` takes a prompt of tokens with images beside them. It puts the tokens of an image in the place
-of its mark. So each image of a prompt is sent as its mark, and the prompt that the server says it has sampled from must
-be the request's own, token by token."""
+OpenAI's completions take no images, and its chat endpoint makes the tokens of a prompt itself, so neither is used.
+vLLM's `/inference/v1/generate` takes a prompt of tokens together with images, and replaces each image's mark by the
+image's tokens. So each image of a prompt is sent as its mark. The prompt that the server reports must then be the
+request's own, token by token."""
 
 from __future__ import annotations
 
@@ -29,28 +29,29 @@ HINT = (
 )
 """Advice for the user if the server does not know the endpoint."""
 NEVER = -1e30
-"""Added to the logits of tokens that are never sampled: no probability is left in float32. JSON has no infinity."""
+"""Value added to the logits of tokens that are never sampled: no probability is left in float32. JSON has no
+infinity."""
 SAMPLING = (
     *("max_tokens", "temperature", "top_p", "seed", "stop_token_ids", "skip_special_tokens", "top_k", "min_p", "stop"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "structured_outputs"),
 )
 """Fields of completions that are sampling parameters there."""
 MAX_IMAGES = 64
-"""Number of images that are kept as they are sent."""
+"""Number of images that are kept in the form in which they are sent."""
 
 
 class ServedImages:
-    """The images of the requests that go to a server. `OpenAiPolicy` makes it if the model is shown images. Its
-    threads call `body` for each request, then `choice` for the answer."""
+    """The images of the requests to a server. `OpenAiPolicy` makes it if the model is shown images. Its threads call
+    `body` for each request, then `choice` for the answer."""
 
     def __init__(self, cache: ImageCache, tokens: ImageTokens) -> None:
         self._cache, self._tokens = cache, tokens
         self._url_of = functools.lru_cache(MAX_IMAGES)(self._as_png)
 
     def body(self, request: SampleRequest, completions: Mapping[str, Any], label: str) -> dict[str, Any]:
-        """Return what is sent in the place of a body for completions. `label` names the version of the weights, so
-        that the server does not take what another one made of an image. ImageError if an image cannot be shown;
-        WeightsError if the store does not answer."""
+        """Return the body that replaces the body for completions. `label` names the version of the weights, so that the
+        server does not reuse image features of another version. ImageError if an image cannot be shown; WeightsError if
+        the store does not answer."""
         given = dict(completions)
         top = {name: given.pop(name) for name in ("model", "return_token_ids")}
         for name in ("prompt", "return_tokens_as_token_ids", "logprobs"):
@@ -67,8 +68,8 @@ class ServedImages:
         return {**top, "token_ids": token_ids, **shown, "sampling_params": sampling, **given}
 
     def choice(self, request: SampleRequest, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the answer's choice in the form of completions. Refused if the server sampled from another prompt
-        than the request's, or sampled what stands for an image."""
+        """Return the answer's choice in the form of completions. Refused if the server sampled from another prompt than
+        the request's, or sampled an image placeholder."""
         check_prompt(request, answer.get("prompt_token_ids"))
         choice = answer["choices"][0]
         token_ids = choice["token_ids"] or []
@@ -80,15 +81,14 @@ class ServedImages:
         return {**choice, "logprobs": {"token_logprobs": [one["logprob"] for one in content]}}
 
     def _as_png(self, image: Media) -> str:
-        """Return a url that holds an image as it was decoded here: servers decode transparency in other ways."""
+        """Return a data url of an image as it was decoded here: servers decode transparency differently."""
         file = io.BytesIO()
         self._cache.opened(image).save(file, "PNG", compress_level=1)
         return data_url(file.getvalue(), "image/png")
 
 
 def collapsed(token_ids: Sequence[int], images: Sequence[ImageSpan], tokens: ImageTokens) -> list[int]:
-    """Return a prompt in which the mark of an image stands in the place of all its tokens. ImageError if there is no
-    room for them."""
+    """Return a prompt in which the mark of each image replaces all its tokens. ImageError if the spans do not fit."""
     result: list[int] = []
     done = 0
     for span in sorted(images, key=lambda image: image.start):
@@ -102,7 +102,7 @@ def collapsed(token_ids: Sequence[int], images: Sequence[ImageSpan], tokens: Ima
 
 
 def check_prompt(request: SampleRequest, found: Any) -> None:
-    """Raise Refused unless the prompt that a server has sampled from is the request's, token by token."""
+    """Raise Refused unless the prompt that a server sampled from equals the request's, token by token."""
     expected = list(request.token_ids)
     if found == expected:
         return

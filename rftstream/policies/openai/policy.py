@@ -1,15 +1,15 @@
 """Served models as a policy: any servers with OpenAI's completions that take token ids as the prompt, and give token
-ids and logprobs back. vLLM's does; others are told so by an error.
+ids and logprobs back. vLLM does; for other servers there is an error that says so.
 
-With several servers all turns of a rollout go to one of them, which has computed their beginning (`routing`). A server
-that fails is left for the next one, and probed until it answers.
+With several servers, all turns of a rollout go to the server that has computed their beginning (`routing`). If a server
+fails, its requests move to the next one, and the failed server is probed until it answers.
 
-With `update`, servers that can load weights while they run are given each version: what was asked is answered first, by
-the weights that it was asked of, and what is new waits meanwhile, so a completion is of one version alone. Each server
-has its version when its own requests have ended, and is asked of nothing before. A server that was gone may have begun
-anew with other weights: it is given them again before it is asked again. Without, the servers' weights are their own.
-Tokens are stamped with the version in force all the same, for everything that is sampled needs one; so that is for
-teachers, judges, baselines and data, not for training on what it samples.
+With `update`, each version is sent to the servers, which must be able to load weights while they run. Running requests
+finish first with the old weights, and new requests wait, so a completion comes from one version alone. Each server gets
+the version when its own requests have ended. A server that was gone may have restarted with other weights, so it gets
+its weights again before the next request. Without `update`, the servers keep their own weights. Tokens are still
+stamped with the version in force, because every sampled token needs one. So use that only for teachers, judges,
+baselines and data, not to train on what it samples.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from rftstream.policies.openai.updates import ServerUpdates, UpdateRequest, root
 from rftstream.weights.snapshot import RawTensor
 
 PROBE_S = 30.0
-"""Longest time in seconds that a server may take for the one token of a probe."""
+"""Longest time in seconds for the one token of a probe."""
 SECTION = "policies.openai"
 
 
 class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
-    """A policy whose engines are model servers, as `Policy` describes it. Threads ask the servers; `step` collects the
+    """A policy whose engines are model servers, as `Policy` describes it. Threads call the servers; `step` collects the
     answers."""
 
     @dataclass(frozen=True, kw_only=True)
@@ -57,30 +57,30 @@ class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
         model: str
         """Name of the model on the server, or on each of them."""
         api_key: str | None = None
-        """`"env:NAME"`: sent as the bearer token; it is looked up in the environment and written nowhere."""
+        """`"env:NAME"`: sent as the bearer token. The value is read from the environment and never written."""
         batch_size: Annotated[int, Meta(ge=1)] = 64
-        """Requests on the way to each server at once; more wait."""
+        """Requests at each server at once; more wait."""
         timeout_s: Annotated[float, Meta(gt=0)] = 600.0
         """Seconds to wait for one answer."""
         tries: Annotated[int, Meta(ge=1)] = 5
-        """Tries of a request that reaches no server, or a busy one. With several servers: tries of a request that fails
-        at each. A server that is away is probed this many times in a row before the explorer ends because all are
-        away."""
+        """Tries of a request if the server cannot be reached or is busy. With several servers: tries of a request that
+        fails at each of them. If all servers are away, the explorer ends after probing each this many times in a
+        row."""
         max_load: Annotated[float, Meta(ge=1)] = 1.25
-        """With several servers: a rollout begins at the next server when the first one of its group has this many times
-        the mean number of requests. It stays where it began."""
+        """With several servers: a rollout begins at the next server if the first one for its group has more than this
+        many times the mean number of requests. The rollout then stays where it began."""
         extra: dict[str, Any] = field(default_factory=dict)
-        """Further fields of each request, as the server knows them."""
+        """Further fields of each request, as the server defines them."""
         update: Literal["vllm", "vllm-cpu"] | tuple[UpdateRequest, ...] | None = None
-        """Way to make the server load a new version from a folder, once it has answered all requests. vllm: by vLLM's
-        own endpoints, which it has when it is started with `VLLM_SERVER_DEV_MODE=1`. vllm-cpu: for its builds for CPUs,
-        which would go on with the old weights in an output layer that is tied to the embeddings; they are started with
-        `--worker-extension-cls rftstream.policies.vllm.worker.WeightsReceiver`, too. For other servers: a list of the
-        requests, one after the other: `[{ path = "/update_weights", body = { model_path = "{folder}" } }]`. The servers
-        must be this worker's alone. Default: the server keeps its own weights."""
+        """Way to make the server load a new version from a folder, after it has answered all requests. vllm: vLLM's own
+        endpoints, which exist if it is started with `VLLM_SERVER_DEV_MODE=1`. vllm-cpu: for vLLM's CPU builds, which
+        would keep the old weights in an output layer that is tied to the embeddings; start them also with
+        `--worker-extension-cls rftstream.policies.vllm.worker.WeightsReceiver`. For other servers: a list of requests,
+        sent in order: `[{ path = "/update_weights", body = { model_path = "{folder}" } }]`. The servers must serve this
+        worker alone. Default: the server keeps its own weights."""
         update_folder: str | None = None
-        """Folder to which versions are written for the servers, two or three at a time; they must read them under the
-        same path. Default: the folder for temporary files of this machine."""
+        """Folder to which versions are written for the servers, two or three at a time. The servers must be able to
+        read it under the same path. Default: this machine's folder for temporary files."""
 
         def __post_init__(self) -> None:
             if not self.urls or len(set(self.urls)) < len(self.urls):
@@ -121,8 +121,8 @@ class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
             )
         self._stop_ids = sorted(renderer.stop_token_ids)
         self._paused: list[tuple[float, ServedCall]] = []
-        """Requests that wait for a server that may be asked, or for the next round through all of them; since when
-        they may be asked."""
+        """Requests that wait for an available server, or for the next round through all servers, each with the time
+        from which it may be sent."""
         self._num_lost = 0
         """Number of requests that the only server has lost since its last answer."""
         self._answered_at = 0.0
@@ -147,8 +147,8 @@ class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
         return self._config.batch_size * len(self._engines)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
-        """Write the version for the servers. Each gets it when no request is on the way there. Without `update`, only
-        take note of its name."""
+        """Write the version for the servers. Each gets it when no request is running there. Without `update`, only
+        record its name."""
         engines = self._engines.values()
         if self._updates is not None:
             self._updates.write(tensors, name)
@@ -157,13 +157,13 @@ class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
                 engine.version = name
             else:
                 engine.next = name
-        if self._updates is not None:  # the others are given to no server any more, also if it begins anew
+        if self._updates is not None:  # no server gets the older ones any more, even if it restarts
             self._updates.delete_others({name, *(engine.sending for engine in engines if engine.sending is not None)})
         self._version = name
         self._go_on()
 
     def submit(self, request: SampleRequest) -> None:
-        """Put a request in the queue of its server, and ask the server if that may be done now."""
+        """Put a request into its server's queue, and send it if that is possible now."""
         call = self._active[request.request_id] = ServedCall(request)
         room = room_for(request, self._renderer.context)
         if not request.token_ids:
@@ -177,11 +177,11 @@ class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
             self._go_on()
 
     def so_far(self, request_id: str) -> Completion | None:
-        """Return None: servers give whole completions only."""
+        """Return None: servers return only whole completions."""
         return None
 
     def abort(self, request_id: str) -> None:
-        """Forget a request, and end its connection to the server."""
+        """Forget a request, and close its connection to the server."""
         call = self._active.pop(request_id, None)
         if call is not None:
             for engine in self._engines.values():
@@ -190,7 +190,7 @@ class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
             call.cancel()
 
     def _collect(self, result: Callable[[], Completion | None]) -> Completion | None:
-        """Do what is to be done with what a thread came back with."""
+        """Handle the result of a thread."""
         return result()
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
             self._updates.close()
 
     def _place(self, call: ServedCall) -> None:
-        """Put a request in the queue of its rollout's server, or in that of all if no server may be asked."""
+        """Put a request into the queue of its rollout's server, or into the common queue if no server is available."""
         request = call.request
         loads = {url: engine.load for url, engine in self._engines.items() if not engine.breaker.is_open}
         if not loads:
@@ -219,8 +219,8 @@ class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
         self._engines[url].waiting.append(call)
 
     def _go_on(self) -> None:
-        """Ask the servers as much as may be asked now, or give them their next version. Raise PolicyError if all of
-        them have been left alone for too long."""
+        """Send all requests that may be sent now, or give the servers their next version. PolicyError if all servers
+        have been away for too long."""
         engines = self._engines.values()
         if self._paused and not all(engine.breaker.is_open for engine in engines):
             now, paused = time.monotonic(), self._paused
@@ -241,7 +241,7 @@ class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
             raise PolicyError(f"policy openai: none of {len(engines)} servers answers: {said}")
 
     def _on_answer(self, engine: ServedEngine, call: ServedCall, result: Answer) -> Completion | None:
-        """Return the completion of a request that has finished. None if the request is asked again or was aborted."""
+        """Return the completion of a finished request. None if the request is sent again or was aborted."""
         engine.on_answer(call, result)
         if isinstance(result, Completion) and not call.cancelled.is_set():
             self._num_lost, self._answered_at = 0, time.monotonic()
@@ -257,7 +257,7 @@ class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
         return self._end(call, result)
 
     def _end(self, call: ServedCall, result: Completion | PolicyError) -> Completion | None:
-        """Return the completion of a request that has ended, or raise its error; None if it was aborted."""
+        """Return the completion of an ended request, or raise its error; None if it was aborted."""
         if self._active.get(call.request.request_id) is not call:
             return None
         if isinstance(result, PolicyError):
@@ -266,8 +266,8 @@ class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
         return result
 
     def _ask_again(self, engine: ServedEngine, call: ServedCall, failure: ServerFailure, is_active: bool) -> None:
-        """Put a request that the only server has lost back in the queue. It is asked again when the server has its
-        weights again, or after a pause if it has them."""
+        """Put a request that the only server lost back into the queue. It is sent again when the server has its weights
+        again; if the server has them already, after a pause."""
         self._num_lost += 1
         if self._num_lost > self._config.tries * self._config.batch_size:
             raise PolicyError(f"policy openai: {engine.where}: {failure.text}, {self._num_lost} times in a row")
@@ -277,18 +277,19 @@ class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
             self._pause(call, failure)
 
     def _pause(self, call: ServedCall, failure: ServerFailure) -> None:
-        """Have a request placed again after a pause, which is twice as long each further time."""
+        """Schedule a request again after a pause, which doubles each time."""
         call.num_rounds += 1
         pause_s = pause_after(call.num_rounds - 1)
-        if len(self._engines) == 1:  # of several, each is left alone for as long as it wants
+        if len(self._engines) == 1:  # with several servers, each pauses for as long as it asked
             pause_s = max(pause_s, min(failure.after_s, LONGEST_AFTER_S))
         self._paused.append((time.monotonic() + pause_s, call))
 
     def _move(self, engine: ServedEngine, call: ServedCall, failure: ServerFailure) -> Completion | None:
-        """Have another server asked: at once, and after a pause when all of them have failed at it. Return how the
-        request ends if it is the request's own fault: two servers give bad answers, or all fail at it while they
-        answer others. PolicyError if they answer nothing else, either. Servers that are away or full say nothing about
-        a request: it waits for them."""
+        """Send the request to another server: at once, or after a pause if all servers have failed at it.
+
+        Return the completion if the request itself is to blame: two servers gave bad answers, or all failed at it while
+        they answered others. PolicyError if they answer no other request either. Servers that are away or full show
+        nothing about a request; it waits for them."""
         now, where = time.monotonic(), f"{engine.url}: {failure.text}"
         if not call.num_failures:
             call.failed_since = now

@@ -1,11 +1,11 @@
-"""Which of several model servers samples a rollout: the one that has computed the beginning of its prompts.
+"""Chooses one of several model servers for a rollout: the one that has computed the beginning of its prompts.
 
-The siblings of a group share their first prompt, and the turns of a rollout share all that was said before. So the
-group decides which server is asked first, by rendezvous hashing (Thaler and Ravishankar, 1998): each pair of server and
-group has a number, and the lowest one wins. Nothing is kept for that: every explorer decides the same, before and after
-a restart, and a server that comes or goes moves its own share alone. A rollout whose server is too full begins at the
-next one of its group (consistent hashing with bounded loads; Mirrokni, Thorup and Zadimoghaddam, 2016), and stays there
-as long as that one answers.
+The siblings of a group share their first prompt, and the turns of a rollout share the conversation so far. So the group
+decides which server comes first, by rendezvous hashing (Thaler and Ravishankar, 1998): each pair of server and group
+has a number, and the lowest number wins. This needs no state: every explorer decides the same, before and after a
+restart, and a server that comes or goes moves only its own share. If that server is too full, a rollout begins at the
+next server of its group (consistent hashing with bounded loads; Mirrokni, Thorup and Zadimoghaddam, 2016), and stays
+there while that server answers.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 
 LEAST_LOAD = 4
-"""Requests that no server is too full for: so few rows are decoded in about the time of one."""
+"""Number of requests for which no server is too full: so few rows take about the time of one."""
 MAX_PLACED = 1 << 16
-"""Rollouts whose server is remembered, many times those that an explorer has in hand."""
+"""Number of rollouts whose server is remembered, many times the number of an explorer's active rollouts."""
 FAILURES = 3
-"""Failures in a row after which a server is left alone."""
+"""Failures in a row after which a server is paused."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Seconds for which it is left alone at first, twice as long each further time, and at most."""
+"""Seconds of the first pause, which doubles each time, and of the longest one."""
 LONGEST_AFTER_S = 300.0
-"""Most seconds for which a server is left alone because it wants to be."""
+"""Longest pause in seconds that a server can ask for."""
 
 
 def ranked(key: str, names: Collection[str]) -> list[str]:
-    """Return the names in the order in which the key prefers them. It depends on nothing but key and names; a name that
-    is added or removed leaves the order of the others as it is."""
+    """Return the names in the key's order of preference. Only key and names decide it; adding or removing a name keeps
+    the order of the others."""
     return sorted(names, key=lambda name: hashlib.blake2b(f"{name}\x1f{key}".encode(), digest_size=16).digest())
 
 
@@ -40,13 +40,13 @@ def pause_after(count: int) -> float:
 
 
 class Router:
-    """The servers of rollouts. `OpenAiPolicy` makes it and calls `place` for each request."""
+    """Assigns servers to rollouts. `OpenAiPolicy` makes it and calls `place` for each request."""
 
     def __init__(self, max_load: float) -> None:
-        """`max_load`: how many times the mean load of the servers one may have before it gets no further rollouts."""
+        """`max_load`: load of a server, as a multiple of the mean load, above which it gets no further rollouts."""
         self._max_load = max_load
         self._placed: OrderedDict[str, str] = OrderedDict()
-        """Rollout -> server, the one that was asked for longest ago first."""
+        """Rollout -> server, the least recently used first."""
 
     def place(
         self,
@@ -57,10 +57,12 @@ class Router:
         avoid: Collection[str] = (),
         draining: Collection[str] = (),
     ) -> str:
-        """Return the server for a rollout's next request: its own if that one may be asked, else another, which is its
-        own from then on. `loads`: the requests of each server that may be asked; one at least. `avoid`: servers that
-        have failed at this request, taken only if there is no other. `draining`: servers that ask nothing until they
-        have new weights; a rollout begins there only if all others are too full."""
+        """Return the server for a rollout's next request: its own server if that is available, else another one, which
+        becomes its own.
+
+        `loads`: the requests of each available server; at least one. `avoid`: servers that failed at this request, used
+        only if there is no other. `draining`: servers that accept no requests until they have new weights; a rollout
+        begins there only if all others are too full."""
         own = self._placed.get(rollout)
         if own is None or own not in loads or own in avoid:
             own = self._choose(group, loads, avoid, draining)
@@ -78,21 +80,21 @@ class Router:
 
 
 class CircuitBreaker:
-    """Whether a server may be asked. `Engine` makes one and tells it how requests end.
+    """Decides whether a server may be called. `Engine` makes one and reports the results of requests to it.
 
-    It is closed at first. After FAILURES in a row, or one that is enough, it is open: nothing is asked. When its pause
-    is over a probe `is_due`. A probe that is answered closes it; one that is not makes the next pause twice as long."""
+    It is closed at first. After FAILURES in a row, or one decisive failure, it opens: no request is sent. When its
+    pause is over, a probe `is_due`. An answered probe closes it; a failed one doubles the next pause."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now, self._random = now, random.Random()
         self._num_in_a_row = 0
         self._due_at: float | None = None
         self.num_pauses = 0
-        """Pauses since the server answered last."""
+        """Pauses since the server's last answer."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the server is left alone."""
+        """Whether the server is paused."""
         return self._due_at is not None
 
     @property
@@ -101,13 +103,13 @@ class CircuitBreaker:
         return self._due_at is not None and self._now() >= self._due_at
 
     def answered(self) -> None:
-        """Note an answer to a request. One that was asked before the pause does not end it."""
+        """Record an answer to a request. An answer to a request sent before the pause does not end the pause."""
         if self._due_at is None:
             self._num_in_a_row = self.num_pauses = 0
 
     def failed(self, *, is_enough: bool = False, after_s: float = 0.0) -> None:
-        """Note that a request failed. `is_enough`: no other would fare better. `after_s`: for how long the server wants
-        to be left alone; it is."""
+        """Record a failed request. `is_enough`: this failure alone is decisive. `after_s`: seconds of pause that the
+        server asked for."""
         self._num_in_a_row += 1
         if self._due_at is None and (is_enough or after_s or self._num_in_a_row >= FAILURES):
             self._pause(after_s)

@@ -1,5 +1,5 @@
-"""New weights for a served model. They are written as a model folder that its servers can read, too; then each server
-is asked by HTTP to load it."""
+"""New weights for a served model. They are written as a model folder that the servers can also read; then each server
+gets an HTTP request to load it."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ from rftstream.weights.snapshot import RawTensor, write_snapshot
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRequest:
-    """A POST that is part of giving a server a new version. A run file may list them, and KNOWN has those of vLLM."""
+    """A POST that is part of giving a server a new version. A run file may list such requests; KNOWN has those of
+    vLLM."""
 
     path: str
     """Path of the POST below the server's root: `/update_weights`."""
     body: dict[str, Any] = field(default_factory=dict)
-    """Sent as JSON, `{folder}` and `{version}` filled in wherever they stand in a text."""
+    """Sent as JSON, with `{folder}` and `{version}` replaced in all texts."""
 
 
 _FLUSH = UpdateRequest(path="/reset_prefix_cache")
-"""Empties vLLM's cache of prompts, which the old weights computed."""
+"""Empties vLLM's cache of prompts that the old weights computed."""
 
 _FORGET_IMAGES = UpdateRequest(path="/reset_encoder_cache")
-"""Empties vLLM's cache of what the old weights made of images; for models that are shown some."""
+"""Empties vLLM's cache of image features that the old weights computed, for models that are shown images."""
 
 KNOWN: Mapping[str, Sequence[UpdateRequest]] = {
     "vllm": (
@@ -61,13 +62,13 @@ HINTS = {
     "vllm-cpu": "vLLM has this when it is started with VLLM_SERVER_DEV_MODE=1 and "
     "--worker-extension-cls rftstream.policies.vllm.worker.WeightsReceiver",
 }
-"""Name in the setting `update` -> what may help when the server refuses."""
+"""Name in the setting `update` -> advice if the server refuses."""
 
 
 class ServerUpdates:
-    """The way of a version to the servers. `OpenAiPolicy` makes it. For each version it calls `write`; then `send` for
-    each server, from any thread, when no request is on the way there; and `delete_others` when no server is to be given
-    an earlier version any more."""
+    """Brings versions to the servers. `OpenAiPolicy` makes it. For each version it calls `write`; then `send` for each
+    server, from any thread, when no request is running there; and `delete_others` when no server needs an earlier
+    version any more."""
 
     def __init__(
         self,
@@ -81,9 +82,9 @@ class ServerUpdates:
         section: str,
         model: ModelSpec,
     ) -> None:
-        """`folder` is where the folders of versions are made; by default, the machine's folder for temporary files.
-        ConfigError if it cannot be used. The only server is asked again, `tries` times in all; with others about, a
-        server that fails is left to the policy."""
+        """`folder`: where the folders of versions are made; by default, the machine's folder for temporary files.
+        ConfigError if it cannot be used. `tries`: number of requests to the only server; with several servers, the
+        policy handles failures."""
         self._requests = KNOWN[update] if isinstance(update, str) else update
         self._hint = HINTS.get(update, "") if isinstance(update, str) else ""
         if isinstance(update, str) and ImageTokens.of(model.folder) is not None:
@@ -95,19 +96,19 @@ class ServerUpdates:
             for url in urls
         }
         self._watches: dict[str, ServerWatch] = {}
-        """Url -> watch that was begun before the server was given what it has."""
+        """Url -> watch that began before the server got its version."""
         self._tries, self._spec = tries, model
         self._parameters, _ = served_parameters(model)
         self._parent = _own_folder(Path(folder or tempfile.gettempdir()), " ".join(urls), f"{section}.update_folder")
 
     def write(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
-        """Write a version as a model folder, unless it is there. WeightsError unless the tensors are those of the
-        model; no folder is deleted then."""
+        """Write a version as a model folder, unless it exists. WeightsError unless the tensors are those of the model;
+        no folder is deleted then."""
         where = f"weights {name.trainer_epoch}/{name.version} of {self._spec.name}"
         if self._spec.lora is None:
             check_tensors(tensors, self._parameters, where=where)
         folder = self._folder(name)
-        if folder.exists():  # a server that lags behind may be reading it
+        if folder.exists():  # a slow server may be reading it
             return
         part = folder.with_name(f"{folder.name}.part")
         if part.exists():
@@ -136,12 +137,11 @@ class ServerUpdates:
                 self._ask(server, _filled(request.body, values), call)
         except (Refused, Unreachable) as error:
             raise type(error)(f"new weights: {error}{'; ' if self._hint else ''}{self._hint}") from error
-        if url not in self._watches:  # it came while it was asked
+        if url not in self._watches:  # the server restarted during the request
             self._watch(url)
 
     def may_have_lost(self, url: str) -> bool:
-        """Return whether the server may have begun anew since it was given a version, with the weights that it was
-        started with."""
+        """Return whether the server may have restarted with its initial weights since it got a version."""
         return url in self._watches and not self._watches[url].is_open
 
     def _watch(self, url: str) -> None:
@@ -152,8 +152,8 @@ class ServerUpdates:
             self._watches[url] = watch
 
     def _ask(self, server: ModelServer, body: dict[str, Any], call: Call) -> None:
-        """Send a request, and again if the server could not do it yet: it does not empty its cache while a request
-        is just ending."""
+        """Send a request, and repeat it if the server was not ready: it does not empty its cache while a request is
+        just ending."""
         for number in range(self._tries):
             if number and server.pause(number, call):
                 break
@@ -176,19 +176,19 @@ class ServerUpdates:
 
 
 def root_of(url: str) -> str:
-    """Return where a server's own endpoints begin; `url` is where its API does."""
+    """Return the address below which a server's own endpoints are; `url` is the address of its API."""
     return url.rstrip("/").removesuffix("/v1")
 
 
 def _own_folder(parent: Path, urls: str, where: str) -> Path:
-    """Return an empty folder that belongs to this user. Its name is the same for the same urls each time, so that a
-    killed worker leaves nothing behind. ConfigError if there is none."""
+    """Return an empty folder that belongs to this user. The same urls always give the same name, so that a killed
+    worker leaves nothing behind. ConfigError if the folder cannot be made."""
     folder = parent / f"rftstream-served-{os.getuid()}-{hashlib.sha256(urls.encode()).hexdigest()[:12]}"
     try:
         folder.mkdir(exist_ok=True)
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():
             raise ConfigError(f"{where}: {folder} is somebody else's, expected a new one; remove it, or name another")
-        folder.chmod(0o755)  # the server may be another user
+        folder.chmod(0o755)  # the server may run as another user
         for found in folder.iterdir():
             shutil.rmtree(found)
     except OSError as error:

@@ -1,5 +1,5 @@
-"""vLLM as a policy: its asynchronous engine in processes of its own.
+"""vLLM as a policy: its asynchronous engine in its own processes.
 
-`policy` is what the explorer drives, `engine` the side that speaks asyncio, `exchange` and `shared` bring versions of
-the weights into the engine, and `worker` runs inside of its processes.
+The explorer drives `policy`. `engine` is the asyncio side. `exchange` and `shared` bring versions of the weights into
+the engine, and `worker` runs inside its processes.
 """

@@ -1,4 +1,4 @@
-"""What vLLM is given: environment, arguments of the engine, and how each request is sampled."""
+"""The inputs of vLLM: environment, engine arguments, and the sampling parameters of each request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import SampleRequest, part_seed
 
 CPU_CACHE_BYTES = 1 << 30
-"""Bytes of keys and values on a CPU. vLLM's own default is nearly all of the machine's memory."""
+"""Bytes of keys and values on a CPU. vLLM's own default is nearly all memory of the machine."""
 
 OURS = {
     "model": "model.path",
@@ -31,11 +31,11 @@ OURS = {
     "mm_processor_cache_gb": None,
     "mm_processor_kwargs": None,
 }
-"""Arguments of the engine that other settings decide -> the setting; None where a policy needs a fixed value."""
+"""Arguments of the engine that other settings determine -> the setting; None if a policy needs a fixed value."""
 
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that vLLM takes as the largest rank of adapters."""
+"""The values that vLLM accepts as the largest rank of adapters."""
 
 
 class EngineSettings(Protocol):
@@ -51,15 +51,15 @@ class EngineSettings(Protocol):
 
     @property
     def adapters(self) -> str:
-        """How versions that are adapters are given to the engine: auto, apply or merge."""
+        """The form in which the engine gets versions of adapters: auto, apply or merge."""
 
     @property
     def sleep_after_s(self) -> float | None:
-        """Seconds of idleness before the engine sleeps; None for never."""
+        """Idle seconds before the engine sleeps; None for never."""
 
     @property
     def sleeps(self) -> bool:
-        """Whether the engine can be told to sleep."""
+        """Whether the engine can be put to sleep."""
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -71,12 +71,12 @@ class EngineSettings(Protocol):
 
 
 def engine_environment(config: EngineSettings, model: ModelSpec) -> dict[str, str]:
-    """Return environment variables for the engine's processes: nothing is reported to anybody, and threads and GPUs
-    are the given ones."""
+    """Return environment variables for the engine's processes: they report nothing to vLLM's makers, and use the
+    configured threads and GPUs."""
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",  # idle ones often overlook that their engine is gone
+        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",  # idle ones often do not notice that their engine is gone
     }
     kind, _, which = model.device.partition(":")
     forced = {}
@@ -90,7 +90,7 @@ def engine_environment(config: EngineSettings, model: ModelSpec) -> dict[str, st
 
 
 def _visible(which: str, visible: str | None) -> str:
-    """Return the value for CUDA_VISIBLE_DEVICES. `which` counts among the GPUs that this process sees: "1" of "4,5"
+    """Return the value for CUDA_VISIBLE_DEVICES. `which` is an index into the GPUs that this process sees: "1" of "4,5"
     is "5"."""
     if not visible:
         return which
@@ -105,8 +105,8 @@ def _visible(which: str, visible: str | None) -> str:
 
 
 def applies_adapters(config: EngineSettings, model: ModelSpec, renderer: Renderer) -> bool:
-    """Return whether the engine gets versions as adapters, and not merged into the model's weights. ConfigError if they
-    are to be applied, and cannot."""
+    """Return whether the engine gets versions as adapters, not merged into the model's weights. ConfigError if adapters
+    are requested and cannot be applied."""
     if model.lora is None or config.adapters == "merge":
         return False
     if renderer.images is not None:
@@ -123,8 +123,8 @@ def applies_adapters(config: EngineSettings, model: ModelSpec, renderer: Rendere
 
 
 def engine_arguments(config: EngineSettings, model: ModelSpec, renderer: Renderer, known: list[str]) -> dict[str, Any]:
-    """Return the arguments of the engine. `known`: names of all that there are. ConfigError for one that there is not,
-    or that another setting decides."""
+    """Return the arguments of the engine. `known`: names of all arguments that exist. ConfigError for an unknown
+    argument, or one that another setting determines."""
     for name, value in config.engine.items():
         where = f"policies.vllm.engine.{name}"
         if name not in known:
@@ -138,7 +138,7 @@ def engine_arguments(config: EngineSettings, model: ModelSpec, renderer: Rendere
     if renderer.context is not None:
         arguments["max_model_len"] = renderer.context
     if renderer.images is not None:
-        # Weights come by `load` in any case. Pixels are those of the trainer, and are kept by us.
+        # `load` brings the weights in any case. Pixels are the trainer's, and we cache them.
         arguments.setdefault("load_format", "dummy")
         arguments |= {"mm_processor_kwargs": {"backend": "pil"}, "mm_processor_cache_gb": 0}
     if model.lora is not None and applies_adapters(config, model, renderer):
@@ -155,7 +155,7 @@ def engine_arguments(config: EngineSettings, model: ModelSpec, renderer: Rendere
 
 
 def sampling_params(request: SampleRequest, stop_ids: Sequence[int], never_sampled: Sequence[int]) -> Any:
-    """Return how a request is sampled, as vLLM's SamplingParams. `never_sampled`: tokens that have no probability."""
+    """Return a request's settings as vLLM's SamplingParams. `never_sampled`: tokens with probability 0."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -185,7 +185,7 @@ def sampling_params(request: SampleRequest, stop_ids: Sequence[int], never_sampl
 
 
 def _constrained(request: SampleRequest) -> dict[str, Any]:
-    """Return what holds the answer to a form, if a form is asked for."""
+    """Return the arguments that constrain the form of the answer; empty if the request has no constraint."""
     if (form := request.constraint) is None:
         return {}
     from vllm.sampling_params import StructuredOutputsParams

@@ -1,7 +1,7 @@
-"""The side of the policy `vllm` that speaks asyncio: starts the engine, lets requests in, exchanges weights, sleeps.
+"""The asyncio side of the policy `vllm`: starts the engine, admits requests, exchanges weights, sleeps.
 
-It is the only module that imports vllm, and it does so when the engine starts. The environment decides where vllm
-may run, so it has to be set before."""
+Only this module imports vllm, when the engine starts. The environment decides where vllm may run, so it has to be set
+first."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from rftstream.policies.vllm.sleep import SleepingEngine
 
 
 class Engine(SleepingEngine):
-    """vLLM's engine. `VllmPolicy` makes it, then calls every method in the thread of the event loop: `start`, then
-    `load` and `begin`, `close` at the end. Results and failures go into the queue `outcomes`."""
+    """vLLM's engine. `VllmPolicy` makes it, then calls every method in the event loop's thread: `start`, then `load`
+    and `begin`, and `close` at the end. Results and failures go into the queue `outcomes`."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class Engine(SleepingEngine):
         self._queues: dict[str, tuple[SampleRequest, Any]] = {}
         self._places = asyncio.Semaphore(config.batch_size)
         self._gate = asyncio.Lock()
-        """Held while the engine starts, a request enters it, or weights are exchanged, so that no request enters
-        half way."""
+        """Held while the engine starts, a request enters it, or weights are exchanged, so that no request enters in
+        between."""
         self._weights = WeightsExchange(has_images=self._images is not None)
         self._loading: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -95,13 +95,13 @@ class Engine(SleepingEngine):
         )
         try:
             settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
-        except Exception as error:  # pydantic's, and whatever vLLM's own checks raise
+        except Exception as error:  # pydantic's errors, and those of vLLM's own checks
             raise ConfigError(f"policies.vllm: vLLM does not take these settings: {short(error)}; mend them") from error
         if settings.lora_config is not None:
             _check_takes_adapters(settings.model_config)
         try:
             return AsyncLLM.from_vllm_config(settings, disable_log_stats=arguments["disable_log_stats"])
-        except Exception as error:  # vLLM raises whatever its parts do
+        except Exception as error:  # vLLM's parts raise errors of any kind
             raise PolicyError(f"policy vllm: the engine did not start: {short(error)}; see the log above") from error
 
     # ------------------------------------------------------------------------------------------ requests
@@ -116,8 +116,8 @@ class Engine(SleepingEngine):
             task.cancel()
 
     async def so_far(self, unique: str) -> Completion | None:
-        """Return what was sampled of a request so far. vLLM gives versions with finished requests only, so this
-        looks into its state."""
+        """Return the tokens sampled for a request so far. vLLM gives versions only with finished requests, so this
+        reads vLLM's internal state."""
         if unique not in self._queues or remembers(self._queues[unique][0].sampling):
             return None
         request, queued = self._queues[unique]
@@ -143,7 +143,7 @@ class Engine(SleepingEngine):
         except asyncio.CancelledError:
             if queued is not None and not self._engine.errored:
                 await self._engine.abort(queued.request_id, internal=True)
-        except Exception as error:  # vLLM's own, of several kinds; the engine itself says whether it lives
+        except Exception as error:  # vLLM's own errors, of several kinds; the engine itself reports whether it lives
             died = self._engine is not None and self._engine.errored
             self._outcomes.put(_failure(unique, request, error, died=died))
         finally:
@@ -152,7 +152,7 @@ class Engine(SleepingEngine):
             self._plan_sleep()
 
     async def _prepare(self, request: SampleRequest) -> Sequence[PreparedImage]:
-        """Return the images of a request as the engine takes them. Other requests enter meanwhile."""
+        """Return the images of a request in the engine's form. Other requests may enter meanwhile."""
         if not request.images:
             return ()
         if self._images is None or self._starting is None:
@@ -170,7 +170,7 @@ class Engine(SleepingEngine):
                     raise PolicyError("policy vllm: the engine did not start")
                 self._weights.check_whole()
                 if self._asleep:
-                    continue  # it has fallen asleep in between, and takes no version over before it is awake
+                    continue  # the engine fell asleep in between, and loads no version before it is awake
                 if self._weights.has_version.is_set():
                     return await self._add(unique, request, prepared)
             await self._weights.has_version.wait()
@@ -178,7 +178,7 @@ class Engine(SleepingEngine):
     async def _add(self, unique: str, request: SampleRequest, prepared: Sequence[PreparedImage]) -> Any:
         from vllm.inputs.engine import tokens_input
 
-        # A prompt must not meet what older weights computed of it.
+        # A prompt must not meet the states that older weights computed for it.
         if prepared and self._images is not None:
             prompt = self._images.prompt(request, prepared, self._weights.label)
         else:
@@ -189,8 +189,8 @@ class Engine(SleepingEngine):
     # ------------------------------------------------------------------------------------------ weights
 
     async def load(self, shared: Shared, label: str) -> None:
-        """Exchange the weights between two decoding steps; those of an engine that sleeps, when it wakes. PolicyError
-        if that failed."""
+        """Exchange the weights between two decoding steps; if the engine sleeps, when it wakes. PolicyError if that
+        fails."""
         self._weights.put(shared, label)
         async with self._gate:
             if self._weights.is_due and not self._asleep:
@@ -200,11 +200,12 @@ class Engine(SleepingEngine):
                 self._plan_sleep()
 
     def has(self, label: str) -> bool:
-        """Return whether the engine has this version. Called from any thread."""
+        """Return whether the engine has this version. Any thread may call it."""
         return self._weights.label == label
 
     def load_later(self, shared: Shared, label: str) -> None:
-        """Exchange the weights when all that runs has finished. If several versions wait, only the newest is taken."""
+        """Exchange the weights when all running requests have finished. If several versions wait, only the newest is
+        loaded."""
         self._weights.put(shared, label)
         self._begin_loading()
 
@@ -214,8 +215,8 @@ class Engine(SleepingEngine):
 
     async def _load_newest(self) -> None:
         try:
-            async with self._gate:  # nothing enters, so what runs comes to its end
-                while self._queues and self._weights.is_due:  # it may have been taken over when the engine woke
+            async with self._gate:  # nothing enters, so running requests come to their end
+                while self._queues and self._weights.is_due:  # the version may have been loaded when the engine woke
                     await asyncio.wait(
                         [self._running[one] for one in self._queues], return_when=asyncio.FIRST_COMPLETED
                     )
@@ -231,7 +232,7 @@ class Engine(SleepingEngine):
             self._begin_loading()
 
     async def close(self) -> None:
-        """Cancel all that runs, and end the engine's processes."""
+        """Cancel all running requests, and end the engine's processes."""
         self._cancel_sleep()
         tasks = [*self._running.values(), *filter(None, (self._starting, self._loading, self._sleeping, self._waking))]
         for task in tasks:
@@ -245,7 +246,7 @@ class Engine(SleepingEngine):
 
 
 def _check_takes_adapters(model_config: Any) -> None:
-    """Raise ConfigError if vLLM's class for a model cannot apply adapters, before processes are started for it."""
+    """Raise ConfigError if vLLM's class for a model cannot apply adapters, before starting processes for it."""
     from vllm.model_executor.models import ModelRegistry, supports_lora
 
     found, _ = ModelRegistry.resolve_model_cls(model_config.architectures, model_config)
@@ -254,7 +255,7 @@ def _check_takes_adapters(model_config: Any) -> None:
 
 
 def remembers(sampling: Sampling) -> bool:
-    """Return whether the next token depends on which tokens were sampled, beside the tokens themselves."""
+    """Return whether the next token depends on the sampling history, not only on the tokens themselves."""
     return bool(sampling.stop or sampling.presence_penalty or sampling.frequency_penalty)
 
 
@@ -287,15 +288,15 @@ def _span(span: Any) -> VersionSpan:
 
 
 def label_of(name: VersionName) -> str:
-    """Return a version as the engine names it: epoch/version."""
+    """Return a version in the engine's form: epoch/version."""
     return f"{name.trainer_epoch}/{name.version}"
 
 
 def _failure(unique: str, request: SampleRequest, error: Exception, *, died: bool) -> Any:
-    """Return the outcome of a request that failed: what ends the policy, or a completion without tokens."""
+    """Return the result of a failed request: an error that ends the policy, or a completion without tokens."""
     if isinstance(error, PolicyError):
         return error
     if died:
         return PolicyError(f"policy vllm: the engine died: {short(error)}; see the log above")
-    text = str(error) if isinstance(error, RftError) else f"vllm: {short(error)}"  # the former of an image
+    text = str(error) if isinstance(error, RftError) else f"vllm: {short(error)}"  # the former for an image
     return unique, without_tokens(request, "error", text)

@@ -1,11 +1,11 @@
 """Images in the prompts that `vllm` samples from.
 
-vLLM would put tokens in the place of an image by itself. Here each image is given to its processor alone, once, in a
-prompt that is nothing but the image. Where an image stands in a request, the tokens must be those that vLLM itself
-makes of it. Then the engine gets the request's own tokens, and what vLLM's processor made of the image.
+By default vLLM inserts the tokens of an image itself. Here its processor gets each image once, in a prompt that
+contains only the image. The request's tokens for an image must be those that vLLM makes. Then the engine gets the
+request's own tokens, and the processor's output for the image.
 
-vLLM keeps what a tower made of an image, and finds it by a name. That is the image's digest with the version of the
-weights, so that no version meets what another one computed."""
+vLLM caches the tower's output for an image under a name. Our name is the image's digest with the version of the
+weights, so that no version meets the output of another one."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from rftstream.models.vision.images import image_name
 from rftstream.policies.base import SampleRequest
 
 MAX_IMAGES = 64
-"""Number of images that are kept for requests that come later."""
+"""Number of images that are kept for later requests."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedImage:
-    """An image as vLLM's processor has prepared it. `EngineImages.prepare` makes it."""
+    """An image after vLLM's processor. `EngineImages.prepare` makes it."""
 
     item: Any
     """Item for the engine, a MultiModalKwargsItem."""
     token_ids: tuple[int, ...]
-    """Tokens that stand for it in a prompt, from its first placeholder to its last."""
+    """Tokens of the image in a prompt, from its first placeholder to its last."""
 
 
 class EngineImages:
-    """The images of the requests that an engine has. `Engine` makes it if the model is shown images. For each request
-    it calls `prepare`, then `prompt` when the request enters the engine. All of it runs in the thread of the event
-    loop; images are fetched and decoded in others."""
+    """The images of an engine's requests. `Engine` makes it if the model is shown images. For each request it calls
+    `prepare`, then `prompt` when the request enters the engine. Both run in the event loop's thread; other threads
+    fetch and decode images."""
 
     def __init__(self, cache: ImageCache, tokens: ImageTokens) -> None:
         self._cache, self._tokens = cache, tokens
         self._known: OrderedDict[str, asyncio.Task[PreparedImage]] = OrderedDict()
-        """Digest -> the image, which may still be on its way."""
+        """Digest -> the image, which may still be in preparation."""
 
     async def prepare(self, images: Sequence[ImageSpan], renderer: Any) -> tuple[PreparedImage, ...]:
-        """Return what vLLM makes of a request's images, in order; `renderer` is the engine's. ImageError if an image
+        """Return vLLM's items for a request's images, in order; `renderer` is the engine's. ImageError if an image
         cannot be shown; WeightsError if the store does not answer."""
         return tuple([await self._prepared(span.image, renderer) for span in images])
 
@@ -73,12 +73,12 @@ class EngineImages:
             (made,) = await renderer.render_cmpl_async([prompt])
             (item,) = made["mm_kwargs"]["image"]
             (place,) = made["mm_placeholders"]["image"]
-        except Exception as error:  # of the model's own processor, of any kind
+        except Exception as error:  # errors of the model's own processor, of any kind
             raise ImageError(f"{image_name(image)}: vllm refused it: {type(error).__name__}: {error}") from None
         return PreparedImage(item, self._between(made["prompt_token_ids"], place, image))
 
     def _between(self, token_ids: Sequence[int], place: Any, image: Media) -> tuple[int, ...]:
-        """Return the tokens of an image. ConfigError if features go to other tokens than its placeholders."""
+        """Return the tokens of an image. ConfigError if features belong to other tokens than its placeholders."""
         end = place.offset + place.length
         places = [one for one in range(place.offset, end) if token_ids[one] == self._tokens.token_id]
         shown = list(range(place.offset, end))
@@ -93,7 +93,7 @@ class EngineImages:
         return tuple(token_ids[places[0] : places[-1] + 1])
 
     def prompt(self, request: SampleRequest, prepared: Sequence[PreparedImage], label: str) -> Any:
-        """Return a request as the engine takes it, under the version `label`. ImageError if vLLM makes other tokens of
+        """Return a request in the engine's form, under the version `label`. ImageError if vLLM makes other tokens for
         an image than those in the request."""
         import torch
         from vllm.inputs.engine import mm_input
@@ -116,7 +116,7 @@ class EngineImages:
 
 
 def check_tokens(found: Sequence[int], expected: Sequence[int], image: Media) -> None:
-    """Raise ImageError unless the tokens of an image in a prompt are those that vLLM makes of it."""
+    """Raise ImageError unless the tokens of an image in a prompt are those that vLLM makes for it."""
     if tuple(found) != tuple(expected):
         place = next((n for n, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), None)
         where = "" if place is None else f"; the first that differs is number {place}"
@@ -127,5 +127,5 @@ def check_tokens(found: Sequence[int], expected: Sequence[int], image: Media) ->
 
 
 def name_under(image: Media, label: str) -> str:
-    """Return the name by which vLLM keeps what the weights of a version made of an image."""
+    """Return the name under which vLLM caches the image features of a version."""
     return f"{image.digest}@{label}"

@@ -1,11 +1,11 @@
 """vLLM as a policy: its asynchronous engine, in processes of its own, driven from the explorer's one thread.
 
-The engine's event loop runs in a thread of this process ([vllm_engine](vllm_engine.py)); `step` only collects finished
-requests. New weights lie in memory that the engine's workers can read, in most cases where they are followed
-([shared_memory](../weights/shared_memory.py)). With `in_flight` "keep" and "recompute" the engine pauses between two
-decoding steps, each of its workers takes over in place what changed, and running requests continue. With "finish"
-running requests end with the old weights first. vLLM stamps each token with the version that sampled it. Its logprobs
-are those of its sampler: after temperature, penalties and truncation.
+The engine's event loop runs in a thread of this process ([engine](engine.py)); `step` only collects finished requests.
+New weights are in memory that the engine's workers can read, in most cases the follower's own
+([shared_memory](../../weights/shared_memory.py)). With `in_flight` "keep" and "recompute" the engine pauses between two
+decoding steps, each worker loads the changed tensors in place, and running requests continue. With "finish" running
+requests finish with the old weights first. vLLM stamps each token with the version that sampled it. Its logprobs are
+those of its sampler: after temperature, penalties and truncation.
 """
 
 from __future__ import annotations
@@ -48,28 +48,28 @@ class VllmPolicy(EngineBeside[str, tuple[str, Completion] | RftError]):
         batch_size: Annotated[int, Meta(ge=1)] = 256
         """Requests sampled at once (vLLM's max_num_seqs); more wait."""
         in_flight: Literal["keep", "recompute", "finish"] = "keep"
-        """Treatment of running requests when new weights come. keep: they go on, with the keys and values that the old
-        weights computed. recompute: they go on, with keys and values computed anew, which costs a pass over their
-        tokens; the recorded logprobs are then those of the stamped weights alone. finish: they are finished with the
-        old weights first, and new requests wait for them."""
+        """Treatment of running requests when new weights come. keep: they continue with the keys and values that the
+        old weights computed. recompute: they continue with recomputed keys and values, which costs a pass over their
+        tokens; the recorded logprobs are then those of the stamped weights alone. finish: they finish with the old
+        weights first, and new requests wait for them."""
         engine: dict[str, Any] = field(default_factory=dict)
         """Any argument of vLLM's engine, by the names of its Python API: `{ tensor_parallel_size = 2,
         gpu_memory_utilization = 0.8, enforce_eager = true }`."""
         adapters: Literal["auto", "apply", "merge"] = "auto"
-        """How the engine gets the versions of a model with adapters (`[model.lora]`). apply: as adapters, by vLLM's
-        LoRA interface; a version is then as small as the adapters, and the engine's weights stay as they are. merge:
-        merged into the model's weights, of which those with adapters are exchanged. auto: apply on a GPU, and merge on
-        a CPU (vLLM would neither compile the model there nor read an adapter once for all tokens), for a model that is
-        shown images, and for ranks above 512."""
+        """How the engine gets the versions of a model with adapters (`[model.lora]`). apply: as adapters, through
+        vLLM's LoRA interface; a version is then as small as the adapters, and the engine's weights stay unchanged.
+        merge: merged into the model's weights; those with adapters are exchanged. auto: apply on a GPU; merge on a CPU
+        (where vLLM would neither compile the model nor read an adapter once for all tokens), for a model that is shown
+        images, and for ranks above 512."""
         environment: dict[str, str] = field(default_factory=dict)
         """Environment variables for the engine: `{ VLLM_BATCH_INVARIANT = "1" }`."""
         sleep_after_s: Annotated[float, Meta(gt=0)] | None = None
         """Idle seconds after which the engine releases the GPU's memory (vLLM's sleep mode, level 1) until there is
-        work again, so that a trainer can use it meanwhile. New weights do not wake it: it takes them over when it
-        wakes. Default: never. Not on a CPU."""
+        work again, so that a trainer can use the memory meanwhile. New weights do not wake the engine; it loads them
+        when it wakes. Default: never. Not on a CPU."""
         sleeps: bool = False
-        """The engine can give the GPU's memory free, as `sleep_after_s` has it do when it is idle. `trainer.colocate`
-        sets it by itself."""
+        """The engine can release the GPU's memory on request, as it does after `sleep_after_s`. `trainer.colocate` sets
+        this by itself."""
 
     @staticmethod
     def require() -> None:
@@ -79,7 +79,7 @@ class VllmPolicy(EngineBeside[str, tuple[str, Completion] | RftError]):
 
     @staticmethod
     def require_images(folder: Path) -> None:
-        """Raise ConfigError if vLLM cannot show images to the model of a folder."""
+        """Raise ConfigError if vLLM cannot show images to the model in a folder."""
         advice = "pip install torchvision, in the version that goes with torch; scripts/setup vllm does it for CPUs"
         require_package("policy vllm, for a model that is shown images", "torchvision", advice=advice)
         config = read_json(folder / "config.json")
@@ -114,16 +114,16 @@ class VllmPolicy(EngineBeside[str, tuple[str, Completion] | RftError]):
         self._number = 0
         self._loop = LoopThread("vllm")
         self._rest = PendingCall()
-        """The last call of `sleep` or `wake` to the engine."""
+        """The last `sleep` or `wake` call to the engine."""
         self._engine = Engine(config, model, renderer, self._results, images)
-        self._loop.soon(self._engine.start)  # takes a minute or more; what comes meanwhile waits
+        self._loop.soon(self._engine.start)  # takes a minute or more; requests wait meanwhile
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         """Give the engine a version as `in_flight` says. WeightsError unless the tensors are those of this model.
 
-        SharedTensors are read where they are, all others are copied to where the engine can read them. Where the engine
-        has not read SharedTensors when their memory is changed, what runs goes on, and requests that have not entered
-        the engine wait for the next call. That may give the same version again."""
+        SharedTensors are read in place; all others are copied to memory that the engine can read. If the memory of
+        SharedTensors changes before the engine has read them, running requests continue, and new ones wait for the next
+        call, which may bring the same version again."""
         if isinstance(tensors, SharedTensors) and name == self._version and self._engine.has(label_of(name)):
             return
         where = f"weights {label_of(name)} of {self._spec.name}"
@@ -166,15 +166,15 @@ class VllmPolicy(EngineBeside[str, tuple[str, Completion] | RftError]):
             self._begin(unique, dataclasses.replace(request, max_tokens=room))
 
     def so_far(self, request_id: str) -> Completion | None:
-        """Return what was sampled of a request. None also if no engine could go on with it, since stop strings and
-        penalties look back."""
+        """Return the tokens sampled for a request. Also None if no engine could resume it, since stop strings and
+        penalties depend on the history."""
         unique = self._active.get(request_id)
         if unique is None or not self._engine.started:
             return None
         return self._loop.call(self._engine.so_far(unique))
 
     def abort(self, request_id: str) -> None:
-        """Forget a request, and end it in the engine."""
+        """Forget a request, and abort it in the engine."""
         unique = self._active.pop(request_id, None)
         if unique is not None:
             self._held = [one for one in self._held if one[0] != unique]
@@ -190,12 +190,12 @@ class VllmPolicy(EngineBeside[str, tuple[str, Completion] | RftError]):
         return completion
 
     def sleep(self) -> bool:
-        """Have the engine give the GPU's memory free, as soon as it has started. Requests that run are kept: awake
-        again, it computes what they had anew, and goes on."""
+        """Make the engine release the GPU's memory, as soon as it has started. Running requests are kept: after waking,
+        the engine recomputes their states and continues."""
         return self._rest.ask(self._loop, self._engine.rest)
 
     def wake(self) -> bool:
-        """Have the engine take its memory again and go on."""
+        """Make the engine allocate its memory again and continue."""
         return self._rest.ask(self._loop, self._engine.rouse)
 
     def close(self) -> None:

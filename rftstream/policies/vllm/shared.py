@@ -1,4 +1,4 @@
-"""A version of the weights in this machine's memory, where the processes of an engine read it."""
+"""A version of the weights in this machine's memory, where the processes of an engine can read it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class WeightsMirror:
-    """Shared memory with weights for engines, where no follower holds them: merged adapters, or the weights of a
-    process without a follower. The policy makes it, and overwrites it with each version."""
+    """Shared memory with weights for engines, for weights that no follower holds there: merged adapters, or the weights
+    of a process without a follower. The policy makes it, and overwrites it with each version."""
 
     def __init__(self, parameters: Parameters) -> None:
         """`parameters`: the form of all tensors."""
@@ -34,10 +34,10 @@ class WeightsMirror:
         self._marks: dict[str, object] = {}
 
     def write(self, tensors: Mapping[str, RawTensor]) -> SharedTensors:
-        """Write a version, only where it differs from the one before, and return it. It is gone with the next one.
-        Each tensor is asked for once, and has the form that was said."""
+        """Write a version, only where it differs from the previous one, and return it. The next version overwrites it.
+        Each tensor is read once, and must have the form in `parameters`."""
         with self._memory.changing():
-            marks, self._marks = self._marks, {}  # after an error nobody knows what is there
+            marks, self._marks = self._marks, {}  # after an error the content is unknown
             if marks:
                 marks |= {name: object() for name in tensors if _replaced(self._held[name], tensors[name])}
             else:
@@ -54,10 +54,10 @@ class WeightsMirror:
 
 
 class _Writer:
-    """Takes a snapshot's bytes as a file would, into memory that it asks for when the header has come."""
+    """Accepts a snapshot's bytes like a file, and writes them into memory that it allocates after the header."""
 
     def __init__(self, memory: WeightsMemory, num_bytes: int) -> None:
-        """`num_bytes`: of the tensors."""
+        """`num_bytes`: total size of the tensors."""
         self._memory, self._num_bytes, self._position = memory, num_bytes, 0
         self.view = memoryview(b"")
 
@@ -84,7 +84,7 @@ def _sizes(parameters: Parameters) -> dict[str, RawTensor]:
 
 
 def _replaced(held: RawTensor, new: RawTensor) -> bool:
-    """Make the held bytes the new ones, and return whether they differed."""
+    """Overwrite the held bytes with the new ones, and return whether they differed."""
     mine, others = (np.frombuffer(data_view(one), np.uint8) for one in (held, new))
     if np.array_equal(mine, others):
         return False
@@ -93,9 +93,9 @@ def _replaced(held: RawTensor, new: RawTensor) -> bool:
 
 
 class SharedAdapter:
-    """An adapter as a folder of PEFT, which other processes of this user can read until it is closed.
+    """An adapter as a PEFT folder, which other processes of this user can read until it is closed.
 
-    It lies in memory if there is room: containers have 64 MiB of that unless they are given more."""
+    The folder is in memory if there is room: containers have 64 MiB of it by default."""
 
     def __init__(self, spec: ModelSpec, tensors: Mapping[str, RawTensor]) -> None:
         prefix = name_prefix("adapter")
@@ -106,12 +106,12 @@ class SharedAdapter:
             self.path = _written(prefix, None, spec, tensors)
 
     def close(self) -> None:
-        """Remove the folder. The engine keeps what it has read."""
+        """Remove the folder. The engine keeps the adapter that it has read."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _written(prefix: str, where: Path | None, spec: ModelSpec, tensors: Mapping[str, RawTensor]) -> str:
-    """Write an adapter into a folder of its own. After an error nothing of it is left."""
+    """Write an adapter into a new folder. After an error nothing of it is left."""
     path = tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=where)
     try:
         write_adapter(Path(path), spec, tensors)

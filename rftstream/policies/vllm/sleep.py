@@ -1,4 +1,4 @@
-"""The part of vLLM's engine that gives the GPU's memory free: when nothing runs, or when it is told to."""
+"""The part of vLLM's engine that releases the GPU's memory: when it is idle, or on request."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rftstream.policies.vllm.exchange import WeightsExchange, short
 
 
 class SleepingEngine:
-    """A base of `Engine`. Everything is called in the thread of the event loop."""
+    """A base of `Engine`. All methods are called in the event loop's thread."""
 
     _config: EngineSettings
     _engine: Any
     _running: dict[str, asyncio.Task[None]]
     _queues: dict[str, Any]
-    """Queues of the requests that run in the engine itself, by request id."""
+    """Queues of the requests that run in the engine, by request id."""
     _outcomes: queue.SimpleQueue[Any]
     _gate: asyncio.Lock
     _weights: WeightsExchange
@@ -31,7 +31,7 @@ class SleepingEngine:
         self._waking: asyncio.Task[None] | None = None
 
     def _begin_loading(self) -> None:
-        """Begin to take over the newest version when all that runs has finished, unless that was begun."""
+        """Begin to load the newest version after all running requests have finished, unless that has begun."""
         raise NotImplementedError
 
     def _plan_sleep(self) -> None:
@@ -56,23 +56,23 @@ class SleepingEngine:
             try:
                 await self._engine.sleep(level=1, mode="keep")
                 self._asleep = True
-            except Exception as error:  # half asleep: nobody knows what it still has
+            except Exception as error:  # half asleep: its state is unknown
                 self._outcomes.put(PolicyError(f"policy vllm: the engine did not fall asleep: {short(error)}"))
 
     async def rest(self) -> None:
-        """Sleep until `rouse`, whatever runs: it is kept, and what was computed of it is given up. Nothing enters, and
-        no weights are exchanged meanwhile. PolicyError if the engine fails at it."""
+        """Sleep until `rouse`, even with running requests: they are kept, and their computed states are dropped. No
+        request enters, and no weights are exchanged meanwhile. PolicyError if the engine fails."""
         await self._gate.acquire()
         self._cancel_sleep()
         if self.started and not self._asleep:
             try:
                 await self._engine.sleep(level=1, mode="keep")
-            except Exception as error:  # half asleep: nobody knows what it still has
+            except Exception as error:  # half asleep: its state is unknown
                 raise PolicyError(f"policy vllm: the engine did not fall asleep: {short(error)}") from error
             self._asleep = True
 
     async def rouse(self) -> None:
-        """End the sleep of `rest`. PolicyError if the engine fails at it."""
+        """End the sleep of `rest`. PolicyError if the engine fails."""
         try:
             await self._wake_up()
         finally:
@@ -80,7 +80,7 @@ class SleepingEngine:
         self._plan_sleep()
 
     async def _awake(self) -> None:
-        """Wake the engine if it sleeps. A waiting caller may be cancelled; the waking goes on."""
+        """Wake the engine if it sleeps. If a waiting caller is cancelled, the waking continues."""
         self._cancel_sleep()
         if self._asleep:
             if self._waking is None:
@@ -91,15 +91,15 @@ class SleepingEngine:
         try:
             async with self._gate:
                 await self._wake_up()
-        except PolicyError as error:  # whoever waited may be gone
+        except PolicyError as error:  # the waiting caller may be gone
             self._outcomes.put(error)
             raise
         finally:
             self._waking = None
 
     async def _wake_up(self) -> None:
-        """Wake the engine, and have it take over what came while it slept. The gate is held."""
-        if not self._asleep:  # it was told to rest, and to wake, while somebody waited for the gate
+        """Wake the engine, and load the version that came while it slept. The caller holds the gate."""
+        if not self._asleep:  # it was told to rest and to wake while this caller waited for the gate
             return
         try:
             await self._engine.wake_up()
@@ -107,6 +107,6 @@ class SleepingEngine:
             raise PolicyError(f"policy vllm: the engine did not wake: {short(error)}") from error
         self._asleep = False
         if self._weights.is_due and self._queues and self._config.in_flight == "finish":
-            self._begin_loading()  # what runs was put to rest in its middle, and has to end first
+            self._begin_loading()  # running requests were interrupted, and have to end first
         elif self._weights.is_due:
             await self._weights.take_newest(self._engine, clear_cache=True)

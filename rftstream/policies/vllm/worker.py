@@ -1,4 +1,4 @@
-"""The part that runs inside vLLM's own worker processes and takes over weights in place. vLLM mixes this class into its
+"""The part that runs inside vLLM's own worker processes and replaces weights in place. vLLM mixes this class into its
 worker.
 
 This module does not import vllm: the engine imports this module."""
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 QUIET = ("layerwise", "inplace")
-"""Modules of vLLM's reloading that complain about layers without weights of their own (rotary tables, a tied head), and
-about weights that were not loaded, because they are as they were."""
+"""Modules of vLLM's reloading that warn about layers without their own weights (rotary tables, a tied head), and about
+weights that were not loaded because they are unchanged."""
 
 
 class WeightsReceiver:
@@ -33,11 +33,11 @@ class WeightsReceiver:
     _rftstream_uses: LayerUses | None = None
 
     def rftstream_load(self, path: str, changed: list[str] | None = None) -> dict[str, int]:
-        """Load weights from a safetensors file with the names of the checkpoint: those that changed, by name, or all.
-        Returns the numbers of tensors that are there, that changed, and that the model's loader was given.
+        """Load weights from a safetensors file with the names of the checkpoint: the changed ones, by name, or all.
+        Return the numbers of tensors in the file, of changed ones, and of those passed to the model's loader.
 
         The file is mapped and not copied. The model's own loader fuses, splits and shards the tensors, and prepares
-        what its kernels need, as in the first load. An error leaves a model that is of no use."""
+        them for its kernels, as in the first load. After an error the model is unusable."""
         if self._rftstream_uses is None:
             self._rftstream_uses = LayerUses()
         uses, tensors = self._rftstream_uses, map_tensors(path)
@@ -65,15 +65,15 @@ class WeightsReceiver:
                 module.quant_method.process_weights_after_loading(module)
 
     def rftstream_prepare(self, client: int) -> None:
-        """Prepare the worker, once, before anything is sampled. `client` is the id of the process that the engine
-        works for, on this machine."""
+        """Prepare the worker, once, before anything is sampled. `client`: id of the process on this machine that uses
+        the engine."""
         worker = cast(Any, self)
         if worker.device.type == "cpu":
             _spare_generators(worker.model_runner)
         self._end_with(client)
 
     def _end_with(self, client: int) -> None:
-        """Start a thread that ends the engine when its client is gone. A client that is killed cannot tell anybody."""
+        """Start a thread that ends the engine when its client is gone, since a killed client cannot say so."""
         engine = os.getppid() if os.getppid() != client else None
         descriptor = os.pidfd_open(client)
 
@@ -87,8 +87,8 @@ class WeightsReceiver:
 
 
 def map_tensors(path: str) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file as views of the file itself, sorted by name. A loader that writes to
-    them writes to a copy of its own."""
+    """Return the tensors of a safetensors file as views of the mapped file, sorted by name. If a loader writes to them,
+    it writes to a private copy."""
     with open(path, "rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     return {name: _view(tensor) for name, tensor in decode_snapshot(mapping, where=path).items()}
@@ -112,23 +112,24 @@ def _torch_dtypes() -> dict[str, Any]:
 
 
 class LayerUses:
-    """Which layers of the engine's model the checkpoint's tensors go into, as the model's loader was seen to put them
-    there. A worker makes it, loads through `watched`, and calls `learn` behind each load of all tensors.
+    """Records which layers of the engine's model use which tensors of the checkpoint, by observing the model's loader.
+    A worker makes it, loads through `watched`, and calls `learn` after each load of all tensors.
 
-    vLLM makes a layer anew from what it is given of it: from a fused layer's q without k and v would come rubbish. So
-    of each layer all tensors are given, or none."""
+    vLLM rebuilds a layer from the tensors that it gets: a fused layer that got q without k and v would be garbage. So
+    each layer gets all of its tensors, or none."""
 
     def __init__(self) -> None:
         self._names: dict[Module, set[str]] = {}
-        """Layer -> what it takes of a whole checkpoint."""
+        """Layer -> the tensors that it uses of a whole checkpoint."""
         self._layers: dict[str, set[Module]] = {}
-        """Tensor -> the layers that it goes into. A tensor that is not there goes into none, or nobody knows."""
+        """Tensor -> the layers that use it. A tensor that is missing here is used by no layer, or its layers are
+        unknown."""
         self._seen: dict[Module, set[str]] = {}
-        """Layer -> what it took in the last load."""
+        """Layer -> the tensors that it got in the last load."""
         self._current = ""
 
     def watched(self, model: Module, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors to the model's loader, one after the other, and note which layers take them."""
+        """Yield tensors to the model's loader, one after the other, and record which layers take them."""
         self._seen = {}
         for module in model.modules():
             for held in (*module._parameters.values(), *module._buffers.values()):
@@ -141,7 +142,7 @@ class LayerUses:
         self._current = ""
 
     def _noting(self, module: Module, load: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(load)  # vLLM knows its own loaders by their names
+        @functools.wraps(load)  # vLLM recognises its own loaders by their names
         def noted(*args: Any, **kwargs: Any) -> Any:
             self._seen.setdefault(module, set()).add(self._current)
             return load(*args, **kwargs)
@@ -150,8 +151,8 @@ class LayerUses:
         return noted
 
     def learn(self) -> None:
-        """Take what was seen in the last load for what each layer needs. Nothing is known of a loader that puts tensors
-        aside and loads them in the end."""
+        """Learn from the last load which tensors each layer needs. Nothing can be learned from a loader that collects
+        tensors and loads them at the end."""
         self._names, self._layers = self._seen, {}
         if not self._is_in_order():
             return
@@ -163,8 +164,8 @@ class LayerUses:
         return all("" not in names for names in self._seen.values())
 
     def needed(self, changed: Iterable[str]) -> list[str] | None:
-        """Return what has to be given to the loader for tensors that changed, sorted: they, and all others of their
-        layers. None for all there is, where it is not known which layers a tensor goes into."""
+        """Return the tensors to pass to the loader if `changed` ones changed, sorted: these, and all others of their
+        layers. None for all tensors, if it is unknown which layers use one of them."""
         needed: set[str] = set()
         waiting = set(changed)
         while waiting:
@@ -177,11 +178,11 @@ class LayerUses:
         return sorted(needed)
 
     def left_alone(self, module: Module) -> bool:
-        """Return whether a layer that takes tensors took none in the last load."""
+        """Return whether a layer that uses tensors got none in the last load."""
         return module in self._names and module not in self._seen
 
     def are_complete(self) -> bool:
-        """Return whether in the last load each layer took all that it needs, or nothing."""
+        """Return whether in the last load each layer got all tensors that it needs, or none."""
         return all(names == self._names.get(module) for module, names in self._seen.items())
 
 
@@ -189,8 +190,8 @@ TOWER, INNER = "vision_tower.", "vision_model."
 
 
 def renamed(name: str, known: Iterable[str]) -> str:
-    """Return a weight's name as the engine's loader knows it, whose own parameters are `known`. CLIP's and SigLIP's
-    towers have one module less in transformers 5 than in the checkpoints that vLLM reads."""
+    """Return a weight's name as the engine's loader names it; `known` are the names of the loader's parameters. In
+    transformers 5, CLIP's and SigLIP's towers have one module less than in the checkpoints that vLLM reads."""
     head, tower, rest = name.partition(TOWER)
     if tower and not rest.startswith(INNER) and any(f"{TOWER}{INNER}" in one for one in known):
         return f"{head}{TOWER}{INNER}{rest}"
@@ -198,8 +199,8 @@ def renamed(name: str, known: Iterable[str]) -> str:
 
 
 def _tied(model: Module) -> Iterator[tuple[Module, Any]]:
-    """Yield pairs of layers: one that has a weight, and one that shares it, and of which vLLM's kernels for CPUs keep a
-    packed copy. `reload_weights` makes the copy anew only for the layer that the weight was loaded into."""
+    """Yield pairs of layers: one that has a weight, and one that shares it and for which vLLM's CPU kernels keep a
+    packed copy. `reload_weights` renews the copy only for the layer into which the weight was loaded."""
     owners: dict[int, Module] = {}
     for module in model.modules():
         weight = module._parameters.get("weight")
@@ -213,8 +214,8 @@ def _tied(model: Module) -> Iterator[tuple[Module, Any]]:
 def _spare_generators(runner: Any) -> None:
     """Keep vLLM from resetting random numbers on a CPU, where that fails and ends the worker.
 
-    vLLM resets the numbers of a request when it throws a token away: of a long prompt that is computed in pieces, or
-    of one computed anew. Here such a request goes on with its next numbers."""
+    vLLM resets a request's random numbers when it discards a token: for a long prompt that is computed in pieces, or
+    for a recomputed one. Here such a request continues with its next numbers."""
     if (original := getattr(runner, "_bookkeeping_sync", None)) is None:
         return
 

@@ -1,2 +1,2 @@
-"""The side of the sandbox that runs inside of it, or on the way in. These modules use the standard library alone: the
-interpreter in the sandbox has nothing else. To add a way to run a program: a function in `programs.MODES`."""
+"""The code that runs inside the sandbox, or while it is set up. These modules use only the standard library, since the
+interpreter in the sandbox has nothing else. To add a way to run a program, add a function to `programs.MODES`."""

@@ -1,13 +1,13 @@
-"""Process 1 of a box: it mounts what the programs may write to, starts one program after the other, and ends them.
+"""Process 1 of a box: it mounts writable folders, starts one program after the other, and ends them.
 
-It is forked from the zygote for each box, and is used by one caller. It reads messages from its socket:
+The zygote forks it for each box; it serves one caller. It reads messages from its socket:
 
     put    {"files": [[name, bytes, mode], ...]} and their bytes: written below the home folder
     get    {"names": [...] or null, "max_bytes", "max_files"}: regular files below the home folder are sent back
     run    a job, with the descriptors of the program: the answer says how the program ended
     stop   while a program runs: it is killed
 
-The end of the socket ends the box: when process 1 is gone, the kernel kills all others.
+When the socket is closed, process 1 ends, and the kernel then kills all other processes of the box.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from rftstream.sandbox.inside import kernel, programs, wire
 from rftstream.sandbox.inside.confine import HOME, OUTER_PROC, confine
 
 POLL_S = 0.05
-"""Seconds between two looks at the memory and the processor time of all processes of a program."""
+"""Seconds between two checks of the memory and processor time of a program's processes."""
 
 OURS = (errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EROFS)
-"""Errors of a file that are the machine's fault, and not that of who wants to write it."""
+"""File errors that are the machine's fault, not the writer's."""
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _NUM_CPUS = os.cpu_count() or 1
@@ -43,7 +43,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def main(
     channel: socket.socket, request: dict[str, Any], layers: dict[str, Any], program_filter: bytes | None
 ) -> NoReturn:
-    """Make the box, and serve its caller until the socket ends."""
+    """Make the box, and serve its caller until the socket is closed."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
@@ -80,7 +80,7 @@ def _mount(disk_bytes: int) -> None:
         os.mkdir(f"{HOME}/.{name}", 0o777)
         kernel.mount(f"{HOME}/.{name}", target, None, kernel.MS_BIND)
     kernel.mount("proc", "/proc", "proc", flags | kernel.MS_NOEXEC)
-    if os.path.isdir(OUTER_PROC):  # the program is root outside, whatever it is called here
+    if os.path.isdir(OUTER_PROC):  # the program is root outside, whatever its name here
         for name in ("sys", "sysrq-trigger", "irq", "bus"):
             if os.path.exists(path := f"/proc/{name}"):
                 kernel.mount(path, path, None, kernel.MS_BIND | kernel.MS_REC)
@@ -151,7 +151,7 @@ class Box:
         for descriptor in (*descriptors, write):
             os.close(descriptor)
         told = bytearray()
-        while part := os.read(read, 1 << 16):  # ends when the program begins, or cannot
+        while part := os.read(read, 1 << 16):  # closed when the program begins, or cannot begin
             told += part
         os.close(read)
         watch = _Watch(pid, began, cpu_before, job["limits"], polls=job["polls"])
@@ -172,7 +172,8 @@ class Box:
         )
 
     def _become(self, job: dict[str, Any], descriptors: list[int], write: int) -> NoReturn:
-        """Become the program. Errors before its beginning are reported through the pipe, which its beginning closes."""
+        """Become the program. Errors before its beginning are reported through the pipe, which is closed when the
+        program begins."""
         try:
             self._channel.detach()
             status = os.dup2(write, 900, inheritable=False)
@@ -199,7 +200,7 @@ def _found(folder: str) -> Iterator[str]:
 
 
 def _regular(path: str, most: int) -> tuple[bytes | None, int]:
-    """Return what is in a regular file, and its mode. Links, pipes and devices have nothing in them."""
+    """Return the content of a regular file, and its mode. For links, pipes and devices the content is None."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -217,7 +218,7 @@ def _reaped_s() -> float:
 
 
 def _end_all(pid: int) -> tuple[int | None, resource.struct_rusage | None]:
-    """Kill all processes of the box but this one. Return the status of `pid`, and what it used."""
+    """Kill all other processes of the box. Return the exit status of `pid`, and its resource usage."""
     found: tuple[int | None, resource.struct_rusage | None] = (None, None)
     while True:
         with contextlib.suppress(ProcessLookupError):
@@ -231,26 +232,26 @@ def _end_all(pid: int) -> tuple[int | None, resource.struct_rusage | None]:
 
 
 class _Watch:
-    """Waits for the end of a program, and says when it has to be killed, and why.
+    """Waits for the end of a program, and decides when and why it has to be killed.
 
-    Wall time in which the program would have run, but other programs of the machine had the processor, does not count.
-    It is the time that a thread stood in the run queue, less the time that the program's own other threads ran. The
-    kernel forgets what a process used that nobody waited for. So its last known use is kept, and processes that ended
-    between two looks are taken to have used all of that time."""
+    Wall time does not count while the program is ready to run but other programs of the machine have the processor.
+    That is the time that a thread spent in the run queue, less the time in which the program's own other threads ran.
+    The kernel forgets the usage of processes that nobody waited for. So the last known usage is kept, and a process
+    that ended between two checks is assumed to have used all of that time."""
 
     def __init__(self, pid: int, began: float, cpu_before: float, limits: dict[str, Any], *, polls: bool) -> None:
         self._pid, self._began, self._cpu_before, self._limits = pid, began, cpu_before, limits
         self._polls = polls
         self._ran_s: dict[tuple[int, str], float] = {}
-        """Processor seconds at the last look, by id and start time, of processes that are there."""
+        """Processor seconds of living processes at the last check, by id and start time."""
         self._gone_s = self._unseen_s = 0.0
-        """Seconds that ended processes had used when last seen, and the most that they may have used unseen."""
+        """Processor seconds of ended processes when last seen, and the largest time that they may have used unseen."""
         self._num_threads, self._last_id, self._looked = 1, _last_id() - 1, began
         self.last = (0.0, 0.0)
-        """Processor seconds, and seconds in the run queue because of others, at the last look."""
+        """Processor seconds, and seconds in the run queue because of other programs, at the last check."""
 
     def wait(self, channel: socket.socket) -> str | None:
-        """Return None when the program ends by itself, or why it is to be killed: wall, cpu, memory, overload, stop."""
+        """Return None when the program ends by itself, or the reason to kill it: wall, cpu, memory, overload, stop."""
         poller = select.poll()
         pidfd = os.pidfd_open(self._pid)
         poller.register(pidfd, select.POLLIN)
@@ -269,7 +270,7 @@ class _Watch:
             os.close(pidfd)
 
     def _has_ended(self) -> bool:
-        """Return whether the program has ended. Others of its processes that have ended are reaped meanwhile."""
+        """Return whether the program has ended, and reap other ended processes of the box."""
         return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _asked(self, channel: socket.socket) -> str:
@@ -292,7 +293,8 @@ class _Watch:
         return "overload" if wall_s >= self._limits["hard_s"] else None
 
     def _look(self) -> tuple[float, float, int]:
-        """Return processor seconds of all processes, seconds of delay by other programs, and memory in use."""
+        """Return the processor seconds of all processes, the seconds of delay by other programs, and the memory in
+        use."""
         _reap_others(self._pid)
         used_s, memory_bytes, num_threads = _reaped_s() - self._cpu_before, 0, 0
         ran_s: dict[tuple[int, str], float] = {}
@@ -308,7 +310,7 @@ class _Watch:
                 if int(fields[16]) <= 0 and not _has_low_priority_group(pid):  # else it is delayed by its own doing
                     delays += _delays(pid)
             except (OSError, ValueError, IndexError):
-                continue  # it has ended meanwhile
+                continue  # the process has ended meanwhile
         self._account(ran_s, num_threads)
         used_s = max(used_s, seen_s := sum(ran_s.values()) + self._gone_s)
         own_s = max(used_s, seen_s + self._unseen_s)
@@ -316,23 +318,23 @@ class _Watch:
         return used_s, max(0.0, foreign_s), memory_bytes
 
     def _account(self, ran_s: dict[tuple[int, str], float], num_threads: int) -> None:
-        """Remember what was seen, and what those had used that are gone since the last look."""
+        """Record the processor time of living processes, and of those that ended since the last check."""
         now, last_id = time.monotonic(), _last_id()
         self._gone_s += sum(used for process, used in self._ran_s.items() if process not in ran_s)
-        num_new = last_id - self._last_id if last_id >= self._last_id else _NUM_CPUS  # the ids began anew
+        num_new = last_id - self._last_id if last_id >= self._last_id else _NUM_CPUS  # the kernel restarted its ids
         num_gone = max(0, self._num_threads + num_new - num_threads)
         self._unseen_s += (now - self._looked) * min(num_gone, _NUM_CPUS)
         self._ran_s, self._num_threads, self._last_id, self._looked = ran_s, num_threads, last_id, now
 
 
 def _last_id() -> int:
-    """Return the last id that a process or thread of this box was given."""
+    """Return the newest id of a process or thread in this box."""
     with open("/proc/loadavg", encoding="ascii") as file:
         return int(file.read().split()[4])
 
 
 def _reap_others(pid: int) -> None:
-    """Reap what has lost its parent and ended, so that dead processes do not fill the box."""
+    """Reap ended processes that lost their parent, so that dead processes do not fill the box."""
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) in (1, pid):
             continue
@@ -343,8 +345,8 @@ def _reap_others(pid: int) -> None:
 
 
 def _has_low_priority_group(pid: int) -> bool:
-    """Return whether a process has made its session's group one that others overtake. Landlock prevents it where it is
-    there."""
+    """Return whether a process has lowered the priority of its session's scheduling group. Landlock prevents that if
+    the kernel has it."""
     try:
         with open(f"/proc/{pid}/autogroup", encoding="ascii") as file:
             return int(file.read().split()[-1]) > 0
@@ -353,7 +355,8 @@ def _has_low_priority_group(pid: int) -> bool:
 
 
 def _delays(pid: int) -> list[tuple[float, float]]:
-    """Return for some threads of a process how many seconds they ran, and stood in the run queue."""
+    """Return, for some threads of a process, the seconds that they ran and the seconds that they stood in the run
+    queue."""
     found = []
     for thread in os.listdir(f"/proc/{pid}/task")[:64]:
         with open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as file:

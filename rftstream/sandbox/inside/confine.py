@@ -1,4 +1,5 @@
-"""What a program's process gives up just before the program begins: rights, calls, and most of its limits."""
+"""Restrictions that a program's process applies to itself just before the program begins: rights, system calls, and
+most limits."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from typing import Any
 from rftstream.sandbox.inside import kernel
 
 HOME = "/box"
-"""The folder in which a program begins. With /tmp and /dev/shm it lies in one small tmpfs."""
+"""The folder in which a program begins. It shares one small tmpfs with /tmp and /dev/shm."""
 OUTER_PROC = "/outer-proc"
-"""Where bubblewrap shows its own /proc if root starts it: it then covers parts of the one that it mounts, and the
-kernel lets nobody mount another one who has none that is uncovered. A box covers this one by an empty folder."""
+"""The place where bubblewrap shows its own /proc if root starts it. Bubblewrap then covers parts of the /proc that it
+mounts, and the kernel forbids mounting another /proc without an uncovered one. A box covers this place with an empty
+folder."""
 WRITABLE = (HOME, "/tmp", "/dev/shm")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts", "/dev/ptmx")
 MAX_DESCRIPTORS = 256
@@ -25,15 +27,16 @@ _PROMISED = {
     resource.RLIMIT_NPROC: "ulimit -u",
     resource.RLIMIT_STACK: "ulimit -s",
 }
-"""Limits that a program is promised in full."""
+"""Limits that a program must get in full."""
 IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Signals that Python turns into errors. Other programs get them as they are."""
+"""Signals that Python turns into errors. Other programs get them unchanged."""
 
 
 def confine(limits: dict[str, Any], layers: dict[str, Any], program_filter: bytes | None) -> None:
-    """Confine this process and all that it will start. The filter comes last: it denies what the others need."""
+    """Confine this process and everything that it starts. The filter comes last: it denies calls that the other steps
+    need."""
     os.setsid()
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # pid 1 is not, and /proc/self would belong to nobody
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # pid 1 is not dumpable, so /proc/self would belong to nobody
     _limit(limits)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -54,7 +57,7 @@ def _limit(limits: dict[str, Any]) -> None:
         resource.RLIMIT_CPU: cpu_s,
         resource.RLIMIT_FSIZE: int(limits["file_bytes"]),
         resource.RLIMIT_NOFILE: MAX_DESCRIPTORS,
-        resource.RLIMIT_NPROC: int(limits["processes"]) + 2,  # the zygote and pid 1 count, too
+        resource.RLIMIT_NPROC: int(limits["processes"]) + 2,  # the zygote and pid 1 count as well
         resource.RLIMIT_STACK: int(limits["stack_bytes"]),
         resource.RLIMIT_MEMLOCK: 64 << 10,
         resource.RLIMIT_MSGQUEUE: 0,
@@ -67,7 +70,7 @@ def _limit(limits: dict[str, Any]) -> None:
     for name, value in wanted.items():
         _, hard = resource.getrlimit(name)
         if hard != resource.RLIM_INFINITY and hard < value:
-            if name in _PROMISED:  # a program that comes to it would seem to be at fault
+            if name in _PROMISED:  # otherwise a program that reaches it would seem to be at fault
                 raise OSError(
                     f"{_PROMISED[name]} is {hard} in the sandbox itself, below the program's limit of {value}"
                 )

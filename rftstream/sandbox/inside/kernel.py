@@ -1,4 +1,4 @@
-"""Calls of the Linux kernel that Python has no function for."""
+"""Linux system calls that Python has no function for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _libc = ctypes.PyDLL(None, use_errno=True)
 
 
 def machine() -> str:
-    """Return the name of the processor, as the tables of this package have it."""
+    """Return the name of the processor as this package's tables write it."""
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
 
 
@@ -40,7 +40,7 @@ def fork_into(namespaces: int) -> int:
     """Fork into fresh namespaces. Like os.fork; this process must have no other thread."""
     number = _SYS_CLONE[machine()]
     arguments = [ctypes.c_ulong(namespaces | _SIGCHLD), *[ctypes.c_ulong(0)] * 4]
-    ctypes.pythonapi.PyOS_BeforeFork()  # takes the locks that either of the others gives back
+    ctypes.pythonapi.PyOS_BeforeFork()  # takes the locks that the other two release
     pid = int(_libc.syscall(ctypes.c_long(number), *arguments))
     if pid == 0:
         ctypes.pythonapi.PyOS_AfterFork_Child()
@@ -50,32 +50,32 @@ def fork_into(namespaces: int) -> int:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    """Mount. OSError names the target."""
+    """Mount a file system. OSError names the target."""
     encoded = [text.encode() if text is not None else None for text in (source, target, kind)]
     data = options.encode() if options is not None else None
     _checked(int(_libc.mount(*encoded, ctypes.c_ulong(flags), data)), f"mount {target}")
 
 
 def unshare(flags: int) -> None:
-    """Leave shared namespaces."""
+    """Move this process to new namespaces of these kinds."""
     _checked(int(_libc.unshare(ctypes.c_int(flags))), "unshare")
 
 
 def prctl(option: int, *arguments: int) -> None:
-    """Set something of this process."""
+    """Set an attribute of this process."""
     padded = [*arguments, 0, 0, 0, 0][:4]
     _checked(int(_libc.prctl(ctypes.c_int(option), *map(ctypes.c_ulong, padded))), f"prctl {option}")
 
 
 def drop_capabilities() -> None:
-    """Give up all capabilities, for good."""
+    """Drop all capabilities permanently."""
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     number = 0
     while True:
         try:
             prctl(PR_CAPBSET_DROP, number)
         except OSError:
-            break  # the kernel has no more of them, or this process may not, and has none to lose
+            break  # the kernel has no further capabilities, or this process may not drop them and has none
         number += 1
     header = ctypes.create_string_buffer(struct.pack("=Ii", _CAP_VERSION_3, 0))
     data = ctypes.create_string_buffer(bytes(24))
@@ -83,7 +83,7 @@ def drop_capabilities() -> None:
 
 
 def install_filter(program: bytes) -> None:
-    """Install a seccomp filter, as `syscall_filter.build` makes it, for this process and its children."""
+    """Install a seccomp filter from `syscall_filter.build` for this process and its children."""
     code = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(struct.pack("@HL", len(program) // 8, ctypes.addressof(code)))
     prctl(PR_SET_NO_NEW_PRIVS, 1)
@@ -95,7 +95,7 @@ def install_filter(program: bytes) -> None:
 
 _READ = (1 << 0) | (1 << 2) | (1 << 3)  # execute, read a file, read a folder
 _FILE = (1 << 0) | (1 << 1) | (1 << 2) | (1 << 14) | (1 << 15)
-"""Rights that a file can have; the others are for folders."""
+"""Rights that apply to files; the others apply only to folders."""
 
 
 def landlock_version() -> int:
@@ -104,7 +104,7 @@ def landlock_version() -> int:
 
 
 def landlock(readable: Sequence[str], writable: Sequence[str]) -> None:
-    """Let this process and its children see these paths only, and no network. Needs PR_SET_NO_NEW_PRIVS."""
+    """Restrict this process and its children to these paths, without network. Needs PR_SET_NO_NEW_PRIVS."""
     version = landlock_version()
     if version == 0:
         return
@@ -133,7 +133,7 @@ def _add_path(ruleset: int, path: str, rights: int) -> None:
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # what is not there needs no right
+        return  # a missing path needs no right
     try:
         if not os.path.isdir(path):
             rights &= _FILE

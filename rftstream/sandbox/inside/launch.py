@@ -1,13 +1,13 @@
-"""The way into bubblewrap: `python launch.py PLAN`, a JSON object, starts bubblewrap with the user's rights dropped.
+"""Starts bubblewrap with reduced rights: `python launch.py PLAN`, where PLAN is a JSON object.
 
 In the plan: `owner` is the process that starts this one; `cgroups` are the folders of the place's cgroups; `uid` is the
 user to become, or null; `shown` are the folders that bubblewrap is to show, which that user may be unable to reach;
-`command` is bubblewrap with its arguments. The child has a mount namespace of its own before it becomes bubblewrap, so
-what it mounts is seen by nobody else.
+`command` is bubblewrap with its arguments. The child gets its own mount namespace before it becomes bubblewrap, so no
+other process sees its mounts.
 
 The parent stays as the keeper of the place. It makes the cgroups, keeps its rights, and waits. When the owner dies, the
-kernel tells the keeper, which then ends bubblewrap and removes the cgroups. When the keeper itself is killed, the
-kernel ends bubblewrap; the cgroups are then left to the next start.
+kernel signals the keeper, which then ends bubblewrap and removes the cgroups. When the keeper itself is killed, the
+kernel ends bubblewrap; the next start then removes the cgroups.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from rftstream.sandbox.inside import kernel
 
 _WAITED_FOR = (signal.SIGCHLD, signal.SIGTERM)
 _PATIENCE_S = 60.0
-"""How long killed processes may take to go. On a busy machine they wait for a processor, too."""
+"""Seconds to wait for killed processes to disappear. On a busy machine they also wait for a processor."""
 
 
 def main() -> None:
-    """Start bubblewrap, and keep its place."""
+    """Start bubblewrap, and stay as its keeper."""
     plan: dict[str, Any] = json.loads(sys.argv[1])
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != plan["owner"]:
-        return  # it died before the kernel was asked
+        return  # the owner died before the signal was set up
     for folder in plan["cgroups"]:
         os.makedirs(folder, exist_ok=True)
     keeper = os.getpid()
@@ -43,10 +43,10 @@ def main() -> None:
 
 
 def _keep(pid: int, folders: list[str]) -> NoReturn:
-    """Wait until the owner has ended, and leave nothing of the place.
+    """Wait until the owner has ended, and remove everything of the place.
 
-    If bubblewrap ends first, the owner learns it from its socket, looks at the cgroups, removes them, and kills this
-    process. It may also be that the owner is dying: its sockets are closed before the kernel tells of its death.
+    If bubblewrap ends first, the owner sees it at its socket, reads the cgroups, removes them, and kills this process.
+    The owner may also be dying: the kernel closes its sockets before it reports its death.
     """
     has_ended = signal.sigwait(_WAITED_FOR) == signal.SIGCHLD
     os.kill(pid, signal.SIGKILL)
@@ -74,14 +74,14 @@ def _become_bubblewrap(plan: dict[str, Any], keeper: int) -> None:
         os.setgroups([])
         os.setresgid(plan["uid"], plan["uid"], plan["uid"])
         os.setresuid(plan["uid"], plan["uid"], plan["uid"])
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # another user's process would not have kept it
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # another user's process does not keep this setting
     if os.getppid() != keeper:
         return
     os.execve(plan["command"][0], plan["command"], {})
 
 
 def _barrier(path: str) -> str | None:
-    """Return the first folder above `path` that other users may not pass."""
+    """Return the first folder above `path` that other users cannot enter."""
     parts = path.strip("/").split("/")
     for count in range(1, len(parts)):
         folder = "/" + "/".join(parts[:count])
@@ -91,7 +91,7 @@ def _barrier(path: str) -> str | None:
 
 
 def _open_the_way(paths: list[str]) -> None:
-    """Put a bare folder over each barrier, in this mount namespace alone, in which only these paths are."""
+    """Mount an empty folder over each barrier, in this mount namespace only, and show only these paths in it."""
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     opened = [(path, os.open(path, os.O_PATH)) for path in paths]

@@ -1,11 +1,12 @@
-"""Plain values as bytes: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict: exact types.
+"""Plain values as bytes, with their exact types: None, bool, int, float, complex, str, bytes, list, tuple, set,
+frozenset, dict.
 
-Both ends of the sandbox use this. What comes out of a sandbox was written by a hostile program, so reading is bounded:
-in bytes, depth, digits, and keys of one hash (which would make a dict slow). It builds nothing but plain values.
+Both sides of the sandbox use this module. A hostile program may have written the bytes, so reading has limits: bytes,
+depth, digits, and keys with the same hash (they would make a dict slow). Reading builds only plain values.
 
-The form is JSON. None, bool, small int, str and list are themselves; any other value is an object with one key:
-`{"f": float.hex}`, `{"i": hex}`, `{"c": [hex, hex]}`, `{"b": hex}`, `{"t": [...]}`, `{"s": [...]}` (set),
-`{"z": [...]}` (frozenset), `{"d": [[key, value], ...]}`.
+The form is JSON. None, bool, small int, str and list are written as JSON; any other value is an object with one key:
+`{"f": float.hex}`, `{"i": hex}`, `{"c": [hex, hex]}`, `{"b": hex}`, `{"t": [...]}`, `{"s": [...]}` (set), `{"z":
+[...]}` (frozenset), `{"d": [[key, value], ...]}`.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ import json
 from typing import Any
 
 MAX_DEPTH = 100
-"""Levels of nesting that a value may have."""
+"""Largest nesting depth of a value."""
 MAX_INT_BITS = 1 << 20
 MAX_SAME_HASH = 16
-"""Keys of one dict or set that may have the same hash."""
+"""Largest number of keys of one dict or set with the same hash."""
 
 _SMALL = 1 << 53
 _Atom = (type(None), bool, str)
 
 
 class NotPlain(ValueError):
-    """A value that cannot be carried, or bytes that are no value. `encode` and `decode` raise it."""
+    """A value that cannot be encoded, or bytes that encode no value. `encode` and `decode` raise it."""
 
 
 def encode(value: Any) -> bytes:
-    """Return the bytes of a value. Subclasses of plain types become the plain type. NotPlain if there is no way."""
+    """Return the bytes of a value. Subclasses of plain types become the plain type. NotPlain if the value cannot be
+    encoded."""
     try:
         return json.dumps(_to_json(value, 0), separators=(",", ":"), check_circular=False).encode("ascii")
     except RecursionError:
@@ -37,7 +39,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """Return the value of the bytes. NotPlain if they are none, whoever wrote them."""
+    """Return the value of the bytes. NotPlain if they encode no value. The bytes may come from a hostile program."""
     try:
         return _from_json(json.loads(data.decode("ascii"), parse_float=_refuse, parse_constant=_refuse), 0)
     except NotPlain:
@@ -74,7 +76,7 @@ def _to_json(value: Any, depth: int) -> Any:
 
 
 def _as_plain(value: Any) -> Any:
-    """Return a value of a subclass as its plain type. numpy's scalars and arrays say themselves what they are."""
+    """Return a value of a subclass as its plain type. numpy's scalars and arrays convert themselves."""
     base: Any
     for base in (bool, int, float, str, list, tuple, dict, set, frozenset, bytes, complex):
         if isinstance(value, base):
@@ -87,7 +89,7 @@ def _as_plain(value: Any) -> Any:
 
 
 def _copied(base: type, value: Any) -> Any:
-    """Return what the value holds, by the methods of the plain type. The value's own methods may say another thing."""
+    """Return a copy of the content, read with the plain type's methods. The value's own methods may be overridden."""
     match base.__name__:
         case "dict":
             return dict(dict.items(value))

@@ -1,13 +1,13 @@
-"""How a process becomes a program. Nothing here judges: values go in and come out, and are compared elsewhere.
+"""How a process becomes a program. This module only passes values in and out; another one compares them.
 
-Frames on the program's channel are four bytes of length and a body whose first byte says what it is:
+A frame on the program's channel is four bytes of length and a body. The body's first byte is its type:
 
     from a program    V value, R what it raised, T its time for one call is up, N its value is no plain data,
                       L it cannot be loaded
     to a program      C a call: (name, arguments, keywords)
     from a test       P it passed, F it failed, with the reason, B the test itself cannot begin, with the reason
 
-A program may write whatever it likes to its channel. That is the same as returning it.
+A program may write anything to its channel. That has the same effect as returning it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from rftstream.sandbox.inside import plain
 from rftstream.sandbox.inside.confine import HOME, IGNORED
 
 CHANNEL, VERDICT = 3, 4
-"""Descriptors of a program that speaks plain values, and of the judge that a test reports to."""
+"""Descriptors: of the channel for plain values, and of the judge to which a test reports."""
 MAX_TEXT = 2000
 
 
 class CallTimeout(BaseException):
-    """The processor time for one call is up."""
+    """The processor time of one call is used up."""
 
 
 class CandidateGone(BaseException):
-    """The program that a test calls has ended, or speaks no frames."""
+    """The program that a test calls has ended, or sends no valid frames."""
 
 
 def become(job: dict[str, Any]) -> NoReturn:
-    """Do what the job says, and end the process."""
+    """Carry out the job, and end the process."""
     code = 1
     try:
         if job["mode"] == "command":
@@ -89,8 +89,8 @@ def _open_streams() -> None:
 
 
 def _set_aside() -> None:
-    """Leave an interpreter as a program expects it: its own folder on the path, nothing of ours among modules, and
-    numbers of as many digits as it has time for."""
+    """Prepare the interpreter for a program: its own folder on the path, none of our modules, and no limit on the
+    digits of integers."""
     sys.set_int_max_str_digits(0)
     sys.path[:] = [HOME, *(one for one in sys.path if one != "/sandbox")]
     for name in [module for module in sys.modules if module.partition(".")[0] == "rftstream"]:
@@ -114,7 +114,7 @@ def _show_error() -> None:
 
 
 def _finish(code: int) -> int:
-    """End as an interpreter ends: threads, then exit functions, then what was not yet written."""
+    """End as an interpreter does: threads, then exit functions, then unwritten output."""
     for step in (threading._shutdown, atexit._run_exitfuncs, _flush_stdout, _flush_stderr):  # type: ignore[attr-defined]
         try:
             step()
@@ -124,7 +124,7 @@ def _finish(code: int) -> int:
 
 
 def _flush_stdout() -> None:
-    if sys.stdout is not None and not getattr(sys.stdout, "closed", False):  # a program may close it, or take it away
+    if sys.stdout is not None and not getattr(sys.stdout, "closed", False):  # a program may close or replace it
         sys.stdout.flush()
 
 
@@ -134,7 +134,7 @@ def _flush_stderr() -> None:
 
 
 def _load(job: dict[str, Any], name: str) -> None:
-    """Run a program's text in a module of this name, after what is put before it."""
+    """Run a program's text in a module of this name, after the prelude."""
     source = job["source"]
     module = types.ModuleType(name)
     module.__dict__["__file__"] = f"{HOME}/program.py"
@@ -147,7 +147,8 @@ def _load(job: dict[str, Any], name: str) -> None:
 
 
 def _prelude(job: dict[str, Any], globals_: dict[str, Any]) -> None:
-    """Run what is put before a program or a test. The function that is asked for is the program's own to define."""
+    """Run the prelude of a program or a test. It cannot define the requested function, which the program has to
+    define."""
     with contextlib.suppress(BaseException):
         exec(compile(job["prelude"], "prelude.py", "exec", dont_inherit=True), globals_)
     globals_.pop(job["function"].rpartition(".")[2], None)
@@ -185,13 +186,13 @@ def _serve(job: dict[str, Any]) -> int:
 
 
 class _FunctionServer:
-    """Calls functions of a program, and writes what comes of each call to the channel."""
+    """Calls functions of a program, and writes the result of each call to the channel."""
 
     def __init__(self, call_s: float) -> None:
         self._call_s = call_s
 
     def load(self, job: dict[str, Any]) -> types.ModuleType | None:
-        """Run the program's text. Return its module, or None if that failed, which is said."""
+        """Run the program's text. Return its module; if that fails, report the failure and return None."""
         try:
             _load(job, "program")
         except BaseException as error:
@@ -200,7 +201,7 @@ class _FunctionServer:
         return sys.modules["program"]
 
     def call(self, module: types.ModuleType, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Call a function by its name."""
+        """Call a function by name."""
         try:
             signal.signal(signal.SIGPROF, _time_is_up)
             signal.setitimer(signal.ITIMER_PROF, self._call_s)
@@ -223,7 +224,7 @@ def _time_is_up(number: int, frame: object) -> NoReturn:
 
 
 def _function(module: types.ModuleType, name: str) -> Callable[..., Any]:
-    """Return a function of the program, or a method of its class Solution, as such tests have it."""
+    """Return a function of the program, or a method of its class Solution, which such tests use."""
     found: Callable[..., Any] | None = module.__dict__.get(name)
     if found is None and "Solution" in module.__dict__:
         found = getattr(module.__dict__["Solution"](), name, None)
@@ -245,7 +246,7 @@ def _described(error: BaseException) -> bytes:
 
 
 def _check(job: dict[str, Any]) -> int:
-    """Run a test whose candidate is in another sandbox. The verdict goes to the judge."""
+    """Run a test whose candidate is in another sandbox, and send the verdict to the judge."""
     candidate = Candidate(job["function"])
     globals_: dict[str, Any] = {"__name__": "__test__", "__builtins__": builtins}
     _prelude(job, globals_)
@@ -283,7 +284,7 @@ def _last_lines(error: BaseException) -> bytes:
 
 
 class Candidate:
-    """Stands for a function in another sandbox. Only plain values pass, so nothing hostile comes here."""
+    """Stands for a function in another sandbox. Only plain values are exchanged, so no hostile object comes here."""
 
     was_called = False
 
@@ -291,7 +292,7 @@ class Candidate:
         self.__name__ = self.__qualname__ = name
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """Call the function. An exception of its is raised here as the nearest built-in one."""
+        """Call the function. Its exception is raised here as the nearest built-in one."""
         self.was_called = True
         try:
             _write_frame(CHANNEL, b"C" + plain.encode((self.__name__, arguments, keywords)))
@@ -322,16 +323,16 @@ def _as_builtin(body: bytes) -> Exception:
         for name in names:
             kind = getattr(builtins, str(name), None)
             if kind in (StopIteration, StopAsyncIteration):
-                break  # it would end the test's own loops, and what they have not yet compared
+                break  # it would end the test's own loops before they have compared everything
             if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
-                return kind(str(text))  # UnicodeDecodeError and its like take more than a text
+                return kind(str(text))  # UnicodeDecodeError and others need more than a text
     except Exception:
         raise CandidateGone("an answer that is no frame") from None
     return RuntimeError(str(text))
 
 
 def _read_frame(descriptor: int, most: int = 64 << 20) -> bytes | None:
-    """Return the next frame, or None at the end of the stream or for what is no frame."""
+    """Return the next frame, or None at the end of the stream and for invalid data."""
     length = int.from_bytes(_read(descriptor, 4), "little")
     if not 0 < length <= most:
         return None
@@ -358,4 +359,4 @@ MODES: dict[str, Callable[[dict[str, Any]], int]] = {
     "serve": _serve,
     "check": _check,
 }
-"""Name of a mode -> what it does, and its exit code."""
+"""Name of a mode -> the function that runs it and returns its exit code."""

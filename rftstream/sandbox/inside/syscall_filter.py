@@ -1,8 +1,8 @@
 """The seccomp filter of a sandbox, as a program of classic BPF.
 
-It denies what a program that computes has no use for, and what opens much of the kernel: other processes, namespaces,
+It denies calls that a computing program does not need and that expose much of the kernel: other processes, namespaces,
 mounts, keys, io_uring, bpf, System V IPC, changes of its own priority (they would fake an overloaded machine), limits
-of other processes, and sockets other than AF_UNIX. All else is allowed, since Java and Node.js need many calls.
+of other processes, and sockets other than AF_UNIX. Everything else is allowed, since Java and Node.js need many calls.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import errno
 import struct
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""Processors that there is a filter for, with the kernel's number for each."""
+"""Supported processors -> the kernel's number for each."""
 
 DENIED = """
 ptrace 101 117 | process_vm_readv 310 270 | process_vm_writev 311 271 | pidfd_getfd 438 438 | kcmp 312 272 |
@@ -31,7 +31,7 @@ sched_setparam 142 118 | sched_setattr 314 274 | sched_setaffinity 203 122 | set
 landlock_create_ruleset 444 444 | setuid 105 146 | setgid 106 144 | setreuid 113 145 | setregid 114 143 | setresuid
 117 147 | setresgid 119 149 | setgroups 116 159 | setfsuid 122 151 | setfsgid 123 152 | seccomp 317 277
 """
-"""Call, its number on x86_64, and on aarch64; - where there is no such call. The program gets EPERM."""
+"""Call, its number on x86_64, and on aarch64; - if there is no such call. The program gets EPERM."""
 
 MISSING = {
     "io_uring_setup": (425, 425),
@@ -39,10 +39,10 @@ MISSING = {
     "io_uring_register": (427, 427),
     "clone3": (435, 435),
 }
-"""Calls that seem not to exist, so that libraries take older ones (clone3's flags cannot be looked at)."""
+"""Calls that appear not to exist, so that libraries use older ones (the filter cannot read clone3's flags)."""
 
 NEWEST = 463
-"""The first number that seems not to exist: what later kernels bring."""
+"""The first call number that appears not to exist: calls of later kernels."""
 
 _CLONE, _SOCKET, _IOCTL, _PRLIMIT = (56, 220), (41, 198), (16, 29), (302, 261)
 _NEW_NAMESPACES = 0x7E020000
@@ -59,7 +59,7 @@ def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def build(machine: str) -> bytes | None:
-    """Return the filter for a processor, or None if there is none for it."""
+    """Return the filter for a processor, or None if the processor is not supported."""
     if machine not in ARCHITECTURES:
         return None
     column = list(ARCHITECTURES).index(machine)
@@ -70,7 +70,7 @@ def build(machine: str) -> bytes | None:
         _step(_EQUAL, ARCHITECTURES[machine], 1, 0),
         _step(_RETURN, _KILL),
         _step(_LOAD, _NUMBER),
-        _step(_AT_LEAST, NEWEST, 0, 1),  # x32's numbers, too, which begin at 1 << 30
+        _step(_AT_LEAST, NEWEST, 0, 1),  # includes x32's numbers, which begin at 1 << 30
         missing,
     ]
     for number in denied(machine):
@@ -80,7 +80,7 @@ def build(machine: str) -> bytes | None:
     first, second = _step(_LOAD, _FIRST), _step(_LOAD, _SECOND)
     steps += [_step(_EQUAL, _CLONE[column], 0, 4), first, _step(_ANY_BIT, _NEW_NAMESPACES, 0, 1), deny, allow]
     steps += [_step(_EQUAL, _SOCKET[column], 0, 4), first, _step(_EQUAL, _AF_UNIX, 1, 0), deny, allow]
-    # only its own limits: those of process 1 would break the box
+    # only its own limits: changing those of process 1 would break the box
     steps += [_step(_EQUAL, _PRLIMIT[column], 0, 4), first, _step(_EQUAL, 0, 1, 0), deny, allow]
     steps += [_step(_EQUAL, _IOCTL[column], 0, 5), second]
     steps += [_step(_EQUAL, _TIOCSTI, 1, 0), _step(_EQUAL, _TIOCLINUX, 0, 1), deny, allow]

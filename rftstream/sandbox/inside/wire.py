@@ -1,6 +1,6 @@
 """Messages between the two sides of the sandbox, over a stream socket: eight bytes of lengths, a JSON head, a body.
 
-Descriptors travel with the first byte of a message. The outer side gives up on a message that is too large.
+Descriptors travel with the first byte of a message. The outer side rejects a message that is too large.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_DESCRIPTORS = 8
 
 
 class WireBroken(OSError):
-    """The other side is gone, or sends what is no message."""
+    """The other side is gone, or sent an invalid message."""
 
 
 def send(

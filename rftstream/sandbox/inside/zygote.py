@@ -1,8 +1,8 @@
-"""A warm interpreter inside of a bubblewrap sandbox: it forks a box for each program, into fresh namespaces.
+"""A warm interpreter inside a bubblewrap sandbox: it forks a box for each program, into fresh namespaces.
 
 `python zygote.py CONTROL LAYERS`: the number of a socket, and the layers as JSON. Each message {"disk_bytes"} brings
-the socket of a new box. The answer is {"started": true} with a pidfd of the box, or {"error"}. The zygote ends when
-the control socket does, and everything in the sandbox with it.
+the socket of a new box. The answer is {"started": true} with a pidfd of the box, or {"error"}. When the control socket
+is closed, the zygote ends, and with it everything in the sandbox.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ math numbers operator pathlib pprint queue random re secrets statistics string s
 threading time timeit traceback types typing unittest uuid zlib
 """
 PRELOADED = tuple(_LIKED.split())
-"""Modules that programs like to import. They are there already when a program begins."""
+"""Modules that programs often import. They are loaded before a program begins."""
 
 
 def main() -> None:
-    """Serve until the control socket ends."""
+    """Serve until the control socket is closed."""
     control = socket.socket(fileno=int(sys.argv[1]))
     layers: dict[str, Any] = json.loads(sys.argv[2])
     for module in PRELOADED:
@@ -41,9 +41,9 @@ def main() -> None:
     layers["landlock"] = layers["landlock"] and kernel.landlock_version() > 0
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("900")  # if memory runs out, what is in here goes first
+        file.write("900")  # if memory runs out, the kernel kills processes in here first
     gc.collect()
-    gc.freeze()  # so that the collectors of programs leave the shared pages alone
+    gc.freeze()  # so that programs' garbage collectors do not touch the shared pages
     wire.send(control, {"ready": True, "pid": os.getpid(), "landlock": layers["landlock"]})
     boxes: dict[int, int] = {}
     while True:
