@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for engines that speak asyncio, driven from a thread that does not."""
+"""An event loop in a separate thread: code without asyncio uses it to drive engines that need asyncio."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a thread of its own. Its owner makes it, hands it work with `call`, `run` and `soon`, and ends
-    it with `close`."""
+    """An event loop in a separate thread. Its owner makes it, passes it work with `call`, `run` and `soon`, and ends it
+    with `close`."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -34,15 +34,15 @@ class LoopThread:
         return await asyncio.wrap_future(self.begin(work))
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine in the loop. Nothing is waited for."""
+        """Start a coroutine in the loop, without waiting for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def soon(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call a function in the loop's thread, after all that was asked before. Nothing is waited for."""
+        """Call a function in the loop's thread, after all earlier requests, without waiting for it."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
     def close(self) -> None:
-        """Cancel what still runs, and end the loop and its thread."""
+        """Cancel everything that still runs, and end the loop and its thread."""
         if self.closed:
             return
         self.call(_cancel_all())
@@ -52,13 +52,13 @@ class LoopThread:
 
 
 class PendingCall:
-    """A coroutine that is begun once and asked for again and again, until it has ended. A policy makes it."""
+    """A coroutine that is started once and polled until it has ended. A policy makes it."""
 
     def __init__(self) -> None:
         self._future: Future[None] | None = None
 
     def ask(self, loop: LoopThread, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Begin the coroutine, unless it was begun; return whether it has ended. Raises what it raised."""
+        """Start the coroutine on the first call. Return whether it has ended, or raise its exception."""
         if self._future is None:
             self._future = loop.begin(work())
         if not self._future.done():

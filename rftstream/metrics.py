@@ -18,37 +18,37 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-# Else each counter and histogram has a series more, which says when the process began.
+# Otherwise each counter and histogram has one more series, with the time of its creation.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REGISTRY = CollectorRegistry(auto_describe=True)
 """The metrics of this process. The worker's port serves them."""
 PROCESS = ProcessCollector(registry=REGISTRY)
-"""The usual process_* metrics: CPU time, memory, open files, time of the start. They are there only on systems with
-/proc."""
+"""The usual process_* metrics: CPU time, memory, open files, start time. They exist only on systems with /proc."""
 
 log = logging.getLogger(__name__)
 
 MAX_NAME_CHARACTERS = 200
-"""Longest name of a metric or of a part of a reward; others are cut."""
+"""Longest name of a metric or of a part of a reward, in characters; longer names are cut."""
 MAX_NAMES_OF_ROLLOUT = 1024
-"""The most names of metrics, and of parts, that one rollout may have."""
+"""Most names of metrics, and of parts, that one rollout may have."""
 MAX_NAMES_OF_RECORD = 4096
-"""The most names of metrics in a record that sums many rollouts up: of a batch, a step, an evaluation."""
+"""Most names of metrics in a record that sums up many rollouts: of a batch, a step, an evaluation."""
 NAMES_LEFT_OUT = "metrics_left_out"
-"""The metric that says how many others a record has no room for."""
+"""The metric that counts the metrics for which a record has no room."""
 OF_REWARDS = ("part/", "metric/")
 """Prefixes of names that rewards and environments choose."""
 
 MAX_NAMES = 200
-"""Series of a metric with names that people choose, such as those of evaluations; more are counted together, or not
-shown."""
+"""Most series of a metric with names that people choose, such as those of evaluations. Further names share one series,
+or are not shown."""
 OTHERS = "(others)"
 
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-"""Buckets for what takes milliseconds: a commit, a slice of work."""
+"""Buckets for work that takes milliseconds: a commit, a slice of work."""
 _LONG = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
-"""Buckets for what may take an hour: a rollout of an agent, a verdict of a test suite, the weights of a large model."""
+"""Buckets for work that may take an hour: a rollout of an agent, a verdict of a test suite, the weights of a large
+model."""
 
 _counter = partial(Counter, registry=REGISTRY)
 _gauge = partial(Gauge, registry=REGISTRY)
@@ -207,11 +207,11 @@ EVALUATION = _gauge("rftstream_evaluation", "The newest result of an evaluation,
 
 
 _names: dict[Counter | Gauge, set[tuple[str, ...]]] = {}
-"""The names that have series, by metric."""
+"""Metric -> the names that have a series."""
 
 
 def begin(role: str, version: str) -> None:
-    """Set the metrics of any role to 0, so that a rate sees the first event and a panel has data."""
+    """Set the metrics of every role to 0, so that a rate sees the first event and a panel has data."""
     BUILD.info({"version": version, "python": platform.python_version()})
     for result in ("committed", "aborted", "lost", "refused"):
         TRANSACTIONS.labels(role, result)
@@ -220,7 +220,7 @@ def begin(role: str, version: str) -> None:
 
 
 def count_named(counter: Counter, *names: str, amount: float = 1.0) -> None:
-    """Count something under names that people chose; those after the first MAX_NAMES share one series."""
+    """Count something under names that people chose. Names after the first MAX_NAMES share one series."""
     counter.labels(*(names if _has_series(counter, names) else [OTHERS] * len(names))).inc(amount)
 
 
@@ -238,8 +238,8 @@ def _has_series(metric: Counter | Gauge, names: tuple[str, ...]) -> bool:
 
 
 def named_by_people(values: Mapping[str, float], *, kept: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Return the metrics or parts of one rollout, on top of those that are `kept` already: at most
-    MAX_NAMES_OF_ROLLOUT, with names that are not too long. Those that come last are left out."""
+    """Return the metrics or parts of one rollout that may be added to those in `kept`: at most MAX_NAMES_OF_ROLLOUT in
+    all, without names that are too long. The last ones are left out."""
     found = dict(kept or {})
     for name, value in values.items():
         name = name[:MAX_NAME_CHARACTERS]
@@ -249,9 +249,9 @@ def named_by_people(values: Mapping[str, float], *, kept: Mapping[str, float] | 
 
 
 def fit_names(values: Mapping[str, float], counts: Mapping[str, int] | None = None) -> dict[str, float]:
-    """Return the metrics that a record which sums many rollouts up has room for, and how many it has none for, as
-    NAMES_LEFT_OUT. Left out are those that rewards and environments name before all others, and of them first those
-    that the fewest rollouts have. `counts`: metric -> how many rollouts have it."""
+    """Return the metrics that fit into a record which sums up many rollouts. NAMES_LEFT_OUT counts the others. Metrics
+    named by rewards and environments are left out first, those that the fewest rollouts have before others. `counts`:
+    metric -> number of rollouts that have it."""
     if len(values) <= MAX_NAMES_OF_RECORD:
         return dict(values)
     numbers = counts or {}
@@ -271,7 +271,7 @@ def fit_names(values: Mapping[str, float], counts: Mapping[str, int] | None = No
 
 
 class OfRun(CollectorRegistry):
-    """The metrics of this process with the label `run`. A worker that belongs to a run serves it."""
+    """The metrics of this process with the label `run`. A worker of a run serves it."""
 
     def __init__(self, run: str, metrics: CollectorRegistry = REGISTRY) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process of this machine runs. A zombie does not."""
+    """Return whether a process of this machine runs. A zombie counts as ended."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -18,7 +18,7 @@ def is_alive(pid: int) -> bool:
 
 
 def process_state(pid: int) -> str | None:
-    """Return R, S, D, T (stopped), t (traced), Z, ...; None if the system does not say."""
+    """Return the state letter: R, S, D, T (stopped), t (traced), Z, ...; None if the system does not give it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,7 +1,8 @@
-"""One port per worker: `/metrics` for Prometheus, `/health` for whoever asks whether it still works, and `/livez` and
-`/readyz` for what starts it anew and sends it work.
+"""The HTTP port of each worker: `/metrics` for Prometheus, `/health` for its state, and `/livez` and `/readyz` for
+systems that restart it or send it work.
 
-queries/state/workers.py asks."""
+queries/state/workers.py reads `/health`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class Health:
         self._values: Mapping[str, object] = {}
 
     def beat(self) -> None:
-        """Note that the loop came round."""
+        """Record that the loop has come round."""
         self._beat_at = self._clock()
 
     def update(self, values: Mapping[str, object]) -> None:
@@ -46,13 +47,13 @@ class Health:
         self._values = values
 
     def report(self) -> tuple[bool, dict[str, object]]:
-        """Return whether the loop is alive, and what `/health` says."""
+        """Return whether the loop is alive, and the answer of `/health`."""
         silent_s = self._clock() - self._beat_at
         alive = silent_s <= self._stuck_after_s
         return alive, {"ok": alive, "silent_s": round(silent_s, 3), **self._values}
 
     def not_ready(self) -> str:
-        """Return what the worker still waits for, for `/readyz`; empty if it does its work."""
+        """Return what the worker still waits for, for `/readyz`; empty if it is ready."""
         values = self._values
         if not values:
             return "it has not begun"
@@ -66,7 +67,7 @@ class Health:
 class HealthServer:
     """Answers `/metrics`, `/health`, `/livez` and `/readyz`, in a thread. A worker makes it, and closes it at its end.
 
-    `port` 0 takes any free port. The port in use and the host are written to `file`, for others to find.
+    `port` 0 takes any free port. The port in use and the host are written to `file`, so that others can find them.
     """
 
     def __init__(
@@ -79,7 +80,8 @@ class HealthServer:
         registry: CollectorRegistry | None = None,
         option: str = "--metrics-port",
     ) -> None:
-        """`registry`: the metrics, by default those of this process. `option`: what the port was given by."""
+        """`registry`: the metrics, by default those of this process. `option`: the setting or flag that gave the port,
+        for errors."""
         self._health, self._registry, self._file = health, registry, file
         self._listener = HttpListener(
             self._handle, name="server of /metrics and /health", max_body_bytes=0, max_connections=MAX_CONNECTIONS

@@ -1,7 +1,7 @@
 """A process of one role: logs, port, signals, limits, and the loop that ticks the service until it is done.
 
-SIGTERM, SIGINT   finish what is in hand within a deadline, leave, exit 0; a second one: at once
-the end of the supervisor is the end of its workers
+SIGTERM, SIGINT finish work in progress within a deadline, exit 0; a second signal: exit at once the end of the
+supervisor is the end of its workers
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 30.0
-"""Seconds that a worker may take to finish what it has in hand."""
+"""Seconds that a worker may take to finish its work in progress."""
 WAIT_S = 120.0
 """Seconds that a worker waits for the run to exist."""
 LONGEST_WAIT_S = 0.5
-"""Most seconds of one wait for records. Between two waits the worker looks at signals and at its supervisor."""
+"""Most seconds of one wait for records. Between two waits the worker checks signals and its supervisor."""
 COLLECT_EVERY = 20_000
-"""Objects that a worker makes and keeps before Python looks among them for cycles. With Python's own number, 700, that
+"""Objects that a worker makes and keeps before Python searches them for cycles. With Python's default, 700, the search
 took a tenth of the time of an explorer whose agents make many calls."""
 _LOOK_S = 0.05
 _LONGEST_LOOK_S = 0.4
@@ -66,8 +66,8 @@ _LAST_RESORT_S = 10.0
 
 
 class Stop:
-    """Whether SIGTERM or SIGINT asked this process to leave. `run_worker` makes it, which sets the handlers; a second
-    signal ends the process at once."""
+    """The request to leave, by SIGTERM or SIGINT. `run_worker` makes it, which installs the handlers. A second signal
+    ends the process at once."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -81,7 +81,7 @@ class Stop:
 
 
 class StoppedError(Exception):
-    """A signal came while the worker had nothing in hand yet."""
+    """A signal came before the worker had any work in progress."""
 
 
 def run_worker(
@@ -97,15 +97,15 @@ def run_worker(
     wait_s: float = WAIT_S,
     parent: int | None = None,
 ) -> int:
-    """Be one worker of a run, which `join` finds, until it leaves; return the exit code.
+    """Run one worker of a run until it leaves, and return its exit code. `join` finds the run.
 
-    A worker with a supervisor (`parent`) logs to stderr alone, which goes to its file. `say` gets messages until there
-    is a log. TransportError if there is no such run within `wait_s`.
+    A worker with a supervisor (`parent`) logs only to stderr, which goes to its file. `say` gets messages until logging
+    is set up. TransportError if there is no such run within `wait_s`.
     """
     if parent is not None:
         die_with_parent(parent)
     stop = Stop()
-    role_builder(role)  # an unknown role is an error before anything is waited for
+    role_builder(role)  # an unknown role is an error before any wait
     try:
         config, folder = join(files, run_dir, role=role, wait_s=wait_s, stop=stop, say=say)
     except StoppedError:
@@ -141,7 +141,7 @@ def run_worker(
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Worker:
-    """A worker from when its run was found to when it leaves. `run_worker` makes it and calls `run` once."""
+    """A worker, from the time its run is found until it leaves. `run_worker` makes it and calls `run` once."""
 
     config: RunConfig
     folder: RunFolder
@@ -154,11 +154,11 @@ class _Worker:
     parent: int | None
     health: Health = field(default_factory=Health, init=False)
     serves: bool = field(default=False, init=False)
-    """Whether somebody can ask for /metrics."""
+    """Whether it serves /metrics."""
     health_at: float = field(default=0.0, init=False)
     measured_at: float = field(default=-_MEASURE_S, init=False)
     log_watch: LogWatch | None = field(default=None, init=False)
-    """Looks at the settings of the topics beside the loop."""
+    """Checks the settings of the topics in a thread of its own."""
 
     def run(self, metrics_port: int | None) -> None:
         with ExitStack() as stack:
@@ -175,7 +175,7 @@ class _Worker:
     def _serve_health(self, port: int | None) -> HealthServer | None:
         if port is None:
             return None
-        host = "" if port else "127.0.0.1"  # any free port is for this machine's own tools
+        host = "" if port else "127.0.0.1"  # port 0 is for this machine's own tools
         file, registry = self.folder.logs / f"{self.process}.port", metrics.OfRun(self.folder.run_id)
         server = HealthServer(self.health, port=port, host=host, file=file, registry=registry)
         log.info("serving /metrics and /health", extra={"port": server.port})
@@ -222,13 +222,13 @@ class _Worker:
         log.info("left: %s", "stopped" if self.stop.requested else "the run is finished")
 
     def _prepare(self, manifest: RunManifest) -> None:
-        """Make the run's model if it is not on this machine yet, as the run made it when it began."""
+        """Make the run's model if this machine does not have it, in the same way as the run's start made it."""
         from rftstream.models.folders.made import make_as_recorded
 
         make_as_recorded(self.config.model, self.folder.model, self.config.run.seed, manifest.digests)
 
     def _check(self, manifest: RunManifest) -> None:
-        """Refuse to work for a run with other settings than it was started with."""
+        """Raise ConfigError if the worker was started with other settings than the run."""
         from rftstream.models.folders.folder import prepare_model
         from rftstream.runs.manifest import check_worker, digests_for
 
@@ -256,7 +256,7 @@ class _Worker:
             self._check_parent()
 
     def _look(self) -> None:
-        """See whether there is still something to wait for, while a device is waited for. StoppedError if not."""
+        """Check that there is still a reason to wait for a device. StoppedError if not."""
         self.health.beat()
         if self.stop.requested:
             raise StoppedError
@@ -273,19 +273,19 @@ class _Worker:
             self.health.update(service.health())
         if self.serves and now - self.measured_at >= _MEASURE_S:
             self.measured_at = now
-            with contextlib.suppress(TransportError):  # the loop finds out by itself, and says so
+            with contextlib.suppress(TransportError):  # the loop notices it by itself, and reports it
                 service.measure()
         if self.log_watch is not None:
             self.log_watch.act(service)
 
     def _until(self, ready: Callable[[], Any], what: str) -> Any:
-        """Wait for something, with a line every few seconds. TransportError if it takes too long."""
+        """Wait until `ready`, with a message every few seconds. TransportError if it takes too long."""
         return wait_until(ready, what, wait_s=self.wait_s, stop=self.stop, say=log.info, beat=self.health.beat)
 
 
 def calm_collector() -> None:
-    """Have Python's collector of cycles look at what is made from now on alone, and less often. A worker calls it when
-    its modules, its parts and its model are loaded."""
+    """Make Python's cycle collector check only objects made from now on, and less often. A worker calls this once its
+    modules, parts and model are loaded."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECT_EVERY, *gc.get_threshold()[1:])
@@ -300,8 +300,8 @@ def wait_until(
     say: Callable[[str], None],
     beat: Callable[[], None] = lambda: None,
 ) -> Any:
-    """Return what `ready` returns, as soon as that is true. Retriable errors of `ready` are waited out. TransportError
-    after `wait_s`."""
+    """Return the first true value of `ready`. Retriable errors of `ready` are waited out. TransportError after
+    `wait_s`."""
     began = said = time.monotonic()
     pause_s = _LOOK_S
     while True:
@@ -332,13 +332,13 @@ def wait_until(
 def join(
     files: Sequence[Path], run_dir: Path | None, *, role: str, wait_s: float, stop: Stop, say: Callable[[str], None]
 ) -> tuple[RunConfig, RunFolder]:
-    """Return the run that a worker of this role is for, once it exists: its folder, and the config that it was started
-    with.
+    """Wait for the run of a worker of this role, and return its folder and the config that it was started with.
 
-    StoppedError if a signal comes first."""
+    StoppedError if a signal comes first.
+    """
 
     if run_dir is None and len(files) == 1 and RunFolder(files[0].parent).lock_file.is_file():
-        run_dir = files[0].parent  # its config.toml: it means the run itself, and no run of it
+        run_dir = files[0].parent  # the run's own config.toml means this run, not a run of the file
 
     def ready() -> tuple[RunConfig, RunFolder] | None:
         if run_dir is not None:
@@ -353,8 +353,8 @@ def join(
 
 
 def _newest_open_run(config: RunConfig, role: str) -> tuple[RunConfig, RunFolder] | None:
-    """Return the newest run that has not finished. A finished one has its successor about to start. A run that was
-    begun on another host is joined with the config of the run file here."""
+    """Return the newest run that has not finished. After a finished run a new one is about to start. A run that was
+    started on another host is joined with the run file here as its config."""
     folders = candidates(config, user=role)
     if not folders:
         return None
@@ -374,8 +374,8 @@ def _close(close: Callable[[], None]) -> None:
 
 
 def _end_after(seconds: float) -> None:
-    """End this process after a number of seconds, even if a slice of work does not end. The successor does that work
-    again."""
+    """End this process after a number of seconds, even if a slice of work has not ended. The worker's successor repeats
+    that work."""
     timer = threading.Timer(seconds, os._exit, (1,))
     timer.daemon = True
     timer.start()

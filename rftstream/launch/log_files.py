@@ -1,4 +1,4 @@
-"""Reads what the processes of a run wrote into its logs/: events of all files, in the order of their times."""
+"""Reads the log files of a run's processes in logs/: the events of all files, in the order of their times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TEXT = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S+ ")
-"""The beginning of an event in the form `text` of launch/logging.py. Other lines go on with the event before them."""
+"""The beginning of an event in the form `text` of launch/logging.py. Other lines belong to the event before them."""
 _BLOCK_BYTES = 1 << 16
 TROUBLES = ("WARNING", "ERROR", "CRITICAL")
 
@@ -21,23 +21,23 @@ class LogEvent:
     """An event that a process logged. `LogFile` makes it."""
 
     moment: str
-    """Local time, as the file has it: events sort by it."""
+    """Local time, as in the file. Events are sorted by it."""
     level: str
     text: str
-    """All lines of the event as they are in the file, without the last line's end."""
+    """All lines of the event, as in the file, without the last line's end."""
 
 
 class LogFile:
-    """A log file from some place on. `read` returns the events that have been written since the last call."""
+    """A log file that is read from some position on. `read` returns the events since the last call."""
 
     def __init__(self, path: Path, last: int | None = None) -> None:
-        """Begin before the newest `last` events, or at the beginning of the file."""
+        """Start before the newest `last` events, or at the beginning of the file."""
         self._path = path
         self._offset = 0 if last is None else _beginning_of_last(path, last)
         self._newest = LogEvent("", "INFO", "")
 
     def read(self) -> list[LogEvent]:
-        """Return the new events. A line that is not whole yet comes with the next call."""
+        """Return the new events. An incomplete line comes with the next call."""
         with self._path.open("rb") as file:
             file.seek(self._offset)
             data = file.read()
@@ -69,7 +69,7 @@ def _event_of(line: str) -> LogEvent | None:
 
 
 def _beginning_of_last(path: Path, last: int) -> int:
-    """Return the offset at which the newest `last` events begin. Only the end of the file is read."""
+    """Return the offset of the newest `last` events. Only the end of the file is read."""
     offset = path.stat().st_size
     starts: list[int] = []
     tail = b""
@@ -84,7 +84,7 @@ def _beginning_of_last(path: Path, last: int) -> int:
 
 
 def _starts(tail: bytes, offset: int) -> list[int]:
-    """Return the offsets at which events begin in the end of a file, which is read from `offset` on."""
+    """Return the offsets of the events in `tail`, the end of a file from `offset` on."""
     found, place = [], offset
     for number, line in enumerate(tail.splitlines(keepends=True)):
         is_whole = number > 0 or offset == 0

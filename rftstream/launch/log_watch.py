@@ -1,4 +1,4 @@
-"""Looks at a run's topics beside the work of a worker: whether somebody has changed what the run needs of them."""
+"""Watches a run's topics beside the work of a worker, and detects changes that would harm the run."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from rftstream.transport.base import Transport
 log = logging.getLogger(__name__)
 
 LOOK_AT_LOG_S = 30.0
-"""Seconds between two looks at the settings of the topics that the role reads."""
+"""Seconds between two checks of the settings of the topics that the role reads."""
 
 
 class LogWatch:
-    """Looks at the topics that a worker may see, twice a minute, and says at once what is wrong with them.
+    """Checks the topics that a worker may see, twice a minute, and reports problems at once.
 
-    It looks in a thread and with clients of its own, since the worker may be busy for minutes: a step may take as long
-    as it takes, and so may a commit to a log that does not answer. The worker calls `start`, `act` between two slices
-    of its work, and `close` last."""
+    The checks run in a separate thread with separate clients, since the worker may be busy for minutes: with a long
+    step, or with a commit to a log that does not answer. The worker calls `start` first, `act` between two slices of
+    work, and `close` last.
+    """
 
     def __init__(self, config: RunConfig, run: str, topics: Collection[str]) -> None:
-        """`topics`: those that the role reads; its user may see no others."""
+        """`topics`: the topics that the role reads. Its user may see no others."""
         self._config, self._run, self._topics = config, run, topics
         self._found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         self._closed = threading.Event()
 
     def start(self, open_log: Callable[[], Transport], *, every_s: float = LOOK_AT_LOG_S) -> None:
-        """Look at once, and then every so many seconds. The thread opens the log, and closes it."""
+        """Check at once, and then every so many seconds. The thread opens the log, and closes it."""
         threading.Thread(target=self._watch, args=(open_log, every_s), name="look at the log", daemon=True).start()
 
     def look(self, transport: Transport) -> None:
-        """Look at the topics once. TransportError if the log does not answer."""
+        """Check the topics once. TransportError if the log does not answer."""
         found = dangers(transport, self._config, begun=True, topics=self._topics)
         metrics.WRONG_TOPICS.set(len(found))
         if found:
@@ -47,7 +48,7 @@ class LogWatch:
             self._found.put(found)
 
     def act(self, service: Service) -> None:
-        """Pause the run for what the last looks have found. RecordsDeleted if a topic was deleted."""
+        """Pause the run if the last checks found a danger. RecordsDeleted if a topic was deleted."""
         while not self._found.empty():
             found = self._found.get()
             why = in_words(self._run, found)
@@ -56,7 +57,7 @@ class LogWatch:
             service.pause_run(why)
 
     def close(self) -> None:
-        """End the thread after its look."""
+        """End the thread after its current check."""
         self._closed.set()
 
     def _watch(self, open_log: Callable[[], Transport], every_s: float) -> None:
@@ -66,7 +67,7 @@ class LogWatch:
                 try:
                     transport = open_log() if transport is None else transport
                     self.look(transport)
-                except RftError as error:  # the worker finds out by itself, and says so
+                except RftError as error:  # the worker notices it by itself, and reports it
                     log.debug("the topics were not looked at: %s", error)
                 self._closed.wait(every_s)
         finally:

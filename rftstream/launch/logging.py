@@ -2,8 +2,8 @@
 
     2026-01-31 12:00:00.123 INFO    trainer-0 trained version=3 loss=0.12
 
-Anything given as `extra={"version": 3}` is a field. On request (`[log] format = "json"`) each line is a JSON object.
-Values of fields that are secrets by their name, and users and passwords inside URLs, are never written.
+Anything in `extra={"version": 3}` is a field. With `[log] format = "json"` each line is a JSON object. Values of fields
+whose names mark a secret, and users and passwords inside URLs, are never written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ERRORS = ("error", "critical")
 _TROUBLES = ("warning", *_ERRORS)
 _REPEAT_AFTER_S = 60.0
 _ECHOED = ("kafka",)
-"""Packages whose warnings are logged as info, since our own message says them, too, with what follows from them."""
+"""Packages whose warnings are logged as info, since our own message reports the same problem and its consequences."""
 _OWN = ("rftstream", "workers")
 
 
@@ -40,7 +40,7 @@ class TextFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, and below it the traceback if there is one."""
+        """Return the line, followed by the traceback if there is one."""
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         fields = "".join(f" {name}={_shown(value)}" for name, value in _fields(record))
         line = f"{moment}.{int(record.msecs):03d} {record.levelname:<7} {self._process} {record.getMessage()}{fields}"
@@ -73,8 +73,8 @@ def setup(
     file: Path | None = None,
     stream: TextIO | None = None,
 ) -> None:
-    """Send the logs of this process to a file, and to a stream (stderr). A second call replaces the first one's
-    settings."""
+    """Send the logs of this process to a file and to a stream (stderr). A second call replaces the settings of the
+    first."""
     formatter = JsonFormatter(process) if form == "json" else TextFormatter(process)
     handlers: list[logging.Handler] = [logging.StreamHandler(stream if stream is not None else sys.stderr)]
     if file is not None:
@@ -89,15 +89,15 @@ def setup(
         handler.setFormatter(formatter)
         handler.addFilter(thinned)
         root.addHandler(handler)
-    root.setLevel(logging.WARNING)  # this holds for other people's packages
+    root.setLevel(logging.WARNING)  # this level holds for other people's packages
     for package in _OWN:
         logging.getLogger(package).setLevel(level.upper())
     logging.captureWarnings(True)
 
 
 class Thinned(logging.Filter):
-    """Filters the logs of other people's packages. A message that repeats (a client whose broker is away) passes once
-    in ten seconds."""
+    """Filters the logs of other people's packages. A repeated message (a client whose broker is away) passes once in
+    ten seconds."""
 
     def __init__(self, *, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -133,8 +133,8 @@ class Thinned(logging.Filter):
 
 
 def last_error(file: Path, *, since: int = 0) -> str | None:
-    """Return the newest error of a log file from byte `since` on. Without one, return the last line, which a crash may
-    have left."""
+    """Return the newest error of a log file from byte `since` on. If there is none, return the last line, which may
+    come from a crash."""
     last = None
     for line in reversed(_tail(file, since)):
         if (text := _said(line, _ERRORS)) is not None:
@@ -144,7 +144,7 @@ def last_error(file: Path, *, since: int = 0) -> str | None:
 
 
 class Troubles:
-    """New warnings and errors of a log file that another process writes. The same one is passed on once a minute."""
+    """New warnings and errors in a log file that another process writes. The same message is returned once a minute."""
 
     def __init__(self, file: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._file = file
@@ -153,7 +153,7 @@ class Troubles:
         self._said_at: dict[str, float] = {}
 
     def new(self) -> list[str]:
-        """Return the warnings and errors that have come since the last call."""
+        """Return the new warnings and errors since the last call."""
         size, since = self._size(), self._offset
         if size <= since:
             return []
@@ -169,7 +169,7 @@ class Troubles:
         return found
 
     def said(self, text: str) -> None:
-        """Note that a message was passed on already."""
+        """Record that a message was already shown."""
         self._said_at[kind_of(text)] = self._clock()
 
     def _size(self) -> int:
@@ -180,7 +180,7 @@ class Troubles:
 
 
 def _said(line: str, levels: tuple[str, ...]) -> str | None:
-    """Return the message of a line, if the line has one of these levels."""
+    """Return the message of a line if the line has one of these levels."""
     if (match := _TEXT_LINE.match(line)) is not None:
         return match[2] if match[1].lower() in levels else None
     if line.startswith("{"):

@@ -1,7 +1,7 @@
-"""Processes of workers: how one is started, watched and ended, and how none outlives its supervisor.
+"""Starts, watches and ends the processes of workers, and makes sure that none outlives its supervisor.
 
-Each worker leads a session and process group of its own: ctrl-C reaches only the supervisor, and what a dead worker
-leaves behind (children that compute rewards) is ended with its group.
+Each worker leads a session and process group of its own. So ctrl-C reaches only the supervisor, and the children of a
+dead worker (processes that compute rewards) are ended with its group.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from rftstream.threads import thread_limits
 _PR_SET_PDEATHSIG = 1
 
 WORKER_ENTRY = "rftstream.commands:main"
-"""The function that a forked worker runs with its arguments: the same as `python -m rftstream` runs."""
+"""The function that a forked worker runs with its arguments, the same as for `python -m rftstream`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCommand:
-    """One worker to start: `rftstream` with these arguments. The supervisor hands it to a Spawner."""
+    """The command of one worker: `rftstream` with these arguments. The supervisor passes it to a Spawner."""
 
     process: str
     arguments: tuple[str, ...]
     log: Path
-    """File that gets what the worker writes to stdout and stderr."""
+    """File for the worker's stdout and stderr."""
     threads: int = 1
     preload: tuple[str, ...] = ()
     """Modules that the worker will need and that are slow to import."""
@@ -43,26 +43,27 @@ class Child(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Return the process id, or None while the process is on its way."""
+        """Return the process id, or None while the process is being started."""
 
     def poll(self) -> int | None:
-        """Return None while the process runs; then its exit code, or minus the signal that killed it."""
+        """Return None while the process runs; then its exit code, or the negative number of the signal that killed
+        it."""
 
     def send(self, signum: int) -> None:
-        """Send a signal to the worker alone. Do nothing if it has ended."""
+        """Send a signal to the worker process only. Do nothing if it has ended."""
 
 
 class Spawner(Protocol):
     """Starts processes of workers. The supervisor calls `warm` first, `spawn` for each worker, and `close` at last."""
 
     def warm(self) -> None:
-        """Get ready for the first worker, and return at once."""
+        """Prepare for the first worker, and return at once."""
 
     def spawn(self, command: WorkerCommand) -> Child:
-        """Start a worker. Make its log file and the folder of it if they are missing."""
+        """Start a worker. Create its log file and the file's folder if they are missing."""
 
     def close(self) -> None:
-        """End what is left of the spawner."""
+        """Stop the spawner's own process, if it has one."""
 
 
 def rftstream_command(arguments: Sequence[str]) -> list[str]:
@@ -71,13 +72,13 @@ def rftstream_command(arguments: Sequence[str]) -> list[str]:
 
 
 class PlainSpawner:
-    """A Spawner that starts each worker as an interpreter of its own."""
+    """A Spawner that starts each worker as a new interpreter."""
 
     def __init__(self, command: Callable[[Sequence[str]], list[str]] = rftstream_command) -> None:
         self._command = command
 
     def warm(self) -> None:
-        """Do nothing: there is nothing to get ready."""
+        """Do nothing: no preparation is needed."""
 
     def spawn(self, command: WorkerCommand) -> Child:
         """Start an interpreter for the worker."""
@@ -94,11 +95,11 @@ class PlainSpawner:
         return PlainChild(process)
 
     def close(self) -> None:
-        """Do nothing: there is no process besides the workers."""
+        """Do nothing: there is no process beside the workers."""
 
 
 class PlainChild:
-    """A Child that is an interpreter of its own. `PlainSpawner` makes it."""
+    """A Child that is a new interpreter. `PlainSpawner` makes it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -109,7 +110,7 @@ class PlainChild:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Return the exit code or None, and end the rest of the group once the process has ended."""
+        """Return the exit code or None. Once the process has ended, end the rest of its group."""
         if self._process.returncode is None and has_ended(self._process.pid):
             end_group(self._process.pid)
         return self._process.poll()
@@ -121,20 +122,20 @@ class PlainChild:
 
 
 def die_with_parent(parent: int) -> None:
-    """End this process when `parent` is gone. The kernel does so where it can (Linux); elsewhere see `is_orphan`."""
+    """End this process when `parent` is gone. The kernel does this where it can (Linux); elsewhere see `is_orphan`."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if is_orphan(parent):  # the parent died before the kernel was told
+    if is_orphan(parent):  # the parent died before the kernel knew
         os._exit(1)
 
 
 def is_orphan(parent: int | None) -> bool:
-    """Return whether `parent` is given and is no longer the parent of this process."""
+    """Return whether this process has another parent than the given `parent`. False without a `parent`."""
     return parent is not None and os.getppid() != parent
 
 
 def has_ended(pid: int) -> bool:
-    """Return whether a child has ended. The child stays a zombie, so that its pid and group are still its own."""
+    """Return whether a child has ended. The child stays a zombie, so that its pid and group remain reserved."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -142,7 +143,7 @@ def has_ended(pid: int) -> bool:
 
 
 def end_group(leader: int) -> None:
-    """Kill all processes that a worker left behind in its group."""
+    """Kill all processes that are left in a worker's group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""How a run ended, as `run` and `resume` return it."""
+"""The end of a run, as `run` and `resume` return it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rftstream.runs.observer import Observer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """How a run stands or ended when `run` or `resume` returned. `result_of` makes it."""
+    """The state of a run when `run` or `resume` returned. `result_of` makes it."""
 
     run_dir: Path
     steps: int
-    """Number of steps trained in all, also before a resume."""
+    """Steps trained in all, those before a resume included."""
     version: int
     reward_first: float | None
     """Mean over the first tenth of the steps; None if nothing was scored."""
@@ -25,7 +25,7 @@ class RunResult:
     wall_s: float
     """Seconds that this command took, with the start of the processes."""
     reason: str
-    """Why it ended: steps, hours, reward, taskset, ...; interrupted or failed."""
+    """Reason of the end: steps, hours, reward, taskset, ...; interrupted or failed."""
     exit_code: int = 0
     final: Path | None = None
     """The trained model, an ordinary Hugging Face model folder."""
@@ -36,7 +36,7 @@ class RunResult:
         return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
 
     def summary(self) -> str:
-        """Return what a person is told at the end."""
+        """Return the summary that is shown at the end."""
         folder = shown_path(self.run_dir)
         lines = [f"{folder}: {self.steps} steps in {self.wall_s:.1f} s; ended by: {self.reason}"]
         if self.reward_first is not None and self.reward_last is not None:
@@ -55,7 +55,7 @@ class RunResult:
 def result_of(
     folder: RunFolder, observer: Observer, reason: str, exit_code: int, began: float, error: str | None = None
 ) -> RunResult:
-    """Return how a run ended, as its log says."""
+    """Return the result of a run, as its log records it."""
     curve, finished = observer.curve, observer.control.finished
     return RunResult(
         run_dir=folder.path,

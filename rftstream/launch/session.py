@@ -1,4 +1,4 @@
-"""One session of a run: from the start of its processes here to the end of the last of them, under the run's lock."""
+"""One session of a run: from the start of its processes here to the end of the last one, under the run's lock."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LOOK_EVERY_S = 0.1
 
 
 class RunSession:
-    """The time from the start of a run's processes here to the end of the last of them.
+    """One session: from the start of a run's processes here to the end of the last one.
 
     A function of `start` holds the run's lock, makes one, and calls `run` once.
     """
@@ -53,17 +53,17 @@ class RunSession:
         self._options = options
         self._progress: ProgressView | None = None
         self._trackers: list[Tracker] | None = None
-        """The run's trackers. None until the log says which run it is."""
+        """The run's trackers. None until the log names the run."""
         self._untold: list[StepRecord | EvalResult] = []
         self._interrupts = 0
         self._signal = ""
-        """Name of the newest signal that interrupted."""
+        """Name of the last signal that interrupted the session."""
         self._is_answered = False
         self._notes = notes_file(folder)
         self._stream = cast(TextIO, Onlooker(options.stream or sys.stdout, self._unshown))
 
     def run(self, *, new: bool, notes: Sequence[str] = ()) -> RunResult:
-        """See the run to the end of its last process here. `notes` are shown before all else."""
+        """Supervise the run until its last process here has ended. `notes` are shown first."""
         try:
             with noting_failure(self._notes):
                 for text in notes:
@@ -128,7 +128,8 @@ class RunSession:
         return self._result(observer, supervisor.failure)
 
     def _describe(self, transport: Transport, model: ModelSpec, finished: RunFinished) -> None:
-        """Write the card of the trained model again: its last evaluation came after it was left."""
+        """Write the model card of the trained model again, since its last evaluation came after the card was first
+        written."""
         if not self._folder.final.is_dir():
             return
         spec = trained_spec(self._config, model)
@@ -138,7 +139,7 @@ class RunSession:
             self.note(f"model card: {error}; the one that the trainer wrote stays")
 
     def _track(self, news: Sequence[StepRecord | EvalResult], control: ControlView) -> None:
-        """Hand the news to the trackers. A tracker that fails is given up: the log has everything, and showing it must
+        """Pass the news to the trackers. A tracker that fails is dropped: the log has everything, and a display must
         not end a run."""
         self._untold += news
         if self._trackers is None:
@@ -206,10 +207,10 @@ class RunSession:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Count ctrl-C and similar signals. In another thread than the main one nothing is caught.
+        """Count ctrl-C and similar signals. Only the main thread can catch them.
 
-        A signal that comes before the first was answered counts as the same one: the program that started this process
-        passes it on, too (uv run, timeout).
+        A second signal that comes before the first was handled counts as the same one, since the program that started
+        this process (uv run, timeout) forwards it, too.
         """
 
         def on_signal(signum: int, frame: FrameType | None) -> None:
@@ -231,7 +232,7 @@ class RunSession:
 
 
 class _QuietHandler(logging.FileHandler):
-    """A file handler that ignores a full disk: the note is shown, though it cannot be kept."""
+    """A file handler that ignores a full disk: the note is still shown, though it is not saved."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):  # of opening the file
@@ -242,9 +243,9 @@ class _QuietHandler(logging.FileHandler):
 
 
 def notes_file(folder: RunFolder) -> logging.Logger:
-    """Return the logger of logs/run.log, which holds what the supervisor had to say."""
+    """Return the logger of logs/run.log, which holds the supervisor's messages."""
     folder.logs.mkdir(parents=True, exist_ok=True)
-    logger = logging.Logger("rftstream.run")  # one of each run, outside the tree that users configure
+    logger = logging.Logger("rftstream.run")  # one logger for each run, outside the tree that users configure
     handler = _QuietHandler(folder.logs / RUN_LOG, encoding="utf-8", delay=True)
     handler.setFormatter(TextFormatter("run"))
     logger.addHandler(handler)

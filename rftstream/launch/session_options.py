@@ -1,4 +1,4 @@
-"""What a caller of `run` or `resume` says about the session: how it is shown, and how long its end may take."""
+"""Options of a session that a caller of `run` or `resume` gives: its display, and the time limit for its end."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import TextIO
 from rftstream.launch.processes import Spawner
 
 DEADLINE_S = 35.0
-"""Seconds for all workers to leave; a little more than each of them takes by itself."""
+"""Seconds for all workers to leave; slightly more than the limit of each worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """How a run is shown and ended. Who starts a session makes it, before anything else."""
+    """Options for the display and the end of a session. The caller of a session makes it first."""
 
     progress: str
     """auto, live, plain or none."""
     stream: TextIO | None
-    """The stream that the progress is written to; None: stdout."""
+    """The stream for the progress; None: stdout."""
     deadline_s: float
     """Seconds for all workers to leave."""
     spawner: Spawner | None

@@ -1,4 +1,4 @@
-"""Start a whole run on this machine, go on with one, or make one for workers that others start.
+"""Start a whole run on this machine, continue one, or make one for workers that others start.
 
 `rftstream.run` and the commands `run` and `resume` call this.
 """
@@ -63,10 +63,11 @@ def run(
     deadline_s: float = DEADLINE_S,
     spawner: Spawner | None = None,
 ) -> RunResult:
-    """Do a new run from start to end, or go on with one that is there if `run.resume` says so.
+    """Do a new run from start to end, or continue an existing one if `run.resume` says so.
 
     `progress`: auto, live, plain or none, written to `stream` (stdout).
-    ConfigError if the folder's run is live, or neither live nor ended, or ended in a `run_dir` that was named."""
+    ConfigError if the folder's run is live, or neither live nor ended, or ended in a `run_dir` that was named.
+    """
     options = SessionOptions(progress=progress, stream=stream, deadline_s=deadline_s, spawner=spawner)
     if not isinstance(config, RunConfig):
         config = loader.load([config])
@@ -99,7 +100,7 @@ def resume(
     deadline_s: float = DEADLINE_S,
     spawner: Spawner | None = None,
 ) -> RunResult:
-    """Go on with a run that was stopped or died, or add to a finished one. `sets` change settings."""
+    """Continue a run that was stopped or died, or extend a finished one. `sets` change settings."""
     options = SessionOptions(progress=progress, stream=stream, deadline_s=deadline_s, spawner=spawner)
     folder, before = find_run(run)
     config = read_config(folder, sets) if folder.exists() else loader.load([run], sets=sets)
@@ -109,7 +110,8 @@ def resume(
 
 
 def not_taken(run: Path, config: RunConfig, sets: Sequence[str]) -> list[str]:
-    """Return how the run file differs from what is in force: the config that the run recorded, with `sets`."""
+    """Return the differences between the run file and the settings in force: the config that the run recorded, with
+    `sets`."""
     if run.is_dir():
         return []
     differences = changed_settings(config, loader.load([run], sets=sets))
@@ -122,7 +124,7 @@ def not_taken(run: Path, config: RunConfig, sets: Sequence[str]) -> list[str]:
 
 
 def resume_if_incomplete(run: str | Path, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
-    """Resume a run, or return how it ended if it is complete."""
+    """Resume a run, or return its result if it is complete."""
     began = time.monotonic()
     folder, config = find_run(run)
     if run_state(config, folder) == "ended" and (done := _complete(config, folder, began)) is not None:
@@ -137,7 +139,7 @@ def _go_on(
     options: SessionOptions,
     notes: Sequence[str] = (),
 ) -> RunResult:
-    """Go on with a run that is there already. `run.resume` may name a version to go back to, once."""
+    """Continue an existing run. `run.resume` may name a version to go back to, once."""
     config = planned.config
     version = config.run.resume if isinstance(config.run.resume, int) else None
     if version is not None:
@@ -158,7 +160,8 @@ def _go_on(
 
 
 def _rate_change(transport: Transport, before: RunConfig, config: RunConfig, version: int | None) -> list[str]:
-    """Return a line on how the learning rate goes on, if other settings change it at `version` (None: the newest)."""
+    """Return a line on the new course of the learning rate if other settings change it at `version` (None: the
+    newest)."""
     then, now = Stages.of(before), Stages.of(config)
     if then == now:
         return []
@@ -171,7 +174,7 @@ def _rate_change(transport: Transport, before: RunConfig, config: RunConfig, ver
 
 
 def _complete(config: RunConfig, folder: RunFolder, began: float) -> RunResult | None:
-    """Return how an ended run finished, or None if it has something to do under this config."""
+    """Return the result of an ended run, or None if it has something left to do under this config."""
     before = read_config(folder) if folder.exists() else config
     with closing(open_transport(config, folder)) as transport, closing(Observer(transport)) as observer:
         observer.catch_up()
@@ -185,7 +188,8 @@ def _complete(config: RunConfig, folder: RunFolder, began: float) -> RunResult |
 def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None) -> tuple[RunFolder, bool]:
     """Make a run without processes, for workers that others start; return its folder and whether it is new.
 
-    The newest run is taken as it is if it has not ended, so that a system can do this at each of its starts."""
+    If the newest run has not ended, it is returned unchanged, so that a system can call this at each start.
+    """
     if not isinstance(config, RunConfig):
         config = loader.load([config])
     planned = plan(config, Purpose.make, run_dir=run_dir)
@@ -208,7 +212,7 @@ def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None)
 
 
 def delete_leftovers(transport: Transport, config: RunConfig, folder: RunFolder) -> None:
-    """Delete what the trainer of a finished run gave up and could not delete, for instance because the machine died."""
+    """Delete what the trainer of a finished run gave up but could not delete, for instance because the machine died."""
     said = read_control(transport).trimmed
     if said is None:
         return
@@ -225,9 +229,10 @@ def delete_leftovers(transport: Transport, config: RunConfig, folder: RunFolder)
 def reopen(
     transport: Transport, folder: RunFolder, before: RunConfig, config: RunConfig, back_to: int | None = None
 ) -> None:
-    """Take back the records that say that the run is over or should stop, and the versions after `back_to`.
+    """Revoke the records that end or stop the run, and the versions after `back_to`.
 
-    ConfigError if there is nothing more to do, or if it would be done with other data."""
+    ConfigError if the run has nothing more to do, or would continue with other data.
+    """
     check_beginnings(transport, folder.run_id, WHOLE)
     with closing(Observer(transport)) as observer:
         observer.catch_up()
@@ -271,9 +276,10 @@ def reopen(
 def nothing_more(
     finished: RunFinished, version: int, before: RunConfig, config: RunConfig, retries: bool = False
 ) -> str | None:
-    """Return why a finished run has nothing to go on with under its changed settings, or None if it has something.
+    """Return why a finished run has nothing left to do under its changed settings, or None if it has something.
 
-    `retries`: somebody asked to put dead groups back."""
+    `retries`: there is a request to put dead groups back.
+    """
     old, new = before.run, config.run
     if config.steps is not None and version >= config.steps:
         more = (

@@ -41,18 +41,18 @@ from rftstream.service.role_spec import RoleKind, RoleSpec
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 HEALTHY_AFTER_S = 60.0
-"""Seconds alive after which a process that dies is started again with the shortest pause."""
+"""Seconds alive after which a process that dies is restarted with the shortest pause."""
 FULL_BYTES = 1 << 16
-"""With less room on its disk, a process may end without a word in its log."""
+"""Free bytes below which a process may die without writing an error to its log."""
 MAX_CRASHES = 10
-"""Crashes of one process in a row, without a step of the run in between, after which the run ends."""
+"""Crashes in a row of one process, without a step of the run in between, that end the run."""
 STOPPED_HOLDER_S = 10.0
-"""Seconds after which a stopped process is ended if it holds the write lock of the log, which blocks everybody."""
+"""Seconds after which a stopped process is killed if it holds the write lock of the log, which blocks all others."""
 LOOK_EVERY_S = 1.0
 
 
 class HoldingProcess(Protocol):
-    """The process that holds the write lock of a log, as its transport names it."""
+    """The process that holds the write lock of a log. The transport returns it."""
 
     @property
     def pid(self) -> int:
@@ -61,7 +61,7 @@ class HoldingProcess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the run could not go on. A Supervisor makes it."""
+    """The failure that ended the run. A Supervisor makes it."""
 
     exit_code: int
     text: str
@@ -69,7 +69,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Slot:
-    """A worker that the run should have, with its process of the moment. A Supervisor makes and changes it."""
+    """A worker that the run should have, with its current process. A Supervisor makes and changes it."""
 
     role: str
     command: WorkerCommand
@@ -82,7 +82,7 @@ class Slot:
     pauses: int = 0
     crashes: int = 0
     log_offset: int = 0
-    """Byte of the log file at which this process's part begins."""
+    """Byte of the log file at which the output of this process begins."""
 
     @property
     def process(self) -> str:
@@ -93,9 +93,9 @@ class Slot:
 class Supervisor:
     """The workers of a run on this machine, from their first start until the last of them has left.
 
-    A session makes it first of all, so that the spawner gets ready while model and log are made. `start` tells it the
-    workers. From then on the session calls `poll` until `all_left`. It calls `stop` or `kill` in between if somebody
-    wants an end, and `close` at last.
+    A session makes it first, so that the spawner gets ready while model and log are made. `start` passes it the
+    workers. From then on the session calls `poll` until `all_left`. It calls `stop` or `kill` if the run should end
+    early, and `close` last.
     """
 
     def __init__(
@@ -128,9 +128,10 @@ class Supervisor:
         *,
         lock_holder: Callable[[], HoldingProcess | None] | None = None,
     ) -> None:
-        """Take over these workers, with their role; the next `poll` starts their processes.
+        """Set the workers, each with its role. The next `poll` starts their processes.
 
-        `lock_holder` asks which process holds the write lock of the log."""
+        `lock_holder` returns the process that holds the write lock of the log.
+        """
         self.slots = [Slot(role, command) for role, command in commands]
         self._troubles = {slot.process: logs.Troubles(slot.command.log, clock=self._clock) for slot in self.slots}
         if lock_holder is not None:
@@ -138,7 +139,7 @@ class Supervisor:
 
     @property
     def all_left(self) -> bool:
-        """Return whether no worker runs and none is to be started again."""
+        """Return whether no worker runs and none is to be restarted."""
         return all(slot.child is None and slot.state not in ("to start", "fenced") for slot in self.slots)
 
     @property
@@ -147,7 +148,7 @@ class Supervisor:
         return self._stop_by is not None
 
     def poll(self, control: ControlView, version: int) -> None:
-        """Look at all workers once, given what the log says, and start or end what is due. Never waits."""
+        """Check all workers once against the state of the log, and start or end those that are due. Never waits."""
         now = self._clock()
         self._control = control
         if version > self._version:
@@ -160,14 +161,14 @@ class Supervisor:
             self._look_at = now + LOOK_EVERY_S
             if self._stopped_holder is not None:
                 self._stopped_holder.look(now)
-            for slot in self.slots:  # a run that stands still says why
+            for slot in self.slots:  # a run that stands still reports why
                 for text in self._troubles[slot.process].new():
                     self._report(f"{slot.process}: {text}")
         self._keep_deadlines(now)
 
     def stop(self) -> None:
-        """Tell all workers to finish what they have in hand and leave. Those that are still there after the deadline
-        are ended."""
+        """Tell all workers to finish their work in progress and leave. Those that are still alive after the deadline
+        are killed."""
         if self._stop_by is None:
             self._stop_by = self._clock() + self._deadline_s
             self._signal_all(signal.SIGTERM)
@@ -181,7 +182,7 @@ class Supervisor:
         self._signal_all(signal.SIGKILL)
 
     def close(self) -> None:
-        """End what is left of the spawner, and its workers with it."""
+        """Close the spawner, which ends its workers."""
         self._spawner.close()
 
     # ------------------------------------------------------------------------------------------ one worker
@@ -254,8 +255,8 @@ class Supervisor:
         return self.stopping or (self._control.finished is not None and not role_spec(slot.role).outlives_the_run)
 
     def _look_at_successor(self, slot: Slot, now: float) -> None:
-        """Look after a role that another process took over. When the run is finished, that process may still do its
-        last work."""
+        """Watch a role that another process has taken over. If the run is finished, that process may still do its last
+        work."""
         claim = self._control.claims.get(slot.role)
         if claim is not None and claim.host != socket.gethostname():
             slot.state = "left" if self._control.finished is not None else slot.state
@@ -291,7 +292,7 @@ class Supervisor:
                     self._end_late(slot, True)
 
     def _end_late(self, slot: Slot, for_good: bool) -> None:
-        """End a worker that leaves too late: ask it first, and kill it after another deadline."""
+        """End a worker that leaves too late: first by a signal, and after another deadline by a kill."""
         state = "killed" if for_good else "asked to leave"
         if slot.child is not None and slot.state != state:
             slot.state = state
@@ -307,16 +308,16 @@ class Supervisor:
 
 
 class StoppedHolder:
-    """Ends a stopped process that holds the write lock of the log. The supervisor calls `look` every second."""
+    """Kills a stopped process that holds the write lock of the log. The supervisor calls `look` every second."""
 
     def __init__(self, ask: Callable[[], HoldingProcess | None], report: Callable[[str], None]) -> None:
         self._ask = ask
         self._report = report
         self._seen: tuple[int, float] | None = None
-        """The process that was stopped at the last look, and the time since when."""
+        """The process that was stopped at the last check, and the time since when."""
 
     def look(self, now: float) -> None:
-        """Look at the holder once, and kill it if it has been stopped for STOPPED_HOLDER_S."""
+        """Check the holder once, and kill it if it has been stopped for STOPPED_HOLDER_S."""
         holder = self._ask()
         pid = None if holder is None else holder.pid
         if pid is None or process_state(pid) != "T":
@@ -332,11 +333,11 @@ class StoppedHolder:
             send_signal(pid, signal.SIGKILL)
 
 
-# ------------------------------------------------------------------------------------------------ what to start
+# ------------------------------------------------------------------------------------------------ which workers
 
 
 def default_spawner(logs_folder: Path, report: Callable[[str], None]) -> Spawner:
-    """Return the spawner that forks workers if the system can, else one that starts an interpreter for each."""
+    """Return the spawner that forks workers if the system supports it, else one that starts an interpreter for each."""
     if zygote.is_supported():
         return zygote.ZygoteSpawner(logs_folder / "zygote.log", report=report)
     return PlainSpawner()
@@ -390,7 +391,7 @@ def _architecture(model: Path | None) -> list[str]:
 
 
 def _silence(log: Path) -> str:
-    """Return what to say of a process whose log holds no error. On a full disk it could not write any."""
+    """Return the message for a process without an error in its log. On a full disk it could not write one."""
     free = shutil.disk_usage(log.parent).free if log.parent.is_dir() else None
     if free is not None and free < FULL_BYTES:
         return f"no word in {log}, whose disk is full ({free:,} bytes free); make room and run `rftstream resume`"

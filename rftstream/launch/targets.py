@@ -15,9 +15,9 @@ WRITE_EVERY_S = 1.0
 
 
 class Targets:
-    """The file targets.json of a run. A session makes it and calls `update` often, and `close` at the end.
+    """The file targets.json of a run. A session makes it, calls `update` often, and `close` at the end.
 
-    A worker that is being started again keeps its last port, so that Prometheus sees that it is down.
+    A worker that is being restarted keeps its last port, so that Prometheus sees that it is down.
     """
 
     def __init__(self, file: Path, run: str, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,11 +27,11 @@ class Targets:
         self._look_at = 0.0
         self._ports: dict[str, int] = {}
         self._known: dict[str, dict[str, object]] = {}
-        """Process -> its target as it was last known."""
+        """Process -> its last known target."""
         self._written: str | None = None
 
     def update(self, slots: Sequence[Slot]) -> None:
-        """Write the file if it is time and something has changed."""
+        """Write the file if it is due and has changed."""
         if (now := self._clock()) < self._look_at:
             return
         self._look_at = now + WRITE_EVERY_S
@@ -47,9 +47,9 @@ class Targets:
                 self._written = text
 
     def close(self, *, failed: bool) -> None:
-        """Remove the file, since the ports are gone with the processes. After a failure it stays, with all workers that
-        there were: Prometheus then sees that nobody answers any more, and an alert can say so. A session that resumes
-        the run writes the file anew."""
+        """Remove the file, since the ports are gone with the processes. After a failure the file stays, with all
+        workers: Prometheus then sees that none answers, and an alert can fire. A session that resumes the run writes
+        the file anew."""
         if failed and self._known:
             self._write(list(self._known.values()))
         else:
@@ -58,7 +58,7 @@ class Targets:
     def _group(self, slot: Slot) -> dict[str, object] | None:
         if slot.state == "left":
             return None
-        with contextlib.suppress(OSError, ValueError):  # not there yet, or not all of it
+        with contextlib.suppress(OSError, ValueError):  # the file is missing or incomplete
             text = slot.command.log.with_suffix(".port").read_text(encoding="utf-8")
             self._ports[slot.process] = int(text.partition(" ")[0])
         port = self._ports.get(slot.process)

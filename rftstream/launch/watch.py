@@ -1,4 +1,4 @@
-"""What there is to see of a run that goes on: rates, lags, a completion, a standstill. Reads the log only."""
+"""The state of a live run for its progress views: rates, lags, a completion, a standstill. It reads the log only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rftstream.transport.base import Transport
 LAG_EVERY_S = 2.0
 SAMPLE_EVERY_S = 20.0
 TROUBLE_EVERY_S = 30.0
-"""Seconds between two looks at whether the run stands still, or its rollouts fail."""
+"""Seconds between two checks for a standstill or failing rollouts."""
 RATE_OVER_S = 60.0
 LAGS = {topic: spec.name for spec in (EXPLORER, VERIFIER, BUFFER) for topic in spec.consumes}
 """Topic -> the group whose lag is shown; `verified` holds the open groups, too."""
@@ -43,7 +43,7 @@ LAGS = {topic: spec.name for spec in (EXPLORER, VERIFIER, BUFFER) for topic in s
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A completion as a person reads it."""
+    """A completion in readable form."""
 
     prompt: str
     completion: str
@@ -60,9 +60,9 @@ class Rates:
 
 
 class Watch:
-    """Looks up what the progress views show, each thing no more often than it is worth.
+    """Collects what the progress views show, each thing at its own interval.
 
-    The session makes it. A view hands it all news by `absorb`, calls `look` before it draws, and reads the attributes.
+    The session makes it. A view passes it all news by `absorb`, calls `look` before it draws, and reads the attributes.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Watch:
         folder: RunFolder,
         renderer: Renderer | None = None,
     ) -> None:
-        """Make a watch that has seen nothing. A `renderer` shows completions with their special tokens."""
+        """Make a watch without any data. A `renderer` shows completions with their special tokens."""
         self.config = config
         self.observer = observer
         self.slots = slots
         self.title = folder.run_id
         self.began = time.monotonic()
         self.evaluations: dict[str, EvalResult] = {}
-        """The newest result of each."""
+        """The newest result of each evaluation."""
         self.signs: tuple[Sign, ...] = ()
         """Signs that something may be wrong with the training."""
         self.sample: Sample | None = None
@@ -92,7 +92,7 @@ class Watch:
         self.failing: tuple[FailingTaskset, ...] = ()
         self._folder = folder
         self._moving_since = time.time()
-        """Time since which the run should move. Before, it had not begun here or was paused."""
+        """Time since which the run should move. Before that, it had not begun here or was paused."""
         self._trouble_at = time.monotonic() + TROUBLE_EVERY_S
         self._transport = transport
         self._renderer = renderer
@@ -115,7 +115,7 @@ class Watch:
                 self._results.append(message)
 
     def look(self) -> None:
-        """Look at what is due: signs in the steps, and on the log lags, a completion, whether the run stands still."""
+        """Refresh what is due: signs in the steps and, from the log, lags, a completion and a standstill."""
         now = time.monotonic()
         try:
             if now >= self._lag_at:
@@ -131,7 +131,7 @@ class Watch:
                 self.standstill = self._look_for_standstill()
                 self.failing = find_failing(self._transport)
         except TransportError:
-            pass  # the next look may do better; looking on must not end a run
+            pass  # the next call may succeed; the display must not end a run
 
     def rates(self) -> Rates | None:
         """Return the rates over the newest steps, or None if there are too few."""
@@ -151,7 +151,7 @@ class Watch:
         )
 
     def seconds_left(self) -> float | None:
-        """Estimate the seconds until the run ends by its steps or hours; None if that is not known."""
+        """Estimate the seconds until the run ends by its steps or hours; None if unknown."""
         if self.observer.control.finished is not None:
             return None
         run, curve, rates = self.config.run, self.observer.curve, self.rates()
@@ -197,7 +197,7 @@ class Watch:
         return None
 
     def _sample_of(self, record: Record) -> Sample | None:
-        """Return the completion in a record; None if there is none in it."""
+        """Return the completion in a record, or None if it has none."""
         message = codec.from_record(record) if record.value is not None else None
         if not isinstance(message, VerifiedRollout) or (rollout := message.rollout) is None or rollout.problem is None:
             return None

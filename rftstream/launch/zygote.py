@@ -1,9 +1,9 @@
 """A warm interpreter that forks workers: torch and transformers take seconds to import, a fork takes milliseconds.
 
-The supervisor starts one zygote and asks it, over a socket, for workers by their command line. The zygote imports what
-a worker says it will need, once, and forks; the worker then runs the same command as if it had been started by
-itself. Nothing but imports ever happens in the zygote: no thread, no array operation, no file of the run. Should an
-import start a thread all the same, the zygote refuses from then on, and workers are started the plain way.
+The supervisor starts one zygote, and requests workers from it over a socket, each by its command line. The zygote
+imports the modules that a worker will need, once, and forks. The worker then runs the same command as if it had been
+started directly. The zygote does nothing but import: no thread, no array operation, no file of the run. If an import
+starts a thread all the same, the zygote refuses all further requests, and workers are started as new interpreters.
 
 Messages are JSON lines. To the zygote: {"number", "arguments", "log", "preload", "threads", "process"}. From it:
 {"started": number, "pid"}, {"refused": number, "why"}, {"ended": number, "code"}.
@@ -46,19 +46,20 @@ BASE = (
 """Modules that every worker needs, imported before the first fork."""
 
 MAX_DEATHS = 3
-"""Deaths after which a zygote is not started again."""
+"""Times that a zygote may die before it is no longer restarted."""
 
 TITLE_ROOM = "." * 800
-"""An argument of the zygote. A worker's own command line takes its place in memory, for `ps`."""
+"""A long argument of the zygote. In a fork, the worker's own command line overwrites it in memory, for `ps`."""
 
 _PR_SET_NAME = 15
 ENVIRONMENT = {**thread_limits(1), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Environment of a zygote. Array libraries start no threads in it, and an import that asks for GPUs does not make torch
-initialise CUDA; a fork could not use it then."""
+"""Environment of a zygote. In it, array libraries start no threads, and an import that asks for GPUs does not make
+torch initialise CUDA, since a fork could not use CUDA then."""
 
 
 def is_supported() -> bool:
-    """Return whether forking after imports is safe here. It is on Linux; macOS's frameworks are not made for it."""
+    """Return whether forking after imports is safe here. It is safe on Linux; macOS's frameworks are not made for
+    it."""
     return sys.platform == "linux"
 
 
@@ -66,7 +67,7 @@ def is_supported() -> bool:
 
 
 class ZygoteSpawner:
-    """A Spawner that forks workers from a zygote, and takes `fallback` if that fails. `default_spawner` makes it."""
+    """A Spawner that forks workers from a zygote. If that fails, it uses `fallback`. `default_spawner` makes it."""
 
     def __init__(
         self, log: Path, *, fallback: PlainSpawner | None = None, report: Callable[[str], None] | None = None
@@ -86,7 +87,7 @@ class ZygoteSpawner:
             self._zygote = Zygote(self._log)
 
     def spawn(self, command: WorkerCommand) -> Child:
-        """Ask the zygote for a worker, or the fallback if there is no zygote."""
+        """Request a worker from the zygote, or from the fallback if there is no zygote."""
         command.log.parent.mkdir(parents=True, exist_ok=True)
         self.warm()
         if self._zygote is None:
@@ -101,12 +102,12 @@ class ZygoteSpawner:
     def _plain(self, command: WorkerCommand, why: str) -> Child:
         if self._report is not None:
             self._report(f"{command.process}: started without the warm interpreter: {why}")
-        self._deaths = MAX_DEATHS  # start no more zygotes; the living one stays, since its workers need it
+        self._deaths = MAX_DEATHS  # start no more zygotes; the one that lives stays, since its workers need it
         return self._fallback.spawn(command)
 
 
 class ZygoteProcess(Protocol):
-    """The process of a zygote, as `start_process` returns it: a Popen, or what offers the same."""
+    """The process of a zygote, as `start_process` returns it: a Popen, or an object with the same methods."""
 
     @property
     def pid(self) -> int:
@@ -132,12 +133,12 @@ def _start_interpreter(channel: socket.socket, log: int) -> ZygoteProcess:
 
 
 start_process: Callable[[socket.socket, int], ZygoteProcess] = _start_interpreter
-"""Starts the process of a zygote, which serves the channel and writes to the log. A process that was forked from a
-warm interpreter itself may put here what forks the zygote from the same one."""
+"""Starts the process of a zygote, which serves the channel and writes to the log. A process that was itself forked from
+a warm interpreter may replace this function, to fork the zygote from the same interpreter."""
 
 
 class Zygote:
-    """The zygote's process, as the supervisor sees it. A ZygoteSpawner makes it, which starts the process."""
+    """The zygote's process, from the supervisor's side. A ZygoteSpawner makes it, which starts the process."""
 
     def __init__(self, log: Path) -> None:
         self._socket, theirs = socket.socketpair()
@@ -147,13 +148,13 @@ class Zygote:
         self._socket.setblocking(False)
         self._buffer = b""
         self._unsent = b""
-        """Requests that the zygote has not taken yet: it reads none while it imports."""
+        """Requests that the zygote has not read yet, since it reads none during imports."""
         self._number = 0
         self._answers: dict[int, dict[str, Any]] = {}
         self.dead = False
 
     def ask(self, command: WorkerCommand) -> int:
-        """Ask for a worker, and return the number under which answers come."""
+        """Request a worker, and return the number of the request, which its answers carry."""
         self._number += 1
         request = {
             "number": self._number,
@@ -168,7 +169,7 @@ class Zygote:
         return self._number
 
     def answer(self, number: int) -> dict[str, Any]:
-        """Return all that was said about a number so far."""
+        """Return all answers to a request so far."""
         self._send()
         while not self.dead:
             try:
@@ -191,7 +192,7 @@ class Zygote:
         self._lost()
 
     def _send(self) -> None:
-        """Send what the zygote can take now; `answer`, which is asked again and again, sends the rest."""
+        """Send what the socket accepts now. `answer`, which is called repeatedly, sends the rest."""
         try:
             while self._unsent and not self.dead:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
@@ -208,7 +209,8 @@ class Zygote:
 
 
 class ForkedChild:
-    """A Child that a zygote forks, or that is started the plain way if the zygote refuses. A ZygoteSpawner makes it."""
+    """A Child that a zygote forks, or that is started as a new interpreter if the zygote refuses. A ZygoteSpawner makes
+    it."""
 
     def __init__(self, zygote: Zygote, command: WorkerCommand, plain: Callable[[WorkerCommand, str], Child]) -> None:
         self._zygote = zygote
@@ -221,14 +223,14 @@ class ForkedChild:
 
     @property
     def pid(self) -> int | None:
-        """Return the process id, or None while the process is on its way."""
+        """Return the process id, or None while the process is being started."""
         if self._plain is not None:
             return self._plain.pid
         pid: int | None = self._zygote.answer(self._number).get("pid")
         return pid
 
     def poll(self) -> int | None:
-        """Return the exit code or None. Start the worker the plain way if the zygote refused."""
+        """Return the exit code or None. Start the worker as a new interpreter if the zygote has refused."""
         if self._code is not None:
             return self._code
         answer = self._zygote.answer(self._number)
@@ -248,7 +250,7 @@ class ForkedChild:
         return self._code
 
     def send(self, signum: int) -> None:
-        """Send a signal to the worker. Keep it until the worker has a process id."""
+        """Send a signal to the worker. Keep the signal until the worker has a process id."""
         self._signals.append(signum)
         self.poll()
 
@@ -257,7 +259,7 @@ class ForkedChild:
 
 
 class Server:
-    """The zygote's own side: it takes requests from a socket, forks workers, and tells of their ends."""
+    """The zygote's own side: it reads requests from a socket, forks workers, and reports their ends."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -281,7 +283,7 @@ class Server:
     def _requests(self) -> Iterator[dict[str, Any]]:
         data = self._channel.recv(65536)
         if not data:
-            os._exit(0)  # the supervisor is gone; our workers go with us
+            os._exit(0)  # the supervisor is gone; our workers end with us
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             yield json.loads(line)
@@ -293,7 +295,7 @@ class Server:
             self._say({"number": number, "refused": f"an import started {threads - 1} threads"})
             return
         gc.collect()
-        gc.freeze()  # so that the workers' collectors leave the shared pages alone
+        gc.freeze()  # keeps the workers' collectors from touching the shared pages
         zygote, pid = os.getpid(), os.fork()
         if pid == 0:
             self._channel.close()
@@ -306,7 +308,7 @@ class Server:
     def _reap(self, pidfd: int) -> None:
         number, pid = self._workers.pop(pidfd)
         os.close(pidfd)
-        end_group(pid)  # before the wait: a zombie still holds its group's number
+        end_group(pid)  # before the wait: a zombie still reserves its group's number
         _, status = os.waitpid(pid, 0)
         self._say({"number": number, "code": os.waitstatus_to_exitcode(status)})
 
@@ -316,7 +318,7 @@ class Server:
 
 def _import(modules: tuple[str, ...] | list[str]) -> None:
     for module in modules:
-        with contextlib.suppress(Exception):  # a worker that needs the module will report what is wrong
+        with contextlib.suppress(Exception):  # a worker that needs the module will report the error
             importlib.import_module(module)
 
 
@@ -339,7 +341,7 @@ def _become(request: dict[str, Any], zygote: int) -> NoReturn:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # the end of a process, as the interpreter would do it
+    except BaseException:  # ends the process as the interpreter would
         import traceback
 
         traceback.print_exc()
@@ -351,7 +353,7 @@ def _become(request: dict[str, Any], zygote: int) -> NoReturn:
 
 
 def set_title(process: str, arguments: list[str]) -> None:
-    """Write another command line where `ps` looks for it: into the memory of the zygote's own."""
+    """Write another command line to the place where `ps` reads it: over the zygote's own in memory."""
     title = "\0".join([sys.executable, *arguments]).encode()
     try:
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:

@@ -1,9 +1,9 @@
-"""What can be known of a run before it starts: whether it will work, fit and learn.
+"""Checks before a run starts: whether it will work, fit into the machine, and learn.
 
 In the order of reading:
 
-    plan, readiness           what every use of a run's config begins with, and the list of what has to be there
-    folder_choice             which run folder is meant
+    plan, readiness           the preparation for every use of a run's config, and the list of requirements
+    folder_choice             the choice of the run folder
     checks.check, checks.check_report  `rftstream check`: the run file, its data, prompts and rewards; its report
     checks.check_environments, checks.check_rewards, checks.templates, checks.advice
                               the single checks, and settings that are worth another look

@@ -1,4 +1,4 @@
-"""`rftstream doctor`: whether this machine, and what a run file names on it and elsewhere, is fit for a run."""
+"""`rftstream doctor`: checks whether this machine, and what a run file names, is fit for a run."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ MEMORY_BYTES = 2e9
 SHARED_BYTES = 1e9
 OPEN_FILES = 1024
 PACKAGES = ("torch", "transformers", "kafka-python", "numpy", "msgspec")
-"""Packages whose versions are asked for first when something is odd."""
+"""Packages whose versions matter most when something is odd."""
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorReport(Report):
-    """All that `examine` found. The command shows it."""
+    """All findings of `examine`. The command shows it."""
 
     JSON = "ok findings=findings_to_json"
 
@@ -56,7 +56,7 @@ class DoctorReport(Report):
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of the command. The broker's own code is taken if the broker is one of the problems."""
+        """Return the exit code of the command: the broker's own code if the broker is one of the problems."""
         return max((problem.exit_code for problem in self.problems), default=0)
 
     @property
@@ -65,11 +65,11 @@ class DoctorReport(Report):
         return not self.problems
 
     def findings_to_json(self) -> list[dict[str, Any]]:
-        """Return what was found, without exit codes."""
+        """Return the findings, without exit codes."""
         return [pick(finding, "level what found wanted todo") for finding in self.findings]
 
     def to_text(self) -> str:
-        """Return the report as lines. Problems come last, where they are seen first."""
+        """Return the report as lines. Problems come last, where users see them first."""
         findings = sorted(self.findings, key=lambda finding: list(Level).index(finding.level))
         rows = [(str(finding.level), finding.what, finding.found) for finding in findings]
         lines: list[str] = []
@@ -84,7 +84,7 @@ class DoctorReport(Report):
 
 
 def examine(config: RunConfig | None) -> DoctorReport:
-    """Look at the machine and, with a config, at what it names. Nothing is left behind anywhere."""
+    """Check the machine and, with a config, everything that the config names. Nothing is left behind anywhere."""
     folder = Path.cwd() if config is None else Path(config.base) / config.run.folder
     findings = [
         *_python(),
@@ -102,7 +102,7 @@ def examine(config: RunConfig | None) -> DoctorReport:
 
 
 def _guarded(what: str, look: Callable[[RunConfig], Iterator[Finding]], config: RunConfig) -> list[Finding]:
-    """Return what `look` finds. Any error of a user's own part, or of a server, is a finding, too."""
+    """Return the findings of `look`. Any error of a user's own part, or of a server, becomes a finding."""
     try:
         return list(look(config))
     except RftError as error:
@@ -188,14 +188,14 @@ def _gpus() -> Iterator[Finding]:
     try:
         import torch
     except ImportError:
-        return  # this was reported already
+        return  # reported already
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(num_gpus))
     yield _judged(True, "gpu", names or "none that torch sees; roles on cpu need none")
 
 
 def _sandbox() -> Iterator[Finding]:
-    """Yield each layer around programs of a policy. The reward `code` needs the first; runs without it need none."""
+    """Yield each layer around programs of a policy. The reward `code` needs the first one; other runs need none."""
     for layer in find_layers():
         yield _advised(layer.is_there, f"sandbox: {layer.name}", layer.found, "there", layer.cost)
 
@@ -204,7 +204,7 @@ def _sandbox() -> Iterator[Finding]:
 
 
 def _needs(config: RunConfig) -> Iterator[Finding]:
-    """Yield a finding for each thing that `check` and `run` ask for."""
+    """Yield a finding for each requirement of `check` and `run`."""
     with tempfile.TemporaryDirectory(prefix="rftstream-doctor-") as scratch:
         for looked in plan(config, Purpose.report, scratch=Path(scratch)).looked:
             if looked.error is None:
@@ -222,7 +222,7 @@ def _needs(config: RunConfig) -> Iterator[Finding]:
 
 
 def _architecture(config: RunConfig) -> Iterator[Finding]:
-    """Yield whether transformers knows the model. Only this look needs the slow import."""
+    """Yield whether transformers knows the model. This is the only check with the slow import."""
     if config.model.path in (None, FAKE) or not readiness.loads_model(config):
         return
     from transformers import AutoConfig
@@ -246,7 +246,7 @@ def _broker(config: RunConfig) -> Iterator[Finding]:
 
 
 def _topics(config: RunConfig, transport: Transport) -> Iterator[Finding]:
-    """Yield whether the run's topics, as far as there are any, are what a run needs."""
+    """Yield whether the run's existing topics are fit for a run."""
     there = transport.admin.topics()
     found = dangers(transport, config, begun=False)
     if there or found:

@@ -1,4 +1,4 @@
-"""The disk that a run will need, estimated from its settings and from one encoded rollout of each taskset."""
+"""Estimates the disk space that a run will need, from its settings and from one encoded rollout of each taskset."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ModelSizes:
 
     parameters: int
     trained: int
-    """Parameters that are trained: those of the adapters, if the run trains adapters."""
+    """Parameters that are trained: those of the adapters if the run trains adapters."""
     adapted: int
     """Parameters of the matrices that have adapters."""
     layers: int
@@ -72,19 +72,19 @@ class ModelSizes:
         )
 
     def activation_bytes(self, *, half: bool, recomputed: bool) -> int:
-        """Return the bytes that the backward pass needs for each token.
+        """Return the bytes per token that the backward pass needs.
 
-        They are, for every layer, two norms in float32 (their input, and it normalised). In the type of matrix products
-        they are the inputs of all matrices; queries, keys, values and output of attention; and the MLP's gate before
-        and after its activation, its other half and their product. With `recomputed` they are the input of every layer,
-        and one layer whole.
+        For every layer, these are two norms in float32 (each with its input and its normalised input). In the type of
+        matrix products, these are the inputs of all matrices; queries, keys, values and output of attention; and the
+        MLP's gate before and after its activation, its other half and their product. With `recomputed`, these are the
+        input of every layer, and one complete layer.
         """
         of_products = 3 * self.width + 2 * self.queries + 2 * self.keys + 4 * self.inner
         layer = 4 * (4 * self.width) + (2 if half else 4) * of_products
         return 4 * self.width * self.layers + layer if recomputed else layer * self.layers
 
     def cache_bytes(self, dtype: str) -> int:
-        """Return the bytes of keys and values of a token."""
+        """Return the bytes of the keys and values of one token."""
         return 2 * self.keys * self.layers * SERVED_BYTES[dtype]
 
 
@@ -108,16 +108,16 @@ def _has_adapter(name: str, shape: tuple[int, ...], lora: LoraSection) -> bool:
 
 
 MASTER_BYTES = 12
-"""Bytes per parameter of a checkpoint: master and two moments, float32."""
+"""Bytes per parameter in a checkpoint: master and two moments, float32."""
 
 CHARACTERS_PER_TOKEN = 4
-"""Characters per token that are assumed of completions that nobody has seen yet."""
+"""Assumed characters per token of completions, before any is known."""
 
 REFERENCE_BYTES = 4
-"""Bytes per parameter of a checkpoint for a reference that is not version 0."""
+"""Bytes per parameter in a checkpoint for a reference that is not version 0."""
 
 LOG_OVERHEAD = 1.15
-"""Factor for pages and indexes of the embedded log beside its records."""
+"""Factor for the pages and indexes of the embedded log beside its records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,19 +129,19 @@ class DiskEstimate(Report):
     rollouts: int | None
     """Rollouts of the whole run. None if the run has no known end."""
     bytes_per_rollout: int
-    """Bytes of a rollout on all topics of its way, with a completion of the greatest length."""
+    """Bytes of a rollout on all topics together, with a completion of the greatest length."""
     saved_bytes: int
-    """Those of them on `partials`, if a rollout takes longer than the rhythm in which unfinished ones are saved."""
+    """Bytes of it on `partials`, if a rollout takes longer than the interval at which unfinished ones are saved."""
     log_bytes: int | None
     parameters: int
     snapshot_bytes: int
     snapshots: int
-    """Most snapshots that are held at a time."""
+    """Most snapshots that are held at once."""
     checkpoint_bytes: int
     checkpoints: int
     store_is_local: bool
     free_bytes: int
-    """Bytes that are free where the run folder will be."""
+    """Bytes that are free at the place of the run folder."""
 
     @property
     def weights_bytes(self) -> int:
@@ -150,7 +150,7 @@ class DiskEstimate(Report):
 
     @property
     def total_bytes(self) -> int:
-        """Return the bytes that are known and lie on this disk. `final/` counts as one snapshot more."""
+        """Return the known bytes on this disk. `final/` counts as one more snapshot."""
         weights = self.weights_bytes if self.store_is_local else 0
         return (self.log_bytes or 0) + weights + self.snapshot_bytes
 
@@ -168,8 +168,9 @@ def estimate_disk(
     sizes: Mapping[str, int],
     critic: ModelSizes | None = None,
 ) -> DiskEstimate:
-    """Estimate the disk for a run. `samples` has a problem of each taskset and the length of its prompt; `sizes` the
-    number of problems of each taskset; `critic` the sizes of the trainer's critic, if it has one."""
+    """Estimate the disk space of a run. `samples` has one problem of each taskset with the length of its prompt;
+    `sizes` has the number of problems of each taskset; `critic` has the sizes of the trainer's critic, if it has
+    one."""
     weights = {name: config.tasksets[name].weight for name in samples}
     total = sum(weights.values()) or 1.0
 
@@ -202,7 +203,7 @@ def estimate_disk(
         log_bytes=None if rollouts is None else round(rollouts * num_bytes),
         parameters=sizes_of_model.parameters,
         snapshot_bytes=sizes_of_model.trained * SERVED_BYTES[spec.dtype],
-        # The newest, those of checkpoints, the best of each evaluation, version 0, and one being written.
+        # The newest, those of checkpoints, the best of each evaluation, version 0, and one that is being written.
         snapshots=config.weights.keep + config.trainer.keep_checkpoints + len(config.evaluations) + 2,
         checkpoint_bytes=(sizes_of_model.trained + (0 if critic is None else critic.parameters)) * MASTER_BYTES
         + of_reference,
@@ -213,7 +214,7 @@ def estimate_disk(
 
 
 def num_rollouts(config: RunConfig, sizes: Mapping[str, int]) -> int | None:
-    """Return the rollouts of the whole run, as far as steps or passes say. Filtered groups come on top."""
+    """Return the rollouts of the whole run, if steps or passes determine them. Filtered groups are not included."""
     groups: list[int] = []
     if config.steps is not None:
         groups.append(Stages.of(config).batches_of_rollouts(0, config.steps) * config.feeder.groups_per_batch)
@@ -224,7 +225,7 @@ def num_rollouts(config: RunConfig, sizes: Mapping[str, int]) -> int | None:
 
 
 def _by_reference(problem: Problem) -> Problem:
-    """Return the problem as it is on the log: its images are in the store."""
+    """Return the problem in the form of the log: its images are in the store."""
     url = f"store:media/00/{'0' * 64}"
     messages = (
         replace(message, media=tuple(replace(media, url=url) for media in message.media))
@@ -243,8 +244,8 @@ def rollout_bytes(
     run: str,
     saves: bool = False,
 ) -> int:
-    """Return the bytes of one rollout on all the topics of its way, in the records that its roles would write. `saves`
-    counts that all of it is saved before it is finished."""
+    """Return the bytes of one rollout on all its topics, in the records that the roles would write. `saves`: all of it
+    is saved before it is finished."""
     problem = _by_reference(problem)
     room = sampling.max_tokens if context is None else context - num_prompt
     num_sampled = max(1, min(sampling.max_tokens, room))

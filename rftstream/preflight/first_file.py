@@ -1,7 +1,7 @@
-"""A first run file, made from a few answers: `rftstream init` writes it, and it runs as it is.
+"""A first run file, made from a few answers. `rftstream init` writes it, and it runs without changes.
 
-The problems are looked at first: a made model needs their characters and lengths, and columns are found by their usual
-names. What was written is checked as `rftstream check` does it, and taken back if it would not run.
+The problems are read first: a made model needs their characters and lengths, and columns are found by their usual
+names. The written file is checked as by `rftstream check`, and removed if it would not run.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from rftstream.queries.reference.source_text import config_fields, evaluate
 RUN_FILE = "rftstream.toml"
 SAMPLE = "problems.jsonl"
 MADE = "made"
-"""Answer for a small model that is made on the spot."""
+"""Answer for a small new model."""
 
 MOST_LOOKED_AT = 10_000
-"""Problems that are looked at for a made model."""
+"""Most problems that are read for a made model."""
 MOST_CHARACTERS, MOST_CONTEXT = 300, 512
-"""More than this a small made model does not learn in minutes."""
+"""Limits for a small made model: beyond them it does not learn in minutes."""
 LEAST_DIVIDED, MOST_HELD_OUT = 20, 100
-"""Problems from which on some are held out, and the most that are."""
+"""Fewest problems for which some are held out, and the most that are held out."""
 COLUMNS = {
     "prompt": ("prompt", "question", "problem", "query", "instruction", "input"),
     "answer": ("answer", "solution", "target", "output", "label", "ground_truth", "response"),
 }
-"""Our name -> what columns are called, the likeliest first."""
+"""Our name -> usual names of columns, the likeliest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +52,13 @@ class FirstFile:
     name: str = ""
     """Name of the run; empty: the folder's."""
     tasks: str = ""
-    """A file of problems, a folder, or a source as in the run file; empty: a sample is written."""
+    """A file of problems, a folder, or a source as in the run file; empty: a sample file is written."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Our name -> the file's, where it is not one of `COLUMNS`."""
+    """Our name -> the file's, if the file's name is not one of `COLUMNS`."""
     model: str = MADE
     """`made`, a model folder, or a name on the hub."""
     reward: str = ""
-    """Empty: as the answers are."""
+    """Name of a reward; empty: it is chosen by the form of the answers."""
     algorithm: str = "grpo"
     servers: str = ""
     """Addresses of Kafka's servers; empty: the log is a file in the run folder."""
@@ -68,13 +68,13 @@ class FirstFile:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFiles(Report):
-    """The files that `write` has made."""
+    """The files that `write` made."""
 
     run_file: Path
     files: tuple[Path, ...]
 
     def to_text(self) -> str:
-        """Return what was written, and what to do next, for people."""
+        """Return which files were written, and what to do next."""
         place = self.run_file.parent
         file = self.run_file.name if place.resolve() == Path.cwd() else str(self.run_file)
         argument = "" if file == RUN_FILE else f" {file}"
@@ -90,8 +90,8 @@ class WrittenFiles(Report):
 
 
 def write(wanted: FirstFile) -> WrittenFiles:
-    """Write the run file, the schema that editors find by it, and a sample of problems if none is named. ConfigError if
-    a file of these is there, or the run would not start; then nothing is left."""
+    """Write the run file, its JSON Schema for editors, and a sample of problems if none is named. ConfigError if one of
+    these files exists, or if the run would not start; then no file is left."""
     wanted = replace(wanted, name=wanted.name or _usual_name(wanted.folder))
     registry.convert({"name": wanted.name}, RunSection, where="run")
     _check_free(wanted)
@@ -119,7 +119,7 @@ def sample_text() -> str:
 
 
 def run_file_text(wanted: FirstFile) -> str:
-    """Return the text of the run file. The problems are opened, to see what they hold."""
+    """Return the text of the run file. The problems are opened to read their fields."""
     source = _source(wanted)
     columns = _columns(wanted, source)
     problems = _problems(wanted, source, columns)
@@ -156,7 +156,7 @@ def run_file_text(wanted: FirstFile) -> str:
 
 
 def _num_held_out(wanted: FirstFile, source: str, problems: Sequence[Problem]) -> int:
-    """Return how many of the first problems are evaluated and not trained on: a tenth, if the source can be divided and
+    """Return how many of the first problems are evaluated and not trained on: a tenth, if the source can be split and
     has enough."""
     spec = registry.table("taskset").get(source.partition(":")[0])
     names = set() if spec is None else {field.name for field in config_fields(spec.path)}
@@ -225,12 +225,12 @@ def _training(wanted: FirstFile, problems: Sequence[Problem]) -> list[list[str]]
 
 
 def _algorithm_section(algorithm: str) -> list[list[str]]:
-    """Return the section of the algorithm: samples of an older version push nothing down twice, and right answers are
-    not taken for too long, which are as long as is allowed."""
+    """Return the section of the algorithm. Its settings keep samples of an older version from pushing a token down
+    twice, and keep right answers of the greatest allowed length from counting as too long."""
     spec = registry.table("algorithm").get(algorithm)
     known = {} if spec is None else {one.name: one for one in config_fields(spec.path)}
     lines = []
-    # Where greedy answers are the baseline the mask drops a third of the tokens to the end, and less is learned.
+    # With greedy answers as the baseline, the mask would drop a third of the tokens, and less would be learned.
     if "sequence_mask" in known and not (isinstance(spec, AlgorithmSpec) and spec.greedy_baseline):
         about = "# what is wrong and has become unlikelier since it was sampled is not pushed down again"
         lines.append(f"sequence_mask = 1e-4       {about}")
@@ -252,7 +252,7 @@ def _feeder(groups: int) -> list[str]:
 
 
 def _source(wanted: FirstFile) -> str:
-    """Return the source as the run file has it, with paths relative to the run file where they lie below it."""
+    """Return the source as the run file has it. Paths below the run file become relative to it."""
     text = wanted.tasks or SAMPLE
     scheme, colon, place = text.partition(":")
     known = registry.built_in(TasksetSpec)
@@ -283,7 +283,7 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def _columns(wanted: FirstFile, source: str) -> dict[str, str]:
-    """Return the columns that are not called as ours are. ConfigError names those that there are, if none fits."""
+    """Return the columns whose names differ from ours. If none fits, ConfigError names the existing columns."""
     scheme, _, place = source.partition(":")
     path = wanted.folder / place
     spec = registry.built_in(TasksetSpec).get(scheme)
@@ -327,12 +327,13 @@ def _prompt(problem: Problem) -> str:
 
 
 def _most_tokens(problems: Sequence[Problem]) -> int:
-    """Return how many tokens a made model needs for the longest answer and its end."""
+    """Return the tokens that a made model needs for the longest answer and its end."""
     return max(len(problem.answer or "") for problem in problems) + 1
 
 
 def _usual_reward(wanted: FirstFile, source: str, problems: Sequence[Problem]) -> str:
-    """Return the source's own scorer; for numbers `math`, which finds them in a text; else what compares texts."""
+    """Return the source's own scorer; for numbers `math`, which finds them in a text; otherwise a reward that compares
+    texts."""
     scheme = source.partition(":")[0]
     if scheme in registry.table("reward"):
         return scheme
@@ -353,7 +354,7 @@ def _usual_name(folder: Path) -> str:
 
 
 def _model_path(wanted: FirstFile) -> str:
-    """Return a folder relative to the run file, or a name on the hub as it is."""
+    """Return a folder relative to the run file, or a name on the hub unchanged."""
     path = Path(wanted.model).expanduser()
     if path.is_dir():
         return _relative(path, wanted.folder)
@@ -377,7 +378,7 @@ def _write_new(path: Path, text: str) -> Path:
 
 
 def _check_runs(run_file: Path) -> None:
-    """Look at the file as `rftstream check` does, but for the broker, which may not be there yet."""
+    """Check the file as `rftstream check` does, except the broker, which may not be running yet."""
     config = loader.load([run_file], env={})
     report = check(loader.replace(config, transport__kind="embedded", transport__servers=None))
     if not report.ok:

@@ -1,4 +1,4 @@
-"""The choice of the folder that a run goes to, by what the runs before it have come to."""
+"""The choice of a run's folder, by the state of the runs before it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rftstream.service.control_view import read_control
 
 
 def choose_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
-    """Return where a new run goes. An ended run keeps its folder; a run that could go on is not left behind by
+    """Return the folder of a new run. An ended run keeps its folder, and a run that could continue is not abandoned by
     accident.
 
     Without `run_dir` the run file names a series of runs, and after an ended one comes the next. A caller that names a
-    folder looks there for the results. If that folder holds an ended run, it is refused, and not quietly replaced by
+    folder expects the results there. If that folder holds an ended run, it is refused, and not silently replaced by
     another one.
     """
     newest = newest_folder(config, run_dir)
@@ -44,7 +44,7 @@ def choose_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
 
 
 def folder_after(config: RunConfig, ended: RunFolder, run_dir: Path | None) -> RunFolder:
-    """Return the folder that comes next. ConfigError if the ended run has the folder that was asked for."""
+    """Return the next folder. ConfigError if the ended run has the folder that was requested."""
     if run_dir is None:
         return next_folder(config, ended)
     shown = shown_path(ended.path)
@@ -55,7 +55,7 @@ def folder_after(config: RunConfig, ended: RunFolder, run_dir: Path | None) -> R
 
 
 def newest_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
-    """Return the folder of the newest run, or that of the first run, which does not exist yet."""
+    """Return the folder of the newest run, or the folder of the first run, which does not exist yet."""
     if run_dir is not None:
         return RunFolder(run_dir.resolve())
     existing = candidates(config)
@@ -63,7 +63,7 @@ def newest_folder(config: RunConfig, run_dir: Path | None) -> RunFolder:
 
 
 def run_state(config: RunConfig, folder: RunFolder) -> Literal["none", "begun", "ended"]:
-    """Return what the log says of a run. "none" stands also for a run of which only the topics were made."""
+    """Return the state of a run by its log. "none" also means a run of which only the topics exist."""
     if not folder.exists() and folder.run_id not in names_on_log(config):
         return "none"
     with closing(open_transport(config, folder)) as transport:

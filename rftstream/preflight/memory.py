@@ -1,7 +1,7 @@
-"""The most memory that each role will hold, from the run file and the model's config, before anything starts.
+"""Estimates the most memory of each role from the run file and the model's config, before anything starts.
 
-`ASSUMED` tells people the assumptions: layers as in Llama (norms, grouped attention, a gated MLP), every row as long as
-the longest prompt and completion, every place of a policy taken.
+`ASSUMED` lists the assumptions for people: layers as in Llama (norms, grouped attention, a gated MLP), every row as
+long as the longest prompt and completion, every slot of a policy in use.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from rftstream.roles.verifier import VERIFIER
 
 MAIN = "main memory"
 SCORING = "scorer"
-"""Name that the estimate gives to a process in which rewards are computed."""
+"""Name in the estimate for a process that computes rewards."""
 
 PROCESS_BYTES = 120 << 20
 """Bytes of a worker that loads no torch."""
 TORCH_BYTES = 450 << 20
-"""Bytes of a worker that loads torch: the libraries, and what they allocate and keep."""
+"""Bytes of a worker that loads torch: the libraries, and the memory that they allocate and keep."""
 DEFAULT_BUCKET = 500_000_000
-"""Gradients that DeepSpeed exchanges at once if its settings don't say."""
+"""Gradients that DeepSpeed exchanges at once if its settings do not say otherwise."""
 PINNED = 2
-"""Most bytes that torch takes for a pinned one: its blocks' sizes are powers of two."""
+"""Most bytes that torch takes for one pinned byte, since the sizes of its blocks are powers of two."""
 
 ASSUMED = (
     "layers as in Llama, every row as long as the longest prompt and completion, every place of a policy taken, "
@@ -59,7 +59,7 @@ class RoleMemory:
     count: int
     """Number of processes."""
     parts: Mapping[str, Mapping[str, int]]
-    """Place -> what -> bytes of one process. A place is a device of torch's, or main memory."""
+    """Place -> item -> bytes of one process. A place is a device of torch, or main memory."""
 
     def total(self, place: str) -> int:
         """Return the bytes of all processes of the role at a place."""
@@ -74,19 +74,19 @@ class MemoryEstimate(Report):
 
     roles: tuple[RoleMemory, ...]
     machine: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that each place has. Devices that are not here are left out."""
+    """Bytes that each place has. Devices that this machine lacks are left out."""
     in_turns: str | None = None
-    """The device that the trainer and engines have one after the other, if there is one."""
+    """The device that the trainer and engines use in turns, if there is one."""
 
     def total(self, place: str) -> int:
-        """Return the bytes of all roles that are at a place at once."""
+        """Return the bytes of all roles that use a place at the same time."""
         by_trainer = [role.total(place) for role in self.roles if role.role == TRAINER.name]
         others = sum(role.total(place) for role in self.roles) - sum(by_trainer)
         return max(sum(by_trainer), others) if place == self.in_turns else sum(by_trainer) + others
 
     @property
     def fits(self) -> bool:
-        """Whether no place has less than the run may need."""
+        """Whether every place has the memory that the run may need."""
         return not self.too_much
 
     @property
@@ -116,10 +116,10 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Estimate the memory of each role.
 
-    `longest` is the tokens of the longest prompt and completion; `needs` what the algorithms need of a batch. `options`
-    has the Config of `backend`, `policy` and `evaluator`, as far as these parts declare that they are estimated.
-    `critic` has the sizes of the trainer's critic, if it has one. `held` are the reward models of all tasksets and
-    evaluations, each of which every process that scores holds.
+    `longest` is the tokens of the longest prompt and completion; `needs` are the algorithms' `needs` of a batch.
+    `options` has the Config of `backend`, `policy` and `evaluator`, as far as these parts declare that they are
+    estimated. `critic` has the sizes of the trainer's critic, if it has one. `held` are the reward models of all
+    tasksets and evaluations. Every scoring process holds all of them.
     """
     sizes = ModelSizes.of(spec.folder, spec.lora)
     facts = _Facts(config, sizes, spec, longest, needs, options, critic)
@@ -144,7 +144,7 @@ def estimate_memory(
 
 
 def _verifiers(config: RunConfig, held: Sequence[HeldClassifier], longest: int) -> list[RoleMemory]:
-    """Estimate the verifiers and the processes in which they, and the evaluator, have rewards computed."""
+    """Estimate the verifiers and the processes that compute rewards for them and for the evaluator."""
     count, processes = config.verifier.count, config.verifier.processes
     if not held:
         parts = {MAIN: {"process": PROCESS_BYTES}}
@@ -210,13 +210,13 @@ def memory_lines(memory: MemoryEstimate) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spread:
-    """How a model is spread over processes, by a stage of ZeRO. Without ZeRO the backend torch is one process."""
+    """The distribution of a model over processes, by a stage of ZeRO. Without ZeRO the backend torch is one process."""
 
     is_zero: bool = False
     processes: int = 1
     stage: int = 0
     bucket: int = 0
-    """Number of gradients that are exchanged at once."""
+    """Gradients that are exchanged at once."""
 
     @staticmethod
     def of(options: Any) -> _Spread:
@@ -230,7 +230,7 @@ class _Spread:
         return _Spread(is_zero=True, processes=options.processes, stage=options.stage, bucket=bucket)
 
     def part(self, num: int, *, stage: int) -> int:
-        """Return what each process has of `num` things that are spread from `stage` on."""
+        """Return the share of each process in `num` things that are distributed from `stage` on."""
         return -(-num // self.processes) if self.stage >= stage else num
 
 
@@ -246,13 +246,13 @@ class _Facts:
     needs: Collection[str]
     """Names of the algorithms' `needs` of a batch."""
     options: Mapping[str, Any]
-    """Configs of `backend`, `policy` and `evaluator`, as far as something is known of them."""
+    """Configs of `backend`, `policy` and `evaluator`, as far as they are known."""
     critic: ModelSizes | None
     """Sizes of the critic, or None if no algorithm has one."""
 
     @property
     def backend(self) -> Any:
-        """Config of the backend, or None if nothing is known of it."""
+        """Config of the backend, or None if it is unknown."""
         return self.options.get("backend")
 
 
@@ -282,7 +282,7 @@ def _trainers(facts: _Facts) -> list[RoleMemory]:
 
 
 def _leaving(facts: _Facts, spread: _Spread, held: Mapping[str, int], of_optimizer: Mapping[str, int]) -> int:
-    """Return the bytes of what is `held` on the device that leave it between batches. The rest is gone by then."""
+    """Return the bytes of `held` that leave the device between batches. The rest is freed by then."""
     num_critic = 0 if facts.critic is None else facts.critic.parameters
     kept = held["weights"] + held["reference"] + 4 * num_critic
     if facts.backend.offload_optimizer:
@@ -294,7 +294,7 @@ def _leaving(facts: _Facts, spread: _Spread, held: Mapping[str, int], of_optimiz
 
 
 def _of_rank(facts: _Facts, spread: _Spread) -> tuple[dict[str, int], dict[str, int]]:
-    """Return what one process holds on the device, and what it holds where the optimizer is."""
+    """Return the bytes that one process holds on the device, and those where the optimizer is."""
     config, sizes, spec, options, critic = facts.config, facts.sizes, facts.spec, facts.backend, facts.critic
     settings = config.trainer
     gpu = settings.device.startswith("cuda")
@@ -313,7 +313,7 @@ def _of_rank(facts: _Facts, spread: _Spread) -> tuple[dict[str, int], dict[str, 
         masters *= 2  # DeepSpeed moves the masters through a buffer of the same size
     version_0 = (2 if rounded else 4) * sizes.parameters if reference and spec.lora is None else 0
     later = 4 * sizes.trained if reference and renewed else 0
-    if spread.is_zero:  # it and a copy of the policy, whose place it takes
+    if spread.is_zero:  # the reference and a copy of the policy, whose place it takes
         later = 2 * spread.part(later, stage=1)
     gone = 0 if options.offload_optimizer else version_0  # then; elsewhere it makes no room
     networks = [sizes] if critic is None else [sizes, critic]  # one after the other
@@ -353,7 +353,7 @@ def _of_rank(facts: _Facts, spread: _Spread) -> tuple[dict[str, int], dict[str, 
 
 
 def _sampler(facts: _Facts, role: str, count: int, device: str) -> RoleMemory:
-    """Estimate a role that samples. Whatever its policy is, it follows the weights."""
+    """Estimate a role that samples. With any policy, the role follows the weights."""
     config, sizes, dtype = facts.config, facts.sizes, facts.spec.dtype
     served, evaluates = SERVED_BYTES[dtype], role == EVALUATOR.name
     section = config.evaluator if evaluates else config.explorer

@@ -1,4 +1,5 @@
-"""A folder that appears as a whole: it is filled beside its place and renamed, with a report that says what it is."""
+"""A folder that appears as a whole. It is filled beside its final place and then renamed. A report in it describes its
+content."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from typing import Any
 from rftstream.errors import ConfigError
 
 REPORT = "report.json"
-"""Says what the folder is: `settings`, what it depends on, and `files`, name -> digest."""
+"""The report in the folder: `settings`, which it depends on, and `files`, name -> digest."""
 
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `out`, held for the caller alone. It is removed if it is still there in the end.
-    ConfigError if another process writes the same."""
+    """Yield an empty folder beside `out`, locked for the caller. It is removed at the end if it still exists.
+    ConfigError if another process writes the same folder."""
     out.parent.mkdir(parents=True, exist_ok=True)
     folder, lock = out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.lock")
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
@@ -42,8 +43,8 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def existing_report(out: Path, settings: Mapping[str, Any], files: Sequence[str]) -> dict[str, Any] | None:
-    """Return the report of a folder that holds just what would be written, or None if there is no folder. ConfigError
-    for any other folder."""
+    """Return the report of a folder with exactly the expected content, or None if there is no folder. ConfigError for
+    any other folder."""
     if not out.exists():
         return None
     try:
@@ -64,7 +65,7 @@ def existing_report(out: Path, settings: Mapping[str, Any], files: Sequence[str]
 
 
 def publish(folder: Path, out: Path, report: Mapping[str, Any]) -> None:
-    """Add the report to the folder, make it durable and rename it to `out`."""
+    """Add the report to the folder, flush it to disk and rename it to `out`."""
     with (folder / REPORT).open("wb") as file:
         file.write((json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode())
     for path in folder.iterdir():
@@ -75,7 +76,7 @@ def publish(folder: Path, out: Path, report: Mapping[str, Any]) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return `sha256:<hex>` of a file."""
+    """Return the digest of a file, as `sha256:<hex>`."""
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 

@@ -1,10 +1,10 @@
 """The preparation of a run, declared once: import paths, thread limits, and the checks that come before its first use.
 
-Whoever uses the parts that a config names calls `plan` first, and says by a `Purpose` what will be done with the run.
-No other module adds import paths, goes through the list of requirements or checks the names of parts.
+Code that uses the parts of a config calls `plan` first, with a `Purpose` that says what it will do with the run. No
+other module adds import paths, checks the list of requirements or checks the names of parts.
 
-It stands in `preflight` and not in `launch`, since `check` and `doctor` report what it finds before a start. A worker
-calls it, too, so it imports nothing that only a start needs before it is needed.
+It is in `preflight` and not in `launch`, since `check` and `doctor` report its findings before a start. A worker calls
+it, too, so it imports modules that only a start needs as late as possible.
 """
 
 from __future__ import annotations
@@ -27,39 +27,38 @@ if TYPE_CHECKING:
     from rftstream.runs.modules import OwnModule
 
 STORE_PATIENCE_S = 5.0
-"""Seconds that a store elsewhere is asked for a report. A run has the patience that its config says."""
+"""Seconds to wait for a remote store during a report. A run waits as long as its config says."""
 
 
 class Purpose(Enum):
-    """The caller's purpose with a run that is planned. It decides which requirements are looked at, and whether a
-    problem is raised."""
+    """The purpose of planning a run. It decides which requirements are checked, and whether a problem is raised."""
 
     begin = "begin"
-    """Begin a new run and start its workers here (`run`): all requirements are looked at, and a problem is raised."""
+    """Begin a new run and start its workers here (`run`): all requirements are checked, and a problem is raised."""
     resume = "resume"
-    """Go on with a run and start its workers here (`resume`): the same requirements as for `begin`."""
+    """Continue a run and start its workers here (`resume`): the same requirements as for `begin`."""
     make = "make"
-    """Make a run for workers that others start (`run --no-workers`): what only workers need is theirs to look at."""
+    """Make a run for workers that others start (`run --no-workers`): requirements of workers alone are left to the
+    workers."""
     report = "report"
-    """Say what stands in the way of a start (`check`, `doctor`): all requirements are looked at, and nothing is
-    raised."""
+    """Report what prevents a start (`check`, `doctor`): all requirements are checked, and nothing is raised."""
     build = "build"
     """Build single parts, or open the log, of a run that may not exist yet (`try`, `rescore`, `topics` ...): the names
     of parts are checked, and nothing is imported."""
     join = "join"
-    """Work for a run that was planned when it was made (`worker`, `evaluate`, `replay` ...): nothing is looked at."""
+    """Work for a run that was planned when it was made (`worker`, `evaluate`, `replay` ...): nothing is checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """The result of `plan` for the steps after it. `plan` makes it."""
+    """The result of `plan`, for the steps after it."""
 
     config: RunConfig
     purpose: Purpose
     run_dir: Path | None = None
     """The folder that the caller named. None: run.name decides the folder (preflight/folder_choice.py)."""
     looked: tuple[Looked, ...] = ()
-    """Findings on the requirements that were looked at; empty for `build` and `join`."""
+    """Findings on the checked requirements; empty for `build` and `join`."""
     modules: tuple[OwnModule, ...] = ()
     """The user's own modules that the config names, for `begin`, `resume` and `report`."""
     notes: tuple[str, ...] = ()
@@ -67,7 +66,7 @@ class RunPlan:
 
     @property
     def problems(self) -> tuple[Looked, ...]:
-        """Return what stands in the way of a start. Empty where `plan` would have raised it."""
+        """Return the problems that prevent a start. Empty for purposes with which `plan` raises them."""
         return tuple(looked for looked in self.looked if looked.error is not None)
 
 
@@ -79,12 +78,13 @@ def plan(
     role: str | None = None,
     scratch: Path | None = None,
 ) -> RunPlan:
-    """Prepare this process for the parts of a run, and check what the purpose asks for.
+    """Prepare this process for the parts of a run, and do the checks of the purpose.
 
-    `role` is the role whose work this process does by itself: array libraries get its number of threads, so the call
-    must come before they are imported. `scratch` is a folder in which a `report` prepares the model.
+    `role` is the role that this process works as. Array libraries get its number of threads, so call this before they
+    are imported. `scratch` is a folder in which a `report` prepares the model.
 
-    Raises the problem itself if there is one, or a ConfigError with all of them; nothing for a `report`."""
+    Raise a single problem itself, and several as one ConfigError. For a `report`, raise nothing.
+    """
     _add_import_paths(config)
     if role is not None:
         limit_threads(getattr(getattr(config, role, None), "threads", 1))
@@ -112,8 +112,8 @@ def plan(
 
 
 def _add_import_paths(config: RunConfig) -> None:
-    """Add the folder of the run file and the one of the command, where users' own modules lie. They come last, to hide
-    no others."""
+    """Add the folder of the run file and the current one, which may have the user's modules. They come last, so that
+    they hide no other modules."""
     for folder in (os.getcwd(), str(Path(config.base).resolve())):
         if folder not in sys.path:
             sys.path.append(folder)

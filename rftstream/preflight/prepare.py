@@ -1,8 +1,9 @@
-"""`data prepare`: the operators of the task side once over whole tasksets, into files that are tasksets again.
+"""`data prepare`: applies the operators of the task side once to whole tasksets, and writes files that are tasksets
+again.
 
 The folder appears whole or not at all: everything is written beside it, read again and compared, and then renamed.
-What a killed one left is written anew by the next. Problems are read and written one by one; of each only a number of
-8 bytes is kept.
+After a kill, the next call starts again. Problems are read and written one by one, and only an 8-byte number of each is
+kept.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Prepared:
     report: dict[str, Any]
     """Report as it stands in the folder."""
     is_new: bool
-    """False if the folder was there already, made of the same data by the same settings."""
+    """False if the folder existed already, made from the same data with the same settings."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a dict for JSON, with the folder."""
@@ -75,15 +76,17 @@ class Prepared:
 
 
 class OperatorFailed(ConfigError):
-    """An operator raised, or answered nonsense. The text names the operator, the problem and what it did."""
+    """An operator raised an exception, or returned an invalid answer. The text names the operator, the problem and the
+    fault."""
 
 
 def prepare(config: RunConfig, out: Path, *, parquet: bool = False, names: tuple[str, ...] = ()) -> Prepared:
-    """Write the tasksets of a config (`names`: only these) as the operators of the task side leave them, into the
-    folder `out`, as JSON lines or as Parquet.
+    """Apply the operators of the task side to the tasksets of a config (`names`: only these), and write the results
+    into the folder `out`, as JSON lines or as Parquet.
 
-    ConfigError if a taskset cannot be read or written, if an operator fails, if nothing is left of a taskset, or if
-    `out` holds something else. Nothing is written then."""
+    ConfigError if a taskset cannot be read or written, if an operator fails, if no problem of a taskset is left, or if
+    `out` has other content. Then nothing is written.
+    """
     chosen = _chosen(config, names)
     config = replace(config, tasksets=chosen)
     if not any(place.side == "task" for place in operator_places(config)):
@@ -122,7 +125,7 @@ def _chosen(config: RunConfig, names: tuple[str, ...]) -> dict[str, TasksetSecti
 
 
 def _settings(config: RunConfig, parquet: bool, tasksets: Mapping[str, Taskset]) -> dict[str, Any]:
-    """Return what the output depends on, as plain values."""
+    """Return everything that the output depends on, as plain values."""
     sections = to_dict(config)["tasksets"]
     return {
         "as_parquet": parquet,
@@ -144,11 +147,11 @@ def _settings(config: RunConfig, parquet: bool, tasksets: Mapping[str, Taskset])
 def _write_taskset(
     config: RunConfig, name: str, taskset: Taskset, pipeline: TaskPipeline, folder: Path, parquet: bool, out: Path
 ) -> dict[str, Any]:
-    """Write what stays of a taskset and return what is said of it."""
+    """Write the remaining problems of a taskset, and return its part of the report."""
     counts = PipelineCounts(pipeline.operators.get(name, ()))
     lines = folder / f"{name}.jsonl"
     kept = array("Q")
-    """A digest of each problem that was written, in order."""
+    """A digest of each written problem, in order."""
     not_written = 0
     with lines.open("wb") as file:
         for draw in draws(config, name, taskset, range(len(taskset))):
@@ -205,7 +208,7 @@ def _why(counts: PipelineCounts) -> str:
 
 
 def row_of(problem: Problem, where: str) -> dict[str, Any]:
-    """Return a problem as a row that a taskset reads as the same problem. ConfigError if there is none."""
+    """Return the row that a taskset reads as this problem. ConfigError if there is none."""
     if any(message.media for message in problem.messages):
         raise ConfigError(f"{where}: has images, which are not written; expected texts")
     if taken := sorted(set(problem.info) & set(OUR_COLUMNS)):
@@ -222,7 +225,7 @@ def row_of(problem: Problem, where: str) -> dict[str, Any]:
 
 
 def _read_again(config: RunConfig, name: str, source: str, kept: array[int]) -> Taskset:
-    """Open what was written and compare it, problem by problem. ConfigError if it is not the same."""
+    """Open the written file and compare it, problem by problem. ConfigError if it differs."""
     section = replace(config.tasksets[name], source=source, columns={}, options={}, system=None)
     taskset = open_taskset(name, section, config)
     if len(taskset) != len(kept):

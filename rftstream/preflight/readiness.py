@@ -1,7 +1,7 @@
-"""What a run needs to be able to start: one list, which `plan` goes through for all that start or look at a run.
+"""The requirements for the start of a run: one list, which `plan` checks for all callers.
 
-Each entry looks at one thing and says what it found, or raises what `run` would end with. To add one: a line in
-`requirements`. None of them leaves anything behind.
+Each entry checks one thing. It returns its finding, or raises the error that `run` would end with. To add one: a line
+in `requirements`. No check leaves anything behind.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from rftstream.weights.stores.store import place_on_disk
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One thing that a run needs to start. `requirements` makes it; `look` looks at it."""
+    """One requirement for the start of a run. `requirements` makes it; `look` checks it."""
 
     what: str
     look: Callable[[], str | None]
-    """Function that returns what was found, or None if there is nothing to say. Its error is a problem."""
+    """Function that returns the finding, or None without one. Its error is a problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The result of one look. `look` makes it."""
+    """The result of one check. `look` makes it."""
 
     what: str
     found: str
@@ -57,11 +57,12 @@ class Looked:
 def look(
     config: RunConfig, *, scratch: Path | None = None, patience_s: float | None = None, here: bool = True
 ) -> list[Looked]:
-    """Check all requirements, and return every problem, not the first alone. Own modules must be importable by now.
+    """Check all requirements, and return every problem, not only the first. The user's modules must be importable by
+    now.
 
-    `scratch` is a folder in which a made or copied model is prepared, to be looked at. Without it, the model is
-    prepared when the run is made. `patience_s` bounds the questions to a store elsewhere. Unless the workers run
-    `here`, requirements of the workers alone (GPUs, weights, the store and its keys) are not checked.
+    `scratch` is a folder in which a made or copied model is prepared for the check. Without it, the model is prepared
+    when the run is made. `patience_s` limits the requests to a remote store. Unless the workers run `here`,
+    requirements of workers alone (GPUs, weights, the store and its keys) are not checked.
     """
     found: list[Looked] = []
     for requirement in requirements(config, scratch, patience_s, here):
@@ -86,7 +87,7 @@ def _look_at(requirement: Requirement) -> Looked | None:
 def requirements(
     config: RunConfig, scratch: Path | None, patience_s: float | None, here: bool
 ) -> Iterator[Requirement]:
-    """Yield all that a run with this config needs to start."""
+    """Yield the requirements of a run with this config."""
     folder = folder_of(config)
     for check in PART_CHECKS:
         yield Requirement("parts", lambda check=check: check(config))  # type: ignore[misc]
@@ -118,16 +119,16 @@ def requirements(
 
 
 def folder_of(config: RunConfig) -> RunFolder:
-    """Return the folder of the newest run here, or where the first run would be. The log is not opened."""
+    """Return the folder of the newest run here, or the place of the first run. The log is not opened."""
     try:
         existing = candidates_here(config)
-    except OSError:  # a folder without rights, which is said of it where it is looked at
+    except OSError:  # no rights to the folder; the check of the folder reports it
         existing = []
     return existing[-1] if existing else RunFolder(Path(config.base) / config.run.folder / config.run.name)
 
 
 def devices(config: RunConfig) -> list[tuple[str, str]]:
-    """Return settings and the GPUs that they name, for the roles of this run. Each GPU comes once."""
+    """Return the GPUs that this run's roles use, each once, with the setting that names it."""
     named = [("trainer.device", config.trainer.device)]
     if not config.without_tasks and config.explorer.count:
         named += [("explorer.devices", device) for device in config.explorer.devices]
@@ -194,7 +195,7 @@ def _lora(config: RunConfig) -> None:
 
 
 def _model(config: RunConfig, scratch: Path | None, *, weights: bool) -> str | None:
-    """Look at the model's tokenizer and template, and with `weights` at the headers of its weights."""
+    """Check the model's tokenizer and template, and with `weights` the headers of its weights."""
     if scratch is None and config.model.path is None:
         return None
     place = (scratch or folder_of(config).path) / "model"
@@ -209,7 +210,7 @@ def _model(config: RunConfig, scratch: Path | None, *, weights: bool) -> str | N
 
 
 def _images(config: RunConfig, spec: ModelSpec) -> None:
-    """Check that every part that has to do with a model that is shown images is given them."""
+    """Check that every part that handles a model with images supports images."""
     policies = [] if config.without_tasks else [("explorer.policy", config.explorer.policy)]
     if config.evaluations:
         policies.append(("evaluator.policy", config.evaluator.policy or config.explorer.policy))
@@ -228,9 +229,9 @@ def _images(config: RunConfig, spec: ModelSpec) -> None:
 
 
 def check_computed(config: RunConfig, spec: ModelSpec) -> None:
-    """Raise ConfigError for a model that the run's parts load and cannot compute, without loading its weights."""
+    """Raise ConfigError for a model that the run's parts load but cannot compute, without loading its weights."""
     trained = registry.find_spec(BackendSpec, config.trainer.backend).loads_model
-    is_known = spec.name == FAKE or config.model.make is not None  # what is made here is a plain decoder
+    is_known = spec.name == FAKE or config.model.make is not None  # a made model is a plain decoder
     if is_known or not loads_model(config) or trained_spec(config, spec).as_classifier:
         return
     from rftstream.models.exactness import check_model
@@ -251,8 +252,8 @@ def loads_model(config: RunConfig) -> bool:
 
 
 def check_folder(folder: Path, *, where: str) -> str:
-    """Make something in the nearest folder that is there, and remove it again. ConfigError if that is refused. Rights
-    alone do not tell (a read-only disk, a file in the way)."""
+    """Create something in the nearest existing folder, and remove it again. ConfigError if that is refused. The rights
+    alone do not show it (a read-only disk, a file in the way)."""
     folder = folder.absolute()
     there = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     try:
@@ -266,10 +267,10 @@ def check_folder(folder: Path, *, where: str) -> str:
 
 
 def _store(config: RunConfig, folder: RunFolder, patience_s: float | None) -> str:
-    """Write, read and delete an object, if that leaves no new folder behind."""
+    """Write, read and delete an object, unless that would leave a new folder behind."""
     if place_on_disk(config.weights.store, folder.path) is not None:
         place = Path(store_place(config, folder))
-        if folder.path not in place.parents:  # the run folder was looked at already
+        if folder.path not in place.parents:  # the run folder was checked already
             check_folder(place, where="weights.store")
         if not place.is_dir():
             return f"to be made in {next(parent for parent in place.parents if parent.is_dir())}"

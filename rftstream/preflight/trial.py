@@ -1,4 +1,4 @@
-"""`rftstream try`: a few rollouts to be read, from the rendered prompt to the reward, before anything is trained."""
+"""`rftstream try`: a few rollouts for people to read, from the rendered prompt to the reward, before any training."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from rftstream.runs.folder import RunFolder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRun:
-    """Tokens of a segment, one after another, that were all sampled, or none of them."""
+    """Consecutive tokens of a segment that were either all sampled or all not."""
 
     text: str
     num_tokens: int
     sampled: bool
-    """Whether they are trained on; the others are masked."""
+    """Whether the tokens are trained on; others are masked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +58,10 @@ class TriedRollout(Report):
     rollout: Rollout
     """The rollout as the explorer made it."""
     prompt_pieces: Pieces
-    """The prompt as the policy saw it first, with special tokens, cut where the run would cut it."""
+    """The prompt as the policy first saw it, with special tokens, cut where the run would cut it."""
     num_prompt_tokens: int
     turns: tuple[Pieces, ...]
-    """Parts of each turn of the rollout, with the special tokens that were sampled."""
+    """Parts of each turn of the rollout, with the sampled special tokens."""
     segments: tuple[tuple[TokenRun, ...], ...]
     """The tokens of each segment, as the model saw them."""
 
@@ -76,26 +76,26 @@ class TriedRollout(Report):
         return self.verified.verdict is not None
 
     def parts_to_json(self) -> dict[str, float]:
-        """Return the parts of its reward."""
+        """Return the parts of the reward."""
         return {} if self.verified.verdict is None else dict(self.verified.verdict.parts)
 
     def metrics_to_json(self) -> dict[str, float]:
-        """Return what its reward measured."""
+        """Return the metrics of the reward."""
         return {} if self.verified.verdict is None else dict(self.verified.verdict.metrics)
 
     @property
     def scorer(self) -> str | None:
-        """Name and version of what scored it."""
+        """Name and version of the scorer."""
         verdict = self.verified.verdict
         return None if verdict is None else f"{verdict.scorer} {verdict.scorer_version}"
 
     @property
     def seconds(self) -> float:
-        """Return the seconds from the environment's start to its end. Others were sampled at the same time."""
+        """Return the seconds from the environment's start to its end. Other rollouts were sampled at the same time."""
         return max(0.0, self.rollout.finished_at - self.rollout.started_at) if self.rollout.started_at else 0.0
 
     def turns_to_json(self) -> list[dict[str, Any]]:
-        """Return the turns as they were said and as they are shown."""
+        """Return the turns, as text and as shown."""
         starts = segment_starts(self.rollout.turns, self.rollout.segments, self.rollout.calls)
         return [
             {
@@ -115,8 +115,8 @@ class TriedRollout(Report):
 
 @dataclass(slots=True)
 class TrialReport(Report):
-    """The rollouts of a trial, in order of their admission. The command makes it, and `try_run` fills it as rollouts
-    come out."""
+    """The rollouts of a trial, in order of admission. The command makes it, and `try_run` adds rollouts as they
+    finish."""
 
     JSON = "rollouts=tried num_scored reward=mean_reward num_tokens sampling_s tokens_per_s"
 
@@ -171,7 +171,8 @@ class TrialReport(Report):
 def try_run(
     config: RunConfig, report: TrialReport, *, num_tasks: int, samples: int, taskset: str | None, seed: int | None
 ) -> Generator[TriedRollout]:
-    """Yield rollouts in the order of their tasks, and add each to the report. Own modules must be importable by now."""
+    """Yield rollouts in the order of their tasks, and add each to the report. The user's modules must be importable by
+    now."""
     config = trial_config(config, num_tasks=num_tasks, samples=samples, taskset=taskset, seed=seed)
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="rftstream-try-"))
@@ -197,7 +198,7 @@ def try_run(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the warnings of roles out of the output. They stand in the rollouts, too."""
+    """Keep the warnings of roles out of the output. The rollouts have them, too."""
     logger = logging.getLogger("rftstream")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -217,7 +218,7 @@ def _tried(verified: VerifiedRollout, rendering: Rendering) -> TriedRollout:
         token_ids = first.token_ids.numpy()[: _num_prompt_tokens(first.loss_mask.numpy().tolist())].tolist()
         images = first.images
     elif rollout.problem is not None:
-        with contextlib.suppress(Exception):  # then it is why the rollout failed, and `error` says so
+        with contextlib.suppress(Exception):  # then it is the reason of the rollout's failure, and `error` has it
             token_ids = list(rendering.renderer.render(rollout.problem.messages, rollout.problem.tools))
             images = image_spans(rendering.renderer, token_ids, rollout.problem.messages)
     return TriedRollout(
@@ -231,7 +232,7 @@ def _tried(verified: VerifiedRollout, rendering: Rendering) -> TriedRollout:
 
 
 def _pieces(token_ids: list[int], images: tuple[ImageSpan, ...], renderer: Renderer) -> Pieces:
-    """Return the text of a prompt, with what an image is in the place of its tokens."""
+    """Return the text of a prompt, with a description of each image in place of its tokens."""
     pieces: Pieces = []
     begin = 0
     for span in images:

@@ -1,7 +1,7 @@
-"""A few tasks through feeder, explorer and verifier in this process: the real roles, over a log in memory.
+"""Runs a few tasks through feeder, explorer and verifier in this process: the real roles, with a log in memory.
 
-Nothing is trained and nothing is kept. The weights are version 0 as a trainer would publish it; rewards run in their
-children as in a verifier.
+Nothing is trained and nothing is saved. The weights are version 0, published as by a trainer. Rewards run in child
+processes, as in a verifier.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ VERSION_0 = VersionName(trainer_epoch=1, version=0)
 def trial_config(
     config: RunConfig, *, num_tasks: int, samples: int, taskset: str | None = None, seed: int | None = None
 ) -> RunConfig:
-    """Return the config for one batch of this size, in a log of one partition. `taskset` is the only one to take;
-    `seed` replaces run.seed."""
+    """Return the config for one batch of this size, in a log of one partition. `taskset`: use only this one. `seed`
+    replaces run.seed."""
     tasksets = config.tasksets
     if not tasksets:
         raise ConfigError("try: there are no tasksets to sample from; `rftstream check` shows what the run learns from")
@@ -71,8 +71,8 @@ def trial_config(
 
 
 def try_tasks(config: RunConfig, folder: RunFolder, *, num_tasks: int, samples: int) -> Generator[VerifiedRollout]:
-    """Yield the first tasks of a run, `samples` of each, as they come out of the verifier. They are fewer where
-    tasksets end.
+    """Yield the first tasks of a run, `samples` of each, as the verifier finishes them. There are fewer if tasksets
+    end.
 
     `config` comes from `trial_config`. `folder` is scratch, for a made model and the weights. Own modules must be
     importable by now (preflight.plan). Close the iterator to end the processes of the rewards.
@@ -103,7 +103,7 @@ def try_tasks(config: RunConfig, folder: RunFolder, *, num_tasks: int, samples: 
 
 
 def publish_version_0(config: RunConfig, folder: RunFolder, store: ObjectStore, now: float) -> WeightsAnnounced:
-    """Publish version 0, as the trainer of a run does first. The backend is gone again before anything is sampled."""
+    """Publish version 0, as the trainer of a run does first. The backend is closed again before anything is sampled."""
     from rftstream.backends.base import OptimizerSettings
 
     settings = config.trainer
@@ -120,7 +120,7 @@ def publish_version_0(config: RunConfig, folder: RunFolder, store: ObjectStore, 
 
 
 def claim_of_version_0() -> Claim:
-    """Return the claim by which version 0 is in force, though no trainer takes the role."""
+    """Return the claim that puts version 0 in force, though no trainer takes the role."""
     return new_claim(TRAINER.name, VERSION_0.trainer_epoch, process="rftstream", now=time.time())
 
 
@@ -151,7 +151,7 @@ def _put_version_0(transport: Transport, config: RunConfig, folder: RunFolder, a
 def _drive(
     services: Sequence[tuple[Service, Transport]], transport: Transport, num_tasks: int, samples: int
 ) -> Iterator[VerifiedRollout]:
-    """Tick all roles in turn, and yield rollouts until every admitted one has come out."""
+    """Tick all roles in turn, and yield rollouts until every admitted one has been scored."""
     reader = transport.reader(begin_positions(transport, ("verified", "control")))
     wanted, found = num_tasks * samples, 0
     while found < wanted:

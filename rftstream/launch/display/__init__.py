@@ -1,1 +1,1 @@
-"""The progress of a run as people see it: a live view in a terminal, plain lines elsewhere."""
+"""The progress of a run for people: a live view in a terminal, plain lines elsewhere."""

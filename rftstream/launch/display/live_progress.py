@@ -35,7 +35,7 @@ class LiveProgress:
         self._next_at = 0.0
 
     def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
-        """Take the news, and draw if it is time."""
+        """Take the news, and redraw the table if it is due."""
         self._watch.absorb(news)
         if (now := time.monotonic()) >= self._next_at:
             self._next_at = now + REFRESH_S
@@ -47,7 +47,7 @@ class LiveProgress:
         self._live.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Draw a last time, and leave the terminal as it is."""
+        """Draw the table a last time, and leave it on the terminal."""
         self._draw()
         self._live.stop()
 

@@ -1,4 +1,4 @@
-"""The progress of a run as people see it: a live view in a terminal, plain lines elsewhere."""
+"""The progress of a run for people: the kinds of views, and the plain view of lines."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rftstream.queries.state.standstill import FailingTaskset, Standstill
 
 PLAIN_EVERY_S = 5.0
 SIGNS_AFTER_STEPS = 20
-"""Steps before a sign gets a line: many runs begin with completions that are cut off. `status`, the live view and the
-studio show signs from the first step on."""
+"""Steps before a sign gets a line, since many runs begin with completions that are cut off. `status`, the live view and
+the studio show signs from the first step on."""
 
 
 class ProgressView(Protocol):
@@ -24,17 +24,18 @@ class ProgressView(Protocol):
     events, and `close` at the end."""
 
     def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
-        """Take the news since the last call. Called often; the view draws as seldom as it needs to."""
+        """Take the news since the last call. The session calls this often; the view draws no more often than it needs
+        to."""
 
     def note(self, text: str) -> None:
-        """Show something that a person should know."""
+        """Show a message to the person who watches."""
 
     def close(self) -> None:
-        """Show the last state, and end."""
+        """Show the final state, and end the view."""
 
 
 class Onlooker:
-    """A stream that a person may watch. If nobody reads it any more, or its disk is full, the run goes on.
+    """A stream that a person may watch. If its reader is gone or its disk is full, the run continues.
 
     Text that cannot be written is dropped, and `say` is called once.
     """
@@ -44,7 +45,7 @@ class Onlooker:
         self._say: Callable[[str], None] | None = say
 
     def write(self, text: str) -> int:
-        """Write the text if that is possible, and return the number of characters."""
+        """Write the text if possible, and return the number of characters."""
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -52,7 +53,7 @@ class Onlooker:
             return len(text)
 
     def flush(self) -> None:
-        """Flush the stream if that is possible."""
+        """Flush the stream if possible."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -79,10 +80,10 @@ class PlainProgress:
         self._still_said_s = 0.0
         self._signs_said: set[tuple[str, str]] = set()
         self._failing_said: dict[str, str] = {}
-        """Taskset -> the kind of error that was said of it."""
+        """Taskset -> the kind of error that was last reported for it."""
 
     def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
-        """Print the news of evaluations at once, and the state of the run from time to time."""
+        """Print results of evaluations at once, and the state of the run at intervals."""
         self._watch.absorb(news)
         for message in news:
             if isinstance(message, EvalResult):
@@ -102,7 +103,7 @@ class PlainProgress:
             self._say_failing(self._watch.failing)
 
     def _say_signs(self) -> None:
-        """Print each sign once while it lasts."""
+        """Print each sign once while it holds."""
         if self._watch.observer.curve.num_steps < SIGNS_AFTER_STEPS:
             return
         signs = {(sign.kind, sign.subject): sign for sign in self._watch.signs}
@@ -112,14 +113,14 @@ class PlainProgress:
         self._signs_said = set(signs)
 
     def _say_failing(self, failing: Sequence[FailingTaskset]) -> None:
-        """Print for each taskset that its rollouts fail, and again when they die of something else."""
+        """Print that rollouts of a taskset fail, once for each kind of error."""
         for one in failing:
             if self._failing_said.get(one.taskset) != kind_of(one.error):
                 self._failing_said[one.taskset] = kind_of(one.error)
                 self._print(one.to_text())
 
     def _say_standstill(self, found: Standstill | None) -> None:
-        """Print a standstill at once, and again whenever it has lasted twice as long."""
+        """Print a standstill at once, and again each time its duration has doubled."""
         if found is None:
             self._still_said_s = 0.0
         elif (lasts_s := max(found.still_s or 0.0, found.behind_s or 0.0)) >= 2 * self._still_said_s:
@@ -131,7 +132,7 @@ class PlainProgress:
         self._print(text)
 
     def close(self) -> None:
-        """Print the last state, if it was not printed yet."""
+        """Print the final state, unless it was printed already."""
         if self._watch.observer.curve.version != self._version:
             self._print(status_line(self._watch))
 

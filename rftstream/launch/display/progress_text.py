@@ -1,4 +1,4 @@
-"""The words and numbers in which the views of a run tell its progress."""
+"""The words and numbers of the progress views."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN_CHARACTERS = 160
 
 
 def status_line(watch: Watch) -> str:
-    """Return the state of the run as one line: step, reward, staleness, loss, rates."""
+    """Return the state of the run in one line: step, reward, staleness, loss, rates."""
     curve, steps = watch.observer.curve, watch.steps
     parts = [f"step {curve.version}" + (f"/{steps}" if steps else "")]
     if curve.last is None:
@@ -72,7 +72,7 @@ def shortened(text: str) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
-    """Draw the means of `width` parts of the values, each as a bar between the smallest and the largest."""
+    """Draw the values as bars: the mean of each of `width` parts, scaled between the smallest and the largest."""
     if not values:
         return ""
     width = min(width, len(values))

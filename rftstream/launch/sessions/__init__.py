@@ -1,4 +1,4 @@
-"""Sessions for other ends than training: evaluations, and runs that are made of recorded ones.
+"""Sessions with other purposes than training: evaluations, and runs that are made from recorded ones.
 
 To add one: a module here that prepares a folder and a config, and calls `launch.session`.
 """

@@ -1,9 +1,9 @@
-"""Evaluating versions of a run when somebody asks: by the run's evaluator if one is alive, else here.
+"""Evaluates versions of a run on request: with the run's evaluator if it is alive, else in this process.
 
-Here means: this process takes the role for as long as there is something to do, as any worker would, by a claim. So
-two that are started at once do not do the same work twice, and what the log says is the same either way. What has its
-result is not evaluated again, and a request is named after what it asks for: so the same command, given again after it
-was stopped, does the rest.
+In this process means: the process claims the role, as any worker does, for as long as there is work. So two processes
+that start at once do not do the same work twice, and the log is the same either way. An evaluation with a result is not
+repeated, and the id of a request follows from its content. So the same command, repeated after an interruption, does
+the rest.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from rftstream.service.service import Service
 from rftstream.transport.base import Reader
 
 Versions = Sequence[int] | Literal["all"]
-"""Versions to evaluate. An empty sequence means the newest; `all` means those that can still be made from the store."""
+"""Versions to evaluate. An empty sequence means the newest; `all` means every version that the store can still make."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A result of `evaluate`, new or found on the log."""
+    """A result that `evaluate` yields, new or found on the log."""
 
     result: EvalResult
     new: bool
-    """False if the result stood on the log before."""
+    """False if the result was already on the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """An evaluation of a version that has no result yet, or is to get another one."""
+    """An evaluation of a version that has no result yet, or that is to be repeated."""
 
     evaluation: str
     announced: WeightsAnnounced
@@ -82,12 +82,13 @@ def evaluate(
     timeout_s: float = 3600.0,
     say: Say = lambda text: None,
 ) -> Generator[Evaluated]:
-    """Yield the results that were asked for: first those on the log, then the new ones as they come.
+    """Yield the requested results: first those on the log, then new ones as they come.
 
-    If neither evaluation nor versions are named, and nobody alive does the work, all evaluations that are due are done.
-    `again` also does what has a result. `here` also does the work if the log names an evaluator on another host, which
-    nobody can see from here. `timeout_s` is the time between two answers of another process. Own modules must be
-    importable by now (preflight.plan). ConfigError for what the run does not have; RftError if something got no result.
+    If neither evaluation nor versions are named, and no evaluator is alive, all due evaluations are done. `again`
+    repeats evaluations that have a result. `here` does the work in this process even if the log names an evaluator on
+    another host, whose state cannot be seen from here. `timeout_s` is the time between two answers of another process.
+    Own modules must be importable by now (preflight.plan). ConfigError for an evaluation or version that the run does
+    not have; RftError if an evaluation got no result.
     """
     names = chosen_evaluations(run.config, evaluation, who=run.run_id)
     evaluators = None if here else _evaluator_alive(run)
@@ -124,8 +125,8 @@ def ask_evaluations(
     within_s: float = 3600.0,
     by: str,
 ) -> tuple[int, int]:
-    """Ask the run's evaluator and do not wait. Return how many evaluations were asked for, and how many have their
-    result already. ConfigError if no evaluator is alive, and as `evaluate`."""
+    """Send requests to the run's evaluator without waiting. Return the number of requested evaluations, and the number
+    that have a result already. ConfigError if no evaluator is alive, and as in `evaluate`."""
     names = chosen_evaluations(run.config, evaluation, who=run.run_id)
     if _evaluator_alive(run) is None:
         raise ConfigError(
@@ -149,7 +150,7 @@ def parse_versions(text: str) -> list[int] | Literal["all"]:
 
 
 def chosen_evaluations(config: RunConfig, evaluation: str | None, *, who: str) -> tuple[str, ...]:
-    """Return the names of the evaluations that are meant. ConfigError if there are none, or not this one."""
+    """Return the names of the selected evaluations. ConfigError if there are none, or not this one."""
     known = config.evaluations
     if not known:
         raise ConfigError(f"{who}: its run file has no evaluations; add [evaluations.NAME]")
@@ -161,7 +162,7 @@ def chosen_evaluations(config: RunConfig, evaluation: str | None, *, who: str) -
 def _sorted_out(
     run: OpenRun, names: Sequence[str], versions: Versions, again: bool
 ) -> tuple[list[EvalResult], list[_Wanted]]:
-    """Return the results on the log, and the evaluations to do; both in the order of versions."""
+    """Return the results on the log, and the evaluations still to do, both in the order of versions."""
     published, results = read_published(run), EvalResults()
     for received in Log(run.transport).messages("evals"):
         if isinstance(received.message, EvalResult):
@@ -175,13 +176,13 @@ def _sorted_out(
                 on_log.append(found)
             else:
                 wanted.append(_Wanted(name, announced, _request_id(name, announced, again), again))
-    if wanted:  # the weights of these have to be there
+    if wanted:  # their weights must still exist
         published.choose([one.announced.name.version for one in wanted], where="--versions")
     return on_log, wanted
 
 
 def _announced(published: Published, versions: Versions) -> list[WeightsAnnounced]:
-    """Return the announcements in force of the versions that are meant, oldest first."""
+    """Return the announcements in force of the selected versions, oldest first."""
     if versions == "all":
         return list(published.follower.available())
     if not versions:
@@ -193,13 +194,13 @@ def _announced(published: Published, versions: Versions) -> list[WeightsAnnounce
 
 
 def _request_id(name: str, announced: WeightsAnnounced, again: bool) -> str:
-    """Return the id of a request. The same request has the same id; a request for another result has another one."""
+    """Return the id of a request. The same request always has the same id, and a repeated evaluation has a new one."""
     of = f"{name}-{announced.name.trainer_epoch}-{announced.name.version}"
     return f"{of}-{time.time_ns()}" if again else of
 
 
 def _evaluator_alive(run: OpenRun) -> str | None:
-    """Return who would answer a request, in words, or None if nobody would."""
+    """Return in words which evaluator would answer a request, or None if there is none."""
     if run.config.evaluator.count and run.folder.is_live():
         return "the run's evaluator"
     control = read_control(run.transport)
@@ -226,7 +227,7 @@ def _ask(run: OpenRun, wanted: Sequence[_Wanted], timeout_s: float, by: str) -> 
 
 
 def _taken(records: Sequence[Record], wanted: list[_Wanted] | None) -> Iterator[Evaluated]:
-    """Yield the results that have come, and take them off `wanted`. If `wanted` is None, yield all results."""
+    """Yield the new results, and remove them from `wanted`. If `wanted` is None, yield all results."""
     for record in records:
         message = None if record.value is None else codec.from_record(record)
         if not isinstance(message, EvalResult):
@@ -247,7 +248,7 @@ def _listed(wanted: Sequence[_Wanted]) -> str:
 
 
 def _await(run: OpenRun, reader: Reader, wanted: list[_Wanted], timeout_s: float, say: Say) -> Iterator[Evaluated]:
-    """Yield results until nothing is wanted any more. Stop if nobody is alive who would do the work."""
+    """Yield results until `wanted` is empty. Stop if no evaluator is alive to do the work."""
     heard = said = time.monotonic()
     while wanted:
         for one in _taken(reader.poll(), wanted):
@@ -270,7 +271,7 @@ def _await(run: OpenRun, reader: Reader, wanted: list[_Wanted], timeout_s: float
 
 
 def _check_held(run: OpenRun, wanted: Sequence[_Wanted]) -> None:
-    """Raise an error for a version that the run has deleted before its evaluator came to it."""
+    """Raise an error for a version that was deleted before the evaluator reached it."""
     held = {one.name for one in read_published(run).follower.available()}
     if gone := [one for one in wanted if one.announced.name not in held]:
         raise RftError(
@@ -283,8 +284,8 @@ def _check_held(run: OpenRun, wanted: Sequence[_Wanted]) -> None:
 
 
 def _work(run: OpenRun, reader: Reader, wanted: list[_Wanted] | None, say: Say) -> Iterator[Evaluated]:
-    """Work as the run's evaluator, and yield the results. Stop when all of `wanted` is done; if it is None, when
-    nothing is left to do."""
+    """Act as the run's evaluator, and yield the results. Stop when `wanted` is empty; if it is None, when no work is
+    left."""
     context = role_context(
         config=run.config,
         folder=run.folder,
@@ -309,7 +310,7 @@ def _work(run: OpenRun, reader: Reader, wanted: list[_Wanted] | None, say: Say) 
 
 
 def progress_of(service: Service) -> str:
-    """Return what an evaluator works on, in words; empty between two evaluations."""
+    """Return in words what an evaluator is working on; empty between two evaluations."""
     health = service.health()
     if health.get("evaluating") is None:
         return ""
@@ -320,7 +321,7 @@ def progress_of(service: Service) -> str:
 
 
 def _is_idle(service: Service, ends: dict[TopicPartition, int]) -> bool:
-    """Return whether the evaluator has seen all that was there when it began, and has nothing left to do."""
+    """Return whether the evaluator has read everything that was there at its start, and has no work left."""
     step = service.step  # type: ignore[attr-defined]  # it is a single role's
     sources = service.sources()
     if service.health().get("epoch") is None or not sources:

@@ -1,8 +1,8 @@
 """A run file's evaluations on a model folder, without a run: the evaluator over a log in memory.
 
-The model becomes version 0 as a trainer would publish it, so a folder that a run left (`final/`, an export) gets the
-numbers that the run's own evaluator gave to that version. With a folder for results each is kept there as soon as it
-is known, and what is known of the same model under the same settings is not computed again.
+The model becomes version 0, published as by a trainer. So a folder from a run (`final/`, an export) gets the same
+numbers that the run's own evaluator gave to that version. With a folder for results, each result is saved there at
+once, and a saved result for the same model and settings is not computed again.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Scored:
     """The result of one evaluation of a model. `evaluate_model` makes it."""
 
     model: str
-    """The model as the caller named it."""
+    """The model, as named by the caller."""
     result: EvalResult
-    """The result. Its `generations` are a path, or None if nothing is kept."""
+    """The result. Its `generations` are a path, or None if nothing is saved."""
     settings: str
-    """Digest of the model and of all that the result depends on."""
+    """Digest of the model and of everything that the result depends on."""
     new: bool
-    """False if the result was kept before."""
+    """False if the result was already saved."""
 
 
 def evaluate_model(
@@ -73,7 +73,7 @@ def evaluate_model(
     again: bool = False,
     say: Say = lambda text: None,
 ) -> Generator[Scored]:
-    """Yield results as they come, first those that are kept in `out`. `model` is a folder, or a name on the hub.
+    """Yield results as they come, saved ones from `out` first. `model` is a folder, or a name on the hub.
 
     Own modules must be importable by now (preflight.plan). Close the iterator to end the processes of the rewards.
     """
@@ -105,7 +105,7 @@ def evaluate_model(
 
 
 def _config_for(config: RunConfig, model: str, names: Sequence[str]) -> RunConfig:
-    """Return the run file's config, with this model and a log in memory."""
+    """Return the run file's config with this model and a log in memory."""
     policy = config.evaluator.policy or config.explorer.policy
     if not registry.spec(PolicySpec, policy, where="evaluator.policy").takes_weights:
         raise ConfigError(
@@ -126,7 +126,7 @@ def _config_for(config: RunConfig, model: str, names: Sequence[str]) -> RunConfi
 
 
 def _settings(config: RunConfig, name: str, spec: ModelSpec) -> str:
-    """Return a digest of the data that the result depends on. The code of own modules is not in it."""
+    """Return a digest of the data that the result depends on. The code of the user's modules is not included."""
     values = loader.to_dict(config)
     section = config.evaluations[name]
     asked = {key: value for key, value in values["evaluations"][name].items() if key != "every"}
@@ -170,7 +170,7 @@ def _evaluate(config: RunConfig, folder: RunFolder, store: ObjectStore, say: Say
 
 
 def _put_version_0(transport: Transport, config: RunConfig, folder: RunFolder, announced: WeightsAnnounced) -> None:
-    """Write a run that was over before it began, with the model as its version 0."""
+    """Write a run that is already over, with the model as its version 0."""
     tasksets = {f"taskset.{name}": "" for name in config.tasksets}
     messages: list[tuple[str, Message]] = [
         ("control", make_manifest(config, folder.run_id, tasksets, announced.announced_at)),
@@ -194,7 +194,7 @@ class _Kept:
             raise ConfigError(f"--out {folder}: {error.strerror or error}, expected a folder to write to") from None
 
     def _rows(self) -> list[dict[str, Any]]:
-        """Read the rows: another evaluation may write into the same folder."""
+        """Read the rows. They may have changed, since another evaluation may write into the same folder."""
         rows: list[dict[str, Any]] = read_json(self._folder / RESULTS).get("results", [])
         return rows
 
@@ -211,7 +211,7 @@ class _Kept:
         return None
 
     def keep(self, one: Scored, store: ObjectStore) -> Scored:
-        """Write the completions first and then the row, since a row says that its completions are there."""
+        """Write the completions first and then the row, since a row implies that its completions are there."""
         assert one.result.generations is not None
         file = f"{one.result.evaluation}-{one.settings.partition(':')[2][:12]}.jsonl"
         _write(self._folder / file, store.get(one.result.generations))
@@ -225,7 +225,7 @@ class _Kept:
 
 
 def result_row(result: EvalResult) -> dict[str, Any]:
-    """Return what there is to say of a result that belongs to no run."""
+    """Return the row for a result that belongs to no run."""
     return {
         "evaluation": result.evaluation,
         "num_tasks": result.num_tasks,

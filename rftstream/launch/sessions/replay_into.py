@@ -1,4 +1,4 @@
-"""`replay --into`: the batches that a run recorded, trained under other settings, as a run of its own."""
+"""`replay --into`: trains the batches that a run recorded under other settings, as a new run."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ CHANGEABLE = (
 )
 """Sections and settings that a replay may change, since the data does not depend on them."""
 FEEDBACK = "feedback"
-"""In the place of names of rollouts: all that people judge otherwise now than they were trained."""
+"""Used instead of names of rollouts: all rollouts whose judged reward has changed since they were trained."""
 FIXED = ("trainer.shares", "transport.partitions")
-"""Settings of these sections that stay all the same, since they say how the data lies on the log."""
+"""Settings of these sections that stay fixed, since they define the layout of the data on the log."""
 
 
 TRAINED_BY = ("trainer.", "stages.", "algorithms.", "backends.", "run.steps ")
-"""Settings on which the weights depend; a resume may have changed them in between."""
+"""Settings that the weights depend on. A resume may have changed them in the middle of the run."""
 OF_TASKSET = re.compile(r"tasksets\.[a-z0-9_-]+\.algorithm\b")
-"""Setting of a taskset that a replay may change, too: how the taskset is learned from."""
+"""Setting of a taskset that a replay may change: how the taskset is learned from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Plan(plain.Report):
     """Folder of the run whose batches are trained."""
     run_dir: str
     first: int
-    """Version that the replay begins with: its weights, optimizer and schedule as they were recorded."""
+    """Version that the replay begins with. Its weights, optimizer and schedule are the recorded ones."""
     last: int
     num_batches: int
     num_groups: int
@@ -77,7 +77,7 @@ class Plan(plain.Report):
     changed: tuple[str, ...]
     """One line for each changed setting, as `key before -> after`."""
     left_out: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    """Batch -> how many `rollouts` it is trained without, and how many whole `groups`."""
+    """Batch -> number of `rollouts` and of whole `groups` that are left out of it."""
 
     def to_text(self) -> str:
         """Return the plan as lines for a person."""
@@ -98,8 +98,8 @@ class Plan(plain.Report):
 
 
 class Replay:
-    """A replay of a run's batches into a folder. The command makes it, shows `plan`, and calls `prepare` and then
-    `train`.
+    """A replay of a run's batches into a folder with a new run. The command makes it, shows `plan`, and calls `prepare`
+    and then `train`.
 
     The constructor checks everything: ConfigError if the replay cannot be done as asked.
     """
@@ -114,14 +114,14 @@ class Replay:
         last: int | None = None,
         without: Sequence[str] = (),
     ) -> None:
-        """`without`: rollouts and groups that are left out; `feedback` for what people judge otherwise now."""
+        """`without`: rollouts and groups to leave out; `feedback` for all whose judged reward has changed."""
         self._source = source
         self._folder = RunFolder(into.resolve())
         self._recorded = read_recorded(Log(source.transport))
         placed = derive_config(source, self._folder, sets)
         begun = begun_config(source, self._folder, placed, has_versions=True)
         if last is None and begun is not None:
-            last = (begun.run.imported_versions or (0, None))[1]  # a live run may have more by now
+            last = (begun.run.imported_versions or (0, None))[1]  # a live run may have more steps by now
         last = check_versions(source.run_id, self._recorded, first, last)
         if first == last:
             raise ConfigError(
@@ -134,7 +134,7 @@ class Replay:
 
     @property
     def plan(self) -> Plan:
-        """Return what the replay would do."""
+        """Return the plan of the replay."""
         extent = self._extent
         return Plan(
             run=str(self._source.folder.path),
@@ -174,7 +174,7 @@ class Replay:
 
     def _changed(self) -> tuple[str, ...]:
         """Return the changed settings. The settings that each trainer of these batches had are compared with the new
-        settings; the run's other settings are compared as they are now."""
+        ones; the run's other settings are compared in their current form."""
         now = self._source.config
         lines = [line for line in differences(self._source, self.config) if not _trained_by(line)]
         versions = range(self._extent.first + 1, self._extent.last + 1)
@@ -189,7 +189,7 @@ class Replay:
         fixed = [f"run.imported_versions=[{first}, {last}]", "verifier.count=0"]
         ended = read_control(self._source.transport).ended
         if ended is not None and ended.batches is not None and self._source.config.run.steps is None:
-            fixed.append(f"run.steps={ended.batches}")  # rates depend on it; the feeder told the trainers so
+            fixed.append(f"run.steps={ended.batches}")  # rates depend on it; the feeder gave it to the trainers
         config = derive_config(self._source, self._folder, [*sets, *fixed])
         keys = changed_keys(self._source, config, sets)
         if refused := sorted(key for key in keys if not may_change(key)):
@@ -212,17 +212,17 @@ class Replay:
                 f"run.steps: got {config.steps}, expected more than the {first} versions that it begins with"
             )
         plan(config, Purpose.build)
-        # so that what is wrong with them is said before anything is copied
+        # report errors in them before anything is copied
         if any(key.startswith(("trainer.backend", "backends.")) for key in keys):
             config.build_part("backend", config.trainer.backend)
         if any(key.startswith("algorithms.") or ".algorithm" in key for key in keys):
             build_algorithm(config)
         return config
 
-    # ------------------------------------------------------------------------------------------ doing it
+    # ------------------------------------------------------------------------------------------ carrying it out
 
     def prepare(self, say: Say, report: Report = lambda version, last, different: None) -> None:
-        """Make the new run, ready to be trained. After a crash, a second call goes on where the first one was."""
+        """Prepare the new run for training. After a crash, a second call continues where the first one stopped."""
         folder, config = self._folder, self.config
 
         def import_into(transport: Transport) -> BatchImport:
@@ -247,7 +247,7 @@ class Replay:
         return (f"batches whole -> without {sum(one.get('rollouts', 0) for one in lost)} rollouts",) if lost else ()
 
     def train(self, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
-        """Train the new run as `rftstream resume` does. If it has ended, return how it ended."""
+        """Train the new run as `rftstream resume` does. If it has ended, return its result."""
         return resume_if_incomplete(self._folder.path, progress=progress, stream=stream)
 
     def _fill(self, folder: Path, say: Say, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""`replay --pipeline`: other operators over the groups that a run recorded, trained as a run of its own.
+"""`replay --pipeline`: applies other operators to the groups that a run recorded, and trains them as a new run.
 
 Nothing is sampled or scored. The run begins with the model that the other one began with. Its buffer makes the batches
 from all recorded groups, in the order in which they were admitted.
@@ -35,7 +35,7 @@ from rftstream.runs.writes.additions import Say
 from rftstream.transport.base import Transport
 
 OF_PIPELINE = re.compile(r"(tasksets\.[a-z0-9_-]+\.)?pipeline\b")
-"""Settings of operators, which are shown by their names instead."""
+"""Settings of operators. They are shown by the operators' names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class PipelineReplay:
 
     @property
     def plan(self) -> PipelinePlan:
-        """Return what the replay would do."""
+        """Return the plan of the replay."""
         places = [place for place in operator_places(self.config) if place.side == "experience"]
         return PipelinePlan(
             run=str(self._source.folder.path),
@@ -101,7 +101,7 @@ class PipelineReplay:
         return config
 
     def prepare(self, say: Say) -> None:
-        """Make the new run, ready to be trained. After a crash, a second call goes on where the first one was."""
+        """Prepare the new run for training. After a crash, a second call continues where the first one stopped."""
         folder, config = self._folder, self.config
 
         def import_into(transport: Transport) -> VerdictImport:
@@ -111,5 +111,5 @@ class PipelineReplay:
         make_from(self._source, folder, config, import_into, changed=changed, other_operators=True)
 
     def train(self, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
-        """Train the new run as `rftstream resume` does. If it has ended, return how it ended."""
+        """Train the new run as `rftstream resume` does. If it has ended, return its result."""
         return resume_if_incomplete(self._folder.path, progress=progress, stream=stream)

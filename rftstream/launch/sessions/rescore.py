@@ -1,4 +1,5 @@
-"""Yesterday's rollouts under another reward: a run of its own that imports them and scores them with real verifiers."""
+"""Scores a run's recorded rollouts with another reward: a new run that imports them and scores them with real
+verifiers."""
 
 from __future__ import annotations
 
@@ -31,15 +32,15 @@ from rftstream.service.service import Service
 from rftstream.transport.base import Transport
 
 SCORED_BY = ("tasksets.", "rewards.", "verifier.", "feedback.")
-"""How the names of settings begin that verdicts may depend on."""
+"""Prefixes of the settings that verdicts may depend on."""
 FEEDBACK = "feedback"
-"""In the place of a reward's name: what people judged."""
+"""Used instead of a reward's name: the judgements of people."""
 
 
 def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (), say: Say) -> OpenRun:
     """Return the new run, with all of its rollouts scored.
 
-    After a crash, a second call goes on where the first one was. If nothing is left to do, it does nothing.
+    After a crash, a second call continues where the first one stopped. If nothing is left to do, it does nothing.
     """
     folder = RunFolder(into.resolve())
     by_people = reward == FEEDBACK
@@ -64,7 +65,7 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
 
 
 def _import_of(source: OpenRun, transport: Transport, folder: RunFolder, say: Say, *, by_people: bool) -> RolloutImport:
-    """Return the import that copies the rollouts, with the verdicts of people if it is they who score."""
+    """Return the import that copies the rollouts. With `by_people`, the verdicts come from people's judgements."""
     if not by_people:
         return RolloutImport(source.transport, transport, folder.run_id, say)
     view = read_feedback(Log(source.transport), source.config)
@@ -79,7 +80,7 @@ def _import_of(source: OpenRun, transport: Transport, folder: RunFolder, say: Sa
 
 
 def _config(source: OpenRun, folder: RunFolder, reward: str | None, sets: Sequence[str]) -> RunConfig:
-    """Return the source's config, with the new reward; None: the verdicts come from the source."""
+    """Return the source's config with the new reward. None: the verdicts come from the source."""
     rewards = [f'tasksets."{name}".reward={json.dumps(reward)}' for name in source.config.tasksets]
     if reward is None:
         rewards = ["verifier.count=0"]
@@ -88,7 +89,7 @@ def _config(source: OpenRun, folder: RunFolder, reward: str | None, sets: Sequen
 
 
 def _score(config: RunConfig, folder: RunFolder, transport: Transport, say: Say) -> None:
-    """Run a verifier of the new run, until all rollouts are done."""
+    """Run a verifier of the new run until all rollouts are scored."""
     total = sum(transport.admin.lag(VERIFIER.name, "rollouts").values())
     if not total:
         return
@@ -96,7 +97,7 @@ def _score(config: RunConfig, folder: RunFolder, transport: Transport, say: Say)
     context = role_context(config=config, folder=folder, transport=transport, clock=SystemClock(), process="rescore")
     service = build_service(VERIFIER.name, context)
 
-    def progress(service: Service) -> str:  # counting records would mean reading them
+    def progress(service: Service) -> str:  # a count of records would have to read them
         return f"{sum(service.done_up_to().values()) / max(1, sum(ends.values())):.0%} of the rollouts scored"
 
     with closing(drive(service, say, progress)) as slices:

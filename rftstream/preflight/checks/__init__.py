@@ -1,1 +1,1 @@
-"""`rftstream check`, finding by finding: `check` asks all the others, and `check_report` says what they found."""
+"""The checks of `rftstream check`: `check` calls all the others, and `check_report` shows their findings."""

@@ -1,4 +1,4 @@
-"""Advice on settings that a run file probably does not mean. They are allowed, but `check` says a sentence on each."""
+"""Advice on settings that are probably unintended. They are allowed, but `check` shows a sentence for each."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.folder import lies_in_folder
 
 FEW_TOKENS = 8
-"""Tokens that are fewer than many an answer."""
+"""A limit of tokens below which many answers do not fit."""
 
 
 def find_warnings(
     config: RunConfig, measured: Mapping[str, TasksetLine], disk: DiskEstimate | None, context: int | None
 ) -> list[str]:
     """Return a sentence for each setting that looks unintended. `measured` maps `tasksets.NAME` and `evaluations.NAME`
-    to what was found there."""
+    to the findings there."""
     return [
         *_processes(config),
         *_turns(config),
@@ -73,7 +73,7 @@ def _processes(config: RunConfig) -> Iterator[str]:
 
 
 def _turns(config: RunConfig) -> Iterator[str]:
-    """Yield a warning for an evaluator that hardly gets the device which it shares with the trainer."""
+    """Yield a warning for an evaluator that hardly gets the device that it shares with the trainer."""
     in_turns = config.evaluations and is_shared(config, config.evaluator.device)
     if in_turns and not all(stage.takes_rollouts for stage in Stages.of(config).all):
         yield (
@@ -123,11 +123,12 @@ _CHANGES = {
     "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }  # fmt: skip
-"""Settings of sampling that change the distribution in a way that the trainer does not redo, and what is off."""
+"""Sampling settings that change the distribution without the trainer doing the same, with the value that turns each
+off."""
 
 
 def _sampling(config: RunConfig) -> Iterator[str]:
-    """Yield a warning where a correction takes what sampling left out for a difference between policies."""
+    """Yield a warning if a correction would take tokens that sampling leaves out for a difference between policies."""
     for place, algorithm, sampling in _learned(config):
         correction = getattr(algorithm, "correction", "none")
         odd = [f"{key} = {getattr(sampling, key):g}" for key, off in _CHANGES.items() if getattr(sampling, key) != off]
@@ -145,7 +146,7 @@ def _sampling(config: RunConfig) -> Iterator[str]:
 
 
 def _overlong(config: RunConfig) -> Iterator[str]:
-    """Yield a warning where a penalty for long completions begins within the length of a right answer."""
+    """Yield a warning if a penalty for long completions starts within the length of a right answer."""
     for place, algorithm, sampling in _learned(config):
         share, most = getattr(algorithm, "overlong_share", 0.0), sampling.max_tokens
         if 0 < share * most < FEW_TOKENS:
@@ -157,7 +158,7 @@ def _overlong(config: RunConfig) -> Iterator[str]:
 
 
 def _learned(config: RunConfig) -> Iterator[tuple[str, Any, Sampling]]:
-    """Yield the place of each taskset, the settings of the algorithm that learns from it, and its sampling."""
+    """Yield each taskset's place, the settings of its algorithm, and its sampling."""
     for name, section in config.tasksets.items():
         place = f"tasksets.{name}"
         where = f"{place}.algorithm" if section.algorithm else "trainer.algorithm"
@@ -180,7 +181,7 @@ def _rewards(config: RunConfig) -> Iterator[str]:
 
 
 def _unused_tables(config: RunConfig) -> Iterator[str]:
-    """Yield a warning for settings of parts that nobody asked for. Most often their names are misspelt."""
+    """Yield a warning for settings of parts that the run does not use. Most often their names are misspelt."""
     rewards = {name for _, section in _sections(config) for name in reward_names(section.reward)}
     used = {
         "policies": {config.explorer.policy, config.evaluator.policy or config.explorer.policy},
@@ -236,7 +237,7 @@ def _end(config: RunConfig, measured: Mapping[str, TasksetLine]) -> Iterator[str
     batches = groups // config.feeder.groups_per_batch
     try:
         wanted = Stages.of(config).batches_of_rollouts(0, config.steps)
-    except ConfigError:  # the algorithm is unknown, which is reported elsewhere
+    except ConfigError:  # the algorithm is unknown, and another check reports it
         return
     if batches < wanted:
         yield (
@@ -254,7 +255,7 @@ def _disk(disk: DiskEstimate | None) -> Iterator[str]:
 
 
 def _algorithms_of(config: RunConfig) -> dict[str, AlgorithmSpec]:
-    """Return what the run's algorithms declare, by their sorted names."""
+    """Return the declarations of the run's algorithms, by their sorted names."""
     names = {name_of_part(named, where) for where, named in config.algorithms_named().items()}
     return {name: registry.find_spec(AlgorithmSpec, name) for name in sorted(names)}
 

@@ -1,7 +1,7 @@
 """`rftstream check`: everything about a run file that can be found out without starting the run.
 
-It builds each part's Config, opens every taskset, starts its environment, renders prompts, builds rewards, and counts
-what the run will need. What is found wrong is collected, so that one look shows all of it.
+It builds each part's Config, opens every taskset, starts its environment, renders prompts, builds rewards, and
+estimates what the run will need. All errors are collected, so that one report shows them all.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from rftstream.queries.formatting import plural
 from rftstream.rewards.resolve import build_reward
 
 RENDERED_PROMPTS = 1_000
-"""Prompts of each taskset that are rendered in any case. Further prompts are rendered if they may be too long by their
-bytes, or bring a new character, which the tokenizer may not know."""
+"""Prompts of each taskset that are always rendered. Further prompts are rendered if their bytes may make them too long,
+or if they have a new character, which the tokenizer may not know."""
 
 TEMPLATE_TOKENS = 32
-"""A generous number of tokens that a chat template adds per message, beside those that it adds to an empty one. With
-it, a prompt's bytes bound its tokens."""
+"""Upper bound for the tokens that a chat template adds per message, beside those that it adds to an empty one. With it,
+a prompt's bytes bound its tokens."""
 
 NO_STOP = (
     "model: no token ends a turn, since neither its tokenizer nor its generation_config.json names one, so that every "
@@ -61,7 +61,7 @@ NO_STOP = (
 
 
 def check(config: RunConfig) -> CheckReport:
-    """Look at a run file, and return what was found; nothing is raised for what is wrong with it."""
+    """Check a run file, and return the findings. Errors in the file are findings, and nothing is raised for them."""
     report = CheckReport(run=config.run.name)
     collect = _Collector(report.errors)
     report.parts = list(_parts(config))
@@ -119,7 +119,7 @@ def check(config: RunConfig) -> CheckReport:
 
 
 class _Collector:
-    """Turns what goes wrong inside `with collect(where):` into a line of the report.
+    """Turns errors inside `with collect(where):` into lines of the report.
 
     If the same error comes with and without its section, the line with the section stays.
     """
@@ -143,8 +143,7 @@ class _Collector:
 
 
 def _parts(config: RunConfig) -> Iterator[PartLine]:
-    """Yield each part that is chosen, with its settings. A part that cannot be used is left out, and told as an
-    error."""
+    """Yield each selected part with its settings. A part that cannot be used is left out, and reported as an error."""
     names = [
         ("policy", config.explorer.policy),
         ("policy", config.evaluator.policy or config.explorer.policy),
@@ -167,7 +166,8 @@ def _parts(config: RunConfig) -> Iterator[PartLine]:
 
 
 def _environments(config: RunConfig) -> Iterator[PartLine]:
-    """Yield the environment of each taskset and evaluation. Those with settings of their own say whose they are."""
+    """Yield the environment of each taskset and evaluation. Environments with settings of their own name their taskset
+    or evaluation."""
     for where, named in config.environments_named().items():
         kind = "environment" if isinstance(named, str) else f"environment of {where.removesuffix('.environment')}"
         with suppress(RftError):
@@ -241,7 +241,7 @@ def _measure(
     line: TasksetLine, taskset: Taskset, rendering: Rendering, tools: Sequence[Mapping[str, Any]], too_long: str
 ) -> None:
     """Look at every problem. Render the first ones, all that may be too long, and those with new characters. `tools`
-    are those that the environment offers beside a problem's own."""
+    are the tools that the environment offers beside a problem's own."""
     line.too_long_means = {"skip": "left out", "truncate": "cut from the left"}.get(too_long, "")
     context, added = rendering.context, rendering.added(tools)
     characters: set[str] = set()
@@ -296,7 +296,7 @@ def _refuse_empty(token_ids: Sequence[int]) -> None:
 
 @contextmanager
 def _problem(place: str, index: int) -> Iterator[None]:
-    """Say in errors which problem cannot be rendered."""
+    """Name the problem in errors of rendering it."""
     try:
         yield
     except ConfigError as error:
@@ -304,7 +304,7 @@ def _problem(place: str, index: int) -> Iterator[None]:
 
 
 def _brings_new(known: set[str], problem: Problem) -> bool:
-    """Return whether the problem has characters that are not known. From then on they are."""
+    """Return whether the problem has unknown characters, and add them to the known ones."""
     new = [message.content for message in problem.messages if not known.issuperset(message.content)]
     known.update(*new)
     return bool(new)
@@ -349,17 +349,17 @@ def _template_advice(
 
 @dataclass(frozen=True)
 class Rendering:
-    """A model's renderer, with what `check` needs to know of its tokenizer. `of` makes it."""
+    """A model's renderer, with the facts about its tokenizer that `check` needs. `of` makes it."""
 
     spec: ModelSpec
     renderer: Renderer
     context: int | None
     unknown: int | None = None
-    """The token that stands for all characters without a token."""
+    """The token that stands for all unknown characters."""
     is_closed: bool = False
-    """Whether there may be characters that the tokenizer has no token for."""
+    """Whether some characters may have no token."""
     controls: re.Pattern[str] | None = None
-    """Pattern that finds the names of special tokens in a text; None if there are none."""
+    """Pattern that matches the names of special tokens in a text. None: there are no special tokens."""
 
     @staticmethod
     def of(spec: ModelSpec) -> Rendering:

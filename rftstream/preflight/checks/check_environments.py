@@ -1,4 +1,5 @@
-"""A check: whether an environment can be built and begins. It is asked as the explorer's turn loop asks it."""
+"""Checks whether an environment can be built and started. It is called in the same way as by the explorer's turn
+loop."""
 
 from __future__ import annotations
 
@@ -25,29 +26,29 @@ from rftstream.gateway.addresses import parse_address
 from rftstream.roles.explorer.environment_session import CallFailure, EnvironmentSession, Opening
 
 WAIT_S = 0.05
-"""Most seconds between two looks at whether an environment has answered."""
+"""Most seconds between two polls for an environment's answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """How an environment begins its first problem. `begin_once` makes it."""
+    """The start of an environment on its first problem. `begin_once` makes it."""
 
     messages: tuple[ChatMessage, ...]
-    """First messages that the policy sees."""
+    """The first messages for the policy."""
     tools: tuple[Mapping[str, Any], ...]
     """The problem's tools, then those of the environment."""
     has_one_turn: bool = False
     """Whether every rollout ends with the first completion."""
     doubts: list[str] = field(default_factory=list)
-    """Faults when the environment was closed, in sentences that begin with the place."""
+    """Errors while the environment was closed, in sentences that begin with the place."""
 
 
 def begin_once(config: RunConfig, named: str | Mapping[str, Any], problem: Problem, where: str) -> Beginning:
-    """Build the environment for a problem, have it start, ask for its tools, and close it. `named` is what stands in
-    the run file at `where`. Each call has the time limit that it has in an explorer. ConfigError says what is wrong.
+    """Build the environment for a problem, start it, read its tools, and close it. `named` is the run file's value at
+    `where`. Each call has the same time limit as in an explorer. ConfigError explains errors.
 
-
-    An agent is not started: it makes model calls, and nobody would answer them."""
+    An agent is not started, since nothing would answer its model calls.
+    """
     name = name_of_part(named, where)
     spec = registry.find_spec(EnvironmentSpec, name)
     if spec.is_agent:
@@ -95,8 +96,8 @@ def begin_once(config: RunConfig, named: str | Mapping[str, Any], problem: Probl
 
 
 def _doubts_about_agent(config: RunConfig, named: str | Mapping[str, Any], where: str) -> list[str]:
-    """Return what may be wrong with what runs agents, and where they find their model. ConfigError for settings that
-    are no good."""
+    """Return possible problems with the program that runs agents, and with the way in which agents find their model.
+    ConfigError for invalid settings."""
     settings, doubts = config.explorer, []
     parse_address(settings.gateway_address, settings.count)
     parse_address(config.evaluator.gateway_address, section=RoleName.evaluator.value)
@@ -128,9 +129,9 @@ def _is_given_up(opening: Opening | CallFailure) -> bool:
 
 
 def _words(settings: str, failure: CallFailure) -> str:
-    """Return what is wrong, where it is, and what to do."""
+    """Return the error in words, with its place and advice."""
     error, text = failure.error, failure.text.removeprefix("environment ")
-    if isinstance(error, ConfigError):  # it says where and what to do
+    if isinstance(error, ConfigError):  # the error already has its place and advice
         return str(error)
     if error is None:
         return f"{text}, the limit of explorer.reply_timeout_s; mend what hangs, or raise the limit"
@@ -144,7 +145,7 @@ def _words(settings: str, failure: CallFailure) -> str:
 
 
 def _place_of(error: BaseException) -> str:
-    """Return the line that raised the error, without the lines of rftstream that checked what was returned."""
+    """Return the line that raised the error. Lines of rftstream that checked a returned value are skipped."""
     package = Path(__file__).parents[2]
     frames = [
         frame

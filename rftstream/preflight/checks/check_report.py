@@ -27,12 +27,12 @@ Show = Callable[[int], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationsLine:
-    """The line of the report about a run file's demonstrations. `demonstrations_line` makes it; the report shows it."""
+    """The report's line about the demonstrations of a run file. `demonstrations_line` makes it."""
 
     source: str
     loaded: Loaded
     first: dict[str, list[tuple[bool, str]]]
-    """Side -> the parts of the first demonstration, each with whether it is learned, and its text."""
+    """Side -> the parts of the first demonstration, each with its text and whether it is learned."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the line as plain values."""
@@ -41,7 +41,7 @@ class DemonstrationsLine:
         return {"source": self.source, **self.loaded.to_json(), "first": first}
 
     def to_lines(self) -> list[str]:
-        """Return the line as text, with what is learned in brackets."""
+        """Return the line as text, with the learned parts in brackets."""
         found, *_ = self.loaded.to_text().partition("\n")
         lines = [f"experts: {self.source}", f"  {found}", "  the first one, what is learned in brackets:"]
         for side, parts in self.first.items():
@@ -51,8 +51,8 @@ class DemonstrationsLine:
 
 
 def demonstrations_line(config: RunConfig, spec: ModelSpec | None, show: Show) -> DemonstrationsLine | None:
-    """Return what was found of the demonstrations, or None if the run file names none. ConfigError names the first row
-    that is no good, or says that the algorithm cannot learn from what there is."""
+    """Return the findings on the demonstrations, or None if the run file names none. ConfigError names the first bad
+    row, or says that the algorithm cannot learn from this data."""
     check_demonstrations(config)
     section = config.experts
     if section is None or section.source is None or spec is None:
@@ -72,7 +72,7 @@ def _parts(segment: Segment, show: Show) -> list[tuple[bool, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartLine:
-    """A part that the run file chooses, with its settings."""
+    """A part that the run file selects, with its settings."""
 
     kind: str
     name: str
@@ -93,17 +93,17 @@ class Prompt(Report):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens it has."""
+        """Number of the prompt's tokens."""
         return len(self.token_ids)
 
     def messages_to_json(self) -> list[dict[str, Any]]:
-        """Return who says what."""
+        """Return the messages with their roles."""
         return [pick(message, "role content") for message in self.messages]
 
 
 @dataclass(slots=True, kw_only=True)
 class TasksetLine(Report):
-    """The line of the report about a taskset or an evaluation. `check` makes and fills it."""
+    """The report's line about a taskset or an evaluation. `check` makes and fills it."""
 
     JSON = (
         "name kind source reward problems trained=trained_to_json grows longest_prompt=longest num_rendered too_long "
@@ -116,24 +116,24 @@ class TasksetLine(Report):
     """Either taskset or evaluation."""
     reward: str
     problems: int = 0
-    """Number of problems in one pass. For an evaluation, those that are used."""
+    """Number of problems in one pass; for an evaluation, the number that is used."""
     asked: list[int] | None = None
-    """Hashes of what its problems ask, if the run file has evaluations."""
+    """Hashes of the problems' questions, if the run file has evaluations."""
     trained: int = 0
-    """Problems of an evaluation that are trained on, too."""
+    """Number of an evaluation's problems that are also trained on."""
     grows: bool = False
-    """Whether problems join it while the run goes on; then there are none to look at before."""
+    """Whether problems join during the run. Then there are none to check before it."""
     longest: int = 0
-    """Tokens of the longest prompt that was rendered."""
+    """Tokens of the longest rendered prompt."""
     num_rendered: int = 0
-    """Number of prompts that were rendered: all, or the first ones and those that may hold a surprise."""
+    """Number of rendered prompts: all, or the first ones and those that may have a problem."""
     too_long: int = 0
     """Number of prompts that leave no room for a completion."""
     too_long_means: str = ""
     """Treatment of these prompts: left out, or cut from the left."""
     unknown: list[int] = field(default_factory=list)
-    """Problems whose rendered prompt has characters that the tokenizer does not know. For each such character the first
-    problem at least is here."""
+    """Problems whose rendered prompt has characters that the tokenizer does not know. For each such character at least
+    the first problem is listed."""
     controls: list[tuple[int, str]] = field(default_factory=list)
     """Problems with the name of a special token in their text, each with the first such name."""
     first: Prompt | None = None
@@ -141,16 +141,16 @@ class TasksetLine(Report):
     tools: tuple[str, ...] = ()
     """Names of the tools that the first problem and the environment offer."""
     turns: str | None = None
-    """Where the chat template makes a turn begin a new segment, and why; None if it never does."""
+    """Turn at which the chat template starts a new segment, and why. None if it never does."""
     one_turn: bool = False
-    """Whether rollouts have one turn, so that nothing depends on `turns`."""
+    """Whether rollouts have one turn, so that `turns` does not matter."""
     advice: list[str] = field(default_factory=list)
-    """Sentences about its template and its reward."""
+    """Sentences about the template and the reward."""
     held: list[HeldClassifier] = field(default_factory=list)
-    """Reward models that each process which scores holds."""
+    """Reward models that each scoring process holds."""
 
     def trained_to_json(self) -> int | None:
-        """Return how many problems of an evaluation are trained on, too."""
+        """Return the number of an evaluation's problems that are also trained on."""
         return self.trained if self.kind == "evaluation" else None
 
     @property
@@ -161,7 +161,7 @@ class TasksetLine(Report):
 
 @dataclass(slots=True, kw_only=True)
 class CheckReport(Report):
-    """All that `check` found. It makes the report, fills it, and returns it; the command shows it."""
+    """All findings of `check`. `check` makes, fills and returns it; the command shows it."""
 
     JSON = (
         "ok run parts modules=modules_to_json model=model_to_json tasksets stages=stages_to_json "
@@ -171,7 +171,7 @@ class CheckReport(Report):
     run: str
     parts: list[PartLine] = field(default_factory=list)
     modules: list[OwnModule] = field(default_factory=list)
-    """Users' own modules that the run file names, or that these import."""
+    """User's modules that the run file names, or that these modules import."""
     model: ModelSpec | None = None
     context: int | None = None
     tasksets: list[TasksetLine] = field(default_factory=list)
@@ -184,7 +184,7 @@ class CheckReport(Report):
 
     @property
     def ok(self) -> bool:
-        """Return whether nothing stands in the way of a start."""
+        """Return whether nothing prevents a start."""
         return not self.errors
 
     def modules_to_json(self) -> list[dict[str, Any]]:
@@ -192,14 +192,14 @@ class CheckReport(Report):
         return [pick(module, "name file sha256=digest") for module in self.modules]
 
     def model_to_json(self) -> dict[str, Any] | None:
-        """Return what the model is; None if it cannot be read."""
+        """Return the description of the model, or None if the model cannot be read."""
         if self.model is None:
             return None
         parameters = self.disk.parameters if self.disk else None
         return {**pick(self.model, "name dtype"), "context": self.context, "parameters": parameters}
 
     def stages_to_json(self) -> list[dict[str, Any]]:
-        """Return the stages with what they train on."""
+        """Return the stages with the data that they train on."""
         words = "name first end rollouts=takes_rollouts experts=kind lr=trainer.lr"
         return [pick(stage, words) for stage in self.stages]
 

@@ -1,4 +1,4 @@
-"""A check: what the run will need of disk and memory."""
+"""Checks the disk and memory that the run will need."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def disk_of(config: RunConfig, report: CheckReport) -> DiskEstimate | None:
 
 
 def memory_of(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
-    """Estimate the run's memory, or return None for a model without weights. Parts that do not declare that they are
-    estimated are left out."""
+    """Estimate the run's memory, or return None for a model without weights. Parts whose declaration does not say
+    `is_estimated` are left out."""
     if report.model is None or report.disk is None or not report.disk.parameters:
         return None
     prompts = {line.name: line.longest for line in report.tasksets if line.kind == "taskset"}
@@ -80,9 +80,11 @@ def _built(config: RunConfig) -> list[Algorithm]:
 
 
 def look_at_topics(config: RunConfig) -> tuple[list[str], list[str]]:
-    """Return the problems of the topics of the newest run here, or of the first one, and doubts about the look itself.
+    """Return the problems with the topics of the newest run here, or of the first one, and possible errors of the check
+    itself.
 
-    Without servers to ask, or without topics, there is nothing to find."""
+    Without servers or topics, there are no findings.
+    """
     if lies_in_folder(config):
         return [], []
     folder = folder_of(config)

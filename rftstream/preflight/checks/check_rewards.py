@@ -1,4 +1,4 @@
-"""A check: whether the problems of a taskset have what its reward needs."""
+"""Checks whether the problems of a taskset have the fields that its reward needs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from rftstream.rewards.event_loop import caught
 from rftstream.rewards.functions import FunctionReward
 
 LOOKED_AT = 1_000
-"""Number of problems of each taskset that are looked at, from the first on."""
+"""Problems of each taskset that are checked, from the first on."""
 MAX_REFERENCES = 3
-"""Right answers of a problem that are tried. Some data sets bring hundreds, in several versions of a language."""
+"""Most right answers of a problem that are tried. Some data sets have hundreds, in several versions of a language."""
 REFERENCES_S = 30.0
-"""Seconds after which no further problem's right answers are scored."""
+"""Seconds after which the right answers of further problems are not scored."""
 
 
 def check_given(place: str, section: TasksetSection | EvaluationSection) -> None:
-    """Raise ConfigError if the reward is what the environment gives, and the environment never gives one."""
+    """Raise ConfigError if the reward is the one that the environment gives, and this environment never gives one."""
     uses = reward_uses(section.reward, f"{place}.reward")
     environment = name_of_part(section.environment, f"{place}.environment")
     is_asked = any(registry.find_spec(RewardSpec, use.name).takes_given and use.use != "check" for use in uses)
@@ -41,10 +41,10 @@ def check_given(place: str, section: TasksetSection | EvaluationSection) -> None
 
 
 def check_columns(place: str, reward: CompositeReward, taskset: Taskset, num_problems: int) -> list[str]:
-    """Return what is doubtful, in sentences that begin with `place` (tasksets.NAME). ConfigError if the reward could
+    """Return doubtful findings, in sentences that begin with `place` (tasksets.NAME). ConfigError if the reward can
     score none of these problems."""
     problems = [taskset.problem(index) for index in range(min(num_problems, LOOKED_AT))]
-    column = getattr(taskset, "chat_column", lambda: None)()  # own tasksets need not know
+    column = getattr(taskset, "chat_column", lambda: None)()  # the user's own tasksets need not know their columns
     return [
         sentence
         for one in reward.rewards
@@ -58,7 +58,7 @@ def check_columns(place: str, reward: CompositeReward, taskset: Taskset, num_pro
 
 
 def doubts_about_length(place: str, reward: CompositeReward, max_tokens: int) -> list[str]:
-    """Return a sentence for each reward that cannot read what completions of `max_tokens` may become."""
+    """Return a sentence for each reward that cannot read a completion of up to `max_tokens` tokens."""
     contexts = [context for one in reward.rewards if (context := getattr(one, "context", None)) is not None]
     return [
         f"{place}.reward: reads conversations of up to {context:,} tokens, and completions alone may have "
@@ -69,8 +69,8 @@ def doubts_about_length(place: str, reward: CompositeReward, max_tokens: int) ->
 
 
 def _doubts_about_form(place: str, reward: Reward, column: str | None) -> Iterator[str]:
-    """Yield a doubt if a function of TRL's may get texts for messages or the reverse. TRL's get what the dataset has;
-    here the name of the column says which."""
+    """Yield a doubt if one of TRL's functions may get texts instead of messages, or the reverse. In TRL they get the
+    dataset's own form; here the name of the column decides the form."""
     if isinstance(reward, FunctionReward) and reward.gets_texts and column is not None:
         yield (
             f"{place}.reward: {reward.name} has the signature of TRL's rewards, and the column {column!r} holds "
@@ -102,14 +102,14 @@ def _has_answer(problem: Problem) -> bool:
 
 
 def _doubts_of_reward(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator[str]:
-    """Yield what the reward itself finds doubtful in those problems that have what it needs."""
+    """Yield the reward's own doubts about the problems that have the needed fields."""
     if (doubts := getattr(reward, "doubts", None)) is not None:
         items = [problem_input(problem) for problem in problems if _lack(reward, problem) is None]
         yield from (f"{place}.reward: {sentence}" for sentence in doubts(items))
 
 
 def _doubts_about_references(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator[str]:
-    """Yield a doubt if problems bring right answers which the reward does not find right."""
+    """Yield a doubt if problems have right answers that the reward does not accept."""
     if (references := getattr(reward, "references", None)) is None:
         return
     items = {index: problem_input(problem) for index, problem in enumerate(problems) if _lack(reward, problem) is None}
@@ -133,7 +133,7 @@ def _doubts_about_references(place: str, reward: Reward, problems: Sequence[Prob
 
 
 def _reference_failure(reward: Reward, item: RewardInput, completions: Sequence[str]) -> str | None:
-    """Return why none of the completions has the reward 1, or None if one has."""
+    """Return why no completion gets the reward 1, or None if one does."""
     why = ""
     for completion in completions:
         score = caught(reward, replace(item, completion=completion))
@@ -158,7 +158,7 @@ def _lack(reward: Reward, problem: Problem) -> str | None:
 
 
 def _columns(problem: Problem) -> str:
-    """Return the names of the problem's columns and of the fields inside of them, as `columns` would name them."""
+    """Return the names of the problem's columns and of the fields inside them, as `columns` would name them."""
     names = ["answer"] if _has_answer(problem) else []
     for name, value in problem.info.items():
         names += [f"{name}.{field}" for field in value] if isinstance(value, Mapping) and value else [name]

@@ -1,4 +1,4 @@
-"""What a run needs to run programs of its policy on this machine, for rewards and for tools."""
+"""Checks the dependencies of a run on this machine: the sandbox for programs of its policy, and its model servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rftstream.sandbox.layers import find_layers, missing_text
 
 
 def isolations(config: RunConfig) -> list[Isolation]:
-    """Return how programs of the policy are kept apart on this machine, for rewards and for tools. Empty if none runs
+    """Return the isolation of the policy's programs on this machine, for rewards and for tools. Empty if none runs
     here."""
     named = [] if config.without_tasks else [section.reward for section in config.tasksets.values()]
     named += [section.reward for section in config.evaluations.values()]
@@ -41,7 +41,7 @@ def _program_tools(config: RunConfig, where: str) -> list[Mapping[str, Any]]:
     """Return the settings of the tools there that run programs."""
     try:
         _, settings = config.build_environment(where)
-    except RftError:  # it is told of by its own look
+    except RftError:  # another check reports it
         return []
     if not isinstance(settings, ToolEnvironment.Config):
         return []
@@ -49,7 +49,7 @@ def _program_tools(config: RunConfig, where: str) -> list[Mapping[str, Any]]:
 
 
 def look_at_sandbox(config: RunConfig) -> str:
-    """Return the layers that are there and those that are not. ConfigError if no program can be run."""
+    """Return the sandbox layers that are available and those that are not. ConfigError if no program can be run."""
     said = []
     for isolation in isolations(config):
         if (problem := missing_text(isolation)) is not None:
@@ -59,7 +59,7 @@ def look_at_sandbox(config: RunConfig) -> str:
 
 
 def sandbox_warnings(config: RunConfig) -> Iterator[str]:
-    """Yield a sentence for each layer that this machine lacks, or that was given up, if a sandbox can be had here."""
+    """Yield a sentence for each layer that this machine lacks, or that was given up, if a sandbox is possible here."""
     sentences = [
         f"sandbox: without {layer.name} ({layer.found}): {layer.cost}"
         for isolation in isolations(config)
@@ -70,7 +70,7 @@ def sandbox_warnings(config: RunConfig) -> Iterator[str]:
     yield from dict.fromkeys(sentences)
 
 
-# ----------------------------------------------------------- whether the model servers that sample for a run are there
+# ----------------------------------------------------------- whether the model servers of the run are reachable
 
 
 CONNECT_S = 2.0
@@ -78,8 +78,8 @@ CONNECT_S = 2.0
 
 
 def look_at_servers(config: RunConfig, policies: Sequence[str]) -> str | None:
-    """Return which servers of these policies accept connections; None if none of them asks any. ConfigError for an
-    address that is none. One that is away is no error: it may come yet, and others are asked meanwhile."""
+    """Return which servers of these policies accept connections, or None if no policy asks a server. ConfigError for an
+    invalid address. An unreachable server is no error: it may start later, and others serve meanwhile."""
     said = []
     for name in policies:
         _, options = config.build_part("policy", name)

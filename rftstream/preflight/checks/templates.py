@@ -1,5 +1,5 @@
-"""A check: whether a tool call comes back. It is rendered by the chat template, as if the policy had said it, and read
-again, as the turn loop reads what was sampled."""
+"""Checks whether a tool call survives a round trip: the chat template renders it as the policy's message, and it is
+parsed again as in the turn loop."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SAMPLES: Mapping[str, Any] = {
     "object": {},
     "null": None,
 }
-"""Type of an argument -> what it is given. Readers of calls take white space off where they must not."""
+"""Type of an argument -> sample value. White space at the ends of texts shows readers that strip it wrongly."""
 
 
 def doubts_about_tools(
     renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, is_shown: bool
 ) -> Iterator[str]:
-    """Yield what is wrong with how the chat template treats tools, in sentences. `is_shown`: whether demonstrations
-    show the policy how calls are written, so that it need not be told."""
+    """Yield problems with the chat template's treatment of tools, in sentences. `is_shown`: whether demonstrations show
+    the policy the form of calls, so that the prompt need not explain it."""
     if not is_shown and not shows_tools(renderer, messages, tools):
         yield (
             "the chat template does not show the tools, so the policy is not told of them; give a template that does "
@@ -45,13 +45,13 @@ def doubts_about_tools(
 
 
 def shows_tools(renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the template writes anything of the tools into the prompt."""
+    """Return whether the template writes anything about the tools into the prompt."""
     return renderer.render(messages, tools) != renderer.render(messages)
 
 
 def lost_call(renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return in words how a call of the first tool comes back otherwise than it was made; None if it comes back, if
-    the template shows no calls or refuses this one, or if a policy with these tokens could not say it."""
+    """Return in words how a call of the first tool changes in the round trip. None if it does not change, if the
+    template shows no calls or refuses this one, or if a policy with these tokens could not write it."""
     function = tools[0].get("function", tools[0])
     name, arguments = str(function.get("name")), sample_arguments(function)
     call = {"id": CALL_ID, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -70,7 +70,7 @@ def lost_call(renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequen
 
 
 def sample_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments for a function, one for each that has a type. Their values are of these types."""
+    """Return sample arguments for a function: one for each argument with a type, of that type."""
     parameters = function.get("parameters")
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     found: dict[str, Any] = {}
@@ -103,7 +103,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-# ------------------------------- a check: whether a chat template lets a rollout of several turns go on in one segment
+# ------------------------------- checks whether a chat template keeps the turns of a rollout in one segment
 
 
 REPLIES = {
@@ -111,9 +111,9 @@ REPLIES = {
     "a reply with a thought": "<think>\n2+2\n</think>\n\n4",
     "a reply with white space around it": "  4  ",
 }
-"""Kind of reply -> what the policy could have said. Templates treat these kinds differently."""
+"""Kind of reply -> a reply of the policy. Templates treat these kinds differently."""
 CALL = '<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
-"""A call of a tool that the policy could have written, where tools are offered."""
+"""A tool call that the policy could write if tools are offered."""
 ASKED = "3+3="
 """Text of the user in later turns, or of a tool's result."""
 TURNS = 3
@@ -126,18 +126,18 @@ MEANINGS = {
     BreakReason.tail_varies: "what the template writes after the turn depends on what was said in it",
     BreakReason.pieces_merge: "the tokenizer would merge the end of the turn with what follows",
 }
-"""Reason -> what it says of the template."""
+"""Reason -> its meaning for the template."""
 
 
 def first_break(renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return in words where a later turn would begin a new segment, and why; None if none does."""
+    """Return in words which turn would start a new segment, and why; None if no turn does."""
     for what, reply in _replies(tools):
         try:
             said = renderer.encode(reply)
             renderer.encode(ASKED)
-        except ConfigError:  # a policy with these tokens could not say it
+        except ConfigError:  # a policy with these tokens could not write it
             continue
-        # The policy ends its turn with one of the stop tokens. It is enough if the template goes with one of them.
+        # The policy ends its turn with one of the stop tokens. It is enough if the template agrees with one of them.
         ends: list[tuple[int, ...]] = [(token,) for token in sorted(renderer.stop_token_ids)] or [()]
         breaks = [_break_after(renderer, messages, tools, (*said, *end)) for end in ends]
         if (first := breaks[0]) is not None and None not in breaks:
@@ -157,12 +157,12 @@ def _replies(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
 def _break_after(
     renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], completion: Sequence[int]
 ) -> tuple[int, BreakReason | str] | None:
-    """Return the first turn that does not continue, and why, if each turn is this completion. The reason is a text if
-    the template refuses the turn."""
+    """Return the first turn that does not continue the segment, and why, if each turn is this completion. The reason is
+    a text if the template refuses the turn."""
     before = Conversation(messages=tuple(messages), tools=tuple(tools))
     try:
         known = [*renderer.render(before.messages, before.tools)]
-    except ConfigError:  # said where the first prompt itself is rendered
+    except ConfigError:  # the check that renders the first prompt reports it
         return None
     for turn in range(2, TURNS + 1):
         said = renderer.parse(known, completion, tools=before.tools, finish_reason="stop", turn=turn - 2)
