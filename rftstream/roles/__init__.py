@@ -1,9 +1,8 @@
-"""The roles: which there are, and the steps of each, in a folder of its own.
+"""The list of roles. Each role has a folder with its declaration and its step.
 
-To add one: a folder with its declaration (a RoleSpec) in `__init__.py` and its step beside it, and a line in
-ROLES. A role whose step is composed of parts that the run file names has a module in `workers/`, too
-(docs/extending.md).
-"""
+To add a role, make a folder with the declaration (a RoleSpec) in `__init__.py` and the step beside it, and add a line
+to ROLES. If the step is composed of parts that the run file names, the role also needs a module in `workers/`
+(docs/extending.md)."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ ROLES: dict[str, str] = {
     "evaluator": "rftstream.roles.evaluator:EVALUATOR",
     "synthesiser": "rftstream.roles.synthesiser:SYNTHESISER",
 }
-"""Name -> its declaration, in the order of the flow."""
+"""Role name -> its declaration, in the order of the flow."""
 
 
 def role_spec(name: str) -> RoleSpec:
-    """Return the declaration of a role. ConfigError names the nearest known one."""
+    """Return the declaration of a role. ConfigError for an unknown name; the error suggests the nearest known one."""
     from rftstream.config.parts import registry
     from rftstream.errors import ConfigError
 

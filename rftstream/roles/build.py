@@ -1,4 +1,4 @@
-"""From the name of a role to its service: its step, composed by `workers`, in the loop of its kind."""
+"""Builds the service of a role by its name: the step, composed by `workers`, in the loop of its kind."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LOOPS: dict[RoleKind, type[Service]] = {
 
 
 def role_builder(role: str | RoleSpec) -> Callable[[RoleContext], Role]:
-    """The function that composes a role: one of ROLES by its name, or any by its declaration.
+    """Return the function that composes a role. `role` is a name in ROLES, or any declaration.
 
-    ConfigError if there is no such role, or if `workers` is another package."""
+    ConfigError if there is no such role, or if the module `workers` is not ours."""
     spec = role_spec(role) if isinstance(role, str) else role
     path = spec.build
     try:
@@ -41,6 +41,6 @@ def role_builder(role: str | RoleSpec) -> Callable[[RoleContext], Role]:
 
 
 def service_of(role: Role, context: RoleContext) -> Service:
-    """Return the loop of the role's kind round its step. TransportError if the log does not answer; the caller then
-    asks again, or closes the step."""
+    """Return the loop of the role's kind around its step. TransportError if the log does not answer; the caller then
+    tries again, or closes the step."""
     return LOOPS[role.spec.kind](role, context)

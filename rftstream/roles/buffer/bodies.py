@@ -1,4 +1,5 @@
-"""Bodies of the buffer's open groups: in memory up to a limit, the rest read again from the log when needed."""
+"""Rollout bodies of the buffer's open groups. They are in memory up to a limit; the others are read from the log when
+needed."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from rftstream.transport.base import Transport
 
 
 class Bodies:
-    """The bodies of rollouts that are in open groups. The step makes it at each recovery. It calls `hold` for each body
-    that it reads, `get` or `get_all` when a batch needs it, and `forget` once its group has an outcome on the log."""
+    """The bodies of rollouts in open groups. The step makes it at each recovery. It calls `hold` for each body that it
+    reads, `get` or `get_all` when a batch needs bodies, and `forget` once a group's outcome is on the log."""
 
     def __init__(self, transport: Transport, max_bytes: int) -> None:
         self._transport = transport
@@ -24,8 +25,8 @@ class Bodies:
         self.num_bytes = 0
 
     def hold(self, place: TopicPartition, offset: int, verified: VerifiedRollout, num_bytes: int) -> None:
-        """Keep the body if there is room. The oldest bodies are kept: batches take groups in order, and need the newest
-        last."""
+        """Keep the body if there is room. The oldest bodies are kept, since batches take groups in order and need the
+        newest ones last."""
         if self.num_bytes + num_bytes <= self._max_bytes:
             self._held[place, offset] = (verified, num_bytes)
             self.num_bytes += num_bytes
@@ -53,7 +54,7 @@ class Bodies:
         return found
 
     def forget(self, place: TopicPartition, offset: int) -> None:
-        """Drop a body that nobody needs any more."""
+        """Drop a body that is no longer needed."""
         held = self._held.pop((place, offset), None)
         if held is not None:
             self.num_bytes -= held[1]

@@ -1,4 +1,4 @@
-"""What the buffer has decided about groups, until the records that say so are on the log."""
+"""The buffer's decisions about groups, until the records of the decisions are on the log."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from rftstream.service.role import Publish
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A group's fate."""
+    """The result for a group."""
 
     group: Group
     result: GroupResult
     reason: str
-    """Reason for the result, for people who look at the run."""
+    """Reason for the result, shown to users."""
 
 
 class Decisions:
-    """The decisions of the buffer, made anew at each recovery. The step calls `add` and `add_late` as it decides,
-    `take` when it makes a transaction."""
+    """The decisions of the buffer that are not on the log yet. The step makes it at each recovery. It calls `add` and
+    `add_late` for each decision, and `take` when it builds a transaction."""
 
     def __init__(self, clock: Clock, *, with_operators: bool = False, imported: bool = False) -> None:
-        """`with_operators`: the run declares operators, and outcomes say what they did and what their facts need.
-        `imported`: the versions of rollouts say nothing about this run."""
+        """`with_operators` means that the run declares operators, so that outcomes must record their decisions and
+        facts. `imported` means that the versions of rollouts belong to another run."""
         self._imported = imported
         self._clock = clock
         self._with_operators = with_operators
@@ -41,20 +41,19 @@ class Decisions:
         self._late: list[GroupOutcome] = []
 
     def __bool__(self) -> bool:
-        """Whether there is something to publish."""
+        """Whether there are decisions to publish."""
         return bool(self._new or self._late)
 
     def add(self, group: Group, result: GroupResult, reason: str) -> None:
-        """Note the fate of a group."""
+        """Add the decision about a group."""
         self._new.append(Decision(group, result, reason))
 
     def add_late(self, verified: VerifiedRollout) -> None:
-        """Note a sibling that came after its group's outcome."""
+        """Add a sibling that came after its group's outcome."""
         self._late.append(late_outcome(verified, self._clock.now()))
 
     def take(self, tally: Tally, next_batch: int) -> tuple[list[Decision], list[Publish]]:
-        """Return all that was decided since the last transaction, with its records, and count the groups in
-        `tally`."""
+        """Return all decisions since the last transaction, with their records, and count the groups in `tally`."""
         now = self._clock.now()
         records = []
         decided, self._new = self._new, []
@@ -79,7 +78,7 @@ class Decisions:
         return decided, records + [Publish("outcomes", 0, outcome) for outcome in late]
 
     def _of_operators(self, group: Group, result: GroupResult, next_batch: int) -> dict[str, Any]:
-        """Return the fields of an outcome that are there in runs with operators."""
+        """Return the fields of an outcome that only runs with operators have."""
         found = group.result if result in (GroupResult.batched, GroupResult.filtered) else None
         if found is None:
             return {"parts": group.part_means}
@@ -96,8 +95,8 @@ class Decisions:
 
 
 def no_batch(filtered: Counter[str]) -> StopRule:
-    """Return the error that ends a run in which no batch came together. `filtered`: the groups since the last batch, by
-    reason."""
+    """Return the error that ends a run in which no batch was completed. `filtered` counts the groups since the last
+    batch by reason."""
     shown = ", ".join(f"{reason} {count:,}" for reason, count in filtered.most_common(5))
     return StopRule(
         "no_signal",

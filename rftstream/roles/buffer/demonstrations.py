@@ -1,9 +1,8 @@
-"""Which demonstrations come next: a pure function of a cursor, the run's seed and what stands on `experts`.
+"""The order of demonstrations: a pure function of a cursor, the run's seed and the topic `experts`.
 
-A pass goes through the demonstrations that there were when it began, in an order derived from the seed; those that
-come later wait for the next one. The cursor travels in the metadata of the buffer's positions and moves in the
-transaction that holds the batch, so each is in a pass once, whatever is killed.
-"""
+A pass goes through the demonstrations that existed when it began, in an order derived from the seed. Later ones wait
+for the next pass. The cursor is part of the metadata of the buffer's positions, and is committed in the transaction
+that holds the batch. So each demonstration is in a pass exactly once, even if processes are killed."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ from rftstream.transport.base import Transport
 log = logging.getLogger(__name__)
 
 DEMONSTRATIONS = "experts"
-"""Topic of demonstrations, and the word in the place of a taskset in their ids: `experts/pass/number/0`."""
+"""Topic of demonstrations. In their ids it takes the place of the taskset: `experts/pass/number/0`."""
 
 
 Place = tuple[TopicPartition, int]
@@ -52,7 +51,7 @@ class Walk:
     """Progress of the passes through the demonstrations of a kind."""
 
     begun: int = 0
-    """Number of passes that were begun, the current one included."""
+    """Number of passes begun so far, with the current one."""
     size: int = 0
     """Number of demonstrations when the current pass began."""
     taken: int = 0
@@ -61,7 +60,7 @@ class Walk:
 
 @dataclass(slots=True)
 class Cursor:
-    """Progress of all passes. In a run with stages chats and pairs have passes of their own, each over all numbers."""
+    """Progress of all passes. In a run with stages, chats and pairs have separate passes, each over all numbers."""
 
     first: Walk = field(default_factory=Walk)
     total: int = 0
@@ -74,14 +73,14 @@ class Cursor:
         return bool(self.first.begun or self.pairs.begun)
 
     def to_text(self) -> str:
-        """Return the numbers as metadata holds them."""
+        """Return the numbers in the form that the metadata holds."""
         walks = [self.first, self.pairs] if self.pairs.begun else [self.first]
         numbers = [number for walk in walks for number in (walk.begun, walk.size, walk.taken)]
         return " ".join(map(str, [*numbers[:3], self.total, *numbers[3:]]))
 
     @staticmethod
     def of(numbers: Sequence[int]) -> Cursor:
-        """Return the cursor that `to_text` wrote; one that was never moved if there are no numbers."""
+        """Return the cursor that `to_text` wrote; a new cursor if there are no numbers."""
         begun, size, taken, total, *pairs = numbers or (0, 0, 0, 0)
         return Cursor(Walk(begun, size, taken), total, Walk(*pairs))
 
@@ -95,7 +94,7 @@ class TokenizedDemonstration:
     sides: Sides
 
     def experiences(self, batch: int, share: int, position: int) -> list[Experience]:
-        """Return its experiences: one, or two of a pair."""
+        """Return the demonstration's experiences: one, or two for a pair."""
         return [
             Experience(
                 ids=self.ids,
@@ -117,10 +116,9 @@ class TokenizedDemonstration:
 @dataclass(eq=False)
 class DemonstrationQueue:
     """The demonstrations of a run, in the order in which batches take them. `workers/buffer.py` makes it, and
-    DemonstrationIntake calls it: `begin` at each recovery, `absorb` for each record that comes later, and `take` for
-    each batch.
+    DemonstrationIntake calls it: `begin` at each recovery, `absorb` for each later record, and `take` for each batch.
 
-    `kinds`: loss kinds that the run takes, in any stage; demonstrations of other kinds cannot be used."""
+    `kinds` are the loss kinds of all stages of the run. Demonstrations of other kinds cannot be used."""
 
     settings: DemonstrationsSection
     _: KW_ONLY
@@ -132,17 +130,17 @@ class DemonstrationQueue:
     context: int | None
     clock: Clock
     cursor: Cursor = field(default_factory=Cursor, init=False)
-    """Where the passes stand once the batch that was taken last is on the log."""
+    """State of the passes after the newest batch."""
     _offsets: list[array[int]] = field(default_factory=list, init=False)
-    """Offsets of each partition's demonstrations, in order: number n is the (n div partitions)-th of its
+    """Offsets of each partition's demonstrations, in order. With P partitions, number n is at index n div P of its
     partition."""
     _numbers_of: dict[int, np.ndarray] = field(default_factory=dict, init=False)
-    """How many there are -> the numbers of those that are trained on."""
+    """Number of demonstrations -> the numbers that are trained on."""
     _dead: set[Place] = field(default_factory=set, init=False)
-    """Demonstrations that cannot be used, and have their letter."""
+    """Demonstrations that cannot be used and already have a dead letter."""
 
     def begin(self, log_: Log, cursor: Cursor) -> dict[TopicPartition, int]:
-        """Read the demonstrations so far; return the offsets to read on from."""
+        """Read the demonstrations so far. Return the offsets from which reading continues."""
         self.cursor = cursor
         positions = log_.transport.admin.begin_offsets(DEMONSTRATIONS)
         self._offsets = [array("q") for _ in positions]
@@ -159,7 +157,8 @@ class DemonstrationQueue:
         return positions
 
     def absorb(self, record: Record) -> None:
-        """Take the next record. ContractError if numbers are missing: writers of demonstrations number them densely."""
+        """Add the next record. ContractError if numbers are missing, since writers number demonstrations without
+        gaps."""
         if record.value is None and not record.headers:
             return
         if codec.is_foreign(record):
@@ -175,12 +174,12 @@ class DemonstrationQueue:
 
     @property
     def known(self) -> int:
-        """Number of demonstrations that were read: numbers 0 ... known - 1."""
+        """Number of demonstrations read so far. Their numbers are 0 ... known - 1."""
         numbers = (len(offsets) * len(self._offsets) + place for place, offsets in enumerate(self._offsets))
         return min(numbers, default=0)
 
     def health(self) -> dict[str, object]:
-        """Return how many demonstrations there are, were taken, and are dead."""
+        """Return how many demonstrations were read, were taken, and are dead."""
         passes = self.cursor.first.begun + self.cursor.pairs.begun
         return {
             "experts": self.known,
@@ -190,7 +189,7 @@ class DemonstrationQueue:
         }
 
     def finished(self, walk: Walk, size: int | None = None) -> bool:
-        """Whether all passes are at their end. `size`: as for `take`."""
+        """Whether all passes have ended. `size` is as for `take`."""
         full = walk.taken >= len(self._numbers(walk.size))
         last = self.passes is not None and walk.begun >= self.passes
         return full and (last or not len(self._numbers(self.known if size is None else size)))
@@ -198,9 +197,9 @@ class DemonstrationQueue:
     def take(
         self, count: int, size: int | None = None, kind: LossKind | None = None
     ) -> tuple[list[TokenizedDemonstration], list[Publish]]:
-        """Return the next demonstrations, and dead letters for those that cannot be used. There are fewer where the
-        passes end. `size`: the number that a new pass goes through; default: all so far. `kind`: the kind to take;
-        others are passed over, since another stage takes them."""
+        """Return the next demonstrations, and dead letters for those that cannot be used. Fewer than `count` are
+        returned when the passes end. `size` is the number of demonstrations in a new pass, by default all so far.
+        `kind` is the kind to return; others are skipped, since another stage takes them."""
         taken: list[TokenizedDemonstration] = []
         letters: Letters = {}
         self._take(count, size, kind, taken, letters)
@@ -227,7 +226,7 @@ class DemonstrationQueue:
                     barren = False
 
     def _begin_pass(self, walk: Walk, size: int, letters: Letters, *, barren: bool, kind: LossKind | None) -> None:
-        """Begin a pass. `barren`: the pass before gave nothing."""
+        """Begin a pass. `barren` means that the previous pass gave nothing."""
         before, walk.begun, walk.size, walk.taken = walk.size, walk.begun + 1, size, 0
         if all(self._is_dead(int(number), letters) for number in self._numbers(size)):
             raise ConfigError(
@@ -241,7 +240,7 @@ class DemonstrationQueue:
             )
 
     def _next_numbers(self, walk: Walk, count: int) -> list[int]:
-        """Return the next numbers of this pass, up to a number of them."""
+        """Return up to `count` next numbers of this pass."""
         numbers = self._numbers(walk.size)
         end = min(walk.taken + count, len(numbers))
         places: Iterable[int] = range(walk.taken, end)
@@ -251,7 +250,7 @@ class DemonstrationQueue:
         return [int(numbers[place]) for place in places]
 
     def _numbers(self, size: int) -> np.ndarray:
-        """Return the numbers of the first `size` that are trained on."""
+        """Return those of the first `size` numbers that are trained on."""
         if size not in self._numbers_of:
             held = {walk.size for walk in (self.cursor.first, self.cursor.pairs)}
             self._numbers_of = {known: numbers for known, numbers in self._numbers_of.items() if known in held}
@@ -305,7 +304,7 @@ class DemonstrationQueue:
 
 
 def ids_of(number_of_pass: int, number: int, sequence: int) -> RolloutIds:
-    """Return the ids of a demonstration in a pass. `sequence`: how many were in batches before."""
+    """Return the ids of a demonstration in a pass. `sequence` is the number of demonstrations in earlier batches."""
     group = group_id(DEMONSTRATIONS, number_of_pass, number, 0)
     return RolloutIds.of(group, taskset=DEMONSTRATIONS, sequence=sequence)
 
@@ -325,38 +324,40 @@ def spread(taken: Sequence[TokenizedDemonstration], shares: int) -> list[list[To
 
 class DemonstrationIntake:
     """The demonstrations that go into batches. The step makes it once, and calls `begin` at each recovery and `absorb`
-    for each record of `experts`. Before a batch the step asks `waits`, or `allows_batch` if the batch has no rollouts;
-    then it calls `take`. In a run without demonstrations no batch waits for them, and `take` returns none."""
+    for each record of `experts`. Before a batch with rollouts the step asks `waits`, and before a batch without
+    rollouts `allows_batch`. Then it calls `take`. In a run without demonstrations no batch waits, and `take` returns
+    none."""
 
     def __init__(self, queue: DemonstrationQueue | None, stages: Stages, group_size: int) -> None:
         self._queue = queue
         self._stages = stages
         self._group_size = group_size
         self._kept = Cursor()
-        """Where the passes stood at the recovery."""
+        """State of the passes at the recovery."""
         self._said_waiting = False
 
     def begin(self, log_: Log, kept: Cursor) -> dict[TopicPartition, int]:
-        """Start from a committed cursor; return the offsets from which demonstrations are read."""
+        """Start from a committed cursor. Return the offsets from which demonstrations are read."""
         self._kept = kept
         return {} if self._queue is None else self._queue.begin(log_, kept)
 
     def absorb(self, record: Record) -> None:
-        """Take a record of the topic; one that cannot be decoded gets its letter when its turn comes."""
+        """Add a record of the topic. An undecodable record gets its dead letter when its turn comes."""
         if self._queue is not None:
             self._queue.absorb(record)
 
     @property
     def cursor(self) -> Cursor:
-        """Cursor of the passes. It is kept in a run that takes no demonstrations any more, since the run may take some
+        """Cursor of the passes. A run that takes no demonstrations any more keeps the cursor, since it may take some
         again."""
         return self._kept if self._queue is None else self._queue.cursor
 
     def allows_batch(
         self, batch: int, stage: Stage, *, version: int, max_staleness: int, ended: TasksEnded | None
     ) -> bool:
-        """Whether this batch of demonstrations alone may be made now: there are as many as the stages say, or else as
-        the feeder has counted (`ended`), and none is further ahead of the trainer's `version` than one of rollouts."""
+        """Whether this batch of demonstrations alone may be made now. There must be as many demonstrations as the
+        stages demand, or as the feeder has counted (`ended`). And the batch must be no further ahead of the trainer's
+        `version` than a batch of rollouts may be."""
         if batch > version + max_staleness:
             return False
         if self._stages.named:
@@ -366,7 +367,7 @@ class DemonstrationIntake:
         return self._queue is not None and self._queue.known >= ended.experts
 
     def lacks(self, stage: Stage) -> bool:
-        """Whether a batch of the stage takes demonstrations and there are none."""
+        """Whether a batch of the stage needs demonstrations and there are none."""
         return self._queue is not None and self._takes(stage) and not self._queue.known
 
     def waits(self, stage: Stage) -> bool:
@@ -381,8 +382,8 @@ class DemonstrationIntake:
     def take(
         self, stage: Stage, num_groups: int, num_demonstrations: int | None
     ) -> tuple[list[TokenizedDemonstration], list[Publish]]:
-        """Return the demonstrations of a batch of the stage, with letters for those that could not be used.
-        `num_demonstrations`: how many there are in a run of demonstrations alone, as the feeder has counted them."""
+        """Return the demonstrations of a batch of the stage, and dead letters for those that could not be used.
+        `num_demonstrations` is the feeder's count in a run of demonstrations alone."""
         if self._queue is None or not self._takes(stage):
             return [], []
         size = None
@@ -395,7 +396,7 @@ class DemonstrationIntake:
         return self._queue.take(count, size, stage.kind)
 
     def health(self) -> Mapping[str, object]:
-        """Return what the queue reports."""
+        """Return the values that the queue reports."""
         return {} if self._queue is None else self._queue.health()
 
     def _takes(self, stage: Stage) -> bool:

@@ -1,4 +1,4 @@
-"""What the trainer gets of scored rollouts."""
+"""The experiences that the trainer receives, made from scored rollouts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rftstream.roles.buffer.groups import Group
 from rftstream.service.role import Publish
 
 VerifiedAt = Mapping[tuple[TopicPartition, int], VerifiedRollout]
-"""Partition and offset on `verified` -> the rollout of the record."""
+"""Partition and offset on `verified` -> the rollout of that record."""
 
 
 def experience_of(
@@ -29,8 +29,8 @@ def experience_of(
     use: int = 0,
     weight: float = 1.0,
 ) -> Experience:
-    """Return the experience of a scored rollout. `position`: its place in the share of the batch. `result`: the
-    decision of the operators on its group. `use` and `weight`: for a batch that uses the group once more."""
+    """Return the experience of a scored rollout. `position` is its place in the share of the batch, and `result` the
+    operators' decision on its group. `use` and `weight` are for a batch that reuses the group."""
     rollout, verdict = verified.rollout, verified.verdict
     assert rollout is not None and verdict is not None, "others are in no batch"
     sibling = verified.ids.sibling
@@ -58,7 +58,7 @@ def experience_of(
 
 
 def mask_tokens(segments: tuple[Segment, ...], spans: Sequence[TokenSpan]) -> tuple[Segment, ...]:
-    """Return the segments with the loss mask 0 in these spans."""
+    """Return the segments with a loss mask of 0 in these spans."""
     if not spans:
         return segments
     masks = {number: bytearray(segments[number].loss_mask.data) for number in {span.segment for span in spans}}
@@ -92,7 +92,7 @@ def batch_records(
     reused_of: Mapping[int, tuple[str, ...]],
     manifest: BatchManifest,
 ) -> list[Publish]:
-    """Return the records of a batch, share by share. `manifest` says what holds for all shares."""
+    """Return the records of a batch, share by share. `manifest` has the fields that are the same in all shares."""
     outputs: list[Publish] = []
     for share, experiences in experiences_of.items():
         encoded = [codec.encode(experience) for experience in experiences]

@@ -1,7 +1,6 @@
-"""Groups in the buffer: which siblings are here, what is decided, and which groups make the next batch.
+"""Groups in the buffer: which siblings have arrived, what is decided, and which groups make the next batch.
 
-It keeps summaries; bodies.py keeps the bodies.
-"""
+This module keeps summaries; bodies.py keeps the bodies."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ class Sibling:
     oldest_version: int | None
     sibling: int
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Named parts of the reward in its verdict."""
+    """Named parts of the verdict's reward."""
 
     @property
     def scored(self) -> bool:
@@ -39,12 +38,12 @@ class Sibling:
 
     @property
     def place_offset(self) -> tuple[TopicPartition, int]:
-        """Where its record stands."""
+        """Partition and offset of the sibling's record."""
         return self.place, self.offset
 
 
 def sibling_of(verified: VerifiedRollout, place: TopicPartition, offset: int) -> Sibling:
-    """Return the sibling that a record of `verified` is."""
+    """Return the sibling for a record of `verified`."""
     rollout = verified.rollout
     summary = RolloutSummary(
         rollout_id=verified.ids.rollout_id,
@@ -70,7 +69,7 @@ def unscorable_reasons(group: Group) -> str:
 
 
 def late_outcome(verified: VerifiedRollout, now: float) -> GroupOutcome:
-    """Return the record of a sibling that came after its group's outcome."""
+    """Return the record for a sibling that came after its group's outcome."""
     ids = verified.ids
     return GroupOutcome(
         group_id=ids.group_id,
@@ -99,17 +98,17 @@ class Group:
     place: TopicPartition
     siblings: dict[int, Sibling] = field(default_factory=dict)
     ready: bool = False
-    """It may be batched as it is."""
+    """Whether the group may be batched as it is."""
     result: ExperienceResult | None = None
-    """Result of the operators when they were last applied to the group."""
+    """Result of the operators when they last judged the group."""
     held: bool = False
-    """It waits for people's answers."""
+    """Whether the group waits for answers of annotators."""
     left_out: Mapping[int, str] = field(default_factory=dict)
-    """Siblings that people keep out of the batch, with the reason."""
+    """Siblings that annotators keep out of the batch -> the reason."""
 
     @property
     def complete(self) -> bool:
-        """Whether all siblings are here."""
+        """Whether all siblings have arrived."""
         return len(self.siblings) >= self.size
 
     @property
@@ -119,13 +118,13 @@ class Group:
 
     @property
     def kept(self) -> list[Sibling]:
-        """The siblings that go into the batch, in order: those that have a reward and that no operator rejected."""
+        """Siblings for the batch, in order: those with a reward that no operator or annotator rejected."""
         rejected = self.rejected
         return [sibling for sibling in self.scored if sibling.sibling not in rejected]
 
     @property
     def rejected(self) -> Mapping[int, str]:
-        """The siblings that operators or people keep out of the batch, with the reason."""
+        """Siblings that operators or annotators keep out of the batch -> the reason."""
         of_operators = self.result.rejected if self.result is not None else {}
         return {**of_operators, **self.left_out} if self.left_out else of_operators
 
@@ -142,12 +141,12 @@ class Group:
 
     @property
     def priority(self) -> float:
-        """Priority of the group, the product of the operators' factors."""
+        """Priority of the group: the product of the operators' factors."""
         return self.result.priority if self.result is not None else 1.0
 
     @property
     def part_means(self) -> dict[str, float]:
-        """The mean of each named part over the scored siblings that have it."""
+        """Mean of each named part over the scored siblings that have the part."""
         values: dict[str, list[float]] = {}
         for sibling in self.scored:
             for name, value in sibling.parts.items():
@@ -158,21 +157,21 @@ class Group:
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest version that sampled a token of a kept sibling; None if nothing was sampled."""
+        """The oldest version that sampled a token of a kept sibling; None if no token was sampled."""
         versions = [sibling.oldest_version for sibling in self.kept if sibling.oldest_version is not None]
         return min(versions) if versions else None
 
 
 def _turn(group: Group, last_chance: int) -> tuple[bool, float, int, int]:
-    """Return a key that is smaller for groups that are to be batched first: those that will be too old after this
-    batch, which are from `last_chance` or an older version; then those that matter more; then older ones."""
+    """Return a sort key: groups with smaller keys are batched first. First come groups that will be too old after this
+    batch (sampled by `last_chance` or an older version), then groups with a higher priority, then older groups."""
     oldest = sys.maxsize if group.oldest_version is None else group.oldest_version
     return oldest > last_chance, -group.priority, oldest, group.sequence
 
 
 class OpenGroups:
-    """All groups that have a record and no outcome. The step makes it at each recovery, calls `add` for each record,
-    `mark_ready` and `remove` as it decides, and asks for the groups of the next batch."""
+    """All groups that have a record and no outcome. The step makes it at each recovery and calls `add` for each record.
+    It calls `mark_ready` and `remove` for its decisions, and asks for the groups of the next batch."""
 
     def __init__(self) -> None:
         self.by_sequence: dict[int, Group] = {}
@@ -192,7 +191,7 @@ class OpenGroups:
         return group
 
     def mark_ready(self, group: Group) -> None:
-        """Let the group be batched as it is."""
+        """Allow the group to be batched as it is."""
         group.ready = True
         self._ready.add(group.sequence)
 
@@ -203,16 +202,16 @@ class OpenGroups:
 
     @property
     def ready(self) -> list[Group]:
-        """The groups that may be batched, in order."""
+        """Groups that may be batched, by sequence."""
         return [self.by_sequence[sequence] for sequence in sorted(self._ready)]
 
     @property
     def num_ready(self) -> int:
-        """How many groups may be batched."""
+        """Number of groups that may be batched."""
         return len(self._ready)
 
     def in_order(self, decided: DecidedSequences, count: int) -> list[Group]:
-        """Return up to `count` ready groups by sequence. Decided groups are passed over; the first one that is neither
+        """Return up to `count` ready groups by sequence. Decided groups are skipped. The first group that is neither
         ready nor decided ends the search."""
         chosen: list[Group] = []
         sequence = decided.below
@@ -226,15 +225,14 @@ class OpenGroups:
         return chosen
 
     def oldest_first(self, count: int, last_chance: int) -> list[Group]:
-        """Return up to `count` ready groups in the order in which they become too old. When many become ready at once,
-        a group with long rollouts that came last would else expire behind fresh ones. `last_chance`: what has tokens of
-        this version or an older one is too old for the next batch; of the others those with a higher priority come
-        first."""
+        """Return up to `count` ready groups, those first that become too old first. Otherwise a group with long
+        rollouts that arrives last would expire behind fresh groups. Groups with tokens of version `last_chance` or
+        older are too old for the next batch. Among the other groups, those with a higher priority come first."""
         ready = (self.by_sequence[sequence] for sequence in self._ready)
         return heapq.nsmallest(count, ready, key=lambda group: _turn(group, last_chance))
 
     def overdue(self, now: float, deadline_s: float | None) -> list[Group]:
-        """Return the groups that have waited for siblings for as long as they may."""
+        """Return the groups that have waited for siblings until the deadline."""
         if deadline_s is None:
             return []
         waiting = [group for group in self.by_sequence.values() if not (group.ready or group.held)]

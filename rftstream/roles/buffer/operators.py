@@ -1,4 +1,4 @@
-"""The operators of the experience side, as the buffer asks them: what they see of a group, and by which facts."""
+"""The operators of the experience side as the buffer calls them: their view of a group, and the facts that they use."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from rftstream.roles.buffer.reuse import ReusePool
 
 @dataclass(eq=False)
 class GroupOperators:
-    """The pipeline with the facts of this run. The step makes it at each recovery, calls `learn` for each outcome on
-    the log, in order, and `judge` for each group that may be batched. Before it chooses a batch it asks `outdated`, and
-    judges those groups again.
+    """The pipeline with the facts of this run. The step makes it at each recovery, and calls `learn` for each outcome
+    on the log, in order, and `judge` for each group that may be batched. Before it chooses a batch it asks `outdated`,
+    and judges the returned groups again.
 
-    `progress` gives the version at which the next batch is trained; None where the versions of rollouts are
-    another run's. `reuse` learns the operators' offers and the batches' uses."""
+    `progress` gives the version at which the next batch is trained; it is None if the versions of rollouts belong to
+    another run. `reuse` learns the operators' offers and the batches' uses."""
 
     pipeline: ExperiencePipeline
     bodies: Bodies
     progress: BufferProgress | None = None
     reuse: ReusePool | None = None
     _facts: Facts = field(default_factory=Facts, init=False)
-    """Empty where the run file declares no operators."""
+    """Facts of the run; empty if the run file declares no operators."""
 
     @property
     def seen(self) -> int:
-        """Records of `outcomes` in the facts."""
+        """Number of `outcomes` records in the facts."""
         return self._facts.seen
 
     def learn(self, message: Message | None) -> None:
-        """Take what stands on `outcomes`: an outcome for the facts, offers and uses for what may be reused."""
+        """Apply a record of `outcomes`: an outcome to the facts, offers and uses to the pool for reuse."""
         match message:
             case GroupOutcome():
                 if self.pipeline.is_declared:
@@ -50,13 +50,13 @@ class GroupOperators:
                 self.reuse.learn_uses(message)
 
     def judge(self, group: Group, min_siblings: int) -> str | None:
-        """Apply the operators to the group, and keep their decision in it. Return why the group is filtered, or None if
-        it is not."""
+        """Apply the operators to the group, and store their decision in it. Return why the group is filtered, or None
+        if it is not."""
         return self.judge_at(group, min_siblings, self._version_of(group))
 
     def judge_at(self, group: Group, min_siblings: int, version: int | None) -> str | None:
         """Judge a group as `judge` does, at a given version of the trainer. The recomputation of recorded decisions
-        calls it."""
+        calls this."""
         if self.pipeline:
             scored = self._seen(group, version)
             group.result = self.pipeline.decide(scored, self._facts, min_siblings)
@@ -65,16 +65,16 @@ class GroupOperators:
         return "flagged" if group.left_out and len(group.kept) < min_siblings else None
 
     def outdated(self, groups: OpenGroups) -> list[Group]:
-        """Return the waiting groups whose operators depend on the version and decided by another one than the next
-        batch's. They are judged again, so that every group of a batch is judged at the batch's version. A restart
-        changes nothing then."""
+        """Return the waiting groups that were judged at another version than the next batch's, if their operators
+        depend on the version. They are judged again, so that all groups of a batch are judged at the batch's version.
+        So a restart changes no decision."""
         if not self.pipeline.by_version:
             return []
         judged = ((group, group.result) for group in groups.ready)
         return [group for group, result in judged if result and result.version != self._version_of(group)]
 
     def _version_of(self, group: Group) -> int | None:
-        """Return the version that the operators of a group are told; None if none of them looks at it."""
+        """Return the version that is passed to a group's operators; None if none of them uses it."""
         if self.progress is None or group.taskset not in self.pipeline.by_version:
             return None
         return self.progress.next_batch

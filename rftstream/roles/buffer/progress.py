@@ -1,4 +1,4 @@
-"""How far the buffer has come: a view of `outcomes` and of the positions that it commits."""
+"""The buffer's progress, derived from `outcomes` and the positions that the buffer commits."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ log = logging.getLogger(__name__)
 
 
 class BufferProgress:
-    """The buffer's progress: everything decided, written and read so far. The step makes it at each recovery, calls
-    `begin` with a summary if there is one, `recall` for each outcome behind the summary, and `restore` for the
-    committed positions. While the step works, it notes in `read` how far it has read, asks `positions` for each
-    transaction, and calls `batch_written` once a batch is on the log."""
+    """The buffer's progress: everything decided, written and read so far.
+
+    The step makes it at each recovery. It calls `begin` with a summary if there is one, `recall` for each outcome after
+    the summary, and `restore` for the committed positions. While the step works, it stores its read positions in
+    `read`, asks `positions` for each transaction, and calls `batch_written` once a batch is on the log."""
 
     def __init__(self) -> None:
         self.decided = DecidedSequences()
-        """Groups that have an outcome, those of the next transaction included."""
+        """Groups that have an outcome, with those of the next transaction."""
         self._missing: dict[int, set[int] | None] = {}
-        """Siblings, by number, that had not come when their group was decided; None where the outcome does not say. A
-        group that was decided with all of them is not here."""
+        """Group sequence -> siblings that had not arrived when the group was decided; None if the outcome does not name
+        them. Groups that were decided when complete are left out."""
         self.tally = Tally()
-        """Rewards and lengths of what was decided since the last batch of rollouts."""
+        """Rewards and lengths of the groups decided since the last batch of rollouts."""
         self.filtered: Counter[str] = Counter()
         """Filtered groups since the last batch of rollouts, by reason."""
         self.next_batch = 0
@@ -38,22 +39,22 @@ class BufferProgress:
         self.total_groups = 0
         """Groups in all batches so far."""
         self.is_last_written = False
-        """Whether the batch that was marked as the run's last is on the log."""
+        """Whether the run's last batch is on the log."""
         self.read: dict[TopicPartition, int] = {}
         """The next offset of each partition of `verified`."""
         self._read_before: dict[TopicPartition, int] = {}
-        """Value of `read` when the positions were committed from which this process began."""
+        """Value of `read` in the committed positions from which this process began."""
 
     def begin(self, summary: OutcomesSummary) -> None:
-        """Begin behind the records of a summary. The last of them is an outcome of a batch, so no group was decided
-        since."""
+        """Begin after the records of a summary. Their last one is an outcome of a batch, so no group was decided since
+        then."""
         self.decided = DecidedSequences(summary.below, summary.above)
         self._missing = {one.sequence: set(one.siblings) for one in summary.missing}
         self.total_groups = summary.groups.get(GroupResult.batched, 0)
         self.next_batch = summary.next_batch
 
     def recall(self, outcome: GroupOutcome) -> None:
-        """Take an outcome that stands on the log."""
+        """Apply an outcome from the log."""
         present = outcome.siblings()
         if outcome.late:
             for sibling in present:
@@ -71,8 +72,8 @@ class BufferProgress:
         self.tally.group(outcome.taskset, outcome.result, outcome.rollouts)
 
     def decide(self, sequence: int, size: int, present: Collection[int]) -> None:
-        """Note that a group has an outcome, and which of its siblings were there; `size` 0: it is not known how many
-        there are."""
+        """Record that a group has an outcome, and which of its siblings were present. `size` is 0 if the number of
+        siblings is unknown."""
         self.decided.add(sequence)
         if size == 0 or not present:
             self._missing[sequence] = None
@@ -80,7 +81,8 @@ class BufferProgress:
             self._missing[sequence] = missing
 
     def came_late(self, sequence: int, sibling: int) -> bool:
-        """Note that a sibling of a decided group has come. Return False for a copy: the sibling was there before."""
+        """Record that a sibling of a decided group has arrived. Return False for a copy of a sibling that arrived
+        before."""
         if sequence not in self._missing:
             return False
         missing = self._missing[sequence]
@@ -93,10 +95,11 @@ class BufferProgress:
         return is_new
 
     def restore(self, committed: Mapping[TopicPartition, Position], begins: Mapping[TopicPartition, int]) -> Cursor:
-        """Begin to read at the committed positions. Return where the passes through the demonstrations stand.
+        """Begin to read at the committed positions. Return the state of the passes through the demonstrations.
 
-        The buffer's positions have metadata. One without any, beyond that of a run's creation, was set by somebody
-        else: that partition is read from its beginning (`begins`), and what is decided there is passed over."""
+        The buffer's own positions have metadata. A position without metadata, other than the one from the run's
+        creation, was set by somebody else. Its partition is read from the beginning (`begins`), and decided groups are
+        skipped."""
         passes: tuple[int, ...] = ()
         for place, position in committed.items():
             if not position.metadata and position.offset > begins.get(place, position.offset):
@@ -117,16 +120,16 @@ class BufferProgress:
         return Cursor.of(passes)
 
     def is_new(self, place: TopicPartition, offset: int) -> bool:
-        """Whether a record of `verified` was not read before the committed positions were."""
+        """Whether a record of `verified` was still unread at the committed positions."""
         return offset >= self._read_before.get(place, 0)
 
     def positions(
         self, low_waters: Mapping[TopicPartition, int], cursor: Cursor, *, next_batch: int, last: bool = False
     ) -> dict[TopicPartition, Position]:
-        """Return the positions of all partitions that a transaction commits. `low_waters`: where the oldest open group
-        of a partition begins. `next_batch`, `last`: what holds once the transaction is on the log.
+        """Return the positions of all partitions for a transaction. `low_waters` are the first offsets of the oldest
+        open groups. `next_batch` and `last` are the values after the transaction.
 
-        The metadata holds what outcomes do not tell: an empty last batch has none."""
+        The metadata holds what outcomes do not tell: for example, an empty last batch has no outcomes."""
         passes = f" {cursor.to_text()}" if cursor.begun else ""
         return {
             place: Position(min(low_waters.get(place, read), read), f"{read} {next_batch} {int(last)}{passes}")
@@ -134,7 +137,7 @@ class BufferProgress:
         }
 
     def batch_written(self, manifest: BatchManifest, *, of_rollouts: bool) -> None:
-        """Go on to the next batch: this one is on the log."""
+        """Move on to the next batch, since this one is on the log."""
         self.next_batch += 1
         self.total_groups = manifest.total_groups
         self.is_last_written = manifest.last

@@ -1,9 +1,9 @@
-"""Which groups a batch has once more: a fold over `outcomes`, and a choice that depends on it and on seeds alone.
+"""Which groups a batch reuses: a fold over `outcomes`, and a choice that depends only on it and on seeds.
 
-Outcomes say what operators offer of a group, where its rollouts stand on `verified`, and up to which batch it may be
-used. The record of each batch says what it used. So after a kill all of it is known again from `outcomes`. Bodies are
-read when a batch has them; retention keeps them until no batch may (`ReuseOffer.until`).
-"""
+An outcome records what operators offer of a group, where its rollouts are on `verified`, and the last batch that may
+use it. The record of each batch names the groups that it reused. So after a kill, everything is known again from
+`outcomes`. Bodies are read when a batch uses them. Retention keeps the bodies until no batch may use them any more
+(`ReuseOffer.until`)."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from rftstream.transport.base import Transport
 log = logging.getLogger(__name__)
 
 ANY = 1 << 62
-"""Above every sequence."""
+"""A number above every sequence."""
 
 
 def offers_of(group: Group, result: ExperienceResult, oldest: int | None, next_batch: int) -> dict[str, Any]:
-    """Return the fields of an outcome about reuse; none without offers. `oldest`: the version from which the group's
-    age counts, None if no version of it says anything about this run."""
+    """Return the fields of an outcome about reuse; none without offers. `oldest` is the version from which the group's
+    age counts; None if the group's versions belong to another run."""
     if not result.offers:
         return {}
     since = next_batch if oldest is None else oldest
@@ -73,7 +73,7 @@ def offers_of(group: Group, result: ExperienceResult, oldest: int | None, next_b
 
 
 def result_of(outcome: GroupOutcome) -> ExperienceResult:
-    """Return the operators' decision on a group, as far as its experiences depend on it."""
+    """Return the operators' decision on a group, in the parts that its experiences depend on."""
     terms: dict[int, dict[str, float]] = {}
     for decision in outcome.decisions:
         if decision.action is OperatorAction.shape:
@@ -91,18 +91,18 @@ def result_of(outcome: GroupOutcome) -> ExperienceResult:
 
 @dataclass(slots=True)
 class _Held:
-    """An offer that later batches may take up."""
+    """An offer that later batches may use."""
 
     outcome: GroupOutcome
     offer: ReuseOffer
     num_uses: int = 0
     last: int | None = None
-    """The last batch that has the group, at first its own (for `replay`); None: the group was in none."""
+    """The last batch with the group, at first its own batch (for `replay`); None if the group was in no batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenUse:
-    """A use of a group by the next batch."""
+    """The next batch's use of a group."""
 
     use: GroupUse
     outcome: GroupOutcome
@@ -110,16 +110,16 @@ class ChosenUse:
 
 @dataclass(slots=True)
 class ReusePool:
-    """The offers that batches may take up. Its owner calls `learn` for each outcome and `learn_uses` for each
-    BatchReuse on the log, in order, and `choose` for a batch. The buffer makes one, and so does the recomputation of
-    recorded choices."""
+    """The offers that batches may use. Its owner calls `learn` for each outcome and `learn_uses` for each BatchReuse on
+    the log, in order, and `choose` for a batch. The buffer makes one, and so does the recomputation of recorded
+    choices."""
 
     reusing: Mapping[int, ReuseLimits]
-    """Place of an operator -> how its offers are used, in order of the places."""
+    """Place of an operator in the pipeline -> limits on the use of its offers, in order of the places."""
     run_seed: int
     in_order: bool
-    """Whether batches take groups in order of sequence. A group that was never in a batch then counts only from the
-    first batch on whose groups have higher sequences, since the time of its decision is not deterministic."""
+    """Whether batches take groups in order of sequence. Then a group that was in no batch counts only from the first
+    batch whose groups all have higher sequences, since the time of its decision is not deterministic."""
     _held: dict[int, dict[int, _Held]] = field(default_factory=dict)
     """Place of the operator -> sequence of the group -> the offer."""
 
@@ -134,11 +134,11 @@ class ReusePool:
 
     @property
     def waits_for_outcomes(self) -> bool:
-        """Whether all that is decided has to be on the log before a batch is made."""
+        """Whether all decisions must be on the log before a batch is made."""
         return self.in_order and any(limits.kind is ReuseKind.hindsight for limits in self.reusing.values())
 
     def learn(self, outcome: GroupOutcome) -> None:
-        """Take an outcome that stands on the log."""
+        """Apply an outcome from the log."""
         for offer in outcome.offers:
             limits = self.reusing.get(offer.operator)
             if limits is None or outcome.late:
@@ -150,7 +150,7 @@ class ReusePool:
                 del own[next(iter(own))]
 
     def learn_uses(self, reuse: BatchReuse) -> None:
-        """Take what a batch on the log has used."""
+        """Apply the uses of a batch on the log."""
         for use in reuse.uses:
             held = self._held.get(use.operator, {}).get(use.sequence)
             if held is not None:
@@ -160,15 +160,16 @@ class ReusePool:
         self._forget_too_old(reuse.batch_sequence)
 
     def _forget_too_old(self, batch: int) -> None:
-        """Forget the offers that no batch behind this one may use. This happens when the log is read and not when a
-        batch is made, so that a successor knows the same offers."""
+        """Forget the offers that no batch after this one may use. This happens when the log is read, not when a batch
+        is made, so that a successor knows the same offers."""
         for own in self._held.values():
             for sequence in [sequence for sequence, held in own.items() if held.offer.until <= batch]:
                 del own[sequence]
 
     def choose(self, batch: int, sequences: Collection[int], *, takes_demonstrations: bool) -> list[ChosenUse]:
-        """Return the groups that the batch uses once more. `sequences`: those of its new groups; a batch without any
-        uses none. `takes_demonstrations`: whether its algorithm learns from demonstrations beside rollouts."""
+        """Return the groups that the batch reuses. `sequences` are those of its new groups; a batch without new groups
+        reuses none. `takes_demonstrations` tells whether the batch's algorithm learns from demonstrations beside
+        rollouts."""
         if not sequences:
             return []
         before = min(sequences) if self.in_order else ANY
@@ -184,8 +185,8 @@ class ReusePool:
         return list(chosen.values())
 
     def _luck(self, held: _Held, batch: int) -> float:
-        """Return a number whose largest ones are a sample without replacement, weighed by priority (Efraimidis and
-        Spirakis, 2006)."""
+        """Return a random number. The groups with the largest numbers are a sample without replacement, weighted by
+        priority (Efraimidis and Spirakis, 2006)."""
         seed = derive_seed(self.run_seed, "reuse", held.offer.operator, batch, held.outcome.group_id)
         return math.log1p(-unit_interval(seed)) / held.outcome.priority
 
@@ -224,12 +225,12 @@ def _sibling(rollout_id: str) -> int:
 
 
 def uses_of(chosen: Sequence[ChosenUse]) -> tuple[GroupUse, ...]:
-    """Return the uses as the record of the batch has them."""
+    """Return the uses in the form of the batch's record."""
     return tuple(one.use for one in chosen)
 
 
 def metrics_of(chosen: Sequence[ChosenUse]) -> dict[str, float]:
-    """Return the metrics of a batch about groups that it uses once more."""
+    """Return the metrics of a batch about its reused groups."""
     values = {"reused_groups": float(len(chosen))}
     if chosen:
         values["reused_staleness_mean"] = sum(one.use.staleness for one in chosen) / len(chosen)
@@ -240,17 +241,17 @@ def metrics_of(chosen: Sequence[ChosenUse]) -> dict[str, float]:
 
 
 class ReusedBodies:
-    """Makes the experiences of groups that a batch has once more, from what stands on `verified`. The buffer's step
-    makes one at each recovery and asks `experiences` for each use of a batch."""
+    """Makes the experiences of reused groups from the records of `verified`. The buffer's step makes one at each
+    recovery and asks `experiences` for each use in a batch."""
 
     def __init__(self, transport: Transport, renderer: Renderer | None) -> None:
-        """`renderer`: writes the prompts of demonstrations; None if there are none."""
+        """`renderer` writes the prompts of demonstrations; None if there are no demonstrations."""
         self._transport = transport
         self._renderer = renderer
 
     def read(self, chosen: Sequence[ChosenUse]) -> dict[str, VerifiedRollout]:
-        """Return the rollouts of these uses by their ids. PositionMissing if one is gone from the log, ContractError if
-        another one stands in its place."""
+        """Return the rollouts of these uses by id. PositionMissing if a record is gone from the log, ContractError if
+        another rollout is in its place."""
         if not chosen:
             return {}
         num_partitions = len(self._transport.admin.end_offsets("verified"))
@@ -278,8 +279,8 @@ class ReusedBodies:
         bodies: Mapping[str, VerifiedRollout],
         batch: int,
     ) -> dict[int, tuple[str, ...]]:
-        """Add the experiences of all uses to those of the shares, as evenly as can be. Return the groups that were
-        added to each share."""
+        """Spread the experiences of all uses over the shares, as evenly as possible. Return the groups that each share
+        received."""
         reused: dict[int, tuple[str, ...]] = {}
         for index, one in enumerate(chosen):
             share = index * len(experiences_of) // len(chosen)
@@ -291,7 +292,7 @@ class ReusedBodies:
     def experiences(
         self, one: ChosenUse, bodies: Mapping[str, VerifiedRollout], batch: int, share: int, first: int
     ) -> Iterator[Experience]:
-        """Yield the experiences of a use. `first`: the place of the first one in the share."""
+        """Yield the experiences of a use. `first` is the place of the first experience in the share."""
         use, result = one.use, result_of(one.outcome)
         for position, name in enumerate(use.rollouts, first):
             made = experience_of(
@@ -300,8 +301,8 @@ class ReusedBodies:
             yield made if use.kind is ReuseKind.replay else self._as_demonstration(made, bodies[name])
 
     def _as_demonstration(self, experience: Experience, verified: VerifiedRollout) -> Experience:
-        """Return the attempt as a demonstration: the problem that it solves, and the policy's turns. If its prompt
-        cannot be written, or is too long, no token of it is trained on."""
+        """Return the attempt as a demonstration, with the problem that it solves as the prompt and the policy's turns
+        as the answer. If its prompt cannot be rendered or is too long, no token of it is trained on."""
         rollout, renderer = verified.rollout, self._renderer
         assert rollout is not None
         assert rollout.posted is not None
@@ -337,7 +338,7 @@ def _verified(record: Record, name: str) -> VerifiedRollout:
 
 
 def with_prompt(segment: Segment, prompt: Sequence[int], first: int) -> Segment:
-    """Return the segment with another prompt in the place of its first `first` tokens."""
+    """Return the segment with its first `first` tokens replaced by another prompt."""
     moved = len(prompt) - first
     logprobs = segment.behavior_logprobs.numpy()[first:].tolist()
     return replace(
@@ -350,6 +351,6 @@ def with_prompt(segment: Segment, prompt: Sequence[int], first: int) -> Segment:
 
 
 def takes_demonstrations(stages: Stages, stage: Stage) -> bool:
-    """Return whether batches of the stage may have demonstrations that operators make of attempts. In a run without
-    stages `check_reuse` has made sure of it."""
+    """Return whether batches of the stage may contain demonstrations that operators make of attempts. For runs without
+    stages `check_reuse` has checked this already."""
     return not stages.named or stage.kind is LossKind.sft

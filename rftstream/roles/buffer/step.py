@@ -1,10 +1,9 @@
 """The buffer: verified -> batches and outcomes. Every admitted group gets exactly one outcome.
 
-It commits, per partition of `verified`, the first offset of its oldest open group. The metadata says how far it has
-read, which batch is the next, whether the last one is written, and where the passes through the demonstrations stand
-(progress.py). After a restart it reads from these positions again: siblings of groups that have an outcome are dropped,
-and one that was not read before (at or above the committed read offset) gets a late record of its own.
-"""
+For each partition of `verified` the buffer commits the first offset of its oldest open group. The metadata tells how
+far the buffer has read, which batch is next, whether the last one is written, and the state of the passes through the
+demonstrations (progress.py). After a restart it reads from these positions again. Siblings of decided groups are
+dropped. A sibling that was not read before (at or above the committed read offset) gets a late record of its own."""
 
 from __future__ import annotations
 
@@ -47,17 +46,16 @@ log = logging.getLogger(__name__)
 
 
 class BufferStep(SingleStep):
-    """The step of the buffer: it collects the siblings of groups, decides about each group once, and writes batches.
-    `workers/buffer.py` makes it; SingleService calls it, in this order:
+    """The step of the buffer. It collects the siblings of groups, decides about each group once, and writes batches.
+    `workers/buffer.py` makes it, and SingleService calls it in this order:
 
-    - `recover` reads `outcomes` (what is decided) and takes the rest of its state from the committed positions.
-    - `absorb` adds a rollout to its group; a group that is complete is ready, filtered or dead at once.
-    - `advance` closes groups that are overdue, and returns a batch with its outcomes if there is one, else the
-      outcomes that are due, else None. StopRule: no batch came together out of too many groups.
-      Once these are on the log, it forgets the bodies of decided groups, and goes on to the next batch.
+    - `recover` reads `outcomes` (the decisions so far) and takes the rest of its state from the committed positions.
+    - `absorb` adds a rollout to its group. A complete group is ready, filtered or dead at once.
+    - `advance` closes overdue groups. It returns a batch with its outcomes if there is one, else the outcomes that are
+      due, else None. StopRule if too many groups were decided without completing a batch. Once the transaction is on
+      the log, it forgets the bodies of decided groups and moves on to the next batch.
 
-    It ends with the run: the trainer says when that is.
-    """
+    It ends with the run, which the trainer announces."""
 
     def __init__(
         self,
@@ -75,10 +73,10 @@ class BufferStep(SingleStep):
         feedback: FeedbackSection | None = None,
         seed: int = 0,
     ) -> None:
-        """`log_`: the run's log, of which nothing is known before `recover`. `imported`: the versions of the rollouts
-        are another run's, and say nothing about this one's. `stages`: what batches are made of. `pipeline`: operators
-        of the experience side. `renderer`: for prompts of demonstrations that operators make of attempts. `feedback`:
-        what people are asked, and change; `seed`: the run's."""
+        """`log_` is the run's log, which is not read before `recover`. `imported` means that the versions of the
+        rollouts belong to another run. `stages` define the composition of batches. `pipeline` has the operators of the
+        experience side. `renderer` renders prompts of demonstrations that operators make of attempts. `feedback`
+        defines the questions to annotators and their effect. `seed` is the run's."""
         self._renderer = renderer
         self._pipeline = pipeline or ExperiencePipeline({}, is_declared=False)
         self._imported = imported
@@ -93,7 +91,7 @@ class BufferStep(SingleStep):
         self._reset(log_)
 
     def _reset(self, log_: Log) -> None:
-        """Forget what was known of the log: it is read again."""
+        """Forget all state from the log, which is read again."""
         self._log = log_
         self._feedback = FeedbackIntake(self._feedback_settings, self._seed, self._clock)
         self._bodies = self._feedback.bodies(log_.transport, self._settings.max_body_bytes)
@@ -106,17 +104,17 @@ class BufferStep(SingleStep):
         self._operators = GroupOperators(self._pipeline, self._bodies, progress, self._reuse)
         self._reused_bodies = ReusedBodies(log_.transport, self._renderer)
         self._ended: TasksEnded | None = None
-        """The feeder's word that there are no more groups; None while there are."""
+        """The feeder's record that there are no more groups; None while there may be more."""
         self._in_force = VersionInForce()
-        """The trainer's version, followed where batches may have no rollouts. Then nobody else keeps the buffer from
-        running ahead."""
+        """The trainer's version. It is followed if batches may have no rollouts, since nothing else then keeps the
+        buffer from running ahead."""
 
     # ------------------------------------------------------------------------------------------ reading
 
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
         """Read the decisions so far, and begin at the committed positions."""
         self._reset(log_)
-        # Operators, what may be had once more, and votes go by more of the past than a summary says.
+        # Operators, reuse and votes depend on more of the past than a summary holds.
         needs_all = self._pipeline.is_declared or bool(self._reuse) or self._feedback_settings is not None
         beginning = begin_with_summary(log_, "outcomes", whole=needs_all)
         if beginning.summary is not None and beginning.summary.outcomes is not None:
@@ -129,7 +127,7 @@ class BufferStep(SingleStep):
         for received in log_.messages("control"):
             self._absorb_control(received)
         begins = log_.transport.admin.begin_offsets("verified")
-        missing = {place: Position(begin) for place, begin in begins.items()}  # of a group that somebody has deleted
+        missing = {place: Position(begin) for place, begin in begins.items()}  # of a deleted consumer group
         cursor = self._progress.restore(missing | log_.committed(BUFFER.name), begins)
         positions = {**self._progress.read, **self._intake.begin(log_, cursor), **self._feedback.begin(log_)}
         if not self._stages.always_explores:
@@ -158,7 +156,7 @@ class BufferStep(SingleStep):
             case TasksEnded() as ended:
                 self._ended = ended
             case None if received.record.key == b"end":
-                self._ended = None  # the run was given more to do
+                self._ended = None  # the run was given more steps
             case Summary(steps=StepsSummary() as steps):
                 self._in_force.begin(steps)
             case StepRecord() as step:
@@ -167,7 +165,7 @@ class BufferStep(SingleStep):
     def undecodable(self, record: Record, error: ContractError) -> None:
         """Take a rollout that cannot be decoded as one without a reward."""
         if record.topic == DEMONSTRATIONS:
-            self._intake.absorb(record)  # its turn comes, and then its letter
+            self._intake.absorb(record)  # its dead letter is written when its turn comes
             return
         if record.topic == FEEDBACK:
             self._feedback.absorb(record, None)
@@ -201,7 +199,7 @@ class BufferStep(SingleStep):
     # ------------------------------------------------------------------------------------------ deciding
 
     def _judge(self, group: Group) -> None:
-        """Decide about a group that is complete, or whose time is up. It may have to wait for people's answers."""
+        """Decide about a group that is complete or overdue. It may have to wait for answers of annotators."""
         if self._feedback.holds(group):
             return
         least = min(self._settings.min_siblings, group.size)
@@ -227,7 +225,7 @@ class BufferStep(SingleStep):
 
     def advance(self) -> SingleTransaction | None:
         """Return the next batch with its outcomes if there is one, else the outcomes that are due. Questions and
-        judgements go into the same transaction."""
+        judgements are part of the same transaction."""
         if self._stop is not None:
             raise self._stop
         for group in self._feedback.fold(self._log, self._groups, self._progress):
@@ -268,7 +266,7 @@ class BufferStep(SingleStep):
         if self._all_in(len(chosen)):
             if chosen and self._intake.lacks(self._stage):
                 log.warning("the last batch goes without demonstrations, since none came")
-            return chosen  # else a run that is drained would never end
+            return chosen  # otherwise a draining run would never end
         if len(chosen) < size:
             return None
         return None if self._intake.waits(self._stage) else chosen
@@ -279,11 +277,11 @@ class BufferStep(SingleStep):
         return self._stages.at(self._progress.next_batch)
 
     def _all_in(self, num_chosen: int) -> bool:
-        """Whether these are the last groups there will be."""
+        """Whether no more groups will come after these."""
         return self._ended is not None and len(self._progress.decided) + num_chosen >= self._ended.admitted
 
     def _choose_none(self) -> list[Group] | None:
-        """Return no groups if the next batch, one of demonstrations alone, may be made; None if it has to wait."""
+        """Return an empty list if the next batch, one of demonstrations alone, may be made; None if it has to wait."""
         allowed = self._intake.allows_batch(
             self._progress.next_batch,
             self._stage,
@@ -298,9 +296,9 @@ class BufferStep(SingleStep):
         return 0 if oldest is None or self._imported else self._progress.next_batch - oldest
 
     def _batch(self, groups: Sequence[Group]) -> SingleTransaction:
-        """Return the next batch, made of these groups and of demonstrations, with all outcomes that are due."""
+        """Return the next batch of these groups and of demonstrations, with all outcomes that are due."""
         progress, stage, batch = self._progress, self._stage, self._progress.next_batch
-        # All that is read from the log, first: what fails for now is asked again, as if nothing had been begun.
+        # Read from the log first. A read that fails for now is repeated before any state has changed.
         bodies = self._bodies.get_all([sibling.place_offset for group in groups for sibling in group.kept])
         again = self._reuse.choose(
             batch,
@@ -360,8 +358,8 @@ class BufferStep(SingleStep):
     def _move_on(
         self, decided: Sequence[Decision], outputs: Sequence[Publish], manifest: BatchManifest | None = None
     ) -> None:
-        """Forget the bodies of groups whose outcomes are on the log, and learn of `outputs`, the new records of
-        `outcomes`. Go on to the next batch if there is the manifest of one."""
+        """Forget the bodies of groups whose outcomes are on the log, and apply `outputs`, the new records of
+        `outcomes`. If there is the manifest of a batch, move on to the next batch."""
         progress = self._progress
         for decision in decided:
             if decision.result is GroupResult.filtered:
@@ -378,12 +376,12 @@ class BufferStep(SingleStep):
     # ------------------------------------------------------------------------------------------ the rest
 
     def idle_s(self) -> float:
-        """Return the seconds until the next group is overdue, or has waited for people long enough."""
+        """Return the seconds until the next group is overdue or has waited long enough for annotators."""
         overdue_s = self._groups.next_deadline_s(self._clock.now(), self._settings.group_deadline_s)
         return min(overdue_s, self._feedback.next_release_s(self._groups))
 
     def health(self) -> Mapping[str, object]:
-        """Return how many groups are where, and which batch is the next."""
+        """Return how many groups are in each state, and which batch is next."""
         return {
             **self._intake.health(),
             **self._feedback.health(),

@@ -1,4 +1,4 @@
-"""Metrics of what the buffer decided since the batch before: rewards and lengths of rollouts, filtered or not."""
+"""Metrics of the decisions since the previous batch: rewards and lengths of rollouts, both filtered and not."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rftstream.contracts.verdicts import VerifiedRollout, spent_amounts
 
 
 class Tally:
-    """Sums over the groups that were decided since the last batch. BufferProgress makes one for each batch. `group` is
-    called for each group with an outcome, `rollout` for each rollout of the batch, and then `metrics`."""
+    """Sums over the groups that were decided since the last batch. BufferProgress makes one for each batch. It calls
+    `group` for each group with an outcome and `rollout` for each rollout of the batch, and then `metrics`."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
@@ -22,13 +22,13 @@ class Tally:
         self._squares: dict[str, float] = defaultdict(float)
         """Sum of squared rewards, by taskset."""
         self._parts_of_tasksets: set[str] = set()
-        """Names of means of one taskset's parts."""
+        """Names of part means that only one taskset has."""
         self._groups: dict[str, int] = defaultdict(int)
         self._spent: dict[str, float] = defaultdict(float)
         """Cost of the verdicts of the batch, by kind."""
 
     def group(self, taskset: str, result: GroupResult, rollouts: Sequence[RolloutSummary]) -> None:
-        """Count a group by nothing but its outcome, so that a successor counts the same."""
+        """Count a group by its outcome alone, so that a successor counts the same."""
         self._groups[str(result)] += 1
         if result in (GroupResult.batched, GroupResult.filtered):
             rewards = {rollout.reward for rollout in rollouts if rollout.reward is not None}
@@ -44,8 +44,8 @@ class Tally:
             self._add("unscored_share", rollout.reward is None)
 
     def rollout(self, verified: VerifiedRollout, batch: int | None) -> None:
-        """Count a rollout of a batch. `batch`: the version that it is trained at; None where the versions of rollouts
-        say nothing about this run."""
+        """Count a rollout of a batch. `batch` is the version at which it is trained; None if the versions of rollouts
+        belong to another run."""
         rollout, verdict = verified.rollout, verified.verdict
         assert rollout is not None and verdict is not None, "others are in no batch"
         for name, value in verdict.parts.items():
@@ -68,7 +68,7 @@ class Tally:
             self._counts[name] += 1
 
     def metrics(self) -> dict[str, float]:
-        """Return means, shares of groups by result, and how many rollouts were counted."""
+        """Return means, shares of groups by result, and the number of rollouts."""
         values = {name: self._sums[name] / self._counts[name] for name in sorted(self._sums)}
         if scored := self._counts["reward"]:
             values["reward_std"] = self._std("reward", sum(self._squares.values()) / scored)
@@ -76,7 +76,7 @@ class Tally:
             for taskset, squares in sorted(self._squares.items()):
                 name = f"reward/{taskset}"
                 values[f"reward_std/{taskset}"] = self._std(name, squares / self._counts[name])
-        else:  # they say what those of all say
+        else:  # they would repeat the means over all tasksets
             values = {name: value for name, value in values.items() if name not in self._parts_of_tasksets}
         values |= self._spent
         values["rollouts"] = float(self._counts["unscored_share"])
@@ -88,8 +88,8 @@ class Tally:
     def metrics_of_batch(
         self, staleness: Sequence[int] | None, num_demonstrations: int, *, takes_rollouts: bool
     ) -> dict[str, float]:
-        """Return the metrics of a batch. `staleness`: that of each of its groups; None where the versions of rollouts
-        say nothing about this run. `takes_rollouts`: whether batches of the stage do."""
+        """Return the metrics of a batch. `staleness` has the staleness of each group; None if the versions of rollouts
+        belong to another run. `takes_rollouts` tells whether batches of the stage have rollouts."""
         values = self.metrics() if takes_rollouts else {}
         if num_demonstrations:
             values["experts"] = float(num_demonstrations)

@@ -1,4 +1,4 @@
-"""The evaluator: evaluates the versions that are due or were asked for."""
+"""The evaluator: evaluates the versions that are due or were requested."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Samples of evaluations that agents make: the explorers' agent loop, without the log.
+"""Evaluation samples made by agents: the explorers' agent loop, without the log.
 
-An evaluation that is interrupted is begun again as a whole. So its calls are answered as soon as they are sampled.
-"""
+An interrupted evaluation starts over as a whole. So its calls are answered as soon as they are sampled."""
 
 from __future__ import annotations
 
@@ -17,18 +16,18 @@ from rftstream.roles.explorer.fit_to_record import without_tokens
 
 
 class AgentSamples:
-    """The samples that agents make. `workers/evaluator.py` makes it; the evaluator's step calls `start` for each sample
-    and `step` in each slice, as it does with the turn loop, `abort_all` if it begins anew, and `close` at the end."""
+    """The samples that agents make. `workers/evaluator.py` makes it. The evaluator's step calls `start` for each sample
+    and `step` in each slice, as for the turn loop, `abort_all` before it starts over, and `close` at the end."""
 
     def __init__(self, parts: AgentParts, *, now: Callable[[], float], patience_s: float) -> None:
-        """`patience_s`: seconds after which samples without an agent are given up."""
+        """`patience_s` is the number of seconds after which samples without an agent are given up."""
         self._parts, self._now, self._patience_s = parts, now, patience_s
         self._names: dict[int, tuple[str, Task]] = {}
-        """Key in the loop -> the sample's key and task."""
+        """Key in the loop -> key of the sample, and its task."""
         self._count = 0
         self._evaluation = ""
         self._heard_at = 0.0
-        """When an agent of this evaluation had a rollout for the last time, or the evaluation began."""
+        """Time when an agent of this evaluation last had a rollout, or when the evaluation began."""
 
     @property
     def num_open(self) -> int:
@@ -46,12 +45,12 @@ class AgentSamples:
         return self._parts.gateway_url
 
     def takes(self, environment: str) -> bool:
-        """Return whether samples of this environment are agents'."""
+        """Return whether agents make the samples of this environment."""
         return environment in self._parts.environments
 
     def start(self, key: str, task: Task, renderer: Renderer | None, evaluation: str) -> None:
-        """Open a sample to calls, and start its agent. `evaluation` is the same for all samples of one evaluation of
-        one version."""
+        """Open a sample to calls, and start its agent. `evaluation` is the same string for all samples of one
+        evaluation of one version."""
         if evaluation != self._evaluation:
             self._evaluation, self._heard_at = evaluation, self._now()
         self._count += 1
@@ -59,7 +58,7 @@ class AgentSamples:
         self._parts.begin(self._count, self._parts.new_rollout(task, renderer))
 
     def step(self) -> list[Attempt]:
-        """Do one slice of work; return the samples that have ended."""
+        """Do one slice of work. Return the samples that have ended."""
         loop = self._parts.loop
         self._parts.launcher.check()
         ended = loop.step(lambda task: True)
@@ -78,7 +77,7 @@ class AgentSamples:
         self._names.clear()
 
     def idle_s(self) -> float:
-        """Return the seconds until there is something to do, if no request comes."""
+        """Return the seconds until there is work, if no request comes."""
         return self._parts.loop.idle_s()
 
     def close(self) -> None:
@@ -91,7 +90,7 @@ class AgentSamples:
         return replace(ended, key=key)
 
     def _given_up(self) -> list[Attempt]:
-        """End the samples for which nobody has come."""
+        """End the samples that no agent has taken."""
         error = f"no agent asked for it within {self._patience_s:g} s (explorer.idle_timeout_s)"
         names = list(self._names.values())
         self.abort_all()

@@ -1,4 +1,4 @@
-"""Which evaluation of which version is to be made next: what was asked for, every N versions, and the final one."""
+"""The choice of the next evaluation: requested ones, one every N versions, and the final one."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from rftstream.weights.follower import WeightsFollower
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A set of problems, with the settings of their samples."""
+    """A set of problems with the sampling settings."""
 
     name: str
     section: EvaluationSection
     taskset: Taskset
     sampling: Sampling
     renderer: Renderer | None = None
-    """The renderer, if the set has a chat template of its own."""
+    """The renderer, if the set has its own chat template."""
 
     @property
     def num_tasks(self) -> int:
-        """Number of its problems that are evaluated."""
+        """Number of problems that are evaluated."""
         return min(len(self.taskset), self.section.num_tasks or len(self.taskset))
 
 
@@ -45,31 +45,31 @@ def build_evaluation(
 
 @dataclass(frozen=True, slots=True)
 class DueEvaluation:
-    """An evaluation that is to be made of a version."""
+    """An evaluation of a version that is still to be made."""
 
     evaluation: Evaluation
     announced: WeightsAnnounced
     """Announcement of the version."""
     request_id: str | None = None
-    """The request that it answers; None if it is due by itself."""
+    """The request that it answers; None if the schedule made it due."""
 
 
 class EvalResults:
-    """Results of evaluations by evaluation and version. Its owner calls `note` for every record of `evals`, in log
-    order, and `find` at any time."""
+    """Results by evaluation and version. Its owner calls `note` for every record of `evals`, in log order, and `find`
+    at any time."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], list[EvalResult]] = {}
 
     def note(self, result: EvalResult) -> None:
-        """Take in the next record."""
+        """Add the next record."""
         self._found.setdefault((result.evaluation, result.name.version), []).append(result)
 
     def find(self, evaluation: str, name: VersionName, follower: WeightsFollower) -> EvalResult | None:
         """Return the newest result in force of this version, or None.
 
-        A result of an older trainer counts too, if the newer trainer began with that state. `follower` must have been
-        told of the announcements."""
+        A result of an older trainer counts if the newer trainer began with the same state. `follower` must have
+        received the announcements."""
         known = self._found.get((evaluation, name.version), ())
         return next(
             (result for result in reversed(known) if result.name == name or follower.find(result.name) is not None),
@@ -79,12 +79,12 @@ class EvalResults:
 
 @dataclass(eq=False)
 class DueEvaluations:
-    """The evaluations that are still to be done. The evaluator's step makes it at each recovery and calls `absorb` for
-    each record that it reads. Whenever the step is free, it asks `next`; it calls `note` once the result is on the log,
-    or `skip` if the weights cannot be had.
+    """The evaluations that are still to be made. The evaluator's step makes it at each recovery and calls `absorb` for
+    each record that it reads. Whenever the step is free, it asks `next`. It calls `note` once the result is on the log,
+    or `skip` if the weights are gone.
 
-    `follower`: knows which versions are in force. `only`: ids of the requests that are answered, and then
-    nothing is due by itself; None: all of them."""
+    `follower` knows which versions are in force. `only` has the ids of the requests to answer; nothing else is due
+    then. With None all evaluations are made."""
 
     evaluations: Mapping[str, Evaluation]
     follower: WeightsFollower
@@ -92,21 +92,21 @@ class DueEvaluations:
     only: Collection[str] | None
     _results: EvalResults = field(default_factory=EvalResults, init=False)
     _answered: set[str] = field(default_factory=set, init=False)
-    """Requests that have a result, as request/evaluation."""
+    """Requests with a result, as request/evaluation."""
     _requests: dict[str, Request] = field(default_factory=dict, init=False)
     _best: dict[str, float] = field(default_factory=dict, init=False)
     """Evaluation -> its best mean so far."""
     _finished: RunFinished | None = field(default=None, init=False)
-    """The end of the run; None while it goes on."""
+    """The record of the run's end; None before."""
     _skipped: set[tuple[str, VersionName]] = field(default_factory=set, init=False)
-    """Weights that were gone or damaged: nothing can be said of them."""
+    """Evaluations and versions that cannot be made, because the weights are gone or damaged."""
 
     def answer_only(self, request_ids: Collection[str]) -> None:
-        """Let nothing be due but these requests."""
+        """Restrict the evaluations to these requests."""
         self.only = request_ids
 
     def absorb(self, received: Received) -> None:
-        """Take a record of `weights`, `evals` or `control`."""
+        """Apply a record of `weights`, `evals` or `control`."""
         match received.message:
             case WeightsAnnounced() as announced:
                 self.follower.announced(announced)
@@ -120,7 +120,7 @@ class DueEvaluations:
                 self._finished = None
 
     def note(self, result: EvalResult) -> None:
-        """Take a result that is on the log."""
+        """Add a result that is on the log."""
         self._results.note(result)
         if result.request_id:
             self._answered.add(f"{result.request_id}/{result.evaluation}")
@@ -128,21 +128,21 @@ class DueEvaluations:
         self._best[result.evaluation] = max(self._best.get(result.evaluation, -math.inf), mean)
 
     def skip(self, due: DueEvaluation) -> None:
-        """Leave this evaluation of this version out."""
+        """Skip this evaluation of this version."""
         self._skipped.add((due.evaluation.name, due.announced.name))
 
     def is_best(self, evaluation: str, mean: float) -> bool:
-        """Whether a mean is better than all before."""
+        """Whether a mean is better than all earlier ones."""
         return mean > self._best.get(evaluation, -math.inf)
 
     def is_all_done(self) -> bool:
-        """Whether the run is finished, and nothing is due any more."""
+        """Whether the run is finished and no evaluation is due."""
         newest = self.follower.newest()
         reached = self._finished is not None and newest is not None and newest.name == self._finished.name
         return reached and self.next() is None
 
     def next(self) -> DueEvaluation | None:
-        """Return the next evaluation to make: requests come first, then versions from the oldest on."""
+        """Return the next evaluation to make: first requests, then versions from the oldest on."""
         if (requested := self._requested()) is not None or self.only is not None:
             return requested
         for announced in self.follower.in_force():
@@ -155,12 +155,12 @@ class DueEvaluations:
         return None
 
     def _has(self, evaluation: Evaluation, name: VersionName) -> bool:
-        """Whether the evaluation of this version has a result, or was skipped because its weights are gone."""
+        """Whether the evaluation of this version has a result, or was skipped because the weights are gone."""
         skipped = (evaluation.name, name) in self._skipped
         return skipped or self._results.find(evaluation.name, name, self.follower) is not None
 
     def _requested(self) -> DueEvaluation | None:
-        """Return the next evaluation that was asked for."""
+        """Return the next requested evaluation."""
         for request in self._requests.values():
             wanted = [
                 evaluation
@@ -182,7 +182,7 @@ class DueEvaluations:
         return None
 
     def _announced(self, version: object) -> WeightsAnnounced | None:
-        """Return the announcement in force of this version; of the newest if `version` is None."""
+        """Return the announcement in force of this version, or of the newest version if `version` is None."""
         if version is None:
             return self.follower.newest()
         return next((found for found in self.follower.in_force() if found.name.version == version), None)

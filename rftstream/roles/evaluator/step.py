@@ -1,8 +1,8 @@
-"""The evaluator: weights -> evals. What was asked for on `control`, version 0, every N versions, and the final one.
+"""The evaluator: weights -> evals. It makes the evaluations requested on `control`, those of version 0, of every N-th
+version, and the final one.
 
-Its state is `evals`: what has a result there is done, and done again only if that was asked for. The same seeds are
-used for every version, so that two versions differ by their weights alone.
-"""
+Its state is `evals`: an evaluation with a result there is done, and is repeated only on request. All versions are
+evaluated with the same seeds, so that two versions differ by their weights alone."""
 
 from __future__ import annotations
 
@@ -73,18 +73,17 @@ class _Running:
 
 
 class EvaluatorStep(SingleStep):
-    """The step of the evaluator: it samples tasks with announced weights, one evaluation of one version at a
-    time. `workers/evaluator.py` makes it; SingleService calls it, in this order:
+    """The step of the evaluator. It samples tasks with announced weights, one evaluation of one version at a time.
+    `workers/evaluator.py` makes it, and SingleService calls it in this order:
 
-    - `recover` reads `control` and `evals` (what has a result), and has `weights` read from the beginning.
-    - `absorb` takes announcements, results and requests.
-    - `advance` begins what is due next, samples and scores a slice of it, and returns its result when all is scored.
-      An evaluation that was interrupted is begun again.
-    - `committed` notes the result, and the next evaluation may begin.
+    - `recover` reads `control` and `evals` (the results so far), and lets `weights` be read from the beginning.
+    - `absorb` applies announcements, results and requests.
+    - `advance` begins the next due evaluation, samples and scores a slice of it, and returns its result when all
+      samples are scored. An interrupted evaluation starts over.
+    - After the commit the result is noted, and the next evaluation may begin.
     - `done` is true when the run is finished and its last version has all its results.
 
-    `answer_only`, called before `recover`, restricts it to some requests.
-    """
+    `answer_only`, called before `recover`, restricts it to some requests."""
 
     outlives_the_run = True
 
@@ -102,8 +101,8 @@ class EvaluatorStep(SingleStep):
         clock: Clock,
         share: EngineShare | None = None,
     ) -> None:
-        """`agents` makes the samples of agents, if an evaluation has some. `share` is the evaluator's part in the
-        device, if the policy shares it with a trainer."""
+        """`agents` makes the samples of agents, if an evaluation has such samples. `share` is the evaluator's part of
+        the device, if the policy shares it with a trainer."""
         self._share = share
         self._config = config
         self._evaluations = evaluations
@@ -119,15 +118,15 @@ class EvaluatorStep(SingleStep):
         self._reset()
 
     def _reset(self) -> None:
-        """Forget what was known of the log: it is read again."""
+        """Forget all state from the log, which is read again."""
         self._follower = self._make_follower()
         self._due = DueEvaluations(self._evaluations, self._follower, self._clock, self._only)
         self._running: _Running | None = None
-        """The evaluation that was begun; None between two."""
+        """The running evaluation; None between two evaluations."""
         self._epoch = 0
 
     def answer_only(self, request_ids: Collection[str]) -> None:
-        """Make the evaluations of these requests, and none that is due by itself."""
+        """Make only the evaluations of these requests."""
         self._only = request_ids
         self._due.answer_only(request_ids)
 
@@ -139,7 +138,7 @@ class EvaluatorStep(SingleStep):
     # ------------------------------------------------------------------------------------------ reading
 
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
-        """Read requests and results; have announcements read from the beginning."""
+        """Read requests and results. Announcements are read from the beginning afterwards."""
         if self._running is not None:
             for key in self._running.samples:
                 self._loop.abort(key)
@@ -153,13 +152,13 @@ class EvaluatorStep(SingleStep):
         return log_.transport.admin.begin_offsets("weights")
 
     def absorb(self, received: Received) -> None:
-        """Note an announcement, a result, a request or the end of the run."""
+        """Apply an announcement, a result, a request or the end of the run."""
         self._due.absorb(received)
 
     # ------------------------------------------------------------------------------------------ working
 
     def advance(self) -> SingleTransaction | None:
-        """Begin the next evaluation that is due, or work on the one that was begun; return its result."""
+        """Begin the next due evaluation, or continue the running one. Return its result when it is complete."""
         is_awake = self._share is None or self._share.poll()
         if self._running is None:
             if not is_awake:
@@ -229,11 +228,11 @@ class EvaluatorStep(SingleStep):
 
     @property
     def _num_open(self) -> int:
-        """How many samples are being made."""
+        """Number of samples that are being made."""
         return self._loop.num_open + (0 if self._agents is None else self._agents.num_open)
 
     def _start(self, running: _Running, key: str) -> None:
-        """Have a sample made: by an agent, or by the turn loop and an environment."""
+        """Start a sample, either with an agent or with the turn loop and an environment."""
         evaluation, sample = running.due.evaluation, running.samples[key]
         seed = derive_seed(self._config.run.seed, "evaluation", evaluation.name, key)
         where = f"evaluations.{evaluation.name}.environment"
@@ -310,8 +309,8 @@ class EvaluatorStep(SingleStep):
         )
 
     def _store_generations(self, running: _Running) -> str:
-        """Store every completion with its reward, one JSON object a line. The claim's epoch keeps a repeated evaluation
-        apart."""
+        """Store every completion with its reward, one JSON object a line. The claim's epoch in the name distinguishes a
+        repeated evaluation."""
         renderer = running.due.evaluation.renderer or self._loop.renderer
         lines = [
             generation_line(key, sample.problem, sample.attempt, sample.reply, renderer)
@@ -343,7 +342,7 @@ class EvaluatorStep(SingleStep):
         return min(self._policy.idle_s(), self._loop.idle_s(), until_agents, LOOK_S) if waits else 0.0
 
     def health(self) -> Mapping[str, object]:
-        """Return which evaluation is made, and how far it is."""
+        """Return the running evaluation and its progress."""
         running, agents = self._running, self._agents
         gateway = {} if agents is None else {"gateway": agents.gateway_url, "agents_wanted": agents.num_free}
         if running is None:
@@ -374,8 +373,8 @@ def _ids(evaluation: Evaluation, sample: _Sample, attempt: Attempt) -> RolloutId
 
 
 def _agent_ids(which: str, evaluation: Evaluation, sample: _Sample, key: str) -> RolloutIds:
-    """Return ids that no other evaluation has, nor another attempt at this one: what an agent says later than that
-    belongs to nobody."""
+    """Return ids that no other evaluation has, and no other attempt at this evaluation. So a late request of an agent
+    matches no sample."""
     group_id, sibling = f"{which}/{sample.index}", int(key.partition("#")[2])
     return RolloutIds.of(group_id, taskset=evaluation.name, sibling=sibling, group_size=evaluation.section.n)
 
@@ -388,8 +387,8 @@ def _agent_ids(which: str, evaluation: Evaluation, sample: _Sample, key: str) ->
 def generation_line(
     key: str, problem: Problem, attempt: Attempt | None, reply: ScoreReply | None, renderer: Renderer
 ) -> str:
-    """Return one sample. `shown` is a turn's text with the special tokens that were sampled, `posted` what the
-    environment gave as reward."""
+    """Return one sample as a JSON line. `shown` is a turn's text with its sampled special tokens, `posted` the reward
+    from the environment."""
     score = reply.score if reply is not None else None
     if reply is not None:
         reason: Any = reply.reason

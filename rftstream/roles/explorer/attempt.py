@@ -1,4 +1,4 @@
-"""What a finished turn loop has to show, and what a completion must be for a trainer to learn from it."""
+"""The result of a finished rollout, and the checks that make a completion fit for training."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ CUT_SHORT = ("length", "repetition")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A rollout that has ended, by the turn loop or by an agent."""
+    """A rollout that has ended, made by the turn loop or by an agent."""
 
     key: str
-    """Name of the rollout in the loop that made it."""
+    """Name of the rollout in its loop."""
     status: RolloutStatus
     turns: tuple[Turn, ...]
     segments: tuple[Segment, ...]
@@ -42,23 +42,24 @@ class Attempt:
 
 
 class FailureLog:
-    """Logs failures of rollouts: the first of each kind, with its traceback. A turn loop makes it."""
+    """Logs failures of rollouts. The first failure of each kind is logged with its traceback. A turn loop makes it."""
 
     def __init__(self) -> None:
         self._kinds = Kinds()
 
     def say(self, rollout: str, text: str, error: BaseException | None) -> None:
-        """Log the text unless a failure of this kind was logged before."""
+        """Log the text, unless a failure of this kind was logged before."""
         if self._kinds.is_new(text):
             log.warning("%s: %s (the first of its kind in this process)", rollout, text, exc_info=error)
 
     def of_call(self, rollout: str, failure: CallFailure) -> None:
-        """Log the failure of a call of an environment, likewise."""
+        """Log the failed call of an environment, unless a failure of this kind was logged before."""
         self.say(rollout, failure.text, failure.error)
 
 
 def find_oddity(completion: Completion) -> str:
-    """Return the fault of a completion, since a policy may be a user's own; empty if a trainer can learn from it."""
+    """Return the fault of a completion; empty if a trainer can learn from it. Policies may be user code, so their
+    completions are checked."""
     logprobs, count = completion.behavior_logprobs, len(completion.token_ids)
     if len(logprobs) != count:
         return f"{len(logprobs)} logprobs for {count} tokens"
@@ -73,7 +74,7 @@ def find_oddity(completion: Completion) -> str:
 
 
 def without_more(key: str, reason: str) -> Completion:
-    """Return a completion without tokens, for a turn that was complete when it was saved."""
+    """Return an empty completion for a turn that was already complete when it was saved."""
     return Completion(
         request_id=key,
         token_ids=np.zeros(0, np.int32),
@@ -84,14 +85,14 @@ def without_more(key: str, reason: str) -> Completion:
 
 
 def recordable_call(call: ToolCall) -> ToolCall:
-    """Return the call in a form that a record can hold: a model may write numbers, texts and depths that no record
-    holds."""
+    """Return the call in a form that a record can hold. A model may write numbers, texts and nesting that a record
+    cannot hold."""
     try:
         msgspec.msgpack.encode((call.name, call.arguments, call.text))
         if _depth(call.arguments) <= MAX_DEPTH:
             return call
         error = f"arguments of more than {MAX_DEPTH} levels"
-    except (ValueError, OverflowError, RecursionError) as found:  # of which UnicodeEncodeError is one
+    except (ValueError, OverflowError, RecursionError) as found:  # UnicodeEncodeError is a ValueError
         error = f"arguments that no record can hold: {found}"
     name, text = (value.encode(errors="backslashreplace").decode() for value in (call.name, call.text))
     return replace(call, name=name, text=text, arguments=None, error=call.error or error)
@@ -106,6 +107,6 @@ def _depth(value: Any) -> int:
 
 
 def oldest_version(segments: Sequence[Segment]) -> int | None:
-    """Return the oldest version that sampled a token; None if nothing was sampled."""
+    """Return the oldest version that sampled a token; None if no token was sampled."""
     versions = [span.version for segment in segments for span in segment.versions]
     return min(versions) if versions else None

@@ -1,4 +1,4 @@
-"""An environment as the turn loop sees it: one object of somebody's code, its calls, and what they may return."""
+"""The turn loop's view of an environment: one object of user code, its calls, and the checks of what they return."""
 
 from __future__ import annotations
 
@@ -23,52 +23,52 @@ class CallFailure:
     """The failure of a call of an environment."""
 
     text: str
-    """Environment, method and the last line of the traceback, for people."""
+    """Environment, method and the last line of the traceback, for log lines."""
     error: BaseException | None = None
     """Error that the call raised; None if the call was given up."""
 
     @property
     def timed_out(self) -> bool:
-        """Whether the call was given up, since it exceeded its time limit."""
+        """Whether the call was given up because it exceeded its time limit."""
         return self.error is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """The beginning of a conversation, or the saved conversation that it goes on from."""
+    """The beginning of a conversation, or a saved conversation to be continued."""
 
     messages: tuple[ChatMessage, ...]
-    """First messages of the environment, or the saved conversation if the rollout goes on from it."""
+    """First messages of the environment, or the saved conversation that the rollout continues."""
     tools: tuple[Mapping[str, Any], ...]
     """Tools that the environment offers."""
 
 
 class StateKeeper(Protocol):
-    """Keeps large states of one rollout's environment outside of the log: `saved_states.RolloutStates`. The session
-    calls `put` and `get` where the environment's own calls run, so they may take their time."""
+    """Stores large states of one rollout's environment outside of the log: `saved_states.RolloutStates`. The session
+    calls `put` and `get` in the threads of the environment's calls, so they may block."""
 
     def is_large(self, state: bytes) -> bool:
-        """Return whether a state is to be kept here."""
+        """Return whether a state must be stored here."""
 
     def put(self, state: bytes) -> StoredState:
-        """Keep a state; it is durable when this returns."""
+        """Store a state. It is durable when this returns."""
 
     def get(self, stored: StoredState) -> bytes:
-        """Return a state as it was put. WeightsError if it is not there, or damaged."""
+        """Return a stored state. WeightsError if it is missing or damaged."""
 
 
 KeepMedia = Callable[[Sequence[ChatMessage]], tuple[ChatMessage, ...]]
-"""Messages -> the same with references in the place of the images that stood in them."""
+"""Returns the messages with each embedded image replaced by a reference."""
 
 
 @dataclass(eq=False)
 class EnvironmentSession:
     """One environment object. The turn loop makes it, calls `begin` or `resume`, then `reply` for each turn and `save`
-    in between, and `close` last. Every answer comes by a callback: an object that is done at once gives it before the
-    method returns, any other when the calls are polled. After `close` no callback comes.
+    in between, and `close` last. Every answer comes by a callback. If the environment answers immediately, the callback
+    runs before the method returns; otherwise it runs when the calls are polled. After `close` no callback runs.
 
-    `name` and `timeout_s`, the time limit of a call, stand in failures. `states`: keeps large states. `keep`:
-    puts images that stand in messages into the store."""
+    Errors show `name` and `timeout_s`, the time limit of a call. `states` stores large states. `keep` moves images in
+    messages to the store."""
 
     line: CallLine
     make: Callable[[], Environment]
@@ -81,7 +81,7 @@ class EnvironmentSession:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call has not ended."""
+        """Whether a call is still running."""
         return self.line.is_busy
 
     def begin(self, then: Callable[[Opening | CallFailure], None]) -> None:
@@ -107,7 +107,8 @@ class EnvironmentSession:
         messages: Sequence[ChatMessage],
         then: Callable[[Opening | CallFailure], None],
     ) -> None:
-        """Make the environment and load `state`; None: the environment starts, and has to begin with `messages`."""
+        """Make the environment and load `state`. If `state` is None, start the environment, whose first messages must
+        be those of `messages`."""
 
         def loaded(found: Any) -> None:
             if isinstance(found, CallFailure):
@@ -154,7 +155,7 @@ class EnvironmentSession:
         self._call("reply", checked_reply, replied, said)
 
     def _kept(self, method: str, messages: Sequence[ChatMessage], then: Callable[[Any], None]) -> None:
-        """Have images that stand in messages put into the store, where the environment's own calls run."""
+        """Move images in messages to the store, in the threads of the environment's calls."""
         keep = self.keep
         if keep is None or not any(media.url.startswith("data:") for message in messages for media in message.media):
             then(messages)
@@ -167,12 +168,12 @@ class EnvironmentSession:
         self.line.call(method, keep, messages, then=done)
 
     def save(self, then: Callable[[bytes | StoredState | CallFailure | None], None]) -> None:
-        """Ask the environment for its state. A large state is in the store before `then` is called."""
+        """Ask the environment for its state. A large state is stored before `then` is called."""
         states = self.states
 
         def kept(result: CallResult) -> None:
             failure = self._failure("save", result)
-            if failure is not None and failure.timed_out:  # the store's fault: the environment was not slow
+            if failure is not None and failure.timed_out:  # the store has failed: the environment was not slow
                 failure = CallFailure(text=failure.text, error=TimeoutError("the object store"))
             then(result.value if failure is None else failure)
 
@@ -185,11 +186,12 @@ class EnvironmentSession:
         self._call("save", _checked_state, saved)
 
     def close(self, told: Callable[[CallFailure], None]) -> None:
-        """Close the environment once none of its calls runs. `told` is called with a failure."""
+        """Close the environment once none of its calls is running. `told` is called if that fails."""
         self.line.close("close", self._close, then=lambda result: self._told("close", _anything, result, told))
 
     def _close(self) -> object:
-        # Read when nothing of it runs any more: it may be made only now.
+        # Read the attribute only here, when no other call is running: a running call may just be making the
+        # environment.
         environment, self._environment = self._environment, None
         return environment.close() if environment is not None else None
 
@@ -228,8 +230,8 @@ class EnvironmentSession:
         )
 
     def _more_s(self, method: str) -> float:
-        """Return the seconds that a method may take beside the time limit: an environment may declare how long it takes
-        to start."""
+        """Return the extra seconds that a method may take, since an environment may declare how long its start
+        takes."""
         return float(getattr(self._environment, "start_timeout_s", 0.0)) if method in ("start", "load") else 0.0
 
     def _checked(self, method: str, check: Callable[[Any], Any], result: CallResult) -> Any:
@@ -237,7 +239,7 @@ class EnvironmentSession:
             return failure
         try:
             return check(result.value)
-        except Exception as error:  # of what somebody's code returned
+        except Exception as error:  # about the return value of user code
             return self._failure(method, CallResult(error=error))
 
     def _told(
@@ -258,7 +260,7 @@ class EnvironmentSession:
 
 
 def _with(reply: Reply, **changes: Any) -> Reply | CallFailure:
-    """Return the reply with these messages, or the failure that came in their place."""
+    """Return the reply with these messages, or the failure that replaces them."""
     failure = next((value for value in changes.values() if isinstance(value, CallFailure)), None)
     if failure is not None:
         return failure
@@ -272,7 +274,7 @@ def _line_of(error: BaseException) -> str:
 
 
 def add_reply(posted: Posted | None, reply: Reply, turn: int) -> Posted | None:
-    """Return the environment's whole reward, with that of the reply to turn number `turn`."""
+    """Return the environment's total reward, with the reward of the reply to turn number `turn`."""
     if reply.reward is None and not reply.parts and not reply.reached:
         return posted
     posted = posted or Posted(reward=None)
@@ -299,7 +301,7 @@ def add_reply(posted: Posted | None, reply: Reply, turn: int) -> Posted | None:
 
 
 def checked_messages(found: Any) -> tuple[ChatMessage, ...]:
-    """Return messages as a tuple. TypeError if they are none."""
+    """Return messages as a tuple. TypeError if the value is not a sequence of messages."""
     if not isinstance(found, Iterable) or isinstance(found, str | bytes | Mapping):
         raise TypeError(f"got {type(found).__name__}, expected a list of ChatMessage")
     messages = tuple(found)
@@ -313,7 +315,7 @@ def checked_messages(found: Any) -> tuple[ChatMessage, ...]:
 
 
 def checked_tools(found: Any) -> tuple[Mapping[str, Any], ...]:
-    """Return definitions of tools as they come back from JSON. TypeError if they are none."""
+    """Return tool definitions in the form that JSON gives back. TypeError if they are not tool definitions."""
     if not isinstance(found, Iterable) or isinstance(found, str | bytes | Mapping):
         raise TypeError(f"got {type(found).__name__}, expected a list of tools")
     tools = tuple(found)
@@ -324,7 +326,7 @@ def checked_tools(found: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def checked_reply(found: Any) -> Reply:
-    """Return the reply in plain types. TypeError if it is none."""
+    """Return the reply in plain types. TypeError if the value is not a reply."""
     if not isinstance(found, Reply):
         raise TypeError(f"got {type(found).__name__}, expected Reply")
     return Reply(
@@ -339,7 +341,7 @@ def checked_reply(found: Any) -> Reply:
 
 
 def _checked_texts(found: Any) -> tuple[ChatMessage, ...]:
-    """Return messages without images as a tuple. TypeError if they are none."""
+    """Return messages without images as a tuple. TypeError for other values."""
     messages = checked_messages(found)
     if any(message.media for message in messages):
         raise TypeError("got an image in `reached`, expected text alone")

@@ -1,4 +1,4 @@
-"""Rollouts as they go on the log: from an attempt or without one, and in a form that a record can hold."""
+"""Rollout records: made from an attempt or without one, and small enough for a record on the log."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from rftstream.errors import ContractError, MessageTooLarge
 from rftstream.roles.explorer.attempt import Attempt
 
 MAX_BODY_BYTES = MAX_RECORD_BYTES - 256 * 1024
-"""Bytes that a rollout may take at most. The verdict and the headers that are added later must fit into the record,
-too."""
+"""Most bytes of a rollout. Verdict and headers, which are added later, must fit into the same record."""
 
 
 def fit_to_record(rollout: Rollout) -> tuple[Rollout, bytes]:
-    """Return the rollout and its bytes. If no record can hold it, only its ids, its length and the reason are kept."""
+    """Return the rollout and its bytes. If no record can hold it, keep only its ids, its length and the reason."""
     try:
         return rollout, _encode(rollout)
     except MessageTooLarge as error:
         rollout = _without_content(rollout, RolloutStatus.oversized, str(error))
-    except ContractError as error:  # by something that the environment said
+    except ContractError as error:  # caused by a message of the environment
         rollout = _without_content(rollout, RolloutStatus.failed, str(error))
     try:
         return rollout, _encode(rollout)
@@ -62,19 +61,19 @@ def rollout_of(attempt: Attempt, ids: RolloutIds, problem: Problem | None, sampl
 
 
 def undecodable_rollout(ids: RolloutIds, error: ContractError, now: float) -> Rollout:
-    """Return the rollout that stands for a task of which nothing but the ids could be read."""
+    """Return the rollout for a task of which only the ids could be read."""
     attempt = without_tokens(RolloutStatus.undecodable, str(error))
     return rollout_of(attempt, ids, None, Sampling(), now)
 
 
 def skipped(task: Task, now: float) -> Rollout:
-    """Return the rollout of a task that is not attempted, since its group has an outcome."""
+    """Return the rollout of a task that is skipped because its group has an outcome."""
     attempt = without_tokens(RolloutStatus.skipped, "its group was decided before")
     return rollout_of(attempt, task.ids, task.problem, task.sampling, now)
 
 
 def without_tokens(status: RolloutStatus, error: str, *, key: str = "", started_at: float = 0.0) -> Attempt:
-    """Return an attempt of which there is nothing."""
+    """Return an attempt without tokens."""
     return Attempt(
         key=key,
         status=status,

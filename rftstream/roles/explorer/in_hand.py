@@ -1,4 +1,4 @@
-"""The rollouts that an explorer has in hand: those that wait, and those that are being sampled."""
+"""The rollouts that an explorer has in hand: waiting ones, and ones that are being sampled."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ log = logging.getLogger(__name__)
 
 
 class RolloutsInHand:
-    """All tasks of an explorer from `start` until their rollouts are handed out or dropped. The step makes it once,
-    puts new ones into `waiting`, and decides which of them `begin`. A rollout that is active may be paused, and waits
-    again; it leaves when it has ended, is aborted or is dropped."""
+    """All tasks of an explorer from `start` until their rollouts are returned or dropped. The step makes it once, adds
+    new rollouts to `waiting`, and decides which of them `begin`. An active rollout may be paused and then waits again.
+    It leaves when it ends, is aborted or is dropped."""
 
     def __init__(
         self, loop: TurnLoop, *, renderers: Mapping[str, Renderer], truncate: Collection[str], states: SavedStates
     ) -> None:
-        """`renderers`: of tasksets with a chat template of their own. `truncate`: tasksets whose long prompts are
-        cut. `states`: where large states of environments are kept."""
+        """`renderers` are those of tasksets with their own chat template. `truncate` names tasksets whose long prompts
+        are cut. `states` stores large states of environments."""
         self._states = states
         self._loop = loop
         self._renderers = renderers
         self._truncate = frozenset(truncate)
         self.waiting: deque[RolloutInHand] = deque()
-        """Rollouts that wait for weights or for a place, in order; some are paused in the middle."""
+        """Rollouts that wait for weights or for a free place, in order. Some of them are paused."""
         self.active: dict[int, RolloutInHand] = {}
-        """Rollouts that are being sampled, by the number of their item."""
+        """Item number -> rollout that is being sampled."""
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.active)
 
     def begin(self, work: RolloutInHand) -> None:
-        """Have the rollout sampled: from the start, from its saved pieces, or from where it was paused."""
+        """Start to sample the rollout: from the beginning, from its saved pieces, or from where it was paused."""
         task, saved = work.task, work.saved
         self.active[work.item.number] = work
         if work.is_paused:
@@ -76,7 +76,7 @@ class RolloutsInHand:
             work.begin_anew("its environment does not", saved.num_tokens)
 
     def pause(self, work: RolloutInHand) -> bool:
-        """Let an active rollout wait in the middle. Return False if it is about to finish, and goes on."""
+        """Pause an active rollout. Return False if it is about to finish and therefore continues."""
         if not self._loop.pause(work.key):
             return False
         del self.active[work.item.number]
@@ -85,14 +85,14 @@ class RolloutsInHand:
         return True
 
     def ended(self, number: int) -> RolloutInHand | None:
-        """Return the rollout of this item, which has ended and is not in hand any more; None if it was dropped."""
+        """Return the ended rollout of this item, which is no longer in hand; None if it was dropped."""
         for work in [work for work in self.waiting if work.item.number == number and work.is_paused]:
             self.waiting.remove(work)  # its environment ended it while it was paused
             return work
         return self.active.pop(number, None)
 
     def abort(self, work: RolloutInHand) -> None:
-        """Abort the rollout; its unsaved part is lost."""
+        """Abort the rollout. Its unsaved part is lost."""
         metrics.PARTIAL_TOKENS.labels("lost").inc(self._loop.view(work.key).num_unsaved)
         self._loop.abort(work.key)
 
@@ -107,7 +107,7 @@ class RolloutsInHand:
             self.abort(self.active.pop(number))
 
     def next_piece(self, work: RolloutInHand, *, now: float, explorer: str) -> Publish | None:
-        """Return the record of the rollout's new part since it was saved last; None if nothing can be saved."""
+        """Return the record of the rollout's new part since the last save; None if nothing can be saved."""
         if not work.may_save or (new := self._loop.save(work.key)) is None:
             return None
         piece = work.next_piece(new, now=now, explorer=explorer)

@@ -1,8 +1,7 @@
-"""Model calls of agents: what an agent asks for, and what it is told. The gateway reads them off HTTP, the agent loop
-answers them.
+"""Model calls of agents: the requests and their answers. The gateway reads requests from HTTP, the agent loop answers
+them.
 
-Requests come from the server's thread and are answered in the explorer's: `CallInbox` stands between the two.
-"""
+Requests come from the server's thread and are answered in the explorer's thread. `CallInbox` connects the two."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from rftstream.contracts.tasks import ChatMessage
 from rftstream.policies.base import Constraint
 
 RETRY_AFTER_S = 1.0
-"""Seconds after which a client may ask again, for refusals that pass."""
+"""Seconds after which a client may retry, for temporary refusals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,27 +26,26 @@ class Refusal:
     """The refusal of a request."""
 
     status: int
-    """Status of HTTP: 400 what cannot be done exactly, 401 an unknown key, 409 the rollout has ended, 413 too large,
-    429 too many, 503 not now."""
+    """HTTP status: 400 not supported, 401 unknown key, 409 the rollout has ended, 413 too large, 429 too many, 503 not
+    now."""
     sentence: str
-    """For people: what was found, what was expected."""
+    """Error message for users: what was found, what was expected."""
     retry_after_s: float | None = None
-    """Seconds after which the same request may be done; None: it would be refused again."""
+    """Seconds after which the same request may succeed; None if it would be refused again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledCall:
-    """The answer that was sampled for a call. The agent loop makes it; the dialect turns it into the body of a
-    response."""
+    """The sampled answer of a call. The agent loop makes it, and the dialect turns it into the body of a response."""
 
     call_id: str
     """`rollout_id/call/N`."""
     created: int
-    """Unix time when the call was finished, in seconds."""
+    """Unix time when the call finished, in seconds."""
     model: str
     """The name that the agent called the model by."""
     said: AssistantMessage
-    """The assistant's turn, taken apart."""
+    """The assistant's turn, parsed."""
     num_prompt_tokens: int
     """Tokens before the sampled ones."""
     num_sampled_tokens: int
@@ -57,24 +55,25 @@ class SampledCall:
 
 
 class Dialect(Protocol):
-    """One of the HTTP APIs that agents speak. The gateway has one object for each.
+    """One of the HTTP APIs that agents use. The gateway has one object for each.
 
-    For a call, `answer` is asked once, when its tokens are there; what it returns is recorded. `served` is asked with
-    each recorded answer; so later calls are recognized that begin with it."""
+    `answer` is called once for each call, after sampling, and its result is recorded. `served` is called with each
+    recorded answer, so that later calls that begin with this answer are recognized."""
 
     @property
     def name(self) -> str:
         """The name on the log."""
 
     def answer(self, result: SampledCall) -> dict[str, Any]:
-        """Return the body of the answer, without streaming."""
+        """Return the body of the answer, for a response without streaming."""
 
     def served(self, answer: Mapping[str, Any]) -> ChatMessage:
-        """Return the assistant's message as `ModelCall.messages` will hold it when an agent sends the answer back."""
+        """Return the assistant's message in the form in which `ModelCall.messages` holds it when an agent sends it
+        back."""
 
 
 AnswerOf = Callable[[str], bytes | None]
-"""Id of a call, as SampledCall has it -> the body of its answer; None if the rollout has no such call."""
+"""Call id, as in SampledCall -> body of the call's answer; None if the rollout has no such call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,34 +85,34 @@ class ModelCall:
     messages: tuple[ChatMessage, ...]
     """The whole conversation; empty while it is `unresolved`."""
     unresolved: Callable[[AnswerOf], tuple[ChatMessage, ...] | Refusal] | None = None
-    """Returns the conversation of a request that refers to earlier answers; None: `messages` has it."""
+    """Returns the conversation of a request that refers to earlier answers; None if `messages` is complete."""
     tools: tuple[dict[str, Any], ...] = ()
-    """The tools that the model is shown, as chat templates take them."""
+    """Tools for the model, in the form that chat templates take."""
     model: str = ""
     """The name that the agent calls the model by."""
     max_tokens: int | None = None
-    """The most tokens to sample for this call; None: as many as the rollout has left."""
+    """Most tokens to sample for this call; None for as many as the rollout has left."""
     stop: tuple[str, ...] = ()
-    """Strings that end the answer, beside the task's."""
+    """Strings that end the answer, in addition to the task's."""
     constraint: Constraint | None = None
-    """The form that the answer must have; None: any."""
+    """Required form of the answer; None for any form."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that the agent asked for, as they are recorded."""
+    """Settings that the agent asked for, in the form that is recorded."""
     digest: str = ""
-    """`sha256:<hex>` of the request. Two equal requests have the same."""
+    """`sha256:<hex>` of the request; equal requests have the same digest."""
     idempotency_key: str | None = None
-    """Name that the client gives to all tries of this request; None if it gives none."""
+    """Name that the client gives to all tries of this request; None without one."""
     is_retry: bool = False
-    """Whether the client says that it has sent this request before."""
+    """Whether the client marks the request as a retry."""
     stream: bool = False
-    """Whether the answer is wanted as events."""
+    """Whether the answer is streamed as events."""
     include_usage: bool = False
-    """Whether the events are to tell the usage (chat completions only)."""
+    """Whether the events include the usage (chat completions only)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountWanted:
-    """An agent asks how many tokens the prompt of a call would have."""
+    """A request for the number of tokens in a call's prompt."""
 
     call: ModelCall
     """The call, which is not made."""
@@ -121,10 +120,10 @@ class CountWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutEnd:
-    """An agent says that its rollout is over."""
+    """A request to end the agent's rollout."""
 
     reward: float | None = None
-    """Its reward; None: the taskset's reward decides."""
+    """The rollout's reward; None if the taskset's reward decides."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -132,17 +131,17 @@ class RolloutEnd:
     error: str | None = None
     """Why the agent failed; None if it did not."""
     cut_short: str | None = None
-    """Why the agent was ended before it was done; its calls count. None if it ended by itself."""
+    """Why the agent was stopped early; its calls count. None if it ended by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionWanted:
-    """An agent that runs elsewhere asks for a rollout to do."""
+    """A request for a rollout, from an agent that runs elsewhere."""
 
     name: str = ""
-    """The same for all tries of one request, so that a second try gets the same rollout; empty: no name."""
+    """Name of the request, the same for all tries, so that a second try gets the same rollout; empty without one."""
     idle_timeout_s: float | None = None
-    """Seconds of silence after which the rollout ends, at most the explorer's; None: the explorer's."""
+    """Seconds without a request after which the rollout ends, at most the explorer's setting; None for that setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,32 +156,32 @@ class CallAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensCounted:
-    """How long a prompt would be."""
+    """The length of a prompt."""
 
     count: int
-    """Its tokens."""
+    """Number of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutEnded:
-    """The rollout is on the log."""
+    """The answer to RolloutEnd: the rollout is on the log."""
 
     rollout_id: str
     """The rollout."""
     status: str
-    """How it ended, as RolloutStatus."""
+    """How the rollout ended, a RolloutStatus."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionGranted:
-    """A rollout to do, for an agent elsewhere. That it was given away is on the log."""
+    """A rollout for an agent that runs elsewhere. The grant is on the log."""
 
     rollout_id: str
     """The rollout."""
     problem: Mapping[str, Any]
-    """Messages, tools and info of the problem. The reference answer is not told."""
+    """Messages, tools and info of the problem, without the reference answer."""
     seed: int
-    """The task's seed, for what the agent draws itself."""
+    """The task's seed, for random choices of the agent."""
 
 
 Wanted = ModelCall | CountWanted | RolloutEnd | SessionWanted
@@ -193,64 +192,64 @@ AgentAnswer = CallAnswer | TokensCounted | RolloutEnded | SessionGranted | Refus
 
 @dataclass(slots=True, kw_only=True)
 class AgentRequest:
-    """A request on its way. The server makes it, and the agent loop answers it by `reply`, exactly once."""
+    """A request on its way. The server makes it, and the agent loop answers it by calling `reply` exactly once."""
 
     rollout_id: str
     """The rollout that the request's key belongs to; empty for SessionWanted."""
     wanted: Wanted
     """Request of the agent."""
     reply: Callable[[AgentAnswer], None]
-    """Takes the answer. It may be called from any thread, and does not block."""
+    """Receives the answer. It may be called from any thread, and does not block."""
     launch: str | None = None
-    """The launch of an agent that the request's key was made for; empty for a key without one. None: the explorer asks
-    itself, for the launch that it has now."""
+    """The launch for which the request's key was made; empty for a key without a launch. None if the explorer itself
+    asks, for the current launch."""
     is_gone: bool = False
-    """Whether the client has gone away. The server sets it; the request is done all the same."""
+    """Whether the client has disconnected. The server sets it. The request is processed all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """The server has handed a call's answer to the client's connection."""
+    """A notice that the server has written a call's answer to the client's connection."""
 
     rollout_id: str
     """The rollout of the call."""
     number: int
     """The call's number."""
     launch: str | None = None
-    """Launch of an agent that the request's key was made for, as in AgentRequest."""
+    """The launch for which the request's key was made, as in AgentRequest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentBegins:
-    """A notice that an agent of the explorer's own begins to run. Answers to requests of its earlier runs are
+    """A notice that an agent started by the explorer begins to run. Answers to requests of its earlier runs are
     dropped."""
 
     rollout_id: str
-    """The rollout that it makes."""
+    """The rollout that the agent makes."""
     launch: str
-    """The name of the launch: from now on no other one of this rollout may ask for anything."""
+    """The name of the launch. From now on no other launch of this rollout may send requests."""
 
 
 class CallInbox:
-    """The queue of requests from the server's thread to the explorer's. The server calls `put`; the agent loop calls
-    `take` in each slice. After `close` every request is refused with 503."""
+    """The queue of requests from the server's thread to the explorer's thread. The server calls `put`, and the agent
+    loop calls `take` in each slice. After `close` every request is refused with 503."""
 
     def __init__(self, wake: Callable[[], object] = lambda: None) -> None:
-        """`wake` ends the explorer's wait. The server's thread calls it when there is something to do and was nothing.
-        A notice that an answer was delivered is nothing to do: it only has to be read before what comes after it."""
+        """`wake` ends the explorer's wait. The server's thread calls it when work arrives in an empty queue. A
+        Delivered notice does not count as work: it only has to be read before the entries after it."""
         self._items: deque[AgentRequest | Delivered | AgentBegins] = deque()
         self._wake = wake
         self._has_woken = False
-        """Whether the explorer was woken, and has not looked since."""
+        """Whether the explorer was woken and has not read the queue since."""
         self._is_closed = False
 
     @property
     def has_woken(self) -> bool:
-        """Whether there is something to do."""
+        """Whether there is work."""
         return self._has_woken
 
     def put(self, *items: AgentRequest | Delivered | AgentBegins) -> None:
-        """Add requests and notices, which come together. Any thread may call this."""
+        """Add requests and notices as one unit. Any thread may call this."""
         if self._is_closed:
             for item in items:
                 if isinstance(item, AgentRequest):
@@ -262,15 +261,15 @@ class CallInbox:
             self._wake()
 
     def take(self) -> list[AgentRequest | Delivered | AgentBegins]:
-        """Return what came since the last call, in order."""
-        self._has_woken = False  # before it looks: what comes meanwhile wakes it again
+        """Return the entries since the last call, in order."""
+        self._has_woken = False  # reset before the queue is read, so that new entries wake the explorer again
         taken = []
         while self._items:
             taken.append(self._items.popleft())
         return taken
 
     def close(self) -> None:
-        """Refuse what is there, and what comes from now on."""
+        """Refuse all waiting and all later requests."""
         self._is_closed = True
         for item in self.take():
             if isinstance(item, AgentRequest):
@@ -278,17 +277,17 @@ class CallInbox:
 
 
 def canonical(value: Any) -> bytes:
-    """Return plain values as JSON that is the same for those that are equal as JSON. True and 1 are not."""
+    """Return plain values as canonical JSON: values that are equal as JSON give the same bytes. True and 1 differ."""
     return msgspec.json.encode(value, order="sorted")
 
 
 def digest(value: Any) -> str:
-    """Return `sha256:<hex>` of plain values, as `canonical` tells them apart."""
+    """Return `sha256:<hex>` of plain values in canonical JSON."""
     return f"sha256:{hashlib.sha256(canonical(value)).hexdigest()}"
 
 
 def moving() -> Refusal:
-    """Return the refusal for a rollout that is on its way to another explorer."""
+    """Return the refusal for a rollout that is moving to another explorer."""
     return Refusal(
         status=503,
         sentence="the rollout is moving to another process; send the same request again",

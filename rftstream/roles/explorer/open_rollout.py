@@ -1,4 +1,4 @@
-"""A rollout that is being made: its segments, its turns, its conversation; and what of it is new since it was saved."""
+"""A rollout in progress: its segments, its turns, its conversation, and the part that is new since the last save."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rftstream.roles.explorer.environment_session import EnvironmentSession
 
 @dataclass(slots=True)
 class OpenSegment:
-    """A segment that grows. Its rollout calls `prompt` and `sampled` in turns, and `close` when it has ended."""
+    """A growing segment. Its rollout calls `prompt` and `sampled` in turns, and `close` at the end."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ class OpenSegment:
         return opened
 
     def prompt(self, token_ids: Sequence[int], images: Sequence[ImageSpan] = ()) -> None:
-        """Add tokens that were not sampled. `images`: where images stand in them."""
+        """Add tokens that were not sampled. `images` are the spans of images in them."""
         self._show(images, len(self.token_ids))
         self.token_ids.extend(token_ids)
         self.logprobs.extend([0.0] * len(token_ids))
@@ -61,7 +61,7 @@ class OpenSegment:
         self._stamp(added.versions, start)
 
     def extend(self, segment: Segment) -> None:
-        """Add what was saved of the segment later."""
+        """Add a later saved part of the segment."""
         start = len(self.token_ids)
         self._show(segment.images, start)
         self.token_ids.extend(segment.token_ids.numpy().tolist())
@@ -88,7 +88,7 @@ class OpenSegment:
             )
 
     def from_token(self, start: int) -> OpenSegment:
-        """Return the tokens after the first `start` ones, as a segment of its own."""
+        """Return the tokens from position `start` on, as a segment of its own."""
         return OpenSegment(
             self.token_ids[start:],
             self.logprobs[start:],
@@ -107,7 +107,7 @@ class OpenSegment:
         )
 
     def close(self) -> Segment:
-        """Return the segment as a rollout holds it."""
+        """Return the segment in the form of a rollout record."""
         return Segment(
             token_ids=Array.of(self.token_ids, "int32"),
             behavior_logprobs=Array.of(self.logprobs, "float32"),
@@ -119,7 +119,7 @@ class OpenSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Increment:
-    """The part of a rollout that is new since it was saved last; the fields are those of PartialRollout."""
+    """The part of a rollout that is new since the last save. The fields are those of PartialRollout."""
 
     turns: tuple[Turn, ...]
     segments: tuple[Segment, ...]
@@ -129,21 +129,21 @@ class Increment:
     messages: tuple[ChatMessage, ...]
     metrics: dict[str, float]
     environment_state: bytes | StoredState | None
-    """State of the environment; a large one is in the store already."""
+    """State of the environment. A large state is in the store already."""
     sampler_state: bytes | None
     started_at: float
     posted: Posted | None
 
 
 class Phase(Enum):
-    """The things that an open rollout can wait for."""
+    """The event that an open rollout waits for."""
 
     starting = "starting"
-    """Its environment starts, or loads what was saved."""
+    """The environment starts or loads its saved state."""
     sampling = "sampling"
-    """The policy samples a turn, or will once the rollout goes on."""
+    """The policy samples a turn, or will do so when the rollout resumes."""
     replying = "replying"
-    """Its environment answers a turn."""
+    """The environment answers a turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,14 +151,14 @@ class NextPrompt:
     """The prompt that the next turn is sampled from."""
 
     token_ids: Sequence[int]
-    """Tokens that the open segment gets, or those of a new one."""
+    """Tokens to add to the open segment, or the tokens of a new segment."""
     length: int
-    """Tokens of the whole prompt."""
+    """Number of tokens in the whole prompt."""
     opens_segment: bool
     break_reason: BreakReason | None = None
     """Why the prompt begins a new segment; None for the first segment, and for a prompt that continues one."""
     images: tuple[ImageSpan, ...] = ()
-    """Where images stand in `token_ids`."""
+    """Spans of images in `token_ids`."""
 
 
 @dataclass(slots=True)
@@ -167,18 +167,18 @@ class _Mark:
 
     num_turns: int = 0
     segment: int = 0
-    """Number of the last one of which there is something."""
+    """Number of the last segment that has a saved part."""
     num_in_segment: int = 0
     messages: tuple[ChatMessage, ...] = ()
     environment_turn: int = -1
-    """Number of the turn before which the environment was saved last."""
+    """Number of the turn before which the environment's state was last saved."""
 
 
 @dataclass(slots=True)
 class OpenRollout:
-    """A rollout between its start and its end: what was said, and the tokens of it. TurnLoop makes it and alone calls
-    it. For each turn that is `ask` for the prompt, `carry` for what was sampled and `end_turn` for the answer; in
-    between `increment` returns what is new since it was saved last."""
+    """A rollout between its start and its end, with its conversation and its tokens. Only TurnLoop makes and calls it.
+    For each turn it calls `ask` with the prompt, `carry` with sampled tokens, and `end_turn` with the environment's
+    answer. In between `increment` returns the part that is new since the last save."""
 
     key: str
     session: EnvironmentSession
@@ -192,48 +192,48 @@ class OpenRollout:
     name: str
     """Name of the rollout in log lines, and for policies with several servers."""
     group: str = field(default="", kw_only=True)
-    """Common name of the rollouts with the same problem."""
+    """Common name of the rollouts of one problem."""
     context: float
-    """Most tokens of prompt and completion together; infinite for no limit."""
+    """Most tokens of prompt and completion together; infinity for no limit."""
     has_one_turn: bool = False
-    """Whether the rollout is known to end with its first turn."""
+    """Whether the rollout always ends with its first turn."""
     phase: Phase = Phase.starting
     is_paused: bool = False
-    """Whether sampling is paused. Calls of its environment go on."""
+    """Whether sampling is paused. Calls of the environment continue."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """All tools that are offered: the problem's, then the environment's."""
+    """All tools on offer: the problem's, then the environment's."""
     asked: Conversation | None = None
     """Conversation that the last prompt was rendered from."""
     said: AssistantMessage | None = None
-    """The turn that the environment answers; its tokens are the carried ones."""
+    """The turn that the environment is answering. Its tokens are the carried ones."""
     held: Completion | None = None
-    """A completion that came while the environment was being saved."""
+    """A completion that arrived while the environment's state was being saved."""
     gives_up: str | None = None
-    """Why the rollout ends with the turn that is about to come from the policy."""
+    """Why the rollout ends with the policy's next completion; None if it goes on."""
     environment_state: bytes | StoredState | None = None
-    """Saved state of the environment before `state_turn`."""
+    """Saved state of the environment, from before the turn `state_turn`."""
     state_turn: int = -1
-    """Number of the turn before which the environment was asked for its state last."""
+    """Number of the turn before which the environment's state was last requested."""
     posted: Posted | None = None
-    """Reward that the environment gave so far."""
+    """Reward from the environment so far."""
     turns: list[Turn] = field(default_factory=list)
     segments: list[OpenSegment] = field(default_factory=list)
     num_tokens: int = 0
-    """Sampled tokens in the segments."""
+    """Number of sampled tokens in the segments."""
     turn: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     carried: int = 0
-    """Number of the last segment's tokens that belong to the turn being sampled."""
+    """Number of tokens at the end of the last segment that belong to the turn being sampled."""
     sampler_state: bytes | None = None
-    """The state of the sampler that these tokens came with."""
+    """State of the sampler after the carried tokens."""
     _mark: _Mark = field(default_factory=_Mark)
 
     def __post_init__(self) -> None:
         self._mark.messages = self.problem.messages
 
     def next_prompt(self, num_said: int) -> NextPrompt:
-        """Return the next prompt. It continues the segment's tokens, whose last `num_said` are the turn before, if the
-        renderer can prove that they stay the same. Errors are those of the template."""
+        """Return the next prompt. It continues the segment's tokens if the renderer can prove that they stay the same;
+        the last `num_said` of these tokens are the previous turn. Errors are those of the template."""
         now, reason = Conversation(messages=tuple(self.messages), tools=self.tools), None
         if self.segments and self.asked is not None:
             known = self.segments[-1].token_ids
@@ -256,15 +256,15 @@ class OpenRollout:
         )
 
     def ask(self, prompt: NextPrompt) -> None:
-        """Take the tokens of the next prompt."""
+        """Add the tokens of the next prompt."""
         if prompt.opens_segment:
             self.segments.append(OpenSegment())
         self.segments[-1].prompt(prompt.token_ids, prompt.images)
         self.asked = Conversation(messages=tuple(self.messages), tools=self.tools)
 
     def end_turn(self, *, reward: float | None = None) -> None:
-        """Make a turn of the carried tokens, with the reward that the environment gave for it. `said` is None if the
-        turn was not sampled to its end."""
+        """Complete a turn from the carried tokens, with the environment's reward for it. `said` is None if sampling of
+        the turn did not finish."""
         said, ids = self.said, self.carried_ids
         self.turns.append(
             Turn(
@@ -286,22 +286,22 @@ class OpenRollout:
         if self.carried or self.said is not None:
             self.end_turn()
         elif self.segments and not any(self.segments[-1].mask):
-            del self.segments[-1]  # nobody can learn from a prompt alone
+            del self.segments[-1]  # a prompt alone is useless for training
 
     @property
     def carried_ids(self) -> list[int]:
-        """The tokens of the turn that is being sampled or answered."""
+        """Tokens of the turn that is being sampled or answered."""
         return self.segments[-1].token_ids[-self.carried :] if self.carried else []
 
     def carry(self, so_far: Completion) -> None:
-        """Take the tokens that were sampled so far. The policy forgets them; sampling goes on behind them."""
+        """Take over the tokens sampled so far. The policy forgets them, and sampling continues after them."""
         self.segments[-1].sampled(so_far)
         self.num_tokens += len(so_far.token_ids)
         self.carried += len(so_far.token_ids)
         self.sampler_state = so_far.sampler_state
 
     def num_unsaved(self, so_far: Completion | None) -> int:
-        """Return how many sampled tokens a successor would not find."""
+        """Return the number of sampled tokens that are not saved."""
         first = self._mark.segment
         return sum(
             sum(segment.mask[self._mark.num_in_segment if number == first else 0 :])
@@ -310,10 +310,10 @@ class OpenRollout:
         )
 
     def increment(self, so_far: Completion | None) -> Increment | None:
-        """Return what is new; it counts as saved from now on. None if nothing is new, if the state of the environment
-        would be needed and is not known, or if a successor could not tell that the turn has ended.
+        """Return the new part of the rollout, which counts as saved from now on. None if nothing is new, if the
+        environment's state is needed and not known, or if a successor could not tell that the turn has ended.
 
-        A turn that is being answered is saved as one that is being sampled: a successor finds it complete, and asks
+        A turn that is being answered is saved as a turn that is being sampled. A successor finds it complete, and asks
         its environment for the answer."""
         mark, segments = self._mark, self._with(so_far)
         if self.num_unsaved(so_far) == 0:
@@ -348,7 +348,7 @@ class OpenRollout:
         return found
 
     def saved(self, num_in_segment: int, *, environment: bool) -> None:
-        """Note that all of the rollout is saved, with this number of tokens of the last segment."""
+        """Record that all of the rollout is saved, with this number of tokens in the last segment."""
         self._mark = _Mark(
             len(self.turns),
             len(self.segments) - 1,
@@ -359,11 +359,12 @@ class OpenRollout:
 
     @property
     def is_in_policy(self) -> bool:
-        """Whether the policy has the rollout: it samples a turn, or has finished one that `step` returns next."""
+        """Whether the policy has the rollout: it is sampling a turn, or has a completion that the next `step`
+        returns."""
         return self.phase is Phase.sampling and not self.is_paused and self.held is None
 
     def lacks_state(self, so_far: Completion | None) -> bool:
-        """Return whether the environment is to be asked for its state, so that the new part can be saved."""
+        """Return whether the environment's state must be requested before the new part can be saved."""
         return (
             self.phase is Phase.sampling
             and self.turn not in (self.state_turn, self._mark.environment_turn)
@@ -371,7 +372,8 @@ class OpenRollout:
         )
 
     def end_of_saved(self) -> str | None:
-        """Return why the turn of the carried tokens has ended, as a successor can tell; None if it goes on."""
+        """Return why the turn of the carried tokens has ended, as far as a successor can tell; None if it has not
+        ended."""
         if not self.carried:
             return None
         if self.carried_ids[-1] in self.renderer.stop_token_ids:
@@ -394,28 +396,28 @@ class OpenRollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutView:
-    """A read-only view of an open rollout for the step; all values are 0 or empty for a rollout that has ended.
-    `TurnLoop.view` makes it."""
+    """A read-only view of an open rollout for the step. For an ended rollout all values are 0 or empty. `TurnLoop.view`
+    makes it."""
 
     _state: OpenRollout | None
     _so_far: Completion | None
-    """The part of the turn that the policy has sampled."""
+    """Tokens of the current turn that the policy has sampled."""
 
     @property
     def num_sampled(self) -> int:
-        """Number of tokens that were sampled so far."""
+        """Number of tokens sampled so far."""
         if self._state is None:
             return 0
         return self._state.num_tokens + (0 if self._so_far is None else len(self._so_far.token_ids))
 
     @property
     def num_unsaved(self) -> int:
-        """Number of tokens that are lost if the rollout is aborted."""
+        """Number of tokens that would be lost if the rollout were aborted."""
         return 0 if self._state is None else self._state.num_unsaved(self._so_far)
 
     @property
     def is_calling(self) -> bool:
-        """Whether a call of its environment runs."""
+        """Whether a call of the environment is running."""
         return self._state is not None and self._state.session.is_busy
 
     def newest_tokens(self, count: int) -> np.ndarray:

@@ -1,14 +1,13 @@
 """The explorer: tasks -> rollouts, with the newest weights that the trainer announced.
 
 A task waits while the policy is older than its `min_version`. Weights are fetched while sampling continues, and the
-policy takes them over between two decoding steps. With the policy's `in_flight` "keep" or "recompute" running requests
+policy loads them between two decoding steps. With the policy's `in_flight` "keep" or "recompute" running requests
 continue with the new weights; with "finish" they end with the old weights first. After a rollback of the trainer, a
 rollout that needs a newer version than the current one is paused, even in the middle. The others continue.
 
 Unfinished rollouts are saved to `partials` at intervals, and when the worker leaves. The next worker that gets the task
-continues from there. A rollout that has had its share of tokens in one go is also saved, and makes room for waiting
-rollouts (the partial rollouts of Kimi k1.5, arXiv:2501.12599, section 2.6.2).
-"""
+continues from there. A rollout that has sampled its share of tokens is also saved, and gives its place to a waiting
+rollout (the partial rollouts of Kimi k1.5, arXiv:2501.12599, section 2.6.2)."""
 
 from __future__ import annotations
 
@@ -51,19 +50,19 @@ log = logging.getLogger(__name__)
 
 
 LOOK_EVERY_S = 0.25
-"""Seconds between two checks of rollouts being sampled: whether one has had its share of tokens, or repeats itself."""
+"""Seconds between two checks of the rollouts being sampled for a used-up share of tokens and for repetition."""
 
 
 class ExplorerStep(ConcurrentStep):
-    """The step of an explorer: it samples rollouts, many at once, over one policy. `workers/explorer.py` makes it;
-    ConcurrentService calls it, in this order:
+    """The step of an explorer: it samples many rollouts at once with one policy. `workers/explorer.py` makes it, and
+    ConcurrentService calls it in this order:
 
-    - `forget` and `restore_partials` bring what former owners of a partition have saved, before its tasks come.
-    - `follow` takes announcements of weights, and outcomes of groups: their tasks are skipped.
-    - `start` puts a task among those that wait. A rollout is waiting, then active; it may be paused and wait again.
-    - `advance` takes newer weights over, begins what may begin, samples a slice, and hands out what is finished.
-    - `save` returns pieces of what is not finished; with `leaving` what can be saved is given back.
-    - `drop` aborts rollouts of lost partitions. `close` ends the fetching and the policy.
+    - `forget` and `restore_partials` bring the saved work of a partition's former owners, before its tasks come.
+    - `follow` applies announcements of weights, and outcomes of groups, whose tasks are then skipped.
+    - `start` adds a task to the waiting ones. A rollout is waiting, then active; it may be paused and wait again.
+    - `advance` loads newer weights, begins rollouts, samples a slice, and returns the finished rollouts.
+    - `save` returns pieces of unfinished rollouts. With `leaving`, rollouts that can be saved are given back.
+    - `drop` aborts rollouts of lost partitions. `close` ends the fetching and closes the policy.
     """
 
     def __init__(
@@ -84,10 +83,10 @@ class ExplorerStep(ConcurrentStep):
         pipe: SelfPipe | None = None,
         share: EngineShare | None = None,
     ) -> None:
-        """`renderers`: of tasksets with a chat template of their own. `truncate`: tasksets whose long prompts are cut.
-        `fetch_rollout`: returns the rollout that stands at a place of the log, if there is one. `fetching`: of one
-        thread, where weights are fetched. `pipe`: rings when an environment has answered. `share`: of the device, if
-        the policy shares it with a trainer."""
+        """`renderers` are those of tasksets with their own chat template. `truncate` names tasksets whose long prompts
+        are cut. `fetch_rollout` returns the rollout at a place of the log, if there is one. `fetching` has one thread,
+        which fetches weights. `pipe` rings when an environment has answered. `share` is the part of the device, if the
+        policy shares it with a trainer."""
         self._pipe = pipe
         self._share = share
         self._policy = policy
@@ -95,7 +94,7 @@ class ExplorerStep(ConcurrentStep):
         self._follower = follower
         self._settings = settings
         self._places = settings.max_concurrent
-        """Rollouts that are sampled at once; with `yield_after_tokens` as many more wait for one of these."""
+        """Number of rollouts that are sampled at once. With `yield_after_tokens` as many more wait for a place."""
         if settings.yield_after_tokens:
             self._places = min(self._places, policy.slots)
         self._fetch_rollout = fetch_rollout
@@ -109,18 +108,18 @@ class ExplorerStep(ConcurrentStep):
         self._weights = WeightsUpdate(policy, follower, fetching, clock)
         self._look_at = 0.0
         self._leaving = False
-        """Whether the worker is to leave: what is paused then waits to be saved, not to be sampled."""
+        """Whether the worker is to leave. Paused rollouts then wait to be saved, not to be sampled."""
         self._save_at = clock.now() + settings.partial_every_s
 
     # ------------------------------------------------------------------------------------------ the loop's side
 
     @property
     def room(self) -> int:
-        """Number of further rollouts that there is room for."""
+        """Number of further rollouts that the explorer accepts."""
         return (2 * self._places if self._settings.yield_after_tokens else self._places) - len(self._in_hand)
 
     def follow(self, received: Received) -> None:
-        """Take an announcement of weights, or the outcome of a group."""
+        """Apply an announcement of weights or the outcome of a group."""
         match received.message:
             case WeightsAnnounced() as announced:
                 self._follower.announced(announced)
@@ -132,7 +131,8 @@ class ExplorerStep(ConcurrentStep):
                 self._decided = DecidedSequences(summary.below, summary.above)
 
     def start(self, item: Item, stored: Rollout | None = None) -> None:
-        """Take a task in hand. It waits, unless its rollout stands on the log already: `stored`, if it was read."""
+        """Take a task in hand. It waits to be sampled, unless its rollout is on the log already. `stored` is that
+        rollout, if it was read."""
         work = RolloutInHand(item)
         task, records = work.task, self._partials.of(work.partition, work.task.ids.rollout_id)
         self._states.begins(
@@ -158,11 +158,11 @@ class ExplorerStep(ConcurrentStep):
         self._states.dropped(numbers)
 
     def not_begun(self) -> Collection[int]:
-        """Return the items that wait and were never sampled."""
+        """Return the waiting items that were never sampled."""
         return [work.item.number for work in self._in_hand.waiting if not work.is_paused]
 
     def advance(self) -> Sequence[Done]:
-        """Take newer weights over, begin the rollouts that may begin, sample a slice; return the finished rollouts."""
+        """Load newer weights, begin rollouts, and sample a slice. Return the finished rollouts."""
         if self._pipe is not None:
             self._pipe.clear()
         self._states.poll()
@@ -171,7 +171,7 @@ class ExplorerStep(ConcurrentStep):
             behind = self._take_over_weights()
             self._look(behind)
             self._begin(behind)
-        for attempt in self._loop.step():  # environments answer also while the policy is asleep
+        for attempt in self._loop.step():  # environments also answer while the policy is asleep
             work = self._in_hand.ended(int(attempt.key))
             if work is not None:
                 task = work.task
@@ -182,11 +182,11 @@ class ExplorerStep(ConcurrentStep):
         return done
 
     def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
-        """Take note of pieces and rollouts that are on the log: some states of environments are needed no more."""
+        """Record which pieces and rollouts are on the log, so that old states of environments can be deleted."""
         self._states.committed(saved, finished)
 
     def idle_s(self) -> float:
-        """Return the seconds until there may be tokens, or weights are to be fetched again."""
+        """Return the seconds until there may be tokens, or until weights are fetched again."""
         if self._done:
             return 0.0
         until_share = FOREVER if self._share is None else self._share.idle_s
@@ -197,11 +197,11 @@ class ExplorerStep(ConcurrentStep):
         return min(until_share, until_tokens, self._loop.idle_s(), until_weights if until_weights > 0 else FOREVER)
 
     def wakeups(self) -> Sequence[Wakeup]:
-        """Return the pipe that rings when an environment has answered, while one is asked."""
+        """Return the pipe that rings when an environment has answered, if a call is running."""
         return () if self._pipe is None or not self._loop.calls.num_running else (self._pipe,)
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
-        """Return a rollout with status undecodable, and tombstones for its pieces."""
+        """Return a rollout with the status undecodable, and tombstones for its pieces."""
         pieces = self._partials.of(record.partition, ids.rollout_id)
         self._partials.forget(record.partition, ids.rollout_id)
         rollout = undecodable_rollout(ids, error, self._clock.now())
@@ -211,7 +211,7 @@ class ExplorerStep(ConcurrentStep):
         )
 
     def health(self) -> Mapping[str, object]:
-        """Return the version, and how many rollouts wait and are sampled."""
+        """Return the version, and the number of waiting and of sampled rollouts."""
         version = self._policy.version
         return {
             "version": version.version if version else None,
@@ -223,7 +223,7 @@ class ExplorerStep(ConcurrentStep):
         }
 
     def close(self) -> None:
-        """End the fetching, the environments and the policy."""
+        """End the fetching, and close the environments and the policy."""
         self._weights.close()
         self._loop.close()
         self._states.close()
@@ -234,8 +234,8 @@ class ExplorerStep(ConcurrentStep):
     # ------------------------------------------------------------------------------------------ weights
 
     def _take_over_weights(self) -> bool:
-        """Load the newest version once it is here. Return True if that has to wait: the trainer went back to an older
-        version, and a rollout that needs a newer one is about to finish."""
+        """Load the newest version once it is fetched. Return True if the load has to wait: the trainer went back to an
+        older version, and a rollout that needs a newer one is about to finish."""
         while True:
             began = time.perf_counter()
             newest = self._weights.newer()
@@ -253,7 +253,8 @@ class ExplorerStep(ConcurrentStep):
     # ------------------------------------------------------------------------------------------ rollouts
 
     def _begin(self, behind: bool) -> None:
-        """Begin the rollouts that may begin, in order. A rollout that waits for newer weights holds up no other."""
+        """Begin the rollouts that may begin, in order. A rollout that waits for newer weights does not block the
+        others."""
         waiting: deque[RolloutInHand] = deque()
         for work in self._in_hand.waiting:
             task = work.task
@@ -274,8 +275,8 @@ class ExplorerStep(ConcurrentStep):
         self._in_hand.waiting = waiting
 
     def _look(self, behind: bool) -> None:
-        """Check the rollouts being sampled: one that repeats itself is cut short, and one that had its share of tokens
-        makes room for others."""
+        """Check the rollouts being sampled. One that repeats itself is cut short, and one that has used its share of
+        tokens gives its place to another."""
         settings, now = self._settings, self._clock.now()
         if not (settings.yield_after_tokens or settings.repetition_tokens) or now < self._look_at:
             return
@@ -300,7 +301,7 @@ class ExplorerStep(ConcurrentStep):
         self._states.forget(partitions)
 
     def restore_partials(self, records: Sequence[Record]) -> None:
-        """Take saved pieces as they stand on the log."""
+        """Add saved pieces from the log."""
         for record in records:
             self._partials.absorb(record)
 
@@ -321,7 +322,8 @@ class ExplorerStep(ConcurrentStep):
         return [Saved(work.item.number, (piece,)) for work, piece in pieces if piece is not None]
 
     def _leave(self) -> list[Saved]:
-        """Return the rollouts that can be saved, to be given back with the next transaction. The others go on."""
+        """Return the rollouts that can be saved, which are given back with the next transaction. The other rollouts
+        continue."""
         self._leaving = True
         for work in [work for work in self._in_hand.active.values() if work.leaves is None]:
             self._in_hand.pause(work)
@@ -331,15 +333,15 @@ class ExplorerStep(ConcurrentStep):
                 piece = self._in_hand.next_piece(work, now=self._clock.now(), explorer=self._process)
                 view = self._loop.view(work.key)
                 if piece is None and view.num_unsaved and view.is_calling and work.may_save:
-                    continue  # what its environment says is waited for
+                    continue  # the answer of its environment is still awaited
                 work.leaves = piece is not None or view.num_unsaved == 0
                 if work.leaves:
-                    self._in_hand.abort(work)  # it goes on elsewhere: its environment must not end it here
+                    self._in_hand.abort(work)  # it continues in another worker, so this one must not end it
                     saved.append(Saved(work.item.number, () if piece is None else (piece,), leaves=True))
         return saved
 
 
-# Looking a labelled metric up costs more than counting.
+# Looking up a labelled metric costs more than counting.
 _rollouts = functools.cache(metrics.ROLLOUTS.labels)
 _sampled_tokens = functools.cache(metrics.SAMPLED_TOKENS.labels)
 
@@ -348,7 +350,7 @@ def finish_work(work: RolloutInHand, rollout: Rollout, num_sampled: int = 0) -> 
     rollout, value = fit_to_record(rollout)
     _rollouts(str(rollout.status)).inc()
     _sampled_tokens(EXPLORER.name).inc(num_sampled)
-    if num_sampled:  # none of one that is put back as it was
+    if num_sampled:  # nothing for a stored rollout that is published again unchanged
         metrics.ROLLOUT_SECONDS.observe(max(0.0, rollout.finished_at - rollout.started_at))
     pieces = tombstones(rollout.ids.rollout_id, work.partition, work.pieces)
     return Done(work.item.number, (Publish("rollouts", work.partition, rollout, value), *pieces))
@@ -359,6 +361,6 @@ def _num_tokens(piece: Record) -> int:
 
 
 def may_begin(task: Task, policy: Policy, behind: bool) -> bool:
-    """Return whether the policy has weights that are new enough for a task. `behind`: newer weights are to be taken
-    over first."""
+    """Return whether the policy's weights are new enough for a task. `behind` means that newer weights must be loaded
+    first."""
     return not behind and policy.version is not None and policy.version.version >= task.ids.min_version

@@ -1,14 +1,14 @@
-"""The turn loop: it asks the environment, samples from the policy, and tells the environment, until that is done.
+"""The turn loop: it asks the environment, samples from the policy, and passes the turn to the environment, until the
+environment ends the rollout.
 
-Explorer and evaluator drive many of these at once over one policy. What an environment does runs beside the sampling
-(environments/calls.py), so that a reply that takes its time delays nobody else.
+Explorer and evaluator drive many rollouts at once with one policy. Environments run beside the sampling
+(environments/calls.py), so that a slow reply delays only its own rollout.
 
-A rollout is kept as segments. The prompt of the next turn is the tokens that are there, and what is new: nothing that
-was sampled is tokenised again. Where the renderer cannot prove that the tokens stay what they are (an agent rewrote its
-context, a template changes earlier turns) a new segment begins.
+A rollout is kept as segments. The prompt of the next turn consists of the existing tokens and the new ones, so sampled
+tokens are never tokenised again. If the renderer cannot prove that the existing tokens stay the same (an agent rewrote
+its context, a template changes earlier turns), a new segment begins.
 
-A rollout can be paused, and saved piece by piece; whoever is given the pieces goes on from them.
-"""
+A rollout can be paused, and saved piece by piece. Any process that has the pieces can continue it."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ from rftstream.roles.explorer.saved.pieces import SavedRollout, go_on_from
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
-"""Seconds between two looks at which rollouts exceed their time limit."""
+"""Seconds between two checks for rollouts that exceed their time limit."""
 
 MakeEnvironment = Callable[[str, str, Problem, int], Environment]
-"""Place in the run file that names the environment, its name, problem, seed -> environment."""
+"""(place in the run file that names the environment, its name, problem, seed) -> environment."""
 
 
 class TurnLoop:
-    """Many rollouts over one policy. `workers/` makes one for an explorer's or an evaluator's step, which calls `start`
-    for each rollout, and `step` again and again for those that have ended. In between a rollout may be saved, paused
-    (until `go_on`), cut short or aborted.
+    """Many rollouts with one policy. `workers/` makes one for an explorer's or an evaluator's step. The step calls
+    `start` for each rollout, and `step` again and again, which returns ended rollouts. In between a rollout may be
+    saved, paused (until `go_on`), cut short or aborted.
 
-    One rollout goes through these: its environment starts (`_opened`), `_ask` renders the conversation, `_submit` hands
-    it to the policy, `_on_completion` asks the environment for an answer, `_on_reply` takes it, and so on, until
-    `_end`."""
+    A rollout takes these steps. Its environment starts (`_opened`). `_ask` renders the conversation, `_submit` passes
+    it to the policy, `_on_completion` asks the environment for an answer, and `_on_reply` takes the answer. These steps
+    repeat until `_end`."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class TurnLoop:
         rollout_timeout_s: float = 0.0,
         keep: KeepMedia | None = None,
     ) -> None:
-        """`calls`: None to make all calls of environments in this thread. `is_immediate`: whether environments of this
-        name never block. `has_one_turn`: whether they end with the first completion. `reply_timeout_s`: the time limit
-        of `calls`, for errors. `rollout_timeout_s`: 0 for none. `keep`: puts images that environments show into the
-        store; None: they stay in the messages."""
+        """`calls` runs the calls of environments; with None they run in this thread. `is_immediate` tells whether
+        environments of a name never block. `has_one_turn` tells whether they end with the first completion.
+        `reply_timeout_s` is the time limit of `calls`, shown in errors. `rollout_timeout_s` is 0 for no limit. `keep`
+        moves images from environments to the store; with None they stay in the messages."""
         self._keep = keep
         self.policy = policy
         self.renderer = renderer
@@ -98,12 +98,12 @@ class TurnLoop:
 
     @property
     def num_open(self) -> int:
-        """Number of rollouts that have not ended, paused ones included."""
+        """Number of rollouts that have not ended, with paused ones."""
         return len(self._open)
 
     def idle_s(self) -> float:
-        """Return the seconds for which `step` has nothing to do but the policy's work. Environments may answer
-        before."""
+        """Return the seconds for which `step` has nothing to do except the policy's work. Environments may answer
+        earlier."""
         if self._finished:
             return 0.0
         return min(self.calls.idle_s(), LOOK_EVERY_S if self._rollout_timeout_s and self._open else math.inf)
@@ -125,14 +125,14 @@ class TurnLoop:
         group: str = "",
         states: StateKeeper | None = None,
     ) -> None:
-        """Begin a rollout, or have it go on from `saved`. `on_resumed` then hears whether it does, or begins anew,
-        since its environment could not go on.
+        """Begin a rollout, or continue it from `saved`. `on_resumed` is then called with True if it continues, and with
+        False if it starts over because its environment could not continue.
 
-        `environment`: its name. `where`: the place in the run file that names it, and may have settings for it.
-        `truncate`: a prompt longer than the context is cut from the left, else the attempt fails. `renderer`: with
-        another chat template than the loop's. `name`: what the rollout is called in log lines; default: its key.
-        `group`: what the rollouts with the same problem are called. `states`: keeps large states of its environment;
-        None: all are handed out as they are."""
+        `environment` is the environment's name. `where` is the place in the run file that names it, and that may have
+        settings for it. With `truncate`, a prompt longer than the context is cut from the left; otherwise the attempt
+        fails. `renderer` is for a chat template other than the loop's. `name` identifies the rollout in log lines; by
+        default it is the key. `group` is the common name of the rollouts of one problem. `states` stores large states
+        of the environment; with None all states are returned unchanged."""
 
         def make_session() -> EnvironmentSession:
             return EnvironmentSession(
@@ -173,7 +173,7 @@ class TurnLoop:
         make_session: Callable[[], EnvironmentSession],
         opening: Opening | CallFailure,
     ) -> None:
-        """Ask for the first turn, or go on from the saved rollout; begin anew if its environment cannot go on."""
+        """Ask for the first turn, or continue the saved rollout. Start over if the environment cannot continue."""
         if isinstance(opening, Opening):
             state.tools = (*state.problem.tools, *opening.tools)
         if saved is None and isinstance(opening, CallFailure):
@@ -196,14 +196,14 @@ class TurnLoop:
                 self._submit(state)
 
     def abort(self, key: str) -> None:
-        """Abort a rollout; `step` returns nothing for it."""
+        """Abort a rollout. `step` returns nothing for it."""
         state = self._open.pop(key, None)
         if state is not None:
             self.policy.abort(key)
             state.session.close(partial(self._failures.of_call, state.name))
 
     def close(self) -> None:
-        """Give all rollouts up, and end the calls of their environments."""
+        """Abort all rollouts, and end the calls of their environments."""
         for key in list(self._open):
             self.abort(key)
         self.calls.close()
@@ -215,10 +215,9 @@ class TurnLoop:
         return RolloutView(self._open.get(key), self.policy.so_far(key))
 
     def save(self, key: str) -> Increment | None:
-        """Return the rollout's new part since it was saved last; None if there is none, or if it cannot be saved now.
+        """Return the rollout's new part since the last save; None if there is none, or if it cannot be saved now.
 
-        If the environment has to be asked for its state, that may take a while: call again when the rollout is not
-        `is_calling` any more."""
+        If the environment must be asked for its state, call again once the rollout is not `is_calling` any more."""
         state, so_far = self._open[key], self.policy.so_far(key)
 
         def on_state(found: bytes | StoredState | CallFailure | None) -> None:
@@ -239,8 +238,8 @@ class TurnLoop:
         return state.increment(so_far)
 
     def pause(self, key: str) -> bool:
-        """Let the policy forget the rollout until `go_on`; an answer of its environment is waited for all the same.
-        Return False if it is about to finish, and goes on."""
+        """Let the policy forget the rollout until `go_on`. A running call of its environment continues. Return False if
+        the rollout is about to finish and therefore is not paused."""
         state, so_far = self._open[key], self.policy.so_far(key)
         if so_far is not None:
             self.policy.abort(key)
@@ -251,21 +250,21 @@ class TurnLoop:
         return True
 
     def go_on(self, key: str) -> None:
-        """Have a paused rollout sampled again."""
+        """Resume sampling of a paused rollout."""
         state = self._open[key]
         state.is_paused = False
         if state.phase is Phase.sampling and state.held is None:
             self._submit(state)
 
     def cut(self, key: str, reason: str) -> None:
-        """End the rollout with its tokens so far, as `truncated`."""
+        """End the rollout with its tokens so far, with the status `truncated`."""
         so_far = self.policy.so_far(key)
         if so_far is not None:
             self.policy.abort(key)
             self._on_completion(self._open[key], replace(so_far, finish_reason=reason))
 
     def step(self) -> list[Attempt]:
-        """Take what environments answered, and do one slice of the policy's work; return the rollouts that ended."""
+        """Process answers of environments, and do one slice of the policy's work. Return the rollouts that ended."""
         if self._open or self.calls.num_running:
             self.calls.poll()
         if self._open:
@@ -284,10 +283,10 @@ class TurnLoop:
     # ------------------------------------------------------------------------------------------ turns
 
     def _ask(self, state: OpenRollout, *, num_said: int) -> None:
-        """Render the conversation for the next turn. The last `num_said` tokens are those of the turn before."""
+        """Render the conversation for the next turn. The last `num_said` tokens belong to the previous turn."""
         try:
             prompt = state.next_prompt(num_said)
-        except Exception as error:  # what the environment said: a template or a tokenizer may refuse it
+        except Exception as error:  # a template or a tokenizer may reject the environment's messages
             self._fail(state, f"the messages cannot be rendered: {error!r}", error)
             return
         if prompt.break_reason is not None:
@@ -310,8 +309,8 @@ class TurnLoop:
         self._submit(state)
 
     def _submit(self, state: OpenRollout) -> None:
-        """Have a turn sampled, unless the rollout is paused. The last segment is the prompt, with what was sampled of
-        this turn before."""
+        """Submit a turn to the policy, unless the rollout is paused. The last segment is the prompt, with the tokens of
+        this turn so far."""
         state.phase = Phase.sampling
         if state.is_paused:
             return
@@ -332,8 +331,8 @@ class TurnLoop:
         )
 
     def _on_completion(self, state: OpenRollout, completion: Completion) -> None:
-        """Have the environment answer the turn that has ended."""
-        if state.session.is_busy:  # it is being saved: one call at a time
+        """Ask the environment for its answer to the finished turn."""
+        if state.session.is_busy:  # its state is being saved, and only one call may run
             state.held = completion
             return
         if completion.finish_reason == "error":
@@ -361,7 +360,7 @@ class TurnLoop:
         state.session.reply(said, lambda reply: self._on_reply(state, reply))
 
     def _on_reply(self, state: OpenRollout, reply: Reply | CallFailure) -> None:
-        """Take the answer to a turn: the rollout ends, or the next turn is asked."""
+        """Process the answer to a turn: the rollout ends, or the next turn is sampled."""
         if isinstance(reply, CallFailure):
             if reply.timed_out:
                 self._give_up(state, reply.text)

@@ -1,4 +1,5 @@
-"""Bringing the policy to newer weights: they are fetched beside sampling, and taken over between two decoding steps."""
+"""Updates the policy's weights: new weights are fetched while sampling continues, and loaded between two decoding
+steps."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from rftstream.weights.snapshot import RawTensor
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""Seconds from weights that could not be fetched to the next try."""
+"""Seconds between a failed fetch and the next try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,11 @@ class _Fetch:
 
 @dataclass(eq=False)
 class WeightsUpdate:
-    """The weights of an explorer's policy, or a synthesiser's. The owner of the policy makes it, asks `newer` at each
-    slice of work, and if there is a newer version calls `take_over` until the policy has it; `close` ends the
-    fetching.
+    """The weights of an explorer's or a synthesiser's policy. The owner of the policy makes it, and asks `newer` in
+    each slice of work. If there is a newer version, it calls `take_over` until the policy has loaded it. `close` ends
+    the fetching.
 
-    `fetching`: of one thread, where weights are fetched. `role`: whose policy it is, for metrics."""
+    `fetching` has one thread, which fetches weights. `role` is the owner's role, for metrics."""
 
     policy: Policy
     follower: WeightsFollower
@@ -51,19 +52,20 @@ class WeightsUpdate:
     _retry_at: float = field(default=0.0, init=False)
 
     def newer(self) -> WeightsAnnounced | None:
-        """Return the newest version in force, or None if the policy has it."""
+        """Return the newest version in force, or None if the policy has loaded it."""
         newest = self.follower.newest()
         return None if newest is None or newest.name == self.policy.version else newest
 
     @property
     def retry_in_s(self) -> float:
-        """Seconds until the next try after one that failed; not above 0 if none is waited for."""
+        """Seconds until the next try after a failed one; not above 0 if no try is scheduled."""
         return self._retry_at - self.clock.now()
 
     def take_over(self, newest: WeightsAnnounced, *, is_sampling: bool, began: float) -> bool:
-        """Load the newest version if it is here, and else go on fetching it. Returns False if the trainer was replaced
-        meanwhile: ask `newer` again. WeightsError if there are none to begin with. `is_sampling`: whether a rollout
-        would be held up; `began`: since when, by `time.perf_counter`."""
+        """Load the newest version if it is fetched, otherwise continue to fetch it. Return False if the trainer was
+        replaced meanwhile; the caller then asks `newer` again. WeightsError if the policy has no weights yet and none
+        can be fetched. `is_sampling` tells whether the load delays a rollout, and `began` since when, by
+        `time.perf_counter`."""
         if self._retry_at > self.clock.now():
             return True
         fetch = self._fetch or self._begin_fetch(newest)
@@ -98,21 +100,22 @@ class WeightsUpdate:
         return True
 
     def close(self) -> None:
-        """End the fetching; waiting fetches are given up."""
+        """End the fetching. Waiting fetches are cancelled."""
         self.fetching.shutdown(cancel_futures=True)
 
     def _begin_fetch(self, newest: WeightsAnnounced) -> _Fetch:
         return _Fetch(newest, self.fetching.submit(self.follower.fetch, newest), time.perf_counter())
 
     def _goes_on_meanwhile(self) -> bool:
-        """Whether the current weights are still in force, so that sampling goes on while newer ones are fetched."""
+        """Whether the current weights are still in force, so that sampling continues while newer ones are fetched."""
         current = self.policy.version
         return current is not None and self.follower.find(current) is not None
 
 
 def _is_of_use(reached: tuple[VersionName, Mapping[str, RawTensor]], current: VersionName, newest: VersionName) -> bool:
-    """Whether a version that was reached is of the newest trainer, and newer than the current one. Also the current one
-    is, if it lies in memory that the policy reads by itself: it may not have read it before that was changed."""
+    """Whether a fetched version belongs to the newest trainer and is newer than the current one. The current version
+    also counts if it lies in memory that the policy reads itself: that memory may have changed before the policy read
+    it."""
     name, tensors = reached
     if name == current:
         return isinstance(tensors, SharedTensors)

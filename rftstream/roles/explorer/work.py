@@ -1,4 +1,4 @@
-"""A task that an explorer has in hand, and the pieces of it that are saved."""
+"""A task that an explorer has in hand, with its saved pieces."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RolloutInHand:
-    """A task from `start` until its rollout is handed out or dropped. The explorer's step makes and owns it; it is
+    """A task from `start` until its rollout is returned or dropped. The explorer's step makes and owns it. It is
     waiting (perhaps paused in the middle) or being sampled."""
 
     item: Item
     """The record of the task."""
     saved: SavedRollout | None = None
-    """Saved rollout to go on from, until this one is begun."""
+    """Saved rollout to be continued; None once this one has begun."""
     pieces: list[int] = field(default_factory=list)
-    """Numbers of the rollout's pieces that are on the log, or on their way there."""
+    """Numbers of the rollout's pieces that are on the log or being committed."""
     is_paused: bool = False
-    """Whether the rollout was begun and waits in the middle."""
+    """Whether the rollout was begun and then paused."""
     is_due: bool = False
-    """Whether the rollout is to be saved because it was paused."""
+    """Whether the rollout must be saved because it was paused."""
     leaves: bool | None = None
-    """Whether the rollout is given back when the worker leaves; one that cannot be saved is not."""
+    """Whether the rollout is given back when the worker leaves. False for a rollout that cannot be saved; None if this
+    is not decided."""
     began_with: int = 0
-    """Number of tokens that the rollout had when its turn came."""
+    """Number of tokens that the rollout had when it got its place."""
     may_save: bool = True
-    """Whether pieces of it can be saved."""
+    """Whether pieces of the rollout can be saved."""
 
     @property
     def key(self) -> str:
@@ -53,12 +54,12 @@ class RolloutInHand:
 
     @property
     def partition(self) -> int:
-        """Partition of the task on `tasks`, and of all records that are published for it."""
+        """Partition of the task on `tasks`, and of all records published for it."""
         return self.item.received.record.partition
 
     def begin_anew(self, why: str, num_tokens: int) -> None:
-        """Give up the saved pieces. They stay on the log until the rollout is finished, and no new ones are saved,
-        since these would have the same numbers."""
+        """Give up the saved pieces. They stay on the log until the rollout is finished. No new pieces are saved, since
+        they would have the same numbers."""
         self.saved, self.may_save = None, False
         metrics.PARTIAL_TOKENS.labels("lost").inc(num_tokens)
         log.warning(
@@ -66,7 +67,7 @@ class RolloutInHand:
         )
 
     def next_piece(self, new: Increment, *, now: float, explorer: str) -> Publish | None:
-        """Return the record of the next piece, with the rollout's new part; None if no record can hold it."""
+        """Return the record of the next piece with the rollout's new part; None if no record can hold it."""
         state = new.environment_state
         piece = PartialRollout(
             ids=self.task.ids,
@@ -88,7 +89,7 @@ class RolloutInHand:
         )
         try:
             value = codec.encode(piece)
-        except ContractError as error:  # by something that the environment said
+        except ContractError as error:  # caused by a message of the environment
             self.may_save = False
             log.warning("%s: cannot be saved: %s", self.task.ids.rollout_id, error)
             return None

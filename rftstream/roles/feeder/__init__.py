@@ -1,4 +1,4 @@
-"""The feeder: admits groups of tasks as the log allows, and makes the run."""
+"""The feeder: admits groups of tasks at the pace that the log allows, and makes the run."""
 
 from rftstream.contracts.role_names import RoleName
 from rftstream.service.role_spec import RoleKind, RoleSpec

@@ -1,4 +1,4 @@
-"""How far the feeder has come in each taskset, and what operators have said on the way."""
+"""The feeder's progress in each taskset, and the decisions of operators so far."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from rftstream.contracts.control import Drawn
 from rftstream.roles.feeder.growth import GrowthWalk
 
 MAX_REASONS = 64
-"""Reasons of one operator that are counted apart, for each taskset; further ones are counted as OTHER."""
+"""Most reasons of one operator that are counted separately, for each taskset. Further reasons are counted as OTHER."""
 
 OTHER = "other reasons"
 
 MOST = 10**12
-"""A number of problems above that of any taskset."""
+"""A number larger than the size of any taskset."""
 
 
 @dataclass(slots=True)
 class OperatorCounts:
-    """Counts of the actions of task-side operators so far. The newest Drawn on the log has them."""
+    """Counts of the actions of task-side operators so far. The newest Drawn on the log holds them."""
 
     skipped: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """Taskset, operator and reason -> problems."""
+    """Taskset, operator and reason -> number of problems."""
     changed: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Taskset and operator -> problems."""
+    """Taskset and operator -> number of problems."""
     put_back: int = 0
-    """Groups that were admitted without being drawn."""
+    """Groups that were admitted again without being drawn."""
 
     @classmethod
     def of(cls, drawn: Drawn) -> OperatorCounts:
@@ -57,7 +57,7 @@ class OperatorCounts:
         self.changed.update((taskset, operator) for operator in operators)
 
     def to_text(self) -> str:
-        """Return who skipped how many problems and why, most first, for people."""
+        """Return a list for users of the operators that skipped problems, the reasons and the counts, most first."""
         totals: Counter[str] = Counter()
         for (_, operator, reason), count in self.skipped.items():
             totals[f"{operator} ({reason})"] += count
@@ -65,7 +65,7 @@ class OperatorCounts:
         return ", ".join(f"{text} {count:,}" for text, count in ordered[:5])
 
     def by_operator(self) -> dict[tuple[str, str], int]:
-        """Return problems by operator and action, `skip` or `change`, of all tasksets."""
+        """Return the number of problems by operator and action (`skip` or `change`), over all tasksets."""
         found: Counter[tuple[str, str]] = Counter()
         for (_, operator, _), count in self.skipped.items():
             found[operator, "skip"] += count
@@ -81,22 +81,22 @@ class OperatorCounts:
 
 @dataclass(slots=True)
 class FeederCursor:
-    """The place of the next draw. The step makes one for each transaction and makes it its own once that is on the
-    log."""
+    """The place of the next draw. The step makes a copy for each transaction, and keeps the copy once the transaction
+    is on the log."""
 
     admitted: int
     """Number of admitted groups."""
     drawn: dict[str, int]
-    """Taskset -> problems taken, left-out and skipped ones included."""
+    """Taskset -> problems taken, with those that were left out or skipped."""
     left_out: dict[str, int]
-    """Taskset -> problems whose prompt was too long."""
+    """Taskset -> problems with a prompt that was too long."""
     counts: OperatorCounts = field(default_factory=OperatorCounts)
     walks: dict[str, GrowthWalk] = field(default_factory=dict)
     """Growing taskset -> the feeder's progress in it."""
 
     @classmethod
     def of_json(cls, text: str, newest: Drawn | None) -> FeederCursor:
-        """Return the cursor of a committed position, with the numbers of the newest Drawn, if there is one."""
+        """Return the cursor of a committed position. If there is a Drawn, the newest one supplies its numbers."""
         values = json.loads(text)
         walks = {name: GrowthWalk(**walk) for name, walk in values.get("walks", {}).items()}
         counts = OperatorCounts() if newest is None else OperatorCounts.of(newest)
@@ -110,7 +110,7 @@ class FeederCursor:
         )
 
     def copy(self) -> FeederCursor:
-        """Return a cursor at the same place that moves on its own."""
+        """Return an independent copy."""
         walks = {name: replace(walk) for name, walk in self.walks.items()}
         return FeederCursor(self.admitted, dict(self.drawn), dict(self.left_out), self.counts.copy(), walks)
 
@@ -120,14 +120,14 @@ class FeederCursor:
         return sum(self.drawn.values())
 
     def outgrows(self, num_bytes: int) -> bool:
-        """Return whether the numbers of this many tasksets may need more bytes than fit beside a position. They then
-        stand in a Drawn."""
+        """Return whether the numbers of so many tasksets may be too large for a position's metadata. They are then kept
+        in a Drawn."""
         names, walks = dict.fromkeys(self.drawn, MOST), dict.fromkeys(self.walks, GrowthWalk(MOST, MOST, MOST, MOST))
         return len(FeederCursor(MOST, names, names, walks=walks).to_json(whole=True)) > num_bytes
 
     def to_json(self, *, whole: bool) -> str:
-        """Return the metadata of the position: all but the counts, for which there is no room. Unless `whole`, the
-        numbers of the tasksets stand in a Drawn, too."""
+        """Return the position's metadata. It leaves out the counts, which are too large. Unless `whole`, it leaves out
+        the numbers of the tasksets, too, which are then in a Drawn."""
         values: dict[str, object] = {"admitted": self.admitted}
         if whole:
             values |= {"drawn": self.drawn, "left_out": self.left_out}
@@ -136,8 +136,8 @@ class FeederCursor:
         return json.dumps(values, separators=(",", ":"))
 
     def to_record(self, seen: int, *, alone: bool, problems_end: int | None = None) -> Drawn:
-        """Return the record that says how far the feeder has drawn. `seen`: records in the facts that were used;
-        `problems_end`: the offset of `problems` below which growing tasksets were known."""
+        """Return the record of the feeder's progress. `seen` is the number of records in the facts that were used.
+        `problems_end` is the offset of `problems` up to which growing tasksets were known."""
         skipped: dict[str, dict[str, dict[str, int]]] = {}
         for (taskset, operator, reason), count in self.counts.skipped.items():
             skipped.setdefault(taskset, {}).setdefault(operator, {})[reason] = count

@@ -1,8 +1,7 @@
-"""Draws: which problem comes next, and what the operators of the task side say to it.
+"""Draws: the choice of the next problem, and the decision of the task-side operators about it.
 
-They depend on the tasksets, the run's seed, the cursor and the facts alone. So the feeder draws here, and whoever
-computes its decisions again from the log.
-"""
+Draws depend only on the tasksets, the run's seed, the cursor and the facts. So the feeder and the recomputation of its
+decisions share this code."""
 
 from __future__ import annotations
 
@@ -41,16 +40,17 @@ class Source:
     passes: int | None
     renderer: Renderer
     greedy_baseline: bool = False
-    """The first sibling of each group is sampled at temperature 0, for algorithms that compare with it."""
+    """Whether the first sibling of each group is sampled at temperature 0, for algorithms that compare with it."""
     grows: bool = False
-    """Problems join it while the run goes on, and it is never at its end."""
+    """Whether problems join the taskset while the run goes on, so that it never ends."""
 
     def sampling_of(self, sampling: Sampling, sibling: int) -> Sampling:
         """Return the sampling settings of a sibling, given those of its group."""
         return replace(sampling, temperature=0.0) if self.greedy_baseline and sibling == 0 else sampling
 
     def draw(self, group: str, problem: Problem, group_size: int) -> Draw:
-        """Return a problem of the taskset as operators see it first. `group`: the id that its group would have."""
+        """Return a problem of the taskset in the form that operators see first. `group` is the id that its group would
+        have."""
         name, taskset_pass, index, _ = split_group_id(group) or (group, 0, 0, 0)
         return Draw(
             group_id=group,
@@ -64,13 +64,13 @@ class Source:
 
     @property
     def size(self) -> int | None:
-        """Problems in all passes; None without end."""
+        """Number of problems in all passes; None if there is no end."""
         return None if self.passes is None else self.passes * len(self.taskset)
 
 
 def open_sources(config: RunConfig, spec: ModelSpec) -> tuple[dict[str, Source], int | None]:
-    """Return the tasksets of a run, and the longest prompt + completion in tokens: that of the run file, else that of
-    the model's config. ConfigErrors name the section."""
+    """Return the tasksets of a run, and the longest prompt + completion in tokens. The latter comes from the run file,
+    or else from the model's config. ConfigErrors name the section."""
     renderer = open_renderer(spec)
     own = own_renderers(spec, config.tasksets)
     greedy = has_greedy_sibling(config)
@@ -93,8 +93,8 @@ def open_sources(config: RunConfig, spec: ModelSpec) -> tuple[dict[str, Source],
 
 
 def check_some(sources: Mapping[str, Source]) -> bool:
-    """Look at some rows of large files that nobody has looked at. Return whether there are more. ConfigError, which
-    names the section, for a row of which nothing can be made."""
+    """Check some unchecked rows of large files. Return whether unchecked rows are left. ConfigError with the section's
+    name for a row that is not a problem."""
     has_more = False
     for name, source in sources.items():
         if isinstance(source.taskset, JsonlTaskset):
@@ -111,14 +111,14 @@ def tasksets_of(sources: Mapping[str, Source]) -> dict[str, Taskset]:
 
 
 def growing_of(sources: Mapping[str, Source], fetch: FetchProblem) -> GrowingTasksets:
-    """Return those of the tasksets that grow. `fetch` reads a problem at an offset of `problems` again."""
+    """Return the growing tasksets. `fetch` reads a problem again by its offset on `problems`."""
     return GrowingTasksets(tasksets_of(sources), fetch)
 
 
 class Draws:
     """Draws problems from the tasksets, and asks the operators about each. The feeder's step makes one and calls `next`
-    or `put_back` for each group; both move the cursor. The recomputation of a run does the same with cursors of its
-    own."""
+    or `put_back` for each group; both move the cursor. The recomputation of a run does the same with its own
+    cursors."""
 
     def __init__(
         self,
@@ -129,8 +129,8 @@ class Draws:
         group_size: int,
         context: int | None,
     ) -> None:
-        """`group_size`: rollouts of a problem that no operator changes. `context`: the longest prompt + completion in
-        tokens; None: unknown."""
+        """`group_size` is the number of rollouts of a problem that no operator changes. `context` is the longest prompt
+        + completion in tokens; None if unknown."""
         self.sources = sources
         self.pipeline = pipeline
         self._seed = run_seed
@@ -138,12 +138,12 @@ class Draws:
         self._context = context
 
     def without_operators(self) -> Draws:
-        """Return the same draws without operators, so that none is skipped."""
+        """Return the same draws without operators, so that no problem is skipped."""
         none = TaskPipeline({}, self._seed)
         return Draws(self.sources, none, run_seed=self._seed, group_size=self.group_size, context=self._context)
 
     def left(self, cursor: FeederCursor) -> dict[str, float]:
-        """Return the weights of the tasksets that have something to draw now."""
+        """Return the weights of the tasksets that have a problem to draw now."""
         return {
             name: source.weight
             for name, source in self.sources.items()
@@ -157,16 +157,16 @@ class Draws:
 
     @property
     def growing(self) -> list[str]:
-        """Return the tasksets from which there may be more to draw later."""
+        """Return the tasksets that may have more problems later."""
         return [name for name, source in self.sources.items() if source.grows and source.weight > 0]
 
     def is_over(self, cursor: FeederCursor) -> bool:
-        """Return whether there is nothing to draw, and never will be."""
+        """Return whether there is no problem to draw, now or later."""
         return not self.growing and not self.left(cursor)
 
     def next(self, cursor: FeederCursor, facts: Facts, end: int) -> TaskResult | None:
-        """Return the next draw that becomes a group, and move the cursor behind it. None when every taskset is at its
-        end, or where operators have skipped all problems up to the number `end`."""
+        """Return the next draw that becomes a group, and move the cursor behind it. None if every taskset has ended, or
+        if operators have skipped all problems below the number `end`."""
         while not self.pipeline or cursor.num_drawn < end:
             left = self.left(cursor)
             if not left:
@@ -192,8 +192,8 @@ class Draws:
         return None
 
     def _choose(self, cursor: FeederCursor, left: Mapping[str, float]) -> str:
-        """Return the taskset of the next draw, by the weights of those that have something to draw. A growing one that
-        has nothing gives its turn away for good."""
+        """Return the taskset of the next draw, by the weights of the tasksets that have a problem. A growing taskset
+        without a problem loses its turn for good."""
         counts = {name: cursor.drawn[name] + _walk(cursor, name).waived for name in left}
         chosen = mix(left, counts)
         for name in self.growing:
@@ -216,8 +216,8 @@ class Draws:
         return taskset_pass, index
 
     def put_back(self, cursor: FeederCursor, facts: Facts, group: str) -> TaskResult | None:
-        """Return the draw of a group that is put back, which nobody may skip, and count it. None: the tasksets have no
-        such problem, or it is too long."""
+        """Return the draw of a group that is put back, and count it. Operators cannot skip it. None if the tasksets
+        have no such problem, or if it is too long."""
         name, _, index, _ = split_group_id(group) or ("", 0, 0, 0)
         source = self.sources.get(name)
         if source is None or index >= len(source.taskset):
@@ -231,8 +231,8 @@ class Draws:
         return result
 
     def _fitting(self, source: Source, name: str, index: int, problem: Problem) -> Problem | None:
-        """Return the problem if its prompt leaves room for a completion, else as `too_long` says. None: it is left
-        out."""
+        """Return the problem if its prompt leaves room for a completion; otherwise apply `too_long`. None if the
+        problem is left out."""
         if self._context is None:
             return problem
         try:

@@ -1,8 +1,7 @@
-"""How far the feeder has come in a taskset that grows, of which nobody knows the size.
+"""The feeder's progress in a growing taskset, whose size is unknown.
 
-New problems come first, in the order in which they joined. While there are none, those that are there come again, pass
-after pass, until each has been drawn `passes` times; then the feeder waits for new ones.
-"""
+New problems come first, in the order in which they joined. While there are no new ones, the known problems come again,
+pass after pass, until each has been drawn `passes` times. Then the feeder waits for new ones."""
 
 from __future__ import annotations
 
@@ -11,21 +10,21 @@ from dataclasses import asdict, dataclass
 
 @dataclass(slots=True)
 class GrowthWalk:
-    """The feeder's progress in one growing taskset. It is part of the FeederCursor: `Draws` asks `has_next` and calls
+    """The feeder's progress in one growing taskset. It is part of the FeederCursor. `Draws` asks `has_next` and calls
     `next` for each draw."""
 
     fresh: int = 0
-    """Problems that were drawn for the first time: all below this index, in pass 0."""
+    """Number of problems drawn for the first time, in pass 0: all below this index."""
     taskset_pass: int = 1
-    """The pass in which problems come again."""
+    """The current pass of repeated problems."""
     taken: int = 0
-    """Problems that were drawn in that pass: all below this index."""
+    """Number of problems drawn in the current pass: all below this index."""
     waived: int = 0
-    """Draws that other tasksets had while this one had nothing to give. It does not make up for them."""
+    """Turns that the taskset lost to others while it had no problem. It does not make up for them."""
 
     def has_next(self, count: int, passes: int | None) -> bool:
-        """Return whether there is something to draw. `count`: problems that have joined; `passes`: how often each may
-        be drawn, None without limit."""
+        """Return whether there is a problem to draw. `count` is the number of problems that have joined. `passes` is
+        the number of draws of each problem; None without a limit."""
         if self.fresh < count:
             return True
         again = passes is None or self.taskset_pass < passes
@@ -34,7 +33,7 @@ class GrowthWalk:
         )
 
     def next(self, count: int, passes: int | None) -> tuple[int, int]:
-        """Return pass and index of the next problem, and move on. Only where `has_next`."""
+        """Return pass and index of the next problem, and move on. Call it only if `has_next`."""
         assert self.has_next(count, passes), "asked first"
         if self.fresh < count:
             self.fresh += 1
@@ -45,7 +44,7 @@ class GrowthWalk:
         return self.taskset_pass, self.taken - 1
 
     def to_json(self) -> dict[str, int]:
-        """Return the numbers that differ from those of a new walk, for the position's metadata."""
+        """Return the numbers that differ from a new walk's, for the position's metadata."""
         return {name: value for name, value in asdict(self).items() if value != getattr(_NEW, name)}
 
 

@@ -1,10 +1,9 @@
-"""Dead groups that are to be put back: requests on `control`, each done once as a group with the next attempt.
+"""Dead groups that are put back: requests on `control`, each of which admits the group once with the next attempt
+number.
 
-Which attempts were admitted is told by `tasks`, of which the headers are read when the first request comes. Where
-retention has deleted the tasks, `outcomes` tells it, of which the headers are read when a request comes, for the groups
-that it is about: few are ever asked for. A request that is done is taken back in the transaction that
-admits its tasks.
-"""
+The headers of `tasks` tell which attempts were admitted; they are read when the first request comes. If retention has
+deleted the tasks, the headers of `outcomes` tell it; they are read when a request comes, for the groups of that
+request. Few groups are ever requested. A finished request is withdrawn in the transaction that admits its tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class Retry:
     """A group to be admitted."""
 
     group: str
-    """The group, with the number of the new attempt."""
+    """Id of the group, with the number of the new attempt."""
     taskset: str
     index: int
     stored: Mapping[int, str]
@@ -43,8 +42,8 @@ class _Asked:
 
 
 class AdmittedAttempts:
-    """Groups with an attempt above 0 whose tasks are on the log. `Retries` makes it, asks whether a group is in it, and
-    adds what is admitted. The log is read when it is asked for the first time, which seldom happens."""
+    """Groups with an attempt above 0 whose tasks are on the log. `Retries` makes it, asks whether it contains a group,
+    and adds admitted groups. It reads the log at the first question, which seldom comes."""
 
     def __init__(self, log_: Log) -> None:
         self._log = log_
@@ -59,29 +58,29 @@ class AdmittedAttempts:
         return group in self._groups
 
     def add(self, group: str) -> None:
-        """Take a group whose tasks are on the log now."""
-        if self._is_read and not group.endswith("/0"):  # else reading finds it
+        """Add a group whose tasks are on the log now."""
+        if self._is_read and not group.endswith("/0"):  # otherwise the group is found by reading
             self._groups.add(group)
 
 
 class Retries:
-    """The dead groups that are to be put back. The feeder's step makes it at each recovery and tells it what stands on
-    the log: `asked` and `taken_back` for requests, `decided` for outcomes, `admitted` for tasks that it commits. For
-    each transaction it calls `next` until there is none."""
+    """The dead groups that are to be put back. The feeder's step makes it at each recovery and passes records from the
+    log: requests to `asked` and `taken_back`, outcomes to `decided`, and its own committed tasks to `admitted`. For
+    each transaction it calls `next` until that returns None."""
 
     def __init__(self, log_: Log) -> None:
         self._asked: dict[bytes, _Asked] = {}
-        """Requests by their keys, in order."""
+        """Requests by key, in order."""
         self._log = log_
         self._results: dict[str, str | None] = {}
-        """Groups that somebody asks about -> what became of them; None: they have no outcome."""
+        """Groups with a request -> their result; None without an outcome."""
         self._admitted = AdmittedAttempts(log_)
 
     def __len__(self) -> int:
         return len(self._asked)
 
     def asked(self, request: Request, key: bytes) -> None:
-        """Take a request, if it is one to put a group back."""
+        """Add a request, if it asks to put a group back."""
         if request.kind is not RequestKind.retry_dead:
             return
         group, stored = request.arguments.get("group"), request.arguments.get("stored", ())
@@ -93,17 +92,17 @@ class Retries:
         self._asked[key] = _Asked(group, parts[0], parts[2], places, request.expires_at)
 
     def taken_back(self, key: bytes) -> None:
-        """Forget a request: it is done, or was taken back."""
+        """Forget a request that was withdrawn, by the user or because it is done."""
         self._asked.pop(key, None)
 
     def decided(self, outcome: GroupOutcome) -> None:
-        """Take the outcome of a group."""
+        """Apply the outcome of a group."""
         if outcome.group_id in self._results and not outcome.late:
             self._results[outcome.group_id] = outcome.result
 
     def _look_up(self) -> None:
-        """Read the outcomes of groups that are asked about for the first time, by their headers: a group is decided by
-        the first record about it that the buffer wrote."""
+        """Read the outcomes of groups that were requested for the first time, by their headers. The first record of the
+        buffer about a group decides it."""
         asked = {group for one in self._asked.values() for group in (one.group, next_attempt(one.group))}
         unknown = {group.encode(): group for group in asked.difference(self._results)}
         if not unknown:
@@ -119,14 +118,14 @@ class Retries:
         self._results |= found
 
     def admitted(self, group: str) -> None:
-        """Note that the tasks of a group are on the log."""
+        """Record that the tasks of a group are on the log."""
         self._admitted.add(group)
 
     def next(self, now: float, answered: list[bytes]) -> Retry | None:
-        """Return the next group to put back, or None. Keys of requests that are done with it, or were before, go to
-        `answered`.
+        """Return the next group to put back, or None. Keys of requests that this completes, or that were completed
+        before, are added to `answered`.
 
-        A request for a group that is not known to be dead waits: its outcome may not have been read yet."""
+        A request for a group that is not known to be dead waits, since its outcome may not have been read yet."""
         self._look_up()
         for key, asked in list(self._asked.items()):
             if key in answered or self._results[asked.group] != GroupResult.dead:

@@ -1,14 +1,13 @@
-"""The feeder: admits groups of tasks, as the log allows, and makes the run.
+"""The feeder: admits groups of tasks at the pace that the log allows, and makes the run.
 
-Its cursor (how many groups, how far in each taskset) travels as metadata with its position on `steps`, in the
-transaction that admits the tasks; nothing else is remembered. With operators of the task side, each such transaction
-has a Drawn on `control` as well, which counts what was skipped and why. So it has with more tasksets than there is
-room for beside a position: then the Drawn alone says how far the feeder is in each.
+Its cursor (number of groups, progress in each taskset) is the metadata of its position on `steps`, and is committed in
+the transaction that admits the tasks. The feeder has no other state. With task-side operators, each such transaction
+also has a Drawn on `control`, which counts the skipped problems by reason. With more tasksets than a position's
+metadata can hold, the transaction has a Drawn, too, and only the Drawn holds the progress in each taskset.
 
-All draws of a transaction are decided by the facts that the step has then. `seen` of its tasks says which. A
-transaction ends with a group, and what was skipped after it is drawn again, by newer facts; only where nothing was
-admitted at all a Drawn stands alone.
-"""
+All draws of a transaction use the facts that the step has at that time; `seen` of its tasks identifies the facts. A
+transaction ends with a group. Problems that were skipped after that group are drawn again, with newer facts. A Drawn
+without tasks is written only if no group was admitted at all."""
 
 from __future__ import annotations
 
@@ -49,17 +48,17 @@ log = logging.getLogger(__name__)
 STEPS = TopicPartition("steps", 0)
 MAX_TASKS_A_TRANSACTION = 512
 MAX_DRAWS_A_TRANSACTION = 4096
-"""Problems that are drawn for one transaction, where operators may skip them all."""
+"""Most problems drawn for one transaction, since operators may skip all of them."""
 
 
 class FeederStep(SingleStep):
-    """The step of the feeder: it makes the run, and admits groups of tasks. `workers/feeder.py` makes it; SingleService
-    calls it, in this order:
+    """The step of the feeder: it makes the run, and admits groups of tasks. `workers/feeder.py` makes it, and
+    SingleService calls it in this order:
 
     - `recover` reads `control`, `outcomes` and `steps`, and takes the cursor from the committed position.
-    - `absorb` counts outcomes and versions, which decide how many groups may be admitted.
-    - `advance` returns the manifest of a new run first, then transactions of tasks with the cursor after them, and at
-      last the word that there are no more. Nothing is admitted while the step is paused; draining ends the tasks.
+    - `absorb` counts outcomes and versions, which determine how many groups may be admitted.
+    - `advance` returns the manifest of a new run first, then transactions of tasks with the new cursor, and last the
+      record that there are no more tasks. While the step is paused, no group is admitted. Draining ends the tasks.
     """
 
     def __init__(
@@ -75,14 +74,14 @@ class FeederStep(SingleStep):
         keep: Callable[[Problem], Problem] = lambda problem: problem,
         pipeline: TaskPipeline | None = None,
     ) -> None:
-        """`log_`: the run's log, of which nothing is known before `recover`. `keep` puts a problem's images where every
-        host can read them. `pipeline`: operators of the task side."""
+        """`log_` is the run's log, which is not read before `recover`. `keep` moves a problem's images to a place that
+        every host can read. `pipeline` has the task-side operators."""
         self._keep = keep
         self._pipeline = pipeline or TaskPipeline({}, config.run.seed)
         self._config = config
         self._sources = sources
         self._growing = growing_of(sources, ProblemReader(log_.transport).get)
-        """Its tasksets that grow; False without any, and then `problems` is not read."""
+        """The growing tasksets. False if there are none; `problems` is not read then."""
         self._draws = Draws(
             sources,
             self._pipeline,
@@ -97,7 +96,7 @@ class FeederStep(SingleStep):
         self._paused = False
         self._draining = False
         self._has_unchecked = any(isinstance(source.taskset, JsonlTaskset) for source in sources.values())
-        """Whether large files may have rows that nobody has looked at. They are looked at while tasks flow."""
+        """Whether large files may have unchecked rows. They are checked while tasks are admitted."""
         self._reset(log_)
 
     def _reset(self, log_: Log) -> None:
@@ -108,14 +107,14 @@ class FeederStep(SingleStep):
         )
         metrics.MAX_STALENESS.set(self._config.feeder.max_staleness)
         self._cursor = FeederCursor(0, dict.fromkeys(self._sources, 0), dict.fromkeys(self._sources, 0))
-        """The place of the next draw, once what was admitted is on the log."""
+        """The place of the next draw, after the tasks that are on the log."""
         self._growing.fresh()
         self._steps_position = 0
         self._manifest: RunManifest | None = None
         self._pending_manifest: RunManifest | None = None
         self._ended = False
         self._facts = self._pipeline.new_facts()
-        """Empty where there are no operators."""
+        """Facts of the run; empty without operators."""
         size = sum(len(source.taskset) for source in self._sources.values() if source.weight > 0)
         self._watch = SkipWatch(max(self._config.buffer.max_refill, size), self._config.feeder.groups_per_batch)
         self._retries = Retries(log_)
@@ -124,7 +123,7 @@ class FeederStep(SingleStep):
     # ------------------------------------------------------------------------------------------ reading
 
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
-        """Read the feeder's progress, and check that the run is the same."""
+        """Restore the feeder's progress, and check that the run is the same."""
         self._reset(log_)
         if self._config.demonstrations_alone:
             records = log_.read("experts", bodies=False)
@@ -148,7 +147,7 @@ class FeederStep(SingleStep):
             )
         positions: dict[TopicPartition, int] = {}
         for topic in ("outcomes", "steps"):
-            needs_all = topic == "outcomes" and bool(self._pipeline)  # operators go by what became of each problem
+            needs_all = topic == "outcomes" and bool(self._pipeline)  # operators use the outcome of each problem
             beginning = begin_with_summary(log_, topic, whole=needs_all)
             positions.update(beginning.positions)
             for summary in beginning.received():
@@ -165,7 +164,7 @@ class FeederStep(SingleStep):
         return positions
 
     def absorb(self, received: Received) -> None:
-        """Count a version or an outcome; note what is asked for on `control`."""
+        """Count a version or an outcome; apply requests on `control`."""
         match received.message:
             case Summary(steps=StepsSummary() as steps):
                 self._in_force.begin(steps)
@@ -198,7 +197,7 @@ class FeederStep(SingleStep):
                 self._retries.taken_back(received.record.key or b"")
 
     def _check_manifest(self) -> None:
-        """Make the manifest of a new run; check that a run that goes on is the same."""
+        """Make the manifest of a new run. For an existing run, check that it is the same."""
         if self._manifest is None:
             self._pending_manifest = self._make_manifest()
         else:
@@ -207,7 +206,7 @@ class FeederStep(SingleStep):
     # ------------------------------------------------------------------------------------------ writing
 
     def advance(self) -> SingleTransaction | None:
-        """Return the run's manifest, the tasks that may be admitted now, or the word that there are no more."""
+        """Return the run's manifest, the tasks that may be admitted now, or the record that there are no more tasks."""
         if self._pending_manifest is not None:
             return SingleTransaction((Publish("control", 0, self._pending_manifest),), then=self._run_made)
         self._has_unchecked = self._has_unchecked and check_some(self._sources)
@@ -256,8 +255,8 @@ class FeederStep(SingleStep):
         return SingleTransaction(tuple(outputs), {STEPS: position}, then)
 
     def _retried_group(self, cursor: FeederCursor, answered: list[bytes]) -> list[Task] | None:
-        """Return the tasks of the next group that is put back; None if none is asked for. Keys of requests that are
-        done go to `answered`."""
+        """Return the tasks of the next group to be put back; None if there is none. Keys of finished requests are added
+        to `answered`."""
         while (retry := self._retries.next(self._clock.now(), answered)) is not None:
             result = self._draws.put_back(cursor, self._facts, retry.group)
             if result is not None:
@@ -266,7 +265,8 @@ class FeederStep(SingleStep):
         return None
 
     def _next_group(self, cursor: FeederCursor, end: int) -> list[Task] | None:
-        """Return the next group's tasks, and move the cursor. None if there is none; `end` as for `Draws.next`."""
+        """Return the next group's tasks, and move the cursor. None if there is no group. `end` is as for
+        `Draws.next`."""
         result = self._draws.next(cursor, self._facts, end)
         return None if result is None else self._tasks(cursor, result.draw)
 
@@ -302,7 +302,8 @@ class FeederStep(SingleStep):
         return tasks
 
     def _demonstrations_alone(self) -> TasksEnded:
-        """Return the word that there are no tasks, and how many batches the demonstrations make that there are now."""
+        """Return the record that there are no tasks, with the number of batches that the present demonstrations
+        make."""
         section = self._config.experts
         assert section is not None, "config checks that there is something to learn from"
         count = len(trained_numbers(self._num_demonstrations, section.held_out))
@@ -330,8 +331,8 @@ class FeederStep(SingleStep):
         alone: bool = False,
         ended: bool = False,
     ) -> None:
-        """Go on from the cursor of a transaction that is on the log, with its tasks and the keys of its requests.
-        `alone`: it says what was skipped, and has no group."""
+        """Move to the cursor of a transaction that is on the log, with its tasks and the keys of its requests. `alone`
+        means that the transaction records skipped problems and has no group."""
         self._watch.committed(cursor.num_drawn - self._cursor.num_drawn if alone else None)
         self._cursor, self._ended = cursor, self._ended or ended
         for task in tasks:
@@ -349,11 +350,11 @@ class FeederStep(SingleStep):
     # ------------------------------------------------------------------------------------------ the rest
 
     def idle_s(self) -> float:
-        """Return 0 while there are rows to look at."""
+        """Return 0 while there are rows to check."""
         return 0.0 if self._has_unchecked else super().idle_s()
 
     def paused(self, paused: bool) -> None:
-        """Admit nothing while `paused`."""
+        """Admit no group while `paused`."""
         self._paused = paused
 
     def draining(self) -> None:
@@ -361,7 +362,7 @@ class FeederStep(SingleStep):
         self._draining = True
 
     def health(self) -> Mapping[str, object]:
-        """Return how many groups were admitted, rejected and left out."""
+        """Return the number of admitted, rejected and left-out groups."""
         return {
             "admitted": self._cursor.admitted,
             "rejected": self._admission.rejected,
@@ -373,7 +374,7 @@ class FeederStep(SingleStep):
         }
 
     def _growing_health(self) -> Mapping[str, object]:
-        """Return how many problems have joined, and which tasksets have none left where the feeder waits for them."""
+        """Return how many problems have joined, and the tasksets for whose next problem the feeder waits."""
         if not self._growing:
             return {}
         joined = sum(map(len, self._growing.tasksets.values()))
@@ -382,7 +383,7 @@ class FeederStep(SingleStep):
 
 
 def _were_admitted(log_: Log) -> bool:
-    """Return whether a feeder of this run has written tasks. Offsets alone do not tell: those of aborted transactions
-    and of records that somebody else wrote count, too."""
+    """Return whether a feeder of this run has written tasks. Offsets alone do not tell, since aborted transactions and
+    records of other writers use offsets, too."""
     begins = log_.transport.admin.begin_offsets("tasks")
     return any(begins.values()) or any(message is not None for _, message in log_.in_force("tasks"))

@@ -1,4 +1,4 @@
-"""The synthesiser: has a model make new problems of those that the run knows, and admits what passes a check."""
+"""The synthesiser: asks a model for new problems made from the run's problems, and admits those that pass a check."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ from rftstream.contracts.versions import VersionName
 from rftstream.roles.synthesiser.parents import Parent
 
 SAID_CHARACTERS = 500
-"""Characters of the model's answer that a rejected problem keeps."""
+"""Characters of the model's answer that a rejected problem's record keeps."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Making:
-    """A problem in the making. The step makes one for each problem that is wanted of a parent. It calls `made` when the
-    model has answered, then `attempted` for each attempt, and at any time `reject`; `result` gives the record at the
+    """A problem in the making. The step makes one for each problem that is wanted from a parent. It calls `made` when
+    the model has answered, `attempted` for each attempt, and `reject` at any time. `result` returns the record at the
     end."""
 
     problem_id: str
@@ -40,11 +40,11 @@ class Making:
     made_by: str
     settings: SynthesiserSection
     problem: Problem | None = None
-    """Problem that the model made; None until the model has answered."""
+    """Problem from the model; None until the model has answered."""
     said: str = ""
     version: VersionName | None = None
     num_open: int = 0
-    """Attempts that have no reward yet."""
+    """Number of attempts without a reward so far."""
     num_scored: int = 0
     num_agreed: int = 0
     trouble: str = ""
@@ -60,12 +60,12 @@ class Making:
         return self.rejected is not None or (self.problem is not None and not self.num_open)
 
     def made(self, problem: Problem, version: VersionName | None) -> None:
-        """Take the problem that the model made; it is attempted next."""
+        """Set the problem that the model made. It is attempted next."""
         self.problem, self.version = problem, version
         self.num_open = self.settings.check_samples
 
     def attempted(self, reward: float | None, trouble: str = "") -> None:
-        """Take the reward of an attempt; None: the attempt has none, and `trouble` says why."""
+        """Add the reward of an attempt; None if the attempt has none, with the reason in `trouble`."""
         self.num_open -= 1
         if reward is None:
             self.trouble = trouble
@@ -127,7 +127,7 @@ class Making:
 
 
 def wanted_of(parent: Parent, settings: SynthesiserSection, *, into: str, made_by: str) -> list[Making]:
-    """Return the problems that are to be made of a parent."""
+    """Return the problems that are to be made from a parent."""
     has_images = any(message.media for message in parent.problem.messages)
     return [
         Making(
@@ -139,11 +139,11 @@ def wanted_of(parent: Parent, settings: SynthesiserSection, *, into: str, made_b
             settings=settings,
         )
         for kind in map(ProblemKind, settings.make)
-        if not has_images or kind is ProblemKind.reworded  # nobody draws other pictures
+        if not has_images or kind is ProblemKind.reworded  # the model cannot draw new pictures
         for number in range(settings.per_parent)
     ]
 
 
 def _plain(text: str) -> str:
-    """Return the beginning of a text, as a record can hold it."""
+    """Return the beginning of a text, in a form that a record can hold."""
     return text[:SAID_CHARACTERS].encode(errors="backslashreplace").decode()

@@ -1,4 +1,5 @@
-"""Who is asked: the run's own policy, or a served model. Both answer the same questions, many at once."""
+"""The models that can be asked: the run's own policy, or a served model. Both answer the same requests, many at
+once."""
 
 from __future__ import annotations
 
@@ -30,10 +31,10 @@ from rftstream.weights.follower import WeightsFollower
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.05
-"""Seconds between two looks at a policy that samples."""
+"""Seconds between two checks of a policy that samples."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Seconds for which a server that cannot be reached is left alone, after the first and after many failures."""
+"""Seconds without requests to a server that cannot be reached: after the first failure, and at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +46,16 @@ class ModelRequest:
     sampling: Sampling
     seed: int
     is_attempt: bool
-    """Whether it is an attempt at a problem of the taskset, and not the request for one."""
+    """Whether this is an attempt at a problem of the taskset, rather than the request for a problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReply:
-    """The answer of a model, or why there is none."""
+    """The answer of a model, or the error."""
 
     key: str
     item: RewardInput | None = None
-    """The conversation as a reward sees it, with the model's answer as its completion. None: there is no answer."""
+    """The conversation as a reward sees it, with the model's answer as the completion; None without an answer."""
     error: str = ""
     """Why there is no answer."""
     refused: bool = False
@@ -62,19 +63,19 @@ class ModelReply:
 
 
 class SynthesisModel(Protocol):
-    """A model that is asked for problems, and tries to solve them. `workers/synthesiser.py` makes it; the step calls
-    `ask` for each question, `step` in each slice of work, and `close` last."""
+    """A model that makes problems and tries to solve them. `workers/synthesiser.py` makes it. The step calls `ask` for
+    each request, `step` in each slice of work, and `close` last."""
 
     @property
     def name(self) -> str:
-        """Return the model's name in the problems that it makes."""
+        """Return the model's name, which is recorded in the problems that it makes."""
 
     @property
     def version(self) -> VersionName | None:
-        """Return the version of the policy that answers now; None if the model is none of the run's."""
+        """Return the version of the policy that answers now; None if the model does not follow the run's weights."""
 
     def announced(self, announced: WeightsAnnounced) -> None:
-        """Take an announcement of weights."""
+        """Apply an announcement of weights."""
 
     def ask(self, question: ModelRequest) -> None:
         """Begin a request. A later `step` returns the answer."""
@@ -83,7 +84,7 @@ class SynthesisModel(Protocol):
         """Forget requests; `step` returns nothing for them."""
 
     def step(self) -> Sequence[ModelReply]:
-        """Do a bounded slice of work; return the answers that have come."""
+        """Do a bounded slice of work. Return the answers that have come."""
 
     def idle_s(self) -> float:
         """Return for how many seconds `step` need not be called."""
@@ -92,7 +93,7 @@ class SynthesisModel(Protocol):
         """Return the wakeups that end a wait, beside the log."""
 
     def waits_for(self) -> str:
-        """Return in words the thing that the model waits for; empty if it can go on."""
+        """Return in words what the model waits for; empty if it can work."""
 
     def close(self) -> None:
         """Release the model's resources."""
@@ -100,9 +101,9 @@ class SynthesisModel(Protocol):
 
 @dataclass(eq=False, kw_only=True)
 class PolicyModel:
-    """The run's own policy, with the newest weights: a SynthesisModel. It asks through a turn loop, as an explorer.
+    """The run's own policy with the newest weights: a SynthesisModel. It uses a turn loop, like an explorer.
 
-    `environment` and `where`: of attempts, as the taskset names it. `renderer`: of attempts."""
+    `environment` and `where` are for attempts, as the taskset names them. `renderer` is for attempts."""
 
     policy: Policy
     loop: TurnLoop
@@ -117,15 +118,16 @@ class PolicyModel:
 
     @property
     def version(self) -> VersionName | None:
-        """Return the version that samples now."""
+        """Return the version that is sampled now."""
         return self.policy.version
 
     def announced(self, announced: WeightsAnnounced) -> None:
-        """Take an announcement of weights."""
+        """Apply an announcement of weights."""
         self.follower.announced(announced)
 
     def ask(self, question: ModelRequest) -> None:
-        """Have the request sampled: a question as one turn, an attempt with the environment of the taskset."""
+        """Start to sample the request: the request for a problem as one turn, an attempt with the environment of the
+        taskset."""
         self._asked[question.key] = question
         self.loop.start(
             question.key,
@@ -144,29 +146,29 @@ class PolicyModel:
                 self.loop.abort(key)
 
     def step(self) -> Sequence[ModelReply]:
-        """Take newer weights over, and sample a slice."""
+        """Load newer weights, and sample a slice."""
         while (newest := self.weights.newer()) is not None:
             if self.weights.take_over(newest, is_sampling=self.loop.num_open > 0, began=time.perf_counter()):
                 break
         return [self._said(attempt) for attempt in self.loop.step() if attempt.key in self._asked]
 
     def idle_s(self) -> float:
-        """Return the seconds until there may be tokens, or weights are to be fetched again."""
+        """Return the seconds until there may be tokens, or until weights are fetched again."""
         if self.policy.version is None or not self._asked:
             retry_s = self.weights.retry_in_s
             return retry_s if retry_s > 0 else FOREVER if self.weights.newer() is None else LOOK_S
         return min(self.policy.idle_s(), self.loop.idle_s(), LOOK_S)
 
     def wakeups(self) -> Sequence[Wakeup]:
-        """Return nothing: `step` is called often enough."""
+        """Return nothing, since `step` is called often enough."""
         return ()
 
     def waits_for(self) -> str:
-        """Return that weights are missing, if there are none yet."""
+        """Return that weights are missing, if none are loaded yet."""
         return "" if self.policy.version is not None else "the first weights"
 
     def close(self) -> None:
-        """End the fetching, the environments and the policy."""
+        """End the fetching, and close the environments and the policy."""
         self.weights.close()
         self.loop.close()
         self.policy.close()
@@ -180,7 +182,7 @@ class PolicyModel:
 
 
 _IDS = RolloutIds.of("synthesis/0/0/0", taskset="synthesis")
-"""Ids for attempts that are no rollouts of the run; a rollout record must have some."""
+"""Ids for attempts that are no rollouts of the run, since a rollout record must have ids."""
 
 
 @dataclass(slots=True)
@@ -188,12 +190,12 @@ class _Request:
     question: ModelRequest
     call: Call
     answer: Future[dict[str, Any]] | None = None
-    """Answer on its way; None: the request is to be sent (again)."""
+    """Future of the answer; None if the request must be sent."""
 
 
 class ServedModel:
     """A model behind OpenAI's `/chat/completions`: a SynthesisModel whose requests run in threads. If the server cannot
-    be reached, questions wait, and are sent again after a pause."""
+    be reached, requests wait and are sent again after a pause."""
 
     version: VersionName | None = None
 
@@ -207,7 +209,7 @@ class ServedModel:
         now: Callable[[], float],
         pipe: SelfPipe | None = None,
     ) -> None:
-        """`extra`: further fields of each request. `pipe`: rings when an answer has come."""
+        """`extra` has further fields of each request. `pipe` rings when an answer has come."""
         self.name = name
         self._server, self._extra, self._threads, self._now, self._pipe = server, extra, threads, now, pipe
         self._requests: dict[str, _Request] = {}
@@ -216,10 +218,10 @@ class ServedModel:
         self._trouble = ""
 
     def announced(self, announced: WeightsAnnounced) -> None:
-        """Ignore the announcement: the server has weights of its own."""
+        """Ignore the announcement, since the server has its own weights."""
 
     def ask(self, question: ModelRequest) -> None:
-        """Send the question with the next step."""
+        """Send the request with the next step."""
         self._requests[question.key] = _Request(question, Call())
 
     def drop(self, keys: Collection[str]) -> None:
@@ -240,7 +242,7 @@ class ServedModel:
         return found
 
     def idle_s(self) -> float:
-        """Return the seconds until requests are sent again; a ring ends the wait before."""
+        """Return the seconds until requests are sent again. A ring ends the wait earlier."""
         waiting = [request for request in self._requests.values() if request.answer is None]
         if waiting:
             return max(0.0, self._pause_until - self._now())
@@ -251,7 +253,7 @@ class ServedModel:
         return () if self._pipe is None else (self._pipe,)
 
     def waits_for(self) -> str:
-        """Return the fault of the server, in words."""
+        """Return the server's error, in words."""
         return self._trouble
 
     def close(self) -> None:
@@ -299,7 +301,7 @@ class ServedModel:
         return _said(request.question, answer)
 
     def _leave_alone(self, trouble: str) -> None:
-        if self._now() >= self._pause_until:  # the first of those that failed together
+        if self._now() >= self._pause_until:  # only the first of several simultaneous failures counts
             self._pause_until = self._now() + self._pause_s
             log.warning("%s; asking again in %g s, until then nothing is made", trouble, self._pause_s)
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

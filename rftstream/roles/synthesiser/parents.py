@@ -1,4 +1,4 @@
-"""Which problem a consumed record is about, and whether new ones are to be made of it."""
+"""Finds the problem of a consumed record, and decides whether new problems are made from it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rftstream.data.tasksets.growing import GrowingTaskset
 
 
 class NotYetKnown(Exception):
-    """The record is about a problem that this worker has not read yet."""
+    """The record refers to a problem that this worker has not read yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A problem that new ones are made of."""
+    """A problem from which new ones are made."""
 
     name: str
     """`taskset/index`."""
     group: str
-    """The group whose record had it chosen."""
+    """The group whose record led to this choice."""
     problem: Problem
 
 
@@ -37,7 +37,7 @@ class ParentChooser:
     def __init__(
         self, section: SynthesiserSection, tasksets: Mapping[str, Taskset], *, into: str, run_seed: int
     ) -> None:
-        """`tasksets`: all of the run. `into`: the one that grows."""
+        """`tasksets` are all of the run's. `into` is the growing one."""
         self._section, self._tasksets, self._run_seed = section, tasksets, run_seed
         if section.read == "problems":
             default = {name for name, taskset in tasksets.items() if isinstance(taskset, GrowingTaskset)}
@@ -46,8 +46,8 @@ class ParentChooser:
         self._names = set(section.tasksets) or default
 
     def parent_of(self, message: Message | None, offset: int) -> Parent | None:
-        """Return the problem that the record is about; None if no problem is to be made of it. NotYetKnown: ask again
-        later."""
+        """Return the problem of the record; None if no new problem is to be made from it. NotYetKnown if the caller
+        must ask again later."""
         match message:
             case GroupOutcome() as outcome if not outcome.late and self._takes(outcome.group_id):
                 rewards = [rollout.reward for rollout in outcome.rollouts if rollout.reward is not None]
@@ -63,7 +63,7 @@ class ParentChooser:
         return None
 
     def _takes(self, group: str) -> bool:
-        """Return whether new problems are to be made of this group's problem, whatever its result."""
+        """Return whether new problems are to be made from this group's problem, whatever its result."""
         place = split_group_id(group)
         if place is None or place[0] not in self._names:
             return False
@@ -89,8 +89,8 @@ class ParentChooser:
         return Parent(_name(group), group, taskset.problem(index))
 
     def _of_new(self, new: NewProblem, offset: int) -> Parent | None:
-        """Return a problem that a person or program added. A problem that a model made is no parent: else there would
-        be no end."""
+        """Return a problem that a person or program added. A problem that a model made is no parent; otherwise the
+        process would never end."""
         if new.maker is ProblemMaker.model:
             return None
         taskset = self._tasksets[new.taskset]

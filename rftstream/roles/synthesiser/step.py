@@ -1,9 +1,8 @@
-"""The synthesiser reads what it is told to, and has a model make new problems of the problems that it reads about.
+"""The synthesiser: it reads the configured topics, and asks a model for new problems made from the problems there.
 
-A record in hand is finished when everything that is made of its problem is decided: admitted after a check, or
-rejected with a reason. All of that is published in the transaction that commits the record's position, under ids that
-follow from the record. So whatever a killed synthesiser had in hand is made again, and nothing stands there twice.
-"""
+A record in hand is finished when every problem made from it is decided: admitted after a check, or rejected with a
+reason. All of these problems are published in the transaction that commits the record's position, under ids derived
+from the record. So the work of a killed synthesiser is done again, and no problem is published twice."""
 
 from __future__ import annotations
 
@@ -33,12 +32,12 @@ from rftstream.service.role import ConcurrentStep, Done, Item, Publish, Received
 log = logging.getLogger(__name__)
 
 WAIT_S = 0.02
-"""Seconds to wait for the scorer when there is nothing else to do."""
+"""Seconds to wait for the scorer when there is no other work."""
 
 
 @dataclass(slots=True)
 class _InHand:
-    """A record in hand, with the problems in the making; None: its problem is not known yet."""
+    """A record in hand, with its problems in the making; None while its problem is not known."""
 
     item: Item
     makings: list[Making] | None = None
@@ -46,7 +45,7 @@ class _InHand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynthesisPlan:
-    """The settings by which problems are made. `workers/synthesiser.py` makes it from the run file."""
+    """The settings for making problems. `workers/synthesiser.py` makes it from the run file."""
 
     settings: SynthesiserSection
     into: str
@@ -60,16 +59,16 @@ class SynthesisPlan:
     num_tokens: Callable[[Problem], int]
     """Returns the length of a problem's prompt. ConfigError if it cannot be rendered."""
     context: int | None
-    """The longest prompt + completion in tokens; None: unknown."""
+    """The longest prompt + completion in tokens; None if unknown."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """The problems in the making that wait for answers or scores, by the key of the question."""
+    """The problems in the making that wait for answers or scores, by the key of the request."""
 
     makings: dict[str, Making] = field(default_factory=dict)
     attempts: set[str] = field(default_factory=set)
-    """Keys of the questions that are attempts."""
+    """Keys of the requests that are attempts."""
 
     def add(self, key: str, making: Making) -> None:
         self.makings[key] = making
@@ -86,11 +85,10 @@ class _Waiting:
 class SynthesiserStep(ConcurrentStep):
     """The step of a synthesiser. `workers/synthesiser.py` makes it, and ConcurrentService calls it in this order:
 
-    - `follow` takes announcements of weights, and what stands on `problems`.
+    - `follow` applies announcements of weights and records of `problems`.
     - `start` takes a record in hand.
-    - `advance` asks the model, has attempts scored, and returns the records of which all is decided, each with its
-      problems.
-    - `drop` forgets what is made of records of lost partitions. `close` ends model and scorer.
+    - `advance` asks the model, has attempts scored, and returns the finished records, each with its problems.
+    - `drop` forgets the problems made from records of lost partitions. `close` closes model and scorer.
     """
 
     def __init__(
@@ -103,7 +101,7 @@ class SynthesiserStep(ConcurrentStep):
         growing: GrowingTasksets,
         clock: Clock,
     ) -> None:
-        """`growing`: the run's growing tasksets, still empty."""
+        """`growing` holds the run's growing tasksets, still empty."""
         self._plan, self._model, self._scorer = plan, model, scorer
         self._parents, self._growing, self._clock = parents, growing, clock
         self._in_hand: dict[int, _InHand] = {}
@@ -119,7 +117,7 @@ class SynthesiserStep(ConcurrentStep):
         return self._plan.settings.max_concurrent - len(self._in_hand)
 
     def follow(self, received: Received) -> None:
-        """Take an announcement of weights, or a record of `problems`."""
+        """Apply an announcement of weights or a record of `problems`."""
         if isinstance(received.message, WeightsAnnounced):
             self._model.announced(received.message)
         elif received.record.topic == PROBLEMS.topic:
@@ -130,18 +128,18 @@ class SynthesiserStep(ConcurrentStep):
         self._in_hand[item.number] = _InHand(item)
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Forget records, and the problems in the making."""
+        """Forget records and their problems in the making."""
         for number in numbers:
             if (work := self._in_hand.pop(number, None)) is not None:
                 for making in work.makings or ():
                     self._forget(making)
 
     def not_begun(self) -> Collection[int]:
-        """Return all records in hand: a worker that leaves does not wait for a model."""
+        """Return all records in hand, since a leaving worker does not wait for a model."""
         return list(self._in_hand)
 
     def advance(self) -> Sequence[Done]:
-        """Begin new records, take answers of the model and scores, and return the records that are done."""
+        """Begin new records, process answers and scores, and return the finished records."""
         for work in self._in_hand.values():
             if work.makings is None:
                 self._begin(work)
@@ -161,11 +159,11 @@ class SynthesiserStep(ConcurrentStep):
         return self._model.wakeups()
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
-        """Return nothing: nothing is made of a record that cannot be read."""
+        """Return nothing, since no problem is made from an undecodable record."""
         return ()
 
     def health(self) -> Mapping[str, object]:
-        """Return the number of problems in the making, admitted and rejected, and faults, for people."""
+        """Return the number of problems in the making, admitted and rejected, and any faults."""
         version = self._model.version
         return {
             **({} if version is None else {"version": version.version}),
@@ -184,7 +182,7 @@ class SynthesiserStep(ConcurrentStep):
     # ------------------------------------------------------------------------------------------ making
 
     def _begin(self, work: _InHand) -> None:
-        """Ask the model for new problems of a record's problem, once that is known."""
+        """Ask the model for new problems made from a record's problem, once that problem is known."""
         settings, into = self._plan.settings, self._plan.into
         try:
             parent = self._parents.parent_of(work.item.received.message, work.item.received.record.offset)
@@ -206,7 +204,7 @@ class SynthesiserStep(ConcurrentStep):
         self._model.ask(ModelRequest(key=key, problem=problem, sampling=sampling, seed=seed, is_attempt=is_attempt))
 
     def _take(self, said: ModelReply) -> None:
-        """Take an answer of the model: a problem that is to be attempted, or an attempt that is to be scored."""
+        """Process an answer of the model: a problem to be attempted, or an attempt to be scored."""
         is_attempt = said.key in self._waiting.attempts
         making = self._waiting.pop(said.key)
         if making is None:
@@ -237,7 +235,7 @@ class SynthesiserStep(ConcurrentStep):
                     self._ask(making, key, problem, self._plan.attempting, is_attempt=True)
 
     def _check(self, problem: Problem) -> None:
-        """Raise RejectedAnswer for a problem that cannot join, however its attempts end."""
+        """Raise RejectedAnswer for a problem that cannot join, whatever the result of its attempts."""
         if self._growing.tasksets[self._plan.into].has_digest(problem_digest(problem)):
             raise RejectedAnswer(RejectReason.known, "the taskset has this problem already")
         context = self._plan.context
@@ -272,7 +270,7 @@ class SynthesiserStep(ConcurrentStep):
         metrics.SYNTHESISED.labels(str(result.kind), str(rejected.reason) if rejected else "admitted").inc()
 
     def _forget(self, making: Making) -> None:
-        """Forget the keys that the problem waits for. Scores that come later are dropped."""
+        """Forget the keys that the problem waits for. Later scores are dropped."""
         self._model.drop(making.keys)
         for key in list(making.keys):
             self._waiting.pop(key)
@@ -288,23 +286,23 @@ def _is_ended(work: _InHand) -> bool:
 
 
 WATCHED = 50
-"""Problems over which the share of rejected ones is computed."""
+"""Number of problems over which the share of rejected ones is computed."""
 
 
 class RejectWatch:
-    """Counts the problems that were admitted and rejected lately. The step makes it and calls `note` for each problem
-    that ended."""
+    """Counts recently admitted and rejected problems. The step makes it and calls `note` for each problem that
+    ended."""
 
     def __init__(self, warn_share: float) -> None:
-        """`warn_share`: a larger share of rejected problems is reported."""
+        """A share of rejected problems above `warn_share` is reported."""
         self._warn_share = warn_share
         self._recent: deque[RejectedProblem | None] = deque(maxlen=WATCHED)
-        """The last problems; None for one that was admitted."""
+        """The latest problems; None for an admitted one."""
         self._silent = 0
-        """Problems that have to end before it is said again."""
+        """Problems that must end before the warning is repeated."""
 
     def note(self, rejected: RejectedProblem | None) -> None:
-        """Take the next problem that ended; None if it was admitted. Warn if too many were rejected."""
+        """Add the next problem that ended; None if it was admitted. Warn if too many were rejected."""
         self._recent.append(rejected)
         self._silent = max(0, self._silent - 1)
         if self.trouble() and not self._silent:
@@ -312,7 +310,7 @@ class RejectWatch:
             log.warning("%s; `rftstream problems list RUN --rejected` shows them", self.trouble())
 
     def trouble(self) -> str:
-        """Return a warning for people; empty if enough problems are admitted, or too few have ended to tell."""
+        """Return a warning for users; empty if enough problems are admitted, or if too few have ended to tell."""
         rejected = [one for one in self._recent if one is not None]
         if len(self._recent) < WATCHED or len(rejected) <= self._warn_share * WATCHED:
             return ""

@@ -1,4 +1,4 @@
-"""What a model is asked for, and what is read out of its answer."""
+"""The prompts for the model, and the parsing of its answers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PROMPTS: Mapping[str, str] = {
         '{"problem": "...", "answer": "..."}'
     ),
 }
-"""Kind -> prompt for the model, unless the run file has one. {problem} and {answer} are the parent's."""
+"""Kind -> prompt for the model, used unless the run file has one. {problem} and {answer} are the parent's."""
 
 FILLED = re.compile(r"\{(problem|answer)\}")
 
 
 class RejectedAnswer(Exception):
-    """The model's answer is no problem of the run."""
+    """The model's answer is not a valid problem."""
 
     def __init__(self, reason: RejectReason, detail: str) -> None:
         super().__init__(detail)
@@ -47,7 +47,7 @@ def text_asked(problem: Problem) -> str:
 
 
 def request_for(kind: ProblemKind, parent: Problem, prompts: Mapping[str, str]) -> Problem:
-    """Return the conversation in which a model is asked for a problem of this kind. `prompts`: the run file's own."""
+    """Return the conversation that asks a model for a problem of this kind. `prompts` are the run file's own."""
     values = {"problem": text_asked(parent), "answer": parent.answer or ""}
     text = FILLED.sub(lambda found: values[found[1]], prompts.get(kind, PROMPTS[kind]))
     return Problem(messages=(ChatMessage(role="user", content=text),))
@@ -55,13 +55,13 @@ def request_for(kind: ProblemKind, parent: Problem, prompts: Mapping[str, str]) 
 
 @dataclass(frozen=True, slots=True)
 class AnswerReader:
-    """Reads a problem out of a model's answer. The step makes one with the run file's `pattern`."""
+    """Reads a problem from a model's answer. The step makes one with the run file's `pattern`."""
 
     pattern: re.Pattern[str] | None = None
-    """A regular expression with the groups `problem` and perhaps `answer`; None: the last JSON object is read."""
+    """A regular expression with the groups `problem` and optionally `answer`; None to read the last JSON object."""
 
     def read(self, said: str, kind: ProblemKind, parent: Problem) -> Problem:
-        """Return the problem that the model made of the parent. Raises RejectedAnswer for other answers."""
+        """Return the problem that the model made from the parent. RejectedAnswer for other answers."""
         found = self._found(said)
         text = found.get("problem")
         if not isinstance(text, str) or not text.strip():
@@ -86,8 +86,8 @@ class AnswerReader:
 
 
 def _made_of(parent: Problem, text: str, answer: str, *, keeps: bool) -> Problem:
-    """Return the parent with another last user message. With `keeps` it keeps the parent's columns and images, which
-    stay true only if the problem is the same in other words."""
+    """Return the parent with another last user message. With `keeps` the parent's columns and images are kept, which is
+    right only if the problem is the same in other words."""
     last = max(number for number, message in enumerate(parent.messages) if message.role == "user")
     changed = replace(parent.messages[last], content=text)
     messages = tuple(
@@ -97,7 +97,7 @@ def _made_of(parent: Problem, text: str, answer: str, *, keeps: bool) -> Problem
 
 
 def _last_object(said: str) -> dict[str, Any]:
-    """Return the last JSON object in a text that has a problem; an empty one if there is none."""
+    """Return the last JSON object in a text that contains a problem; an empty one if there is none."""
     decoder, found, place = json.JSONDecoder(strict=False), {}, said.find("{")
     while place >= 0:
         end = place + 1

@@ -1,4 +1,4 @@
-"""The trainer: trains each batch and publishes the version that comes of it."""
+"""The trainer: trains each batch and publishes the resulting version."""
 
 from __future__ import annotations
 

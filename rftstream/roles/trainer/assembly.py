@@ -1,10 +1,10 @@
-"""Putting the batches of the log together again: experiences per share, closed and checked by their manifests.
+"""Assembles the batches on the log: the experiences of each share, closed and checked by their manifests.
 
-Manifests form a chain: in each share batch k + 1 follows batch k, and a manifest names count and digest of its
-experiences. What is no part of the chain is foreign, and is handed back to be put aside. It looks the same as a batch
-that is damaged, so whatever does not fit asks once whether the buffer has committed the batch in question: if it has,
-the whole of it is on the log, and if nothing there closes it, it cannot be completed, and that ends the run.
-"""
+Manifests form a chain: in each share batch k + 1 follows batch k, and a manifest holds the count and the digest of its
+experiences. Records outside of the chain are foreign, and are returned to be dead-lettered. A foreign record looks the
+same as a damaged batch. So for each record that does not fit, the assembly checks once whether the buffer has committed
+the batch. If it has, the whole batch is on the log. If no manifest there closes the batch, it cannot be completed, and
+the run ends."""
 
 from __future__ import annotations
 
@@ -23,60 +23,59 @@ from rftstream.errors import ContractError
 from rftstream.service.role import Foreign, Log, Received
 
 MAX_CHOICES = 4096
-"""Ways to choose experiences that are tried where several claim the same place of a batch."""
+"""Most combinations of experiences that are tried if several experiences claim the same place in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch, all shares, in share order."""
+    """One batch with all shares, in share order."""
 
     sequence: int
     experiences: tuple[Experience, ...]
     manifests: tuple[BatchManifest, ...]
     positions: tuple[int, ...]
-    """Next offset after the batch, per share."""
+    """Next offset after the batch, for each share."""
 
     @property
     def manifest(self) -> BatchManifest:
-        """The manifest of the first share. Those of other shares differ only in the content of their share."""
+        """The manifest of the first share. Manifests of other shares differ only in what describes their own share."""
         return self.manifests[0]
 
     @property
     def num_rollouts(self) -> int:
-        """Number of the experiences that are rollouts trained on for the first time. The others are demonstrations, and
-        rollouts that were in a batch before."""
+        """Number of experiences that are rollouts trained on for the first time. The others are demonstrations, and
+        rollouts that were in an earlier batch."""
         return sum(not experience.expert and not experience.use for experience in self.experiences)
 
 
 class BatchesLog(Protocol):
-    """A view of batches on the log beyond the records that were read so far."""
+    """Access to batches on the log beyond the records read so far."""
 
     def is_committed(self, sequence: int) -> bool:
-        """Whether the buffer has committed this batch: all of it is on the log then."""
+        """Whether the buffer has committed this batch, so that all of it is on the log."""
 
     def after(self, record: Record) -> Iterator[Received]:
-        """Yield the records behind a record of its share, up to the end, that can be decoded and are in force."""
+        """Yield the records after a record in its share, up to the end. Undecodable records and records out of force
+        are left out."""
 
 
 class CommittedBatches:
-    """A view of the committed batches on a run's log. The trainer and readers of batches make it, and BatchAssembly
-    asks it."""
+    """The committed batches on a run's log. The trainer and readers of batches make it, and BatchAssembly asks it."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
 
     def is_committed(self, sequence: int) -> bool:
-        """Whether the batch is on the log: the buffer has committed a position for it in its transaction, or a step has
-        trained it."""
+        """Whether the batch is on the log: the buffer has committed a position for it, or a step has trained it."""
         committed = self._log.committed(RoleName.buffer).values()
         if any(sequence < int(position.metadata.split()[1]) for position in committed if position.metadata):
             return True
-        log = Log(self._log.transport)  # the trainer's may have begun behind these steps
+        log = Log(self._log.transport)  # the trainer may have begun to read `steps` after these
         steps = (step for _, step in log.in_force("steps") if isinstance(step, StepRecord))
         return any(step.batch_sequence is not None and sequence <= step.batch_sequence for step in steps)
 
     def after(self, record: Record) -> Iterator[Received]:
-        """Yield the records behind a record of its share that can be decoded and are in force."""
+        """Yield the records after a record in its share. Undecodable records and records out of force are left out."""
         start = {record.place: record.offset + 1}
         for found in self._log.read("batches", start=start, settled=True, partitions=[record.partition]):
             try:
@@ -90,25 +89,25 @@ class _Share:
     experiences: list[Received] = field(default_factory=list)
     """Experiences that may belong to the next batch."""
     manifests: list[Received] = field(default_factory=list)
-    """Manifests that name the next batch, and did not close it."""
+    """Manifests that name the next batch and did not close it."""
     closed: list[tuple[BatchManifest, tuple[Experience, ...], int]] = field(default_factory=list)
     num_closed: int = 0
     next_sequence: int = 0
     found_to_close: int = -1
-    """The last batch for which the log was searched and has a manifest that closes it."""
+    """The last batch for which a search of the log found a closing manifest."""
 
 
 class BatchAssembly:
-    """The batches that are not complete yet, and complete ones that were not taken. The trainer's step makes it at each
-    recovery, for batch `first` and those behind it; it calls `add` for each record of `batches` (or `undecodable`), and
-    `take` when it can train another batch."""
+    """Incomplete batches, and complete ones that were not taken. The trainer's step makes it at each recovery, for the
+    batches from `first` on. It calls `add` for each record of `batches` (or `undecodable`), and `take` when it can
+    train another batch."""
 
     def __init__(self, shares: int, first: int, log: BatchesLog) -> None:
         self._shares = [_Share(next_sequence=first) for _ in range(shares)]
         self._log = log
 
     def add(self, received: Received) -> list[Foreign]:
-        """Take the next record of a share; return the records that turned out to be foreign. ContractError if the next
+        """Add the next record of a share. Return the records that turned out to be foreign. ContractError if the next
         batch cannot be completed."""
         message, share = received.message, self._shares[received.record.partition]
         if not isinstance(message, Experience | BatchManifest):
@@ -129,8 +128,7 @@ class BatchAssembly:
         return self._close(received, message)
 
     def undecodable(self, record: Record, error: ContractError) -> None:
-        """Note that an undecodable record was passed over. ContractError if the next batch is not complete without
-        it."""
+        """Record that an undecodable record was skipped. ContractError if the next batch is incomplete without it."""
         self._doubt(record, error.text)
 
     def _close(self, received: Received, manifest: BatchManifest) -> list[Foreign]:
@@ -159,7 +157,7 @@ class BatchAssembly:
         ]
 
     def _doubt(self, record: Record, why: str) -> None:
-        """Decide whether a record that does not fit is foreign, or the next batch of the share is damaged."""
+        """Decide whether a record that does not fit is foreign, or whether the next batch of the share is damaged."""
         share = self._shares[record.partition]
         sequence = share.next_sequence
         if share.found_to_close == sequence or not self._log.is_committed(sequence):
@@ -173,12 +171,13 @@ class BatchAssembly:
         )
 
     def _is_empty(self, received: Received, sequence: int) -> bool:
-        """Whether a batch is empty in this share, as its manifest says. No experience has to fit to an empty manifest,
-        so any writer could have made it."""
+        """Whether a batch is empty in this share according to its manifest. No experience can confirm an empty
+        manifest, so any writer could have made it."""
         return self._log.is_committed(sequence) and not self._closes_behind(received.record, sequence, up_to=sequence)
 
     def _closes_behind(self, record: Record, sequence: int, up_to: int | None = None) -> bool:
-        """Whether a manifest behind the record closes this batch; `up_to`: in front of the manifest of a later one."""
+        """Whether a manifest after the record closes this batch. With `up_to`, the search ends at the first manifest
+        of a later batch than `up_to`."""
         experiences = list(self._shares[record.partition].experiences)
         for received in self._log.after(record):
             match received.message:
@@ -193,7 +192,7 @@ class BatchAssembly:
 
     @property
     def num_ready(self) -> int:
-        """Batches that are complete in every share."""
+        """Number of batches that are complete in every share."""
         return min(len(share.closed) for share in self._shares)
 
     def open_records(self) -> list[Record]:
@@ -201,11 +200,11 @@ class BatchAssembly:
         return [found.record for share in self._shares for found in (*share.experiences, *share.manifests)]
 
     def num_closed(self, share: int) -> int:
-        """Batches that were complete in a share so far."""
+        """Number of batches that were complete in a share so far."""
         return self._shares[share].num_closed
 
     def take(self) -> Batch | None:
-        """Return the next batch, once; None if it is not complete."""
+        """Return the next batch, each once; None if it is incomplete."""
         if not self.num_ready:
             return None
         heads = [share.closed.pop(0) for share in self._shares]
@@ -218,7 +217,7 @@ class BatchAssembly:
 
 
 def _chosen(found: Sequence[Received], manifest: BatchManifest, num_shares: int) -> Sequence[Received] | None:
-    """Return the experiences that a manifest names, out of the possible ones; None if they are not there."""
+    """Return those of the experiences that the manifest describes; None if they are not complete."""
     if manifest.num_shares != num_shares:
         return None
     if _digest(found) == manifest.digest and len(found) == manifest.count:

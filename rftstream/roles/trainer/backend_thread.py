@@ -1,4 +1,4 @@
-"""The trainer's backend, which lives in a thread of its own."""
+"""The trainer's backend, which is used in its own thread."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Answer = TypeVar("Answer")
 
 
 class BackendThread:
-    """A backend, and the thread in which all its methods are called. The trainer's step makes it and calls `open` at
-    each recovery, then `load` or `begin_anew`; before anything else that changes the weights it sets `is_touched`;
-    `close` comes last."""
+    """A backend, and the thread in which all its methods are called. The trainer's step makes it. At each recovery it
+    calls `open`, then `load` or `begin_anew`. It sets `is_touched` before any other change of the weights. `close`
+    comes last."""
 
     def __init__(self, backend: Backend, executor: Executor) -> None:
-        """`executor`: of one thread."""
+        """`executor` must have one thread."""
         self.backend = backend
         self.executor = executor
         self.is_touched = False
@@ -27,7 +27,7 @@ class BackendThread:
         self._is_open = False
 
     def asked(self, function: Callable[Given, Answer]) -> Callable[Given, Answer]:
-        """Return a function that calls the given one in the thread of the backend and waits for the answer."""
+        """Return a function that calls the given one in the backend's thread and waits for the result."""
 
         def ask(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
             return self.executor.submit(function, *args, **kwargs).result()
@@ -41,12 +41,12 @@ class BackendThread:
             self._is_open = True
 
     def load(self, folder: Path) -> None:
-        """Give the backend the state of a checkpoint."""
+        """Load the state of a checkpoint into the backend."""
         self.is_touched = True
         self.asked(self.backend.load)(folder)
 
     def begin_anew(self) -> None:
-        """Bring the backend back to the state that it was opened with."""
+        """Reset the backend to the state in which it was opened."""
         if self.is_touched:
             self.asked(self.backend.close)()
             self.asked(self.backend.open)()

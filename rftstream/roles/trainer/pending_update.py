@@ -1,5 +1,5 @@
-"""What is computed in a thread of its own while a role goes on reading and writing: an update of the trainer, or the
-fetching of a version by an explorer. Beside it stand the executors that take the thread's place in a simulation."""
+"""Computations in another thread while a role goes on reading and writing: an update of the trainer, or the fetching of
+a version by an explorer. Also the executors that replace the thread in a simulation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Computed = tuple[Update, dict[str, float], TrainedStaleness]
 
 
 class Inline(Executor):
-    """Computes at once, in the caller's thread, so that the order is the same each time."""
+    """Computes at once in the caller's thread, so that the order is always the same."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call the function; return its result or its error."""
@@ -31,11 +31,11 @@ class Inline(Executor):
 
 
 class DeferredExecutor(Executor):
-    """Computes in the thread that takes the result, or that has asked `done` often enough. This is as slow as another
-    thread can be, and the order is the same each time."""
+    """Computes in the thread that takes the result, or that has asked `done` often enough. This is like the slowest
+    possible thread, with an order that is always the same."""
 
     LOOKS = 2
-    """Number of times that `done` is False before the function is called."""
+    """How often `done` returns False before the function is called."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Return a future that calls the function later."""
@@ -68,7 +68,7 @@ class _LaterFuture(Future[Any]):
 
 
 def ends_within(future: Future[Any], seconds: float) -> bool:
-    """Wait at most the given seconds; return whether the future has ended. In a simulation nobody waits."""
+    """Wait at most the given seconds. Return whether the future has ended. A simulation does not wait."""
     return future.done() if isinstance(future, _LaterFuture) else bool(wait([future], seconds).done)
 
 
@@ -80,8 +80,8 @@ def abandon(future: Future[Any]) -> None:
 
 
 class PendingUpdate:
-    """The update that makes a version of `batch` after `progress`. UpdateCycle makes it, which begins the update. The
-    step asks `ends_within`; UpdateCycle takes the `result` once, or calls `abandon`."""
+    """The update that makes a version from `batch` and `progress`. UpdateCycle makes it, which starts the update. The
+    step asks `ends_within`. UpdateCycle takes the `result` once, or calls `abandon`."""
 
     def __init__(
         self,
@@ -102,16 +102,16 @@ class PendingUpdate:
         self._future = compute.submit(timed)
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait at most the given seconds; return whether the update has ended."""
+        """Wait at most the given seconds. Return whether the update has ended."""
         return ends_within(self._future, seconds)
 
     def result(self) -> tuple[Update, dict[str, float], TrainedStaleness, float]:
-        """Return the result of `Training.update`, and the seconds that it took. Raises the error of the update."""
+        """Return the result of `Training.update`, and the seconds that it took. Errors of the update are raised."""
         return self._future.result()
 
     def speeds(self, values: Mapping[str, float], *, step_s: float, publish_s: float) -> dict[str, float]:
-        """Return the seconds of everything that training has to wait for, and the rollouts and tokens trained per
-        second, as metrics."""
+        """Return as metrics the seconds of all work that delays training, and the rollouts and tokens trained per
+        second."""
         times = {"step_s": step_s, "publish_s": publish_s, "wait_s": self.waited_s}
         if (total := sum(times.values())) <= 0:
             return times

@@ -1,4 +1,4 @@
-"""What the trainer knows beside the weights, and keeps in its checkpoints."""
+"""The trainer's state beside the weights, which is part of its checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rftstream.roles.trainer.assembly import Batch
 
 @dataclass(slots=True)
 class TrainerProgress:
-    """The progress of a trainer. The step holds that of the last transaction; `after` makes the next one, and a
+    """The progress of a trainer. The step holds the progress of the last transaction. `after` makes the next one, and a
     checkpoint holds all of it."""
 
     version: int = 0
@@ -25,25 +25,25 @@ class TrainerProgress:
     trained_rollouts: int = 0
     skips_in_a_row: int = 0
     steps_without_signal: int = 0
-    """Steps without a learning signal in a row."""
+    """Number of consecutive steps without a learning signal."""
     rewards: tuple[float, ...] = ()
-    """Mean rewards of the last steps, for stop_reward."""
+    """Mean rewards of the latest steps, for stop_reward."""
     last_admitted: int | None = None
-    """How many groups there were in all, if the last batch was marked as the run's last."""
+    """Total number of groups, if the last batch was marked as the run's last; otherwise None."""
     totals: StepTotals | None = field(default_factory=StepTotals)
-    """Totals of all steps so far; None where a release without them has trained some of the steps."""
+    """Totals of all steps so far; None if a release without totals has trained some of the steps."""
 
     def name(self, epoch: int) -> VersionName:
         """Return the full name of the version in this epoch of the trainer."""
         return VersionName(trainer_epoch=epoch, version=self.version)
 
     def add(self, values: Mapping[str, float], token_staleness: Sequence[int], group_staleness: Sequence[int]) -> None:
-        """Add the step that led here to the totals, by its metrics and its histograms."""
+        """Add the step that led to this progress to the totals, with its metrics and its histograms."""
         if self.totals is not None:
             self.totals = self.totals.plus(values, token_staleness, group_staleness)
 
     def after(self, batch: Batch, *, skipped: bool, without_signal: bool, rewards_kept: int) -> TrainerProgress:
-        """Return the progress once the batch is trained."""
+        """Return the progress after the batch is trained."""
         manifest = batch.manifest
         rewards = self.rewards
         if "reward" in manifest.metrics:
@@ -61,18 +61,19 @@ class TrainerProgress:
         )
 
     def to_state(self) -> dict[str, Any]:
-        """Return the progress as a checkpoint keeps it."""
+        """Return the progress in the form that a checkpoint stores."""
         state: dict[str, Any] = msgspec.to_builtins(self)
         return state
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> TrainerProgress:
-        """Return the progress that a checkpoint has kept. Those of releases without totals lack them."""
+        """Return the progress from a checkpoint. Checkpoints of releases without totals have none."""
         return msgspec.convert({"totals": None, **state}, TrainerProgress)
 
 
 def too_many_skips(settings: TrainerSection, progress: TrainerProgress, batch: Batch) -> StopRule | None:
-    """Return the rule by which a run ends when too many batches in a row could not be trained on, `batch` the last."""
+    """Return the rule that ends a run when too many consecutive batches, with `batch` as the last, could not be trained
+    on."""
     if progress.skips_in_a_row < settings.max_skips_in_a_row:
         return None
     ids = ", ".join(sorted({experience.ids.group_id for experience in batch.experiences})[:8])

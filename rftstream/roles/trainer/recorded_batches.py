@@ -1,4 +1,5 @@
-"""The recorded batches one after the other, share by share, so that whatever is damaged belongs to one batch."""
+"""Reads the recorded batches one after the other, share by share, so that a damaged record belongs to exactly one
+batch."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from rftstream.transport.base import Transport
 
 
 class RecordedBatches:
-    """Reads `batches` by position, never more than a poll of each share ahead. A replay makes it and calls `next` until
-    that is None; `rest` reads on to the end, and `close` comes last."""
+    """Reads `batches` by position, at most one poll of each share ahead. A replay makes it and calls `next` until that
+    returns None. `rest` reads on to the end, and `close` comes last."""
 
     def __init__(self, transport: Transport, positions: Sequence[int], first: int) -> None:
         """Read from batch `first` on, which begins at these positions of the shares."""
@@ -29,10 +30,10 @@ class RecordedBatches:
         self._committed = CommittedBatches(self._log)
         self._assembly = BatchAssembly(len(self._shares), first, self._committed)
         self.foreign: set[tuple[TopicPartition, int]] = set()
-        """Place and offset of what was found to be no part of any batch."""
+        """Place and offset of records that belong to no batch."""
 
     def next(self) -> Batch | None:
-        """Return the next batch; None at the end of the log. ContractError if the batch cannot be read, or contradicts
+        """Return the next batch; None at the end of the log. ContractError if the batch cannot be read or contradicts
         its manifest."""
         for number, share in enumerate(self._shares):
             num_closed = self._assembly.num_closed(number)
@@ -59,13 +60,13 @@ class RecordedBatches:
         self.foreign.update((foreign.record.place, foreign.record.offset) for foreign in self._assembly.add(received))
 
     def rest(self) -> None:
-        """Read what is left, to its end. ContractError as for `next`."""
+        """Read the remaining records to the end. ContractError as for `next`."""
         while self.next() is not None:
             pass
         for share in self._shares:
             for record in share:
                 self._add(record)
-        # What was committed meanwhile is complete in the shares that were read last, and not in the others.
+        # Records that were committed meanwhile are complete in the shares that were read last, and not in the others.
         records = self._assembly.open_records()
         places = [(record.place, record.offset) for record in records if not self._is_committed(record)]
         self.foreign.update(places)
@@ -81,8 +82,8 @@ class RecordedBatches:
 
 
 def foreign_places(transport: Transport, positions: Sequence[int], first: int) -> set[tuple[TopicPartition, int]]:
-    """Place and offset of all records of `batches` that are no part of a batch, from batch `first` on, which begins at
-    these positions. A damaged record is not foreign: the rest of the log is then left as it is."""
+    """Return place and offset of all records of `batches` that belong to no batch, from batch `first` on, which begins
+    at these positions. After a damaged record, which is not foreign, the rest of the log is not examined."""
     batches = RecordedBatches(transport, positions, first)
     with contextlib.suppress(ContractError):
         batches.rest()

@@ -1,4 +1,5 @@
-"""The end of a run: by what it comes (its steps, hours, reward or tasks, or because it drains), and what it leaves."""
+"""The end of a run: its reason (steps, hours, reward, no more tasks, or draining), and the trained model that it
+leaves."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ from rftstream.roles.trainer.progress import TrainerProgress
 
 
 class RunEnd:
-    """The trainer's knowledge of the end of its run. The step makes it once, calls `forget` at each recovery, and
-    passes on from `control` when the run was created and whether its tasks have ended. The step asks `reason` after
-    each batch that it has trained, and calls `finish` if there is one."""
+    """The trainer's knowledge of the end of its run. The step makes it once, and calls `forget` at each recovery. From
+    `control` it passes on when the run was created and whether its tasks have ended. After each trained batch it asks
+    `reason`, and calls `finish` if there is one."""
 
     def __init__(
         self,
@@ -32,8 +33,8 @@ class RunEnd:
         newest_epoch: Callable[[], int],
         describe: Callable[[Path, int], None] | None = None,
     ) -> None:
-        """`final`: the folder where the trained model is left. `export` fills it; `describe` writes a description of
-        the version into it. `newest_epoch`: reads the newest claim of the trainer's role from the log."""
+        """`final` is the folder for the trained model. `export` fills it, and `describe` adds a description of the
+        version. `newest_epoch` reads the newest claim of the trainer's role from the log."""
         self._newest_epoch = newest_epoch
         self._given = config
         self._clock = clock
@@ -41,22 +42,22 @@ class RunEnd:
         self._export = export
         self._describe = describe
         self.drains = False
-        """Whether the user asked for the end. This stays when the log is read anew."""
+        """Whether the user asked for the end. The value is kept when the log is read again."""
         self.forget()
 
     def forget(self) -> None:
-        """Forget the state of the log, which is read again."""
+        """Forget the state from the log, which is read again."""
         self.created_at: float | None = None
-        """When the run was made; None until its manifest was read."""
+        """Time when the run was created; None until its manifest was read."""
         self.ended: TasksEnded | None = None
-        """The feeder's word that there are no more tasks; None while there are."""
+        """The feeder's record that there are no more tasks; None while there may be more."""
         self.config = self._given
-        """The config of the run, with the number of steps once that was counted."""
+        """The config of the run, with the number of steps once it is known."""
         self.stages = Stages.of(self._given)
         self._end_of_steps = "steps"
 
     def is_known(self) -> bool:
-        """Whether the feeder has counted the steps, which learning rates depend on. Asked in a run of demonstrations
+        """Whether the feeder has counted the steps, on which learning rates depend. Asked in a run of demonstrations
         alone."""
         if self.ended is None:
             return False
@@ -68,12 +69,12 @@ class RunEnd:
         return True
 
     def comes_by_itself(self, progress: TrainerProgress) -> bool:
-        """Whether the run is drained and no last batch will come. Recorded rollouts that are not trained stay for a
-        resumed run."""
+        """Whether the run is draining and no last batch will come. Recorded rollouts that are not trained are kept for
+        a resumed run."""
         return self.drains and not self.stages.at(progress.version).takes_rollouts
 
     def reason(self, progress: TrainerProgress) -> str | None:
-        """Return why the run has come to its end with this progress, or None if it goes on."""
+        """Return why the run ends with this progress, or None if it goes on."""
         run, steps = self.config.run, self.config.steps
         if steps is not None and progress.version >= steps:
             return self._end_of_steps
@@ -85,16 +86,16 @@ class RunEnd:
         return self._reason_of_last(progress) or ("hours" if self._hours_over() else None)
 
     def finish(self, reason: str, name: VersionName) -> RunFinished:
-        """Write the trained model; return the record of the run's end. BackendError if another trainer has taken over,
-        so that the model is that of the log."""
+        """Write the trained model, and return the record of the run's end. BackendError if another trainer has taken
+        over, so that the written model is always that of the log."""
 
         def fill(folder: Path) -> None:
             self._export(folder)
             if self._describe is not None:
                 self._describe(folder, name.version)
-            self._check_newest(name)  # before it takes the place of what is there
+            self._check_newest(name)  # before the new model replaces the old one
 
-        self._check_newest(name)  # before what others have begun is removed
+        self._check_newest(name)  # before files of other processes are removed
         leave_final(self._final, fill)
         return RunFinished(reason=reason, name=name, finished_at=self._clock.now())
 
@@ -106,8 +107,8 @@ class RunEnd:
             )
 
     def _reason_of_last(self, progress: TrainerProgress) -> str | None:
-        """Return why the tasks have ended, if the last trained batch was the run's last and still is. A resumed run may
-        have been given more."""
+        """Return why the tasks have ended, if the last trained batch was marked as the run's last and still is the
+        last. A resumed run may have got more steps."""
         if self.ended is None or progress.last_admitted != self.ended.admitted:
             return None
         return "drained" if self.ended.reason == "draining" else self.ended.reason
@@ -118,10 +119,10 @@ class RunEnd:
 
 
 def leave_final(final: Path, export: Callable[[Path], None]) -> None:
-    """Write the trained model into the folder `final`, which appears whole or not at all. `export` fills it; an earlier
-    model is replaced. BackendError if another process removes the files while they are written."""
+    """Write the trained model into the folder `final`, which appears as a whole or not at all. `export` fills it. An
+    earlier model is replaced. BackendError if another process removes the files while they are written."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in final.parent.glob(".final-*"):  # of a trainer that was killed here
+    for leftover in final.parent.glob(".final-*"):  # left by a trainer that was killed here
         shutil.rmtree(leftover, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=".final-", dir=final.parent))
     try:

@@ -9,13 +9,13 @@ from rftstream.config.stages import Stages
 
 
 def rate_at(stages: Stages, version: int) -> float:
-    """Return the learning rate of the batch that is trained at `version`. Each stage has a schedule of its own."""
+    """Return the learning rate of the batch that is trained at `version`. Each stage has its own schedule."""
     stage = stages.at(version)
     return learning_rate(stage.trainer, version - stage.first, stage.steps)
 
 
 def rate_change(before: Stages, after: Stages, version: int) -> str | None:
-    """Return for people how the learning rate at `version` differs under another schedule; None if it is the same. The
+    """Describe for users how the learning rate at `version` differs under another schedule; None if it is the same. The
     first version has no rate before it."""
     planned, new = rate_at(before, version), rate_at(after, version)
     if version == 0 or math.isclose(planned, new, rel_tol=1e-6, abs_tol=1e-12):
@@ -30,7 +30,8 @@ def rate_change(before: Stages, after: Stages, version: int) -> str | None:
 
 
 def learning_rate(settings: TrainerSection, version: int, steps: int | None) -> float:
-    """Return the learning rate at `version` of a schedule. Without an end (`steps`) each is constant after warm-up."""
+    """Return a schedule's learning rate at `version`. Without an end (`steps`) all schedules are constant after
+    warm-up."""
     if version < settings.warmup_steps:
         return settings.lr * (version + 1) / settings.warmup_steps
     if settings.lr_schedule == "constant" or steps is None:

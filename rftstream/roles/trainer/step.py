@@ -1,16 +1,15 @@
-"""The trainer: batches -> weights and steps. Its positions live in its checkpoint.
+"""The trainer: batches -> weights and steps. Its positions are in its checkpoint.
 
-Order of writing: the object of a version is durable, then its announcement and its StepRecord are committed in one
-transaction, and every so often a checkpoint follows, before which the log is made durable. Order of starting: claim,
-read `steps` and `weights`, load the newest good checkpoint in force, publish its state as the anchor of the new epoch,
-train the recorded batches from there. Whatever is deleted was named by a committed record before: by `gone` of an
-announcement, or by a `Trimmed` (retention/checkpoints.py).
+Order of writing: first a version's object becomes durable. Then the announcement and the StepRecord are committed in
+one transaction. If a checkpoint is due, the log is made durable and the checkpoint is written. Order of starting: claim
+the role, read `steps` and `weights`, load the newest intact checkpoint in force, publish its state as the anchor of the
+new epoch, and train the recorded batches from there. Before any deletion a committed record names it: `gone` of an
+announcement, or a `Trimmed` (retention/checkpoints.py).
 
-An update runs in a thread of its own, where the backend lives. As soon as the weights of a version are taken over, and
-the state is saved to a temporary folder where a checkpoint is due, the next update begins. Object and checkpoint are
-written in threads of their own meanwhile, the checkpoint once its step is on the log. Where no batch was there yet, one
-that comes while the object is written is trained at once.
-"""
+An update runs in the thread of the backend. The next update begins as soon as the version's weights are taken over and,
+if a checkpoint is due, the state is saved to a temporary folder. Meanwhile other threads write the object and the
+checkpoint, the latter once its step is on the log. If no batch was ready then, a batch that comes while the object is
+written is trained at once."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ from rftstream.weights.stores.store import ObjectStore
 log = logging.getLogger(__name__)
 
 BATCHES_AHEAD = 1
-"""Batches that are read while one is trained. More stay on the log, however many were recorded."""
+"""Number of batches that are read while one is trained. Further batches stay on the log."""
 
 LOOK_UP_S = 0.2
 """Seconds to wait for an update before the log is read."""
@@ -66,13 +65,13 @@ class _Publication:
 
     trained: TrainedBatch
     writing: Future[WeightsAnnounced] | None
-    """The writing of its object; None if the version is not published."""
+    """Future of the writing of the object; None if the version is not published."""
     stays: bool
-    """Whether no batch may be trained before the version is on the log, since the run ends."""
+    """Whether the next batch must wait until the version is on the log, since the run ends."""
     rests_since: float
     """Time when the weights were taken over, by the clock."""
     share: dict[str, float]
-    """Metrics: seconds of waiting for a shared device; empty if the trainer has the device alone."""
+    """Metrics of the wait for a shared device, in seconds; empty if the trainer has the device to itself."""
     goes_on: bool = False
     """Whether the next update has begun."""
 
@@ -83,20 +82,19 @@ class _Publication:
 
 
 class TrainerStep(SingleStep):
-    """The step of the trainer: it trains batches in order, and publishes versions. `workers/trainer.py` makes it;
-    SingleService calls it, in this order:
+    """The step of the trainer: it trains batches in order, and publishes versions. `workers/trainer.py` makes it, and
+    SingleService calls it in this order:
 
     - `recover` reads `control`, `steps`, `weights` and `evals`, opens the backend, and loads the newest checkpoint in
       force.
-    - `absorb` puts batches together, until one more than is trained is ready (`full`).
-    - `advance` returns the anchor of this epoch first. Then it begins an update, waits a moment for it, and when it has
-      ended for its weights to be written; then it returns step and weights. After a checkpoint it returns what is
-      trimmed, and at last the end of the run.
-    Once that is on the log, it makes the progress its own, and begins to write a checkpoint when one is due.
+    - `absorb` assembles batches, until one more than the batch in training is ready (`full`).
+    - `advance` first returns the anchor of this epoch. Later calls begin an update, wait a moment for it, then for the
+      writing of its weights, and return step and weights. After a checkpoint they return the record of deletions, and
+      at the end that of the run's end. Once a transaction is on the log, the step adopts its progress, and starts to
+      write a checkpoint if one is due.
     - `leave` writes a checkpoint for the successor. `close` abandons the update and closes the backend.
 
-    When the run is finished it stays until what was given up is deleted (`outlives_the_run`, `done`).
-    """
+    After the end of the run it stays until all recorded deletions are carried out (`outlives_the_run`, `done`)."""
 
     def __init__(
         self,
@@ -117,12 +115,11 @@ class TrainerStep(SingleStep):
         lock: DeviceLock | None = None,
         describe: Callable[[Path, int], None] | None = None,
     ) -> None:
-        """`deletions`: shared with a process that finds the run finished. `log_`: the run's log, of which nothing is
-        known before `recover`. `final`: the folder where the trained model is left. `newest_epoch`: reads the newest
-        claim of the role from the log. `compute`: of one thread; whatever is asked of the backend is asked there.
-        `writing`, `checkpointing`: of one thread each, in which objects of versions are written, and checkpoints.
-        `lock`: of the device, if engines are on it, too. `describe`: writes the card of a version into its model
-        folder."""
+        """`deletions` is also used if the process finds the run finished. `log_` is the run's log, which is not read
+        before `recover`. `final` is the folder for the trained model. `newest_epoch` reads the newest claim of the role
+        from the log. `compute` has one thread, in which all methods of the backend are called. `writing` and
+        `checkpointing` have one thread each, which write objects of versions and checkpoints. `lock` is the device's,
+        if engines use the device, too. `describe` writes the card of a version into its model folder."""
         self._config = config
         self._settings = config.trainer
         self._model = model
@@ -160,7 +157,7 @@ class TrainerStep(SingleStep):
         self._end.forget()
         self._epoch = epoch
         self._progress = TrainerProgress()
-        """Progress on the log, and in the backend once the pending update has ended."""
+        """Progress on the log. The backend has the same progress when no update is pending."""
         self._assembly = BatchAssembly(self._settings.shares, 0, CommittedBatches(log_))
         self._versions = Versions(self._config.evaluations, self._config.weights.keep)
         self._checkpoints = Checkpoints(
@@ -184,11 +181,11 @@ class TrainerStep(SingleStep):
         )
         self._is_anchor_due = True
         self._is_published = False
-        """Whether the version that was trained last is on the log: a run ends with no other."""
+        """Whether the newest trained version is on the log. A run can only end with such a version."""
         self._stop: StopRule | None = None
-        """The rule by which the run ends once what was trained is on the log."""
+        """The rule that ends the run once the trained version is on the log."""
         self._is_finished = False
-        """Whether the log says that the run is finished."""
+        """Whether the log has the record of the run's end."""
         self._done = False
 
     @property
@@ -202,7 +199,7 @@ class TrainerStep(SingleStep):
         """Read the log, and load the newest checkpoint in force."""
         self._checkpoints.abandon()
         self._reset(log_, claim.epoch)
-        evals = log_.ends("evals")  # what comes while the rest is read is read again
+        evals = log_.ends("evals")  # records that come while the rest is read are read again
         begin = self._versions.begin(log_)
         for topic in ("control", "steps", "weights", "evals"):
             for received in log_.messages(topic, start=begin):
@@ -227,7 +224,7 @@ class TrainerStep(SingleStep):
         return {**dict(zip(places, self._progress.positions, strict=True)), **evals}
 
     def absorb(self, received: Received) -> Sequence[Foreign] | None:
-        """Add a record of `batches` to its batch; note records of other topics."""
+        """Add a record of `batches` to its batch, or apply a record of another topic."""
         match received.message:
             case Experience() | BatchManifest():
                 return self._assembly.add(received)
@@ -260,7 +257,7 @@ class TrainerStep(SingleStep):
     # ------------------------------------------------------------------------------------------ one slice of work
 
     def advance(self) -> SingleTransaction | None:
-        """Return the transaction that is due first: the anchor, deletions, or the next step with its weights."""
+        """Return the next due transaction: the anchor, deletions, or the next step with its weights."""
         rests = not self.busy and (self._paused or not self.full)
         self._checkpoints.look(LOOK_FOR_BATCH_S if rests else 0.0)
         if self._publication is not None:
@@ -290,8 +287,8 @@ class TrainerStep(SingleStep):
             return self._publish(self._updates.finish(pending))
         if self._paused or self._share.is_waiting:
             return None
-        # Without a batch the end may come all the same: the feeder's word that there is no more may follow the last
-        # batch, time passes, and a resumed run may have been given an end that it has reached already.
+        # The run can also end without a batch. The feeder's record that there are no more tasks may follow the last
+        # batch, the time may be up, or a resumed run may have got an end that it has already reached.
         reason = self._end.reason(self._progress)
         if reason is not None:
             finished = self._end.finish(reason, self._progress.name(self._epoch))
@@ -305,7 +302,7 @@ class TrainerStep(SingleStep):
         return None
 
     def _begin_update(self, progress: TrainerProgress) -> bool:
-        """Begin the update after `progress`, if there is a batch for it. Return whether it was begun."""
+        """Begin the update after `progress`, if its batch is ready. Return whether the update was begun."""
         is_written = self._publication is not None and self._publication.writing is not None
         is_over = self._end.comes_by_itself(progress) and (self._is_published or is_written)
         is_unknown = self._config.demonstrations_alone and not self._end.is_known()
@@ -320,10 +317,10 @@ class TrainerStep(SingleStep):
         return True
 
     def _publish(self, trained: TrainedBatch) -> SingleTransaction | None:
-        """Take the weights of a trained batch over if they are due, save a checkpoint if one is due, then begin the
-        next update. Return what `_go_on_publishing` returns."""
+        """Take over the weights of a trained batch and save a checkpoint, if these are due, and then begin the next
+        update. Return the result of `_go_on_publishing`."""
         progress, is_last = trained.progress, trained.end_reason is not None
-        # Before it has to wait it publishes in any case: what it waits for may be waiting for this version.
+        # A trainer that is about to wait publishes in any case: the roles that it waits for may need this version.
         waits = not self._assembly.num_ready
         publish_now = waits or is_last or progress.version % self._settings.publish_every == 0
         taken = self._publisher.take(progress.name(self._epoch)) if publish_now else None
@@ -340,8 +337,8 @@ class TrainerStep(SingleStep):
         return self._go_on_publishing(self._publication)
 
     def _go_on_publishing(self, publication: _Publication) -> SingleTransaction | None:
-        """Return the step of a trained batch, with its weights, once these are written; None before. A batch that has
-        come meanwhile is begun."""
+        """Return the step of a trained batch with its weights, once the weights are written; None before. Begin the
+        update of a batch that has come meanwhile."""
         trained, writing = publication.trained, publication.writing
         progress = trained.progress
         if not (publication.goes_on or publication.stays):
@@ -365,7 +362,7 @@ class TrainerStep(SingleStep):
     # ------------------------------------------------------------------------------------------ afterwards
 
     def _move_to(self, progress: TrainerProgress, outputs: Sequence[Publish]) -> None:
-        """Go on from the progress of a transaction that is on the log, with these outputs."""
+        """Adopt the progress of a transaction that is on the log, with these outputs."""
         self._progress = progress
         finished = False
         for output in outputs:
@@ -401,9 +398,9 @@ class TrainerStep(SingleStep):
         return self._done
 
     def idle_s(self) -> float:
-        """Return 0 while there is a batch or an update, else the seconds until an owed deletion is tried again."""
+        """Return 0 while there is a batch or an update, otherwise the seconds until an owed deletion is retried."""
         if self.busy:
-            return 0.0  # it waits by itself
+            return 0.0  # `advance` itself waits
         if self._share.is_waiting:
             return self._share.idle_s
         rests = not self._checkpoints.is_writing and (self._paused or not self.full)
@@ -411,7 +408,7 @@ class TrainerStep(SingleStep):
 
     @property
     def busy(self) -> bool:
-        """Whether an update is computed, or a version written."""
+        """Whether an update is running or a version is being written."""
         return self._updates.pending is not None or self._publication is not None
 
     def paused(self, paused: bool) -> None:
@@ -421,16 +418,16 @@ class TrainerStep(SingleStep):
             self._share.leave()
 
     def draining(self) -> None:
-        """End the run where no last batch will come."""
+        """End the run if no last batch will come."""
         self._end.drains = True
 
     def leave(self) -> None:
-        """Write a checkpoint, so that a successor trains nothing again."""
+        """Write a checkpoint, so that a successor does not train any batch again."""
         if self._progress.version and not self._is_anchor_due and not self.done and self._stop is None:
             self._checkpoints.write_before_leaving(self._epoch, self._progress)
 
     def health(self) -> Mapping[str, object]:
-        """Return the version, and how many batches are ready."""
+        """Return the version, and the number of ready batches."""
         return {"version": self._progress.version, "batches_ready": self._assembly.num_ready, **self._share.health()}
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One batch, one update: what the trainer does with a batch, and a replay does again."""
+"""One batch, one update. The trainer trains a batch with this code, and a replay does so again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrainedStaleness:
-    """Histograms of the staleness of a batch's trained tokens, as StepRecord has them. `Training.update` makes it."""
+    """Histograms of the staleness of a batch's trained tokens, for StepRecord. `Training.update` makes it."""
 
     tokens: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
@@ -76,24 +76,24 @@ def _counted(staleness: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A backend and the algorithm that it trains by, as a run's settings say."""
+    """A backend and its algorithm, according to a run's settings."""
 
     backend: Backend
     algorithm: Algorithm
     settings: TrainerSection
     algorithms: tuple[Algorithm, ...] = ()
-    """Algorithm of each stage, in a run with stages; `algorithm` is then that of the first stage."""
+    """Algorithm of each stage, in a run with stages. `algorithm` is then that of the first stage."""
     first: int = 0
-    """The batch that the stage begins with."""
+    """Number of the stage's first batch."""
     own_reference: bool = False
-    """Whether the reference, if the algorithm has one, becomes the policy before that batch."""
+    """Whether the algorithm's reference, if it has one, becomes the policy before that batch."""
     stratified: bool = True
-    """How mini-batches are cut: `UpdatePlan.stratified`."""
+    """How mini-batches are cut; see `UpdatePlan.stratified`."""
     images: ImageCache | None = None
-    """Pixels of the images that rows show, which the backend uses, too; None if the model is not shown any."""
+    """Pixels of the images in rows, shared with the backend; None if the model sees no images."""
 
     def at(self, stage: Stage) -> Training:
-        """Return the training of this stage, by the same backend, and so with the same masters and optimizer."""
+        """Return the training of this stage. It uses the same backend, so masters and optimizer are the same."""
         if not self.algorithms:
             return self
         algorithm = self.algorithms[stage.number]
@@ -143,14 +143,14 @@ class Training:
             update = Update(metrics={})
         tokens = float(sum(row.loss_mask.sum() for row in rows))
         trained = {"tokens": tokens, "trained_rollouts": float(batch.num_rollouts)} | lost
-        # An algorithm's mean reward is that of the batch, from which filtered groups are missing.
+        # An algorithm computes its mean reward over the batch, which lacks the filtered groups.
         values = {**values, **update.metrics, **trained, "lr": lr, **batch.manifest.metrics}
         staleness = TrainedStaleness() if update.skipped else TrainedStaleness.of(rows, batch.sequence)
         return update, metrics.fit_names({name: float(value) for name, value in values.items()}), staleness
 
     def _that_can_be_shown(self, rows: Sequence[TrainingRow]) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """Return the rows, with all tokens masked in those whose images are gone or damaged, and the number of these.
-        The other rows count as much as before."""
+        """Return the rows and the number of rows whose images are gone or damaged. All tokens of these rows are masked.
+        The other rows have the same weight as before."""
         kept = []
         for row in rows:
             try:
@@ -166,8 +166,8 @@ class Training:
         return tuple(kept), {"rows_without_image": float(num_lost)} if num_lost else {}
 
     def speeds(self, values: Mapping[str, float], step_s: float) -> dict[str, float]:
-        """Return the speed of a step of this duration: tokens per second of all rows that went through the model, and
-        the share of the device's peak."""
+        """Return the speed of a step of this duration: tokens per second over all rows in the forward pass, and the
+        share of the device's peak."""
         if step_s <= 0 or "computed_tokens" not in values:
             return {}
         found = {"computed_tokens_per_s": values["computed_tokens"] / step_s}
@@ -176,8 +176,8 @@ class Training:
 
 
 def build_training(config: RunConfig, spec: ModelSpec, images: ImageCache | None = None) -> Training:
-    """Build the parts that the run file names. The backend is not opened yet. `images`: None if the model is not shown
-    any."""
+    """Build the parts that the run file names. The backend is not opened. `images` is None if the model sees no
+    images."""
     settings = config.trainer
     backend_class, backend_options = config.build_part("backend", settings.backend)
     optimizer = OptimizerSettings(weight_decay=settings.weight_decay, betas=settings.adam_betas, eps=settings.adam_eps)
@@ -195,7 +195,7 @@ def build_training(config: RunConfig, spec: ModelSpec, images: ImageCache | None
 
 
 def check_made_for(batch: Batch, stage: Stage) -> None:
-    """Check that the buffer made the batch for this stage. ConfigError if the run had other stages then."""
+    """Raise ConfigError if the buffer made the batch for another stage, because the run had other stages then."""
     kinds = {experience.loss_kind for experience in batch.experiences}
     alone = batch.manifest.num_groups == 0 and not batch.manifest.last
     if alone == stage.takes_rollouts or kinds - {LossKind.rl, stage.kind}:

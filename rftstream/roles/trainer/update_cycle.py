@@ -1,4 +1,4 @@
-"""The updates of the trainer, one at a time, and what each of them means for the run."""
+"""The updates of the trainer, one at a time, and their consequences for the run."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class TrainedBatch:
     training: Training
     """Backend and algorithm that trained the batch."""
     progress: TrainerProgress
-    """Progress of the trainer with this batch."""
+    """Progress of the trainer after this batch."""
     skipped: bool
-    """Whether the weights are as they were before."""
+    """Whether the weights were left unchanged."""
     values: dict[str, float]
-    """Metrics of the step, so far without its times."""
+    """Metrics of the step, without its times."""
     staleness: TrainedStaleness
-    """Staleness of the trained rows; empty where versions of rollouts say nothing about this run."""
+    """Staleness of the trained rows; empty if the versions of rollouts belong to another run."""
     step_s: float
     """Seconds that the update took."""
     ended_at: float
@@ -56,8 +56,8 @@ class TrainedBatch:
     def record(
         self, name: VersionName, announced: WeightsAnnounced | None, *, held_up_until: float, written_at: float
     ) -> StepRecord:
-        """Return the step of the batch. `announced`: None if its weights are not published. `held_up_until`: when
-        training had to wait for the publishing no more, and at most for a batch."""
+        """Return the step of the batch. `announced` is None if the weights are not published. `held_up_until` is the
+        time from which training waited at most for a batch, and no longer for the publication."""
         times = self.update.speeds(self.values, step_s=self.step_s, publish_s=held_up_until - self.ended_at)
         return StepRecord(
             name=name,
@@ -79,9 +79,9 @@ class TrainedBatch:
 
 @dataclass(eq=False, kw_only=True)
 class UpdateCycle:
-    """The updates that the backend computes, one at a time, in a thread of its own. The step makes it once and calls
-    `abandon` at each recovery. For each batch it calls `begin`, then `ends_within` until that is true, then `finish`.
-    It calls `rest` whenever the backend has nothing to do from then on."""
+    """The updates of the backend, one at a time, in a thread of its own. The step makes it once and calls `abandon` at
+    each recovery. For each batch it calls `begin`, then `ends_within` until that is true, then `finish`. It calls
+    `rest` whenever the backend becomes idle."""
 
     config: RunConfig
     training: Training
@@ -90,7 +90,7 @@ class UpdateCycle:
     held_out: HeldOut | None
     clock: Clock
     pending: PendingUpdate | None = field(default=None, init=False)
-    """The update that was begun last; None if none is computed."""
+    """The running update; None if there is none."""
 
     def __post_init__(self) -> None:
         self.mismatch = MismatchWatch(self.config)
@@ -99,16 +99,16 @@ class UpdateCycle:
 
     @property
     def idle_s(self) -> float:
-        """Seconds that the backend has had nothing to do."""
+        """Seconds for which the backend has been idle."""
         return self.clock.now() - self.resting_since
 
     def rest(self) -> float:
-        """Note that the backend has nothing to do from now on. Return the time, by the clock."""
+        """Record that the backend is idle from now on. Return the time, by the clock."""
         self.resting_since = self.clock.now()
         return self.resting_since
 
     def begin(self, batch: Batch, progress: TrainerProgress) -> None:
-        """Begin the update that makes a version of `batch` after `progress`. ConfigError if the batch was made for
+        """Begin the update that makes a version from `batch` and `progress`. ConfigError if the batch was made for
         another stage."""
         self.backend.is_touched = True
         stages = self.end.stages
@@ -125,7 +125,7 @@ class UpdateCycle:
         )
 
     def finish(self, pending: PendingUpdate) -> TrainedBatch:
-        """Return the result of the update; wait for it if need be. Raises the error of the update."""
+        """Return the result of the update, and wait for it if necessary. Errors of the update are raised."""
         update, values, staleness, step_s = pending.result()
         self.pending = None
         batch, before = pending.batch, pending.progress
@@ -170,7 +170,7 @@ class UpdateCycle:
 
 
 def show_in_metrics(step: StepRecord, progress: TrainerProgress) -> None:
-    """Show a step that is on the log in the metrics."""
+    """Set the metrics from a step that is on the log."""
     if not step.resumed:
         metrics.STEPS.labels("skipped" if step.skipped else "trained").inc()
         metrics.WITHOUT_SIGNAL.set(progress.steps_without_signal)
@@ -192,7 +192,7 @@ log = logging.getLogger(__name__)
 
 
 class SignalWatch:
-    """Warns when steps have no learning signal, and again when there are twice as many of them; ends the run by
+    """Warns when steps have no learning signal, and again each time that their number has doubled. It ends the run by
     `trainer.max_steps_without_signal`. The trainer's UpdateCycle makes it and calls `look` once for each trained
     batch."""
 
@@ -202,8 +202,8 @@ class SignalWatch:
         self._warns_at = WARN_AFTER_STEPS
 
     def look(self, values: Mapping[str, float]) -> StopRule | None:
-        """Check a step. `values`: its metrics. Returns the rule if the run is to end by it: at each multiple of the
-        setting, so that a resumed run has as many steps again before it ends for the second time."""
+        """Check a step by its metrics `values`. Return the rule if the run must end. This happens at each multiple of
+        the setting, so that a resumed run gets as many steps again before it ends for the second time."""
         steps = int(values.get(STEPS_WITHOUT_SIGNAL, 0))
         if steps and self._most and steps % self._most == 0:
             return StopRule(
@@ -235,7 +235,7 @@ class MismatchWatch:
         self._warns_above = config.trainer.warn_mismatch
 
     def look(self, values: Mapping[str, float], batch: Sequence[Experience]) -> None:
-        """Warn if need be. `values`: metrics of the step."""
+        """Warn if necessary. `values` are the metrics of the step."""
         found = values.get("mismatch_k3", 0.0)
         if not self._warns_above or not found > self._warns_above:
             return
@@ -250,7 +250,7 @@ class MismatchWatch:
 
 
 def cause_of_mismatch(config: RunConfig, values: Mapping[str, float], batch: Sequence[Experience]) -> str:
-    """Return the likeliest cause: certain causes come first, then possible ones."""
+    """Return the likeliest cause. Certain causes come before possible ones."""
     if config.run.imported_from is not None:
         return "the rollouts are another run's; of the algorithms topr and asymre are made for that"
     policy = config.explorer.policy
@@ -275,7 +275,8 @@ def cause_of_mismatch(config: RunConfig, values: Mapping[str, float], batch: Seq
 
 
 def _inexact(sampling: Sampling) -> list[str]:
-    """Settings with which the recorded logprobs are of another distribution than the trainer's (docs/algorithms.md)."""
+    """Return the settings under which the recorded logprobs belong to another distribution than the trainer's
+    (docs/algorithms.md)."""
     off = {
         "top_p": 1.0,
         "top_k": 0,

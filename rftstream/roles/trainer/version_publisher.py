@@ -1,4 +1,5 @@
-"""A version of the weights from the backend to its object: taken while training waits, written in another thread."""
+"""Publishes a version: its weights are taken from the backend while training waits, and another thread writes its
+object."""
 
 from __future__ import annotations
 
@@ -26,15 +27,15 @@ from rftstream.weights.stores.store import ObjectStore
 log = logging.getLogger(__name__)
 
 LOOK_BACK_S = 60.0
-"""Seconds without a batch before the trainer checks that its newest weights are still there: without them there will be
-no batch. It checks again after twice as long, and so on."""
+"""Seconds without a batch after which the trainer checks that its newest weights still exist, since without them no
+batch will come. Each further check comes after twice as long."""
 
 
 class VersionPublisher:
     """Makes the objects of versions, for one epoch of the trainer. The step makes it at each recovery, and calls
-    `anchor` first. For each version that is published it calls `take`, then `begin_write`, and when that has ended it
-    puts the `announcement` on the log. While there is nothing to train it calls `look_back` in each slice, and `noted`
-    after each commit."""
+    `anchor` first. For each published version it calls `take`, then `begin_write`, and after that it commits the
+    `announcement`. While there is nothing to train it calls `look_back` in each slice. It calls `noted` after each
+    commit."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class VersionPublisher:
         clock: Clock,
         executor: Executor,
     ) -> None:
-        """`executor`: of one thread, in which objects are written."""
+        """`executor` has one thread, which writes objects."""
         self._model = model
         self._publisher = WeightsPublisher(
             store, model.name, model.dtype, anchor_every=anchor_every, threads=model.threads
@@ -58,14 +59,14 @@ class VersionPublisher:
         self._clock = clock
         self._executor = executor
         self._began = 0.0
-        """When the version was taken that was taken last, by `time.perf_counter`."""
+        """Time when the last version was taken, by `time.perf_counter`."""
         self._look_back_after_s = LOOK_BACK_S
 
     def anchor(
         self, epoch: int, progress: TrainerProgress, config: RunConfig, kept_checkpoints: Collection[VersionName]
     ) -> tuple[Publish, ...]:
-        """Return the records of the state that this epoch starts from, whose object is written: a full snapshot, and a
-        step that trained nothing."""
+        """Return the records of the state from which this epoch starts, after its object is written: a full snapshot,
+        and a step that trained nothing."""
         name = progress.name(epoch)
         announced = self.announcement(self.begin_write(self.take(name, resumed=True)), kept_checkpoints)
         record = StepRecord(
@@ -96,25 +97,25 @@ class VersionPublisher:
         return taken
 
     def begin_write(self, taken: StagedVersion) -> Future[WeightsAnnounced]:
-        """Begin to write the object of the version that was taken last; return the future for `announcement`."""
+        """Start to write the object of the version that was taken last. Return the future for `announcement`."""
         return self._executor.submit(self._publisher.write, taken)
 
     def announcement(
         self, writing: Future[WeightsAnnounced], kept_checkpoints: Collection[VersionName]
     ) -> WeightsAnnounced:
-        """Return the announcement of a version, which also names the versions whose objects are no longer needed; wait
-        for the end of the writing if need be. Raises the error of the writing."""
+        """Return the announcement of a version, which also names the versions whose objects are no longer needed. Wait
+        for the end of the writing if necessary. Errors of the writing are raised."""
         announced = writing.result()
         metrics.WEIGHTS_PUBLISH_SECONDS.observe(time.perf_counter() - self._began)
         gone = self._versions.to_delete(self._store, announced.name, kept_checkpoints, announced.parent)
         return replace(announced, announced_at=self._clock.now(), gone=gone)
 
     def look_back(self, idle_s: float) -> None:
-        """Check that the newest version is still there, if nothing was trained for a while.
+        """Check that the newest version still exists, if nothing was trained for a while.
 
-        Explorers that cannot follow stay on older weights, and the batches that this trainer waits for may have to be
-        sampled with newer ones. It cannot announce a version twice, but a trainer that begins anew announces an anchor.
-        WeightsGone: the newest version is not there, and the trainer has to begin anew."""
+        Explorers that cannot fetch it stay on older weights, while the batches that this trainer waits for may require
+        newer ones. A trainer cannot announce a version twice, but a trainer that starts over announces an anchor.
+        WeightsGone if the newest version is missing, so that the trainer must start over."""
         if idle_s < self._look_back_after_s:
             return
         self._look_back_after_s *= 2
@@ -128,5 +129,5 @@ class VersionPublisher:
             log.warning("%s; looking again later", error)
 
     def noted(self) -> None:
-        """Note a commit, after which `look_back` is due soon again."""
+        """Record a commit, after which the next check of `look_back` is due soon again."""
         self._look_back_after_s = LOOK_BACK_S

@@ -1,4 +1,4 @@
-"""The trainer's account of versions: which are in force, and whose weights somebody still needs."""
+"""The trainer's view of versions: which are in force, and whose weights are still needed."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from rftstream.weights.stores.store import ObjectStore
 
 
 class Versions:
-    """The versions in force, and those of them that are still needed. The trainer's step makes it at each recovery and
-    tells it every record of `steps`, `weights` and `evals`, in log order. VersionPublisher asks `to_delete` for each
-    version; Checkpoints asks about checkpoints."""
+    """The versions in force, and those of them that are still needed. The trainer's step makes it at each recovery, and
+    passes every record of `steps`, `weights` and `evals` to it, in log order. VersionPublisher asks `to_delete` for
+    each version. Checkpoints asks about checkpoints."""
 
     def __init__(self, evaluations: Mapping[str, EvaluationSection], keep: int) -> None:
         self._evaluations = evaluations
         self._keep = keep
         self._lineage = Lineage()
         self._recorded: dict[int, tuple[int, int]] = {}
-        """The first and the newest version of each trainer epoch."""
+        """Trainer epoch -> its first and its newest version."""
         self._newest: list[VersionName] = []
-        """Announced versions in force, from the oldest anchor on that is kept."""
+        """Announced versions in force, from the oldest kept anchor on."""
         self._parents: dict[VersionName, VersionName] = {}
-        """Parents of versions that are nothing but a delta, as long as these versions exist."""
+        """Version that is only a delta -> its parent, as long as the version exists."""
         self._due: set[tuple[str, VersionName]] = set()
-        """Evaluations that somebody still has to make."""
+        """Evaluations that are due and have no result."""
         self._evaluated: dict[tuple[str, int], list[VersionName]] = {}
         self._best: dict[str, VersionName] = {}
         self._means: dict[tuple[str, int], tuple[float, VersionName]] = {}
         """Evaluation and version -> its newest mean."""
         self._gone: set[VersionName] = set()
-        """Whose objects were given up, and may still be there."""
+        """Versions whose objects were given up and may still exist."""
         self._begun_with: set[VersionName] | None = None
-        """The versions up to the one that a summary ends with whose objects were not given up; None: no summary."""
+        """The versions up to the end of a summary whose objects were not given up; None without a summary."""
 
     @property
     def any_recorded(self) -> bool:
@@ -48,12 +48,13 @@ class Versions:
         return bool(self._recorded)
 
     def record(self, step: StepRecord) -> None:
-        """Take a step. A step of a trainer that another has replaced does not count."""
+        """Apply a step. A step of a replaced trainer does not count."""
         if self._lineage.take(step.name, resumed=step.resumed):
             self._note(step.name)
 
     def begin(self, log_: Log) -> dict[TopicPartition, int]:
-        """Begin behind summaries of `steps` and `weights`. Return from where the two topics are read on."""
+        """Begin after the summaries of `steps` and `weights`. Return the positions from which the two topics are
+        read."""
         steps, weights = begin_with_summary(log_, "steps"), begin_with_summary(log_, "weights")
         if weights.summary is not None and not says_all(weights.summary):
             weights = begin_with_summary(log_, "weights", whole=True)
@@ -81,14 +82,14 @@ class Versions:
         self._recorded[name.trainer_epoch] = first, name.version
 
     def announce(self, announced: WeightsAnnounced) -> None:
-        """Take an announcement: what it says is gone, and which evaluations are due of it."""
+        """Apply an announcement, with the versions that are gone and the evaluations that are due."""
         self._gone |= set(announced.gone)
         for gone in announced.gone:
             self._parents.pop(gone, None)
         self._announce(announced.name, announced.parent)
 
     def _announce(self, name: VersionName, parent: VersionName | None) -> None:
-        if parent is not None:  # in force or not: the best by an evaluation may be another lineage's
+        if parent is not None:  # also out of force: the best by an evaluation may be of another lineage
             self._parents[name] = parent
         if not self._lineage.in_force(name):
             return
@@ -105,13 +106,13 @@ class Versions:
         }
 
     def _was_given_up(self, name: VersionName) -> bool:
-        """Whether an announcement said that the object of the version goes."""
+        """Whether an announcement listed the object of the version as gone."""
         begun = self._begun_with
         is_old = bool(begun) and name <= max(begun or ())
         return name in self._gone or (is_old and name not in (begun or ()))
 
     def evaluate(self, result: EvalResult) -> None:
-        """Take the result of an evaluation."""
+        """Apply the result of an evaluation."""
         self._evaluated.setdefault((result.evaluation, result.name.version), []).append(result.name)
         self._due = {due for due in self._due if not self._has_result(*due)}
         mean = result.metrics.get("mean", math.nan)
@@ -121,8 +122,8 @@ class Versions:
             self._best[result.evaluation] = result.name
 
     def best_or_due(self, evaluation: str, names: Collection[VersionName]) -> set[VersionName]:
-        """Return the best of these versions by an evaluation (the newest of several equal ones), and those that it has
-        yet to judge."""
+        """Return the best of these versions by an evaluation (the newest of several equal ones), and the versions that
+        it has not evaluated yet."""
         due = {name.version for judge, name in self._due if judge == evaluation}
         means: dict[VersionName, tuple[float, int]] = {}
         for name in names:
@@ -145,7 +146,7 @@ class Versions:
         parent: VersionName | None,
     ) -> tuple[VersionName, ...]:
         """Return the versions whose objects are no longer needed once `name` is announced. Versions that were given up
-        before stay so. `parent`: the version that `name` is a delta to, if it is one."""
+        before stay so. `parent` is the version to which `name` is a delta, if it is one."""
 
         def stays(known: VersionName) -> bool:
             passed = known.trainer_epoch < name.trainer_epoch and known.version > name.version
@@ -160,10 +161,10 @@ class Versions:
             due_evaluations=[due for _, due in self._due if stays(due)],
             best=[best for best in self._best.values() if not self._was_given_up(best)],
         )
-        self._gone.intersection_update(gone)  # what is not there needs not be remembered
+        self._gone.intersection_update(gone)  # missing objects need not be remembered
         return tuple(gone)
 
     def _has_result(self, evaluation: str, name: VersionName) -> bool:
-        """Whether there is a result, as the evaluator sees it. That of an older trainer counts, too, if the newer one
+        """Whether there is a result, by the evaluator's rule. A result of an older trainer counts if the newer one
         began with the same state."""
         return any(map(self._lineage.in_force, self._evaluated.get((evaluation, name.version), ())))

@@ -1,1 +1,1 @@
-"""What people say of rollouts, and what their judgements change about groups."""
+"""Feedback from annotators, and the changes that their judgements make to groups."""

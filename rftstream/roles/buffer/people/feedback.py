@@ -1,9 +1,8 @@
-"""What people say, as the buffer takes it: questions about groups that are complete, and a judgement for each vote.
+"""The buffer's handling of feedback: it asks questions about complete groups, and writes a judgement for each vote.
 
-Both are written in the transactions of the buffer. Whether a vote comes before or after its group's batch is decided
-when it is read: while the group is open its reward changes, afterwards history stays. What was said is read again after
-a restart, and what has a judgement on the log is taken as it was judged.
-"""
+Questions and judgements are written in the buffer's transactions. When a vote is read, the buffer decides whether it
+comes before or after its group's batch: the reward of an open group changes, that of a decided group does not. After a
+restart the votes are read again, and votes with a judgement on the log keep that judgement."""
 
 from __future__ import annotations
 
@@ -42,10 +41,16 @@ class Asked:
 
 
 class FeedbackIntake:
-    """The buffer's intake of feedback from people. The step makes one at each recovery. The step calls `recall` for
-    each outcome on the log, then `begin`; `absorb` for each record of `feedback`; `fold` before it chooses a batch, and
-    judges again the groups that `fold` returns; `holds` before it lets a group into a batch; `decided` for each
-    outcome; and `with_outputs` for each transaction. In a run in which nobody is asked, it reads and holds nothing."""
+    """The buffer's intake of feedback from annotators. The step makes one at each recovery, and calls:
+
+    - `recall` for each outcome on the log, then `begin`;
+    - `absorb` for each record of `feedback`;
+    - `fold` before it chooses a batch; the returned groups are judged again;
+    - `holds` before it lets a group into a batch;
+    - `decided` for each outcome;
+    - `with_outputs` for each transaction.
+
+    In a run without questions it reads and holds nothing."""
 
     def __init__(self, settings: FeedbackSection | None, seed: int, clock: Clock) -> None:
         self._settings, self._seed, self._clock = settings, seed, clock
@@ -53,18 +58,18 @@ class FeedbackIntake:
         self._fold = FeedbackFold(settings or FeedbackSection())
         self._decided = DecidedGroups()
         self._asked: dict[int, Asked] = {}
-        """Open groups, by sequence, that were asked about or passed over."""
+        """Open groups, by sequence, for which the decision to ask was made."""
         self._recorded: set[str] = set()
         """Judgements on the log at the recovery."""
         self._waiting: list[tuple[Record, Feedback | None]] = []
-        """Votes that have no judgement yet, in order."""
+        """Votes without a judgement, in order."""
         self._coming: set[str] = set()
-        """Rollouts of waiting votes that stand on `verified` and are not read yet."""
+        """Rollouts of waiting votes that are on `verified` and were not read yet."""
         self._outputs: list[Publish] = []
         """Records for the next transaction."""
 
     def bodies(self, transport: Transport, max_bytes: int) -> Bodies:
-        """Return the store of the bodies of open groups."""
+        """Return the store for the bodies of open groups."""
         if self._settings is None:
             return Bodies(transport, max_bytes)
         return JudgedBodies(transport, max_bytes, self._rewards)
@@ -72,7 +77,7 @@ class FeedbackIntake:
     # ------------------------------------------------------------------------------------------ reading
 
     def recall(self, outcome: GroupOutcome) -> None:
-        """Take an outcome that stands on the log."""
+        """Apply an outcome from the log."""
         if self._settings is not None and not outcome.late:
             self._note_outcome(outcome)
 
@@ -81,7 +86,7 @@ class FeedbackIntake:
         self._decided.add(outcome.sequence, outcome.group_id, size, outcome.result, outcome.batch_sequence)
 
     def begin(self, log_: Log) -> dict[TopicPartition, int]:
-        """Read questions, votes and judgements; return the offsets from which votes are read on."""
+        """Read questions, votes and judgements. Return the offsets from which reading of votes continues."""
         if self._settings is None:
             return {}
         judgements: dict[str, Judgement] = {}
@@ -104,7 +109,7 @@ class FeedbackIntake:
             self._asked[question.sequence] = Asked((*before.questions, question.question_id), until)
 
     def _restore_votes(self, log_: Log, judgements: Mapping[str, Judgement]) -> dict[TopicPartition, int]:
-        """Take the votes that have a judgement. Return the offset of the first vote without, in each partition."""
+        """Apply the votes that have a judgement. Return the offset of the first vote without one, in each partition."""
         positions = log_.transport.admin.begin_offsets(FEEDBACK)
         unjudged: set[TopicPartition] = set()
         for record in log_.read(FEEDBACK):
@@ -119,15 +124,15 @@ class FeedbackIntake:
         return positions
 
     def absorb(self, record: Record, vote: Feedback | None) -> None:
-        """Take a vote; None if it cannot be read."""
+        """Add a vote; None if it cannot be decoded."""
         if judgement_id_of(record) not in self._recorded:
             self._waiting.append((record, vote))
 
     # ------------------------------------------------------------------------------------------ judging
 
     def fold(self, log_: Log, groups: OpenGroups, progress: BufferProgress) -> list[Group]:
-        """Judge the votes that can be judged. Return the open groups that have to be judged again: their rewards have
-        changed, or they need not wait any more."""
+        """Judge the votes that can be judged. Return the open groups that must be judged again, because their rewards
+        have changed or because they no longer need to wait."""
         if self._settings is None:
             return []
         touched: dict[int, Group] = {}
@@ -166,12 +171,11 @@ class FeedbackIntake:
         touched[group.sequence] = group
 
     def _may_come(self, vote: Feedback) -> bool:
-        """Return whether a group that the vote is about may still come. If its sequence is decided, it was another
-        one."""
+        """Return whether a group of the vote may still arrive. If the sequence is decided, another group had it."""
         return vote.sequence is not None and vote.sequence not in self._decided
 
     def _status_of(self, vote: Feedback, groups: OpenGroups) -> GroupStatus | None:
-        """Return the result of the group of a vote; None if its rollouts are not known here."""
+        """Return the result of a vote's group; None if its rollouts are not known here."""
         sequence, group_id = vote.sequence, vote.rollout_id.rpartition("/")[0]
         siblings = [int(rollout.rpartition("/")[2]) for rollout in vote.rollouts]
         if sequence is None:
@@ -185,8 +189,8 @@ class FeedbackIntake:
     def _look_ahead(
         self, log_: Log, progress: BufferProgress, votes: list[tuple[Record, Feedback]], groups: OpenGroups
     ) -> None:
-        """Judge votes on rollouts that nobody has read here. A rollout that stands on `verified` further ahead is
-        waited for; one that does not stand there is unknown, since people can only judge what was scored."""
+        """Judge votes on rollouts that were not read here. If the rollout is further ahead on `verified`, the vote
+        waits for it. Otherwise the rollout is unknown, since annotators can only judge scored rollouts."""
         wanted = {rollout for _, vote in votes for rollout in vote.rollouts}
         partitions = {record.partition for record, _ in votes}
         places = {place: offset for place, offset in progress.read.items() if place.partition in partitions}
@@ -208,15 +212,15 @@ class FeedbackIntake:
     # ------------------------------------------------------------------------------------------ groups
 
     def holds(self, group: Group) -> bool:
-        """Give the group the rewards that are judged, ask people about it if that was not done yet, and return whether
-        it has to wait for their answers."""
+        """Apply the judged rewards to the group, and ask annotators about it if that was not done yet. Return whether
+        the group has to wait for their answers."""
         if self._settings is None:
             return False
         self._rewards.apply(group)
         now = self._clock.now()
         if group.sequence not in self._asked:
             self._ask(group, now)
-        group.held = not group.ready and self._is_held(group, now)  # who was let in once stays
+        group.held = not group.ready and self._is_held(group, now)  # a group that was let in once stays in
         return group.held
 
     def _ask(self, group: Group, now: float) -> None:
@@ -242,7 +246,7 @@ class FeedbackIntake:
         return max(0.0, min(held) - self._clock.now()) if held else FOREVER
 
     def decided(self, group: Group, result: GroupResult, batch: int) -> None:
-        """Take a group that gets an outcome with the next transaction. `batch`: the next one."""
+        """Record the result of a group that gets its outcome in the next transaction. `batch` is the next batch."""
         if self._settings is None:
             return
         in_batch = batch if result is GroupResult.batched else None
@@ -255,8 +259,7 @@ class FeedbackIntake:
     # ------------------------------------------------------------------------------------------ writing
 
     def with_outputs(self, transaction: SingleTransaction | None) -> SingleTransaction | None:
-        """Return the transaction with the questions and judgements since the last one. None if there is nothing to
-        write."""
+        """Add the questions and judgements since the last transaction. None if there is nothing to write."""
         if not self._outputs:
             return transaction
         outputs, self._outputs = tuple(self._outputs), []
@@ -265,7 +268,7 @@ class FeedbackIntake:
         return replace(transaction, outputs=(*transaction.outputs, *outputs))
 
     def health(self) -> Mapping[str, object]:
-        """Return how many votes wait and how many questions are judged."""
+        """Return how many votes wait and how many questions were judged."""
         if self._settings is None:
             return {}
         return {"votes_waiting": len(self._waiting), "questions_judged": len(self._fold.judgements)}
@@ -280,7 +283,7 @@ def _vote_in(record: Record) -> Feedback | None:
 
 
 def _is_here(rollout_id: str, vote: Feedback, groups: OpenGroups) -> bool:
-    """Return whether an open group has the rollout."""
+    """Return whether the rollout belongs to an open group."""
     group = groups.by_sequence.get(vote.sequence if vote.sequence is not None else -1)
     return group is not None and any(sibling.summary.rollout_id == rollout_id for sibling in group.siblings.values())
 
@@ -294,19 +297,19 @@ RESULTS = tuple(GroupResult)
 
 
 class DecidedGroups:
-    """The fate of every decided group, by sequence. FeedbackIntake makes it, calls `add` for each outcome, and asks
+    """The result of every decided group, by sequence. FeedbackIntake makes it, calls `add` for each outcome, and asks
     `find`."""
 
     def __init__(self) -> None:
         self._digests = array("Q")
-        """Digests of group ids, by sequence; 0 where the group is not known."""
+        """Digests of group ids, by sequence; 0 for an unknown group."""
         self._batches = array("q")
-        """Batch sequence, or -1."""
+        """Batch sequence of each group, or -1."""
         self._facts = array("I")
-        """Siblings times the number of results, plus the result."""
+        """For each group the number of siblings times the number of possible results, plus the index of the result."""
 
     def add(self, sequence: int, group_id: str, size: int, result: GroupResult, batch: int | None) -> None:
-        """Take a group that has an outcome."""
+        """Add a group that has an outcome."""
         missing = sequence + 1 - len(self._digests)
         if missing > 0:
             self._digests.extend([0] * missing)
@@ -320,7 +323,8 @@ class DecidedGroups:
         return sequence < len(self._digests) and self._digests[sequence] != 0
 
     def find(self, sequence: int, group_id: str, siblings: list[int]) -> GroupStatus | None:
-        """Return the result of the group with this sequence; None if that is another group, or has no such siblings."""
+        """Return the result of the group with this sequence; None if another group has the sequence, or lacks these
+        siblings."""
         size, result = divmod(self._facts[sequence], len(RESULTS))
         if self._digests[sequence] != _digest(group_id) or max(siblings) >= size:
             return None

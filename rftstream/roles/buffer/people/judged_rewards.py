@@ -1,8 +1,7 @@
-"""What people's judgements change about open groups: rewards of siblings, and siblings that are left out.
+"""The effect of annotators' judgements on open groups: changed rewards, and siblings that are left out.
 
-The verdict on `verified` stays what the scorer said. In the buffer the judged reward stands in its place, under the
-part `human`: operators, outcomes and experiences see it.
-"""
+The verdict on `verified` stays the scorer's. In the buffer the judged reward replaces it, under the part `human`:
+operators, outcomes and experiences see the judged reward."""
 
 from __future__ import annotations
 
@@ -19,33 +18,33 @@ from rftstream.roles.buffer.groups import Group, Sibling
 from rftstream.transport.base import Transport
 
 HUMAN = "human"
-"""Name of the part of a reward that people gave."""
+"""Name of the reward part that annotators gave."""
 SCORER = "feedback"
-"""Name of the scorer of a verdict that people alone gave."""
+"""Name of the scorer of a verdict that only annotators gave."""
 FLAGGED = "feedback: flagged"
-"""Reason of a sibling that is left out because people flagged it."""
+"""Reason of a sibling that is left out because annotators flagged it."""
 
 VERDICT_KINDS = (FeedbackKind.label, FeedbackKind.rating, FeedbackKind.flag)
 
 
 class JudgedRewards:
-    """The rewards and flags that hold for open groups now. FeedbackIntake makes it and calls `learn` for each
-    judgement, in order; then `apply` gives them to a group, and `changed` to a body."""
+    """The current rewards and flags of open groups. FeedbackIntake makes it and calls `learn` for each judgement, in
+    order. `apply` then sets them in a group, and `changed` in a body."""
 
     def __init__(self, settings: FeedbackSection) -> None:
         self._settings = settings
         self._rewards: dict[str, float] = {}
         self._flagged: set[str] = set()
         self._originals: dict[tuple[TopicPartition, int], Sibling] = {}
-        """Siblings of open groups as the scorer left them, where they were changed."""
+        """Siblings of open groups before their reward was changed."""
 
     @property
     def num_rewards(self) -> int:
-        """Number of rollouts with a reward that people gave."""
+        """Number of rollouts with a reward from annotators."""
         return len(self._rewards)
 
     def learn(self, judgement: Judgement) -> bool:
-        """Take a judgement. Return whether it may change an open group: one of a decided group never does."""
+        """Add a judgement. Return whether it may change an open group; a judgement of a decided group never does."""
         if judgement.effect is not VoteEffect.counted or judgement.result is not None:
             return False
         if judgement.kind not in VERDICT_KINDS or not judgement.rollouts:
@@ -66,7 +65,7 @@ class JudgedRewards:
         return True
 
     def apply(self, group: Group) -> None:
-        """Give the siblings of an open group the rewards that hold now."""
+        """Set the current rewards in the siblings of an open group."""
         for number, sibling in group.siblings.items():
             original = self._originals.get(sibling.place_offset, sibling)
             changed = self._sibling(original)
@@ -82,7 +81,7 @@ class JudgedRewards:
             self._originals.pop(sibling.place_offset, None)
 
     def changed(self, verified: VerifiedRollout) -> VerifiedRollout:
-        """Return a body with the judged reward, or as it is if there is none."""
+        """Return a body with the judged reward, or the body itself if there is none."""
         human = self._rewards.get(verified.ids.rollout_id)
         if human is None or verified.rollout is None:
             return verified
@@ -107,7 +106,7 @@ class JudgedRewards:
 
 
 class JudgedBodies(Bodies):
-    """Bodies of open groups with the rewards that people gave them. The step makes it where people are asked."""
+    """Bodies of open groups with their judged rewards. The step makes it in runs that ask annotators."""
 
     def __init__(self, transport: Transport, max_bytes: int, rewards: JudgedRewards) -> None:
         super().__init__(transport, max_bytes)
@@ -116,5 +115,5 @@ class JudgedBodies(Bodies):
     def get_all(
         self, places: Collection[tuple[TopicPartition, int]]
     ) -> dict[tuple[TopicPartition, int], VerifiedRollout]:
-        """Return the rollouts at these places, with rewards as they are judged now."""
+        """Return the rollouts at these places, with their current judged rewards."""
         return {place: self._judged.changed(verified) for place, verified in super().get_all(places).items()}

@@ -1,4 +1,4 @@
-"""The calls of agents on their way from a request to an answer that can be saved."""
+"""Agents' calls, from the request to an answer that can be saved."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class AgentLimits:
     max_in_flight: int = 16
     """Most calls of one rollout at the same time."""
     idle_timeout_s: float = 600.0
-    """Seconds of an agent's silence after which its rollout ends."""
+    """Seconds without a request from the agent after which its rollout ends."""
     rollout_timeout_s: float = 0.0
     """Seconds after which a rollout ends in any case; 0: never."""
 
 
 @dataclass(eq=False, kw_only=True)
 class CallSampler:
-    """Has the calls of agents sampled. The agent loop makes it. For each call it asks `refusal`, then `begin`; in each
-    slice `sample`; then `complete` for what the policy has finished, or `cancel`.
+    """Submits agents' calls to the policy. The agent loop makes it. For each call it asks `refusal`, then calls
+    `begin`. In each slice it calls `sample`, then `complete` for each completion of the policy, or `cancel`.
 
-    `explorer`: name of this process. `constrains`: whether the policy can constrain tokens."""
+    `explorer` is the name of this process. `constrains` tells whether the policy can constrain tokens."""
 
     policy: Policy
     limits: AgentLimits
@@ -52,11 +52,11 @@ class CallSampler:
     constrains: bool
 
     def finished(self) -> list[Completion]:
-        """Do a slice of the policy's work; return the completions that have finished."""
+        """Let the policy do a slice of work. Return the completions that have finished."""
         return self.policy.step()
 
     def idle_s(self) -> float:
-        """Return the seconds until the policy may have finished something."""
+        """Return the seconds until the policy may have a completion."""
         return min(self.policy.idle_s(), LOOK_S)
 
     def refusal(self, session: AgentSession, call: ModelCall) -> Refusal | None:
@@ -84,7 +84,7 @@ class CallSampler:
         return None
 
     def count(self, session: AgentSession, call: ModelCall) -> TokensCounted | Refusal:
-        """Return the number of tokens of a call's prompt. The call itself is not made."""
+        """Return the number of tokens in a call's prompt, without making the call."""
         try:
             plan = session.rollout.plan(call)
         except ConfigError as error:
@@ -93,7 +93,7 @@ class CallSampler:
         return TokensCounted(count=len(plan.prompt))
 
     def begin(self, session: AgentSession, request: AgentRequest, call: ModelCall) -> None:
-        """Plan the segment of a new call; `sample` has its tokens sampled."""
+        """Plan the segment of a new call. `sample` then submits it to the policy."""
         try:
             plan = session.rollout.plan(call)
         except ConfigError as error:
@@ -119,8 +119,8 @@ class CallSampler:
         faults.at("call_received", len(session.rollout.calls) + len(session.open_calls))
 
     def sample(self, session: AgentSession, may_sample: bool) -> None:
-        """Have the calls of a rollout sampled. If the trainer went back to a version that is too old for the task, the
-        tokens so far are dropped, and sampled anew later."""
+        """Submit the waiting calls of a rollout to the policy. If the trainer went back to a version that is too old
+        for the task, drop the tokens so far; they are sampled again later."""
         if may_sample:
             for open_call in session.open_calls.values():
                 if not open_call.is_submitted:
@@ -149,7 +149,7 @@ class CallSampler:
         )
 
     def complete(self, session: AgentSession, completion: Completion) -> None:
-        """Take the completion of a call, and write the answer. The agent gets the answer when it is on the log."""
+        """Take the completion of a call, and build the answer. The agent gets the answer once it is on the log."""
         open_call = session.open_calls.get(completion.request_id)
         if open_call is None:
             return
@@ -178,7 +178,7 @@ class CallSampler:
     def _recorded(
         self, session: AgentSession, open_call: OpenCall, completion: Completion
     ) -> tuple[EncodedPiece, RecordedCall]:
-        """Add the call to its rollout. ContractError, and nothing is added, if no record can hold it."""
+        """Add the call to its rollout. ContractError, with nothing added, if no record can hold it."""
         rollout, plan, now = session.rollout, open_call.plan, self.now()
         result = rollout.result(plan, open_call.call, completion, now)
         told = open_call.call.dialect.answer(result)
@@ -211,7 +211,7 @@ class CallSampler:
             request.reply(refusal)
 
     def cancel(self, session: AgentSession, refusal: Refusal) -> None:
-        """Give up all calls of a rollout that have no tokens yet."""
+        """Refuse all calls of a rollout that have no tokens yet."""
         self._abort(session)
         for open_call in session.open_calls.values():
             self._fail(session, open_call, refusal)
@@ -229,12 +229,12 @@ def _cannot_render(error: ConfigError) -> Refusal:
 
 
 def refused(sentence: str) -> Refusal:
-    """Return the refusal of a request that cannot be done."""
+    """Return the refusal of a request that is not supported."""
     return Refusal(status=400, sentence=sentence)
 
 
 def _seed(task_seed: int, request_digest: str, occurrence: int) -> int:
-    """Return the seed of a call. It depends on the request and on how often it was made, not on the time: a call that
-    was sampled and not committed is sampled again alike."""
+    """Return the seed of a call. It depends on the request and on how often that request was made, not on the time. So
+    a call that was sampled and not committed is sampled the same way again."""
     text = f"{task_seed}/{request_digest}/{occurrence}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

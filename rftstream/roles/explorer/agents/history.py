@@ -1,10 +1,9 @@
-"""What an agent has said and heard so far, and which recorded call a new one goes on from.
+"""The conversations of an agent, and the recorded call that a new call continues.
 
-A call goes on from the deepest recorded call whose conversation and answer its own conversation begins with, tools
-included. The known conversations are a tree with one place for each message. Messages are compared as an agent sends
-them, so a served answer is recognized whatever the client did to its JSON. Reasoning is left out, since clients drop
-it.
-"""
+A call continues the deepest recorded call whose conversation and answer are the beginning of the new call's
+conversation; the tools must be the same. The known conversations form a tree with one place for each message. Messages
+are compared in the form that an agent sends, so a served answer is recognized whatever the client did to its JSON.
+Reasoning is left out, since clients drop it."""
 
 from __future__ import annotations
 
@@ -20,17 +19,17 @@ from rftstream.roles.explorer.model_calls import canonical, digest
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A place in the tree of conversations: the end of a message, after those that lead up to it."""
+    """A place in the tree of conversations: a message together with all messages before it."""
 
     calls: list[RecordedCall] = field(default_factory=list)
-    """The calls whose answer is that message."""
+    """The calls whose answer is this message."""
     following: dict[Hashable, Place] = field(default_factory=dict)
-    """Messages that came next."""
+    """Next messages -> their places."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RecordedCall:
-    """A call that has its tokens. `AgentRollout` makes it; only whether it is delivered changes."""
+    """A call that was sampled. `AgentRollout` makes it. Only `is_delivered` changes later."""
 
     call: AgentCall
     """The record of the call on the log."""
@@ -45,51 +44,51 @@ class RecordedCall:
     said: ChatMessage
     """The answer in the form that the template takes."""
     place: Place
-    """Place in the tree at which the conversation and the answer, as an agent sends them, end."""
+    """Place in the tree at the end of the answer, with messages in the form that an agent sends."""
     is_delivered: bool = False
-    """Whether the agent has certainly got the answer."""
+    """Whether the agent has certainly received the answer."""
 
     @property
     def end(self) -> int:
-        """The position in its segment behind its last token."""
+        """Position in its segment after the call's last token."""
         return self.call.start + self.call.count
 
 
 class CallHistory:
-    """The recorded calls of a rollout. `AgentRollout` makes it, and calls `add` for each. It asks `deepest` and
-    `of_request` about a new one."""
+    """The recorded calls of a rollout. `AgentRollout` makes it, and calls `add` for each call. For a new call it asks
+    `deepest` and `of_request`."""
 
     def __init__(self) -> None:
         self.calls: list[RecordedCall] = []
-        """By their numbers."""
+        """Calls by their numbers."""
         self._roots: dict[str, Place] = {}
-        """Digest of tools -> where the conversations with these tools begin."""
+        """Digest of tools -> root of the conversations with these tools."""
         self._of_request: dict[str, list[RecordedCall]] = {}
 
     def place_behind(
         self, parent: RecordedCall | None, tools_digest: str, messages: Iterable[ChatMessage], said: ChatMessage
     ) -> Place:
-        """Return the place of a conversation and its answer, as the agent sends both: what leads up to the parent's
-        answer, then `messages`, then `said`."""
+        """Return the place of a conversation with its answer, in the form that the agent sends. The conversation is the
+        parent's, up to its answer, followed by `messages` and `said`."""
         place = self._roots.setdefault(tools_digest, Place()) if parent is None else parent.place
         for message in (*messages, said):
             place = place.following.setdefault(_identity(message), Place())
         return place
 
     def add(self, recorded: RecordedCall) -> None:
-        """Take the next call."""
+        """Add the next call."""
         assert recorded.call.number == len(self.calls)
         self.calls.append(recorded)
         recorded.place.calls.append(recorded)
         self._of_request.setdefault(recorded.call.request_digest, []).append(recorded)
 
     def of_request(self, request_digest: str) -> Sequence[RecordedCall]:
-        """Return the calls that were asked for by equal requests, in order."""
+        """Return the calls with equal requests, in order."""
         return self._of_request.get(request_digest, ())
 
     def deepest(self, messages: Sequence[ChatMessage], tools_digest: str) -> tuple[int, Sequence[RecordedCall]]:
-        """Return how many messages belong to the deepest known conversation, its answer included, and the calls that
-        have it; 0 and none if there is no such call."""
+        """Return the number of messages in the deepest known conversation, with its answer, and the calls that have it;
+        0 and an empty list if there is none."""
         found: tuple[int, Sequence[RecordedCall]] = (0, ())
         place = self._roots.get(tools_digest)
         for count, message in enumerate(messages, start=1):
@@ -103,7 +102,7 @@ class CallHistory:
 
 def _identity(message: ChatMessage) -> Hashable:
     """Return a key that is the same for equal messages."""
-    calls = canonical(message.tool_calls) if message.tool_calls else b""  # True and 1 are equal, and not the same call
+    calls = canonical(message.tool_calls) if message.tool_calls else b""  # True and 1 are equal, but differ here
     return message.role, message.content, message.name, message.tool_call_id, calls
 
 

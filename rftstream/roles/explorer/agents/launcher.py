@@ -1,8 +1,7 @@
-"""Starts agents: one run for each rollout, in a host process or at a service, from its beginning to its result.
+"""Starts agents: one run for each rollout, in a host process or at a service.
 
-The runs are awaited in an event loop with a thread of its own. What becomes of them goes to the agent loop through its
-inbox, as if the agent had said it over HTTP.
-"""
+The runs are awaited in an event loop with a thread of its own. The result of a run goes to the agent loop through its
+inbox, as if the agent had sent it over HTTP."""
 
 from __future__ import annotations
 
@@ -25,22 +24,22 @@ from rftstream.roles.explorer.model_calls import AgentBegins, AgentRequest, Call
 log = logging.getLogger(__name__)
 
 MAX_STARTS = 3
-"""Starts of an agent, at most, if it is lost, as with its host. After the last one its rollout fails."""
+"""Most starts of an agent that is lost, for example with its host. After the last one its rollout fails."""
 MAX_NUMBERS = 256
 """Most parts or metrics of a result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedAgents:
-    """The agents that a launcher starts, and the addresses under which they reach their model."""
+    """The agents that a launcher starts, and the addresses at which they reach their model."""
 
     agents: Mapping[str, RunsAgent]
     """Name of a taskset or an evaluation -> the object that runs its agents."""
     anew: Collection[str] = ()
-    """Names of the tasksets and evaluations whose agents begin without recorded calls if another explorer ran them
-    before."""
+    """Tasksets and evaluations whose agents start without the recorded calls if another explorer ran them before."""
     as_written: Callable[[str, str], str] = lambda taskset, error: error
-    """Returns an error about the settings of a taskset's agents with the place where the user wrote these settings."""
+    """Returns an error about the settings of a taskset's agents, extended by the place of these settings in the run
+    file."""
     base_url: str = ""
     """Base URL of the gateway for agents on this machine."""
     public_url: str = ""
@@ -53,31 +52,31 @@ class LaunchedAgents:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """One agent on its way."""
+    """A run of an agent."""
 
     task: Task
     launch: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Tells it from other runs of the agent at this task, by other explorers, too: an agent may outlive its explorer,
-    and call the next one."""
+    """Distinguishes this run from other runs of the agent for this task, also by other explorers: an agent may outlive
+    its explorer and call the next one."""
     work: asyncio.Task[None] | None = None
 
 
 class AgentLauncher:
     """The agents that an explorer has started. Its step calls `launch` for each task, `check` in each slice, `cancel`
-    for what has ended or is lost, and `close` at the end. None of them waits for a host, but `close`."""
+    for ended and lost rollouts, and `close` at the end. Only `close` waits for a host."""
 
     def __init__(self, launched: LaunchedAgents, inbox: CallInbox) -> None:
         self._launched, self._inbox = launched, inbox
         self._loop = LoopThread("agents") if launched.agents else None
         self._lock = threading.Lock()
         self._running: dict[str, _Run] = {}
-        """By rollout. What is not in it any more has nothing to say."""
+        """Rollout -> its run. Messages of runs that are no longer here are ignored."""
         self._works: set[asyncio.Task[None]] = set()
         """Tasks that are kept alive until they have left their hosts."""
         self._error: ConfigError | None = None
 
     def launch(self, task: Task) -> bool:
-        """Start the agent of a task, from its beginning. False for an agent that runs elsewhere."""
+        """Start the agent of a task, from its beginning. Return False for an agent that runs elsewhere."""
         agent = self._launched.agents.get(task.ids.taskset)
         if agent is None or self._loop is None:
             return False
@@ -87,11 +86,11 @@ class AgentLauncher:
         return True
 
     def begins_anew(self, task: Task) -> bool:
-        """Return whether the agent of a task is to begin without the calls that another explorer has recorded."""
+        """Return whether a task's agent must start without the calls that another explorer has recorded."""
         return task.ids.taskset in self._launched.anew and task.ids.taskset in self._launched.agents
 
     def cancel(self, rollout_ids: Iterable[str]) -> None:
-        """Cancel the agents of these rollouts. Nothing that they send counts any more."""
+        """Cancel the agents of these rollouts. Their later messages are ignored."""
         for rollout_id in rollout_ids:
             with self._lock:
                 run = self._running.pop(rollout_id, None)
@@ -103,7 +102,7 @@ class AgentLauncher:
         self.cancel(list(self._running))
 
     def check(self) -> None:
-        """Raise ConfigError if no agent can be run at all, since the interpreter or the target is not there."""
+        """Raise ConfigError if no agent can run at all, because the interpreter or the target is missing."""
         if self._error is not None:
             raise self._error
 
@@ -175,7 +174,8 @@ def _cancel(run: _Run) -> None:
 
 
 def end_of_result(result: AgentResult) -> RolloutEnd:
-    """Return the end of a rollout whose agent has returned. Numbers that no record may hold are an error of it."""
+    """Return the end of a rollout whose agent has returned a result. Numbers that no record can hold count as the
+    agent's error."""
     for name, numbers in (
         ("reward", {} if result.reward is None else {"reward": result.reward}),
         ("parts", result.parts),

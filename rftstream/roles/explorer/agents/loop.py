@@ -1,11 +1,10 @@
-"""The agent loop: rollouts that agents make by calling the gateway. It is to agents what the turn loop is to
+"""The agent loop: rollouts that agents make by calling the gateway. It does for agents what the turn loop does for
 environments.
 
-A call goes through these: `CallSampler` plans where its tokens go, has them sampled when the weights are new enough,
-and writes its answer; `unsaved` hands it out to be saved; `committed`, called when that is on the log, releases the
-answer. So an explorer that dies before has told nobody anything, and one that dies after is followed by one that tells
-the same. A rollout ends by the agent's word, or when the agent is silent for too long.
-"""
+A call takes these steps. `CallSampler` plans its segment, submits it once the weights are new enough, and builds its
+answer. `unsaved` returns it for saving. `committed`, called when it is on the log, releases the answer. If the explorer
+dies before the commit, no agent has seen the answer; if it dies after, its successor gives the same answer. A rollout
+ends when the agent says so, or when the agent sends nothing for too long."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ from rftstream.service.role import FOREVER
 log = logging.getLogger(__name__)
 
 MAX_REMEMBERED = 100_000
-"""Most ended rollouts whose keys are answered with 409."""
+"""Most ended rollouts that are remembered. Requests for them are answered with 409."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +53,12 @@ class _Past:
 
     status: str
     word: str | None
-    """Digest of the agent's last request, which ended the rollout; None if it was ended otherwise."""
+    """Digest of the agent's last request, which ended the rollout; None if it ended otherwise."""
 
 
 class AgentLoop:
     """The rollouts that agents make, over the explorer's policy. The step calls `start` for each task, `step` in each
-    slice, `unsaved` and `committed` around each transaction, and `drop` for what it has lost."""
+    slice, `unsaved` and `committed` around each transaction, and `drop` for lost rollouts."""
 
     def __init__(
         self,
@@ -72,8 +71,8 @@ class AgentLoop:
         now: Callable[[], float],
         constrains: bool = False,
     ) -> None:
-        """`policy`: one that this loop alone steps. `explorer`: name of this process. `constrains`: whether the policy
-        can constrain tokens."""
+        """`policy` must be stepped by this loop alone. `explorer` is the name of this process. `constrains` tells
+        whether the policy can constrain tokens."""
         self._inbox, self._limits, self._explorer, self._now = inbox, limits, explorer, now
         self._calls = CallSampler(
             policy=policy, limits=limits, context=context, explorer=explorer, now=now, constrains=constrains
@@ -84,17 +83,17 @@ class AgentLoop:
         """Rollouts that have ended here, newest last."""
         self._ended: list[Attempt] = []
         self._unsaved: dict[int, None] = {}
-        """Rollouts that may have something to be saved, in the order in which it came. Most have nothing, so they are
-        not asked one by one."""
+        """Rollouts that may have something to be saved, oldest first. Most rollouts have nothing, so checking only
+        these is faster."""
         self._late_at = 0.0
-        """No rollout ends before this for being silent or for taking long."""
+        """No rollout's time limit or silence limit is reached before this time."""
 
     # ------------------------------------------------------------------------------------------ the step's side
 
     def start(self, key: int, rollout: AgentRollout, *, session: str | None, next_piece: int) -> None:
-        """Take a task in hand. `rollout` has the calls that were saved. `session`: digest of the request that the
-        rollout was given to; empty for an agent that this explorer starts itself, None if no agent has it.
-        `next_piece`: number of its next piece."""
+        """Take a task in hand. `rollout` contains the calls that were saved. `session` is the digest of the request
+        that the rollout was given to; it is empty for an agent that this explorer starts, and None if no agent has the
+        rollout. `next_piece` is the number of its next piece."""
         now = self._now()
         self._sessions[key] = self._by_id[rollout.task.ids.rollout_id] = AgentSession(
             key=key,
@@ -113,9 +112,9 @@ class AgentLoop:
     def step(
         self, may_sample: Callable[[Task], bool], is_to_come: Callable[[str], bool] = lambda session: False
     ) -> list[Attempt]:
-        """Do one slice of work: take requests, have calls sampled, take what was sampled; return rollouts that ended.
-        `may_sample`: whether the weights are new enough for a task. `is_to_come`: whether the rollout of this session
-        will be started soon."""
+        """Do one slice of work: take requests, submit calls, take completions. Return the rollouts that ended.
+        `may_sample` tells whether the weights are new enough for a task. `is_to_come` tells whether the rollout of this
+        session will start soon."""
         for item in self._inbox.take():
             if isinstance(item, AgentRequest):
                 self._take(item, is_to_come)
@@ -134,8 +133,8 @@ class AgentLoop:
         return ended
 
     def unsaved(self) -> dict[int, list[EncodedPiece]]:
-        """Return the unsaved part of each rollout: calls, or the session that it was given to. It counts as on its way
-        to the log from now on."""
+        """Return the unsaved part of each rollout: its calls, or the session that it was given to. These parts now
+        count as on their way to the log."""
         found = {}
         keys, self._unsaved = self._unsaved, {}
         for key in keys:
@@ -161,8 +160,8 @@ class AgentLoop:
         return found
 
     def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
-        """Take note that the parts that `unsaved` returned for these rollouts are on the log, and answer the requests
-        that wait for them."""
+        """Record that the parts returned by `unsaved` for these rollouts are on the log. Answer the requests that wait
+        for them."""
         now = self._now()
         for key in saved:
             if (session := self._sessions.get(key)) is not None:
@@ -182,7 +181,7 @@ class AgentLoop:
                     request.reply(RolloutEnded(rollout_id=session.rollout_id, status=str(session.ended.status)))
 
     def drop(self, keys: Iterable[int]) -> None:
-        """Forget rollouts that another explorer has now; their agents are told to retry."""
+        """Forget rollouts that another explorer has now. Their agents are told to retry."""
         for key in keys:
             if (session := self._sessions.pop(key, None)) is not None:
                 del self._by_id[session.rollout_id]
@@ -193,7 +192,7 @@ class AgentLoop:
 
     def leave(self) -> list[int]:
         """Stop sampling and refuse further requests. Return the rollouts that have nothing left to be saved, so that
-        they can be given back; the others may take long to finish."""
+        they can be given back. The other rollouts may take long to finish."""
         for item in self._inbox.take():
             if isinstance(item, AgentRequest):
                 item.reply(moving())
@@ -202,16 +201,16 @@ class AgentLoop:
         return [key for key, one in self._sessions.items() if one.ended is None and not one.has_work]
 
     def is_free(self, key: int) -> bool:
-        """Return whether no agent has the rollout yet."""
+        """Return whether no agent has the rollout."""
         session = self._sessions.get(key)
         return session is not None and session.session is None
 
     def rewind(self, key: int) -> None:
-        """Have the recorded calls answer an agent that is run again from its start."""
+        """Use the recorded calls as answers for an agent that runs again from its start."""
         self._sessions[key].rewind()
 
     def idle_s(self) -> float:
-        """Return the seconds until `step` has something to do, if no request comes."""
+        """Return the seconds until `step` has work, if no request comes."""
         if self._inbox.has_woken or self._ended:
             return 0.0
         if any(session.is_sampling for session in self._sessions.values()):
@@ -236,7 +235,7 @@ class AgentLoop:
             request.reply(Refusal(status=409, sentence=f"the agent of {request.rollout_id} was started again since"))
         elif session is not None and session.ended is None:
             session.last_active = self._now()
-            if session.session is None:  # an agent that has the key needs no session
+            if session.session is None:  # an agent with the key needs no session
                 session.session, self._late_at = "", 0.0
             if isinstance(request.wanted, RolloutEnd):
                 session.ends.append(request)
@@ -258,7 +257,8 @@ class AgentLoop:
             request.reply(RolloutEnded(rollout_id=request.rollout_id, status=past.status))
 
     def _grant(self, request: AgentRequest, wanted: SessionWanted, is_to_come: Callable[[str], bool]) -> None:
-        """Give a rollout to an agent, once that is on the log. A request of the same name gets the same rollout."""
+        """Give a rollout to an agent, effective once it is on the log. A request with the same name gets the same
+        rollout."""
         name = digest(wanted.name) if wanted.name else ""
         free = None
         for session in self._sessions.values():
@@ -268,7 +268,7 @@ class AgentLoop:
                 free = session
                 break
         else:
-            if name and is_to_come(name):  # with another one, nobody would ever make that rollout
+            if name and is_to_come(name):  # if it got another rollout, the saved one would never be made
                 request.reply(moving())
                 return
         if free is None:
@@ -340,8 +340,8 @@ class AgentLoop:
             self._end(session, RolloutStatus.completed, None, posted, dict(end.metrics), word)
 
     def _end_late(self) -> None:
-        """End rollouts whose agents are silent, or whose time is up. A sign from an agent only postpones its end, so no
-        rollout is checked before the first could be late."""
+        """End rollouts whose agents are silent or whose time is up. A request from an agent only postpones the end of
+        its rollout, so no rollout is checked before the earliest end."""
         now, limits = self._now(), self._limits
         if now < self._late_at:
             return
@@ -369,7 +369,7 @@ class AgentLoop:
             self._end(session, RolloutStatus.failed, f"{why}, and made no call", None, {}, word)
 
     def _ends_at(self, session: AgentSession) -> float:
-        """Return the time at which a rollout ends if its agent stays silent."""
+        """Return the time at which a rollout ends if its agent sends nothing more."""
         if session.ended is not None or session.session is None:
             return FOREVER
         at = FOREVER if session.has_work else session.last_active + session.idle_timeout_s

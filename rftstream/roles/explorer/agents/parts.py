@@ -1,4 +1,4 @@
-"""What a role has beside its ordinary parts if agents call it. An explorer has them, and so has an evaluator."""
+"""The additional parts of a role that agents call. An explorer has them, and so has an evaluator."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ class AgentParts:
     inbox: CallInbox
     """Queue of requests from the gateway to the loop."""
     launcher: AgentLauncher
-    """Starts those agents that do not come by themselves."""
+    """Starts the agents that run here."""
     environments: frozenset[str]
-    """Names of the environments whose tasks are agents'."""
+    """Names of the environments whose tasks agents make."""
     dialects: Mapping[str, Dialect]
-    """Dialects by their names on the log."""
+    """Name of a dialect on the log -> the dialect."""
     renderer: Renderer
     """Renderer for tasks without a chat template of their own."""
     gateway_url: str = ""
     """URL of the gateway; empty in a simulated run, which has none."""
     close_gateway: Callable[[], object] = lambda: None
-    """Ends the gateway."""
+    """Closes the gateway."""
 
     def new_rollout(self, task: Task, renderer: Renderer | None = None) -> AgentRollout:
-        """Return a rollout without calls. `renderer`: that of the task's own chat template."""
+        """Return a rollout without calls. `renderer` is for a task with its own chat template."""
         return AgentRollout(task, renderer or self.renderer, self.dialects)
 
     def begin(self, key: int, rollout: AgentRollout, session: str | None = None, *, next_piece: int = 0) -> None:
-        """Open a rollout to calls, and start its agent unless that comes by itself. `session`: as for
-        `AgentLoop.start`. `next_piece`: number of its next piece."""
+        """Open a rollout to calls, and start its agent unless the agent runs elsewhere. `session` is as for
+        `AgentLoop.start`. `next_piece` is the number of its next piece."""
         is_ours = self.launcher.launch(rollout.task)
         self.loop.start(key, rollout, session="" if is_ours else session, next_piece=next_piece)
         if is_ours:
@@ -66,9 +66,9 @@ class AgentParts:
 
 
 class PolicyShare:
-    """A policy as one of its users sees it: `step` returns that user's completions alone. `share_policy` makes it.
+    """One user's view of a shared policy: `step` returns only this user's completions. `share_policy` makes it.
 
-    Everything else is the policy's own; weights are loaded through any of the shares."""
+    All other state is the policy's own. Weights can be loaded through either view."""
 
     def __init__(self, policy: Policy, is_own: Callable[[str], bool], others: list[Completion]) -> None:
         self._policy, self._is_own, self._finished = policy, is_own, others
@@ -80,16 +80,16 @@ class PolicyShare:
 
     @property
     def slots(self) -> int:
-        """Number of requests that may be active at once, of all users together."""
+        """Number of requests of all users that may be active at once."""
         return self._policy.slots
 
     @property
     def num_active(self) -> int:
-        """Number of requests of all users that are active, or have finished and wait for their user."""
+        """Number of requests of all users that are active, or finished and not yet returned."""
         return self._policy.num_active + len(self._finished)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
-        """Take over new weights."""
+        """Load new weights."""
         self._policy.load(tensors, name)
 
     def submit(self, request: SampleRequest) -> None:
@@ -97,16 +97,17 @@ class PolicyShare:
         self._policy.submit(request)
 
     def so_far(self, request_id: str) -> Completion | None:
-        """Return what was sampled for an active request; None for one that waits for its user."""
+        """Return the tokens of an active request so far; None for a finished request that is not yet returned."""
         return self._policy.so_far(request_id)
 
     def abort(self, request_id: str) -> None:
-        """Forget a request, also one that has finished and waits for its user."""
+        """Forget a request, also one that is finished and not yet returned."""
         self._finished[:] = [one for one in self._finished if one.request_id != request_id]
         self._policy.abort(request_id)
 
     def step(self) -> list[Completion]:
-        """Do a slice of work, and return this user's finished completions; the others wait for their user's `step`."""
+        """Do a slice of work, and return this user's finished completions. Other completions are kept for their user's
+        `step`."""
         if self._policy.num_active:
             self._finished += self._policy.step()
         own = [one for one in self._finished if self._is_own(one.request_id)]
@@ -115,16 +116,16 @@ class PolicyShare:
         return own
 
     def idle_s(self) -> float:
-        """Return the seconds for which `step` will have nothing to do."""
+        """Return the seconds for which `step` will have no work."""
         return 0.0 if self._finished else self._policy.idle_s()
 
     def close(self) -> None:
-        """End the policy."""
+        """Close the policy."""
         self._policy.close()
 
 
 def share_policy(policy: Policy, is_first: Callable[[str], bool]) -> tuple[PolicyShare, PolicyShare]:
-    """Return two shares of a policy: requests whose id `is_first` accepts are the first one's."""
+    """Return two views of a policy. Requests whose id `is_first` accepts belong to the first view."""
     finished: list[Completion] = []
     return (
         PolicyShare(policy, is_first, finished),

@@ -1,4 +1,4 @@
-"""The pieces on `partials` of a rollout that an agent makes: one for each call, or for a session without calls."""
+"""The pieces on `partials` for an agent's rollout: one for each call, or one for a session without calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rftstream.contracts.tasks import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallToSave:
-    """The data of a call that go into a piece."""
+    """The data of a call that a piece holds."""
 
     call: AgentCall
     saved: SavedCall
@@ -21,7 +21,7 @@ class CallToSave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedPiece:
-    """A piece with its bytes. It is encoded once: when its call is recorded, so that a call that no record can hold is
+    """A piece with its bytes. It is encoded once, when its call is recorded, so that a call too large for a record is
     refused."""
 
     piece: PartialRollout
@@ -31,8 +31,8 @@ class EncodedPiece:
 def encode_piece(
     task: Task, call: CallToSave | None, *, number: int, session: str | None, now: float, explorer: str
 ) -> EncodedPiece:
-    """Return the piece that holds a call, or that holds only the session that the rollout was given to. ContractError
-    if no record can hold it."""
+    """Return the piece that holds a call, or only the session that the rollout was given to. ContractError if no record
+    can hold it."""
     calls = () if call is None else (call,)
     piece = PartialRollout(
         ids=task.ids,

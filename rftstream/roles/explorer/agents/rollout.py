@@ -1,9 +1,8 @@
-"""A rollout that an agent makes by its calls: segments, and which tokens each call adds to them.
+"""A rollout that an agent makes by its calls: its segments, and the tokens that each call adds to them.
 
-A call goes on in the segment of the call that it continues (agent_history.py), if nothing else has gone on there. If
-something has, or the tokens cannot be continued exactly, it opens a segment. The tokens that a branch repeats were
-sampled in another segment, so they are masked: each sampled token is trained once.
-"""
+A call continues the segment of its parent call (history.py), if no other call has continued that segment. Otherwise, or
+if the tokens cannot be continued exactly, the call opens a new segment. The tokens that a branch repeats were sampled
+in another segment, so they are masked: each sampled token is trained once."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from rftstream.roles.explorer.saved.pieces import CannotGoOnError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCall:
-    """The plan for the tokens of a call. `AgentRollout.plan` makes it; then comes `record` or `release`."""
+    """The plan for the tokens of a call. `AgentRollout.plan` makes it; `record` or `release` follows."""
 
     parent: int | None
     """Number of the call that this one continues; None if it continues none."""
@@ -42,7 +41,7 @@ class PlannedCall:
     tools_digest: str
     """Digest of the tools."""
     segment: int | None
-    """Segment that the call continues; None: it opens a new one."""
+    """Why the call opens a new segment; empty if it does not."""
     opened: str
     """Why the call opens a segment; empty if it does not."""
     prompt: tuple[int, ...]
@@ -52,8 +51,8 @@ class PlannedCall:
 
 
 class AgentRollout:
-    """The calls of an agent at one task. The agent loop makes it when the task comes, from nothing or by `restore`. For
-    each call it asks `plan`, has the prompt sampled, and calls `record`; or `release` if there is no completion."""
+    """The calls of an agent for one task. The agent loop makes it when the task comes, empty or by `restore`. For each
+    call it asks `plan`, submits the prompt, and calls `record`, or `release` if there is no completion."""
 
     def __init__(self, task: Task, renderer: Renderer, dialects: Mapping[str, Dialect]) -> None:
         self.task = task
@@ -63,22 +62,22 @@ class AgentRollout:
         self._history = CallHistory()
         self._segments: list[OpenSegment] = []
         self._reserved: set[int] = set()
-        """Segments in which a call is being sampled."""
+        """Segments for which a call is being sampled."""
 
     @property
     def calls(self) -> Sequence[RecordedCall]:
-        """The recorded calls, by their numbers."""
+        """Recorded calls, by number."""
         return self._history.calls
 
     def calls_of(self, request_digest: str) -> Sequence[RecordedCall]:
-        """The recorded calls that were asked for by equal requests, in order."""
+        """Recorded calls with equal requests, in order."""
         return self._history.of_request(request_digest)
 
     # ------------------------------------------------------------------------------------------ a call
 
     def plan(self, call: ModelCall) -> PlannedCall:
         """Return the plan for a call's tokens. The segment is reserved until `record` or `release`. ConfigError if the
-        chat template or the tokenizer refuses its messages."""
+        chat template or the tokenizer rejects the messages."""
         tools_digest = digest_of_tools(call.tools)
         count, parents = self._history.deepest(call.messages, tools_digest)
         new = call.messages[count:]
@@ -121,17 +120,17 @@ class AgentRollout:
         return parent.call.segment, "", prompt, found.token_ids
 
     def _is_open(self, parent: RecordedCall) -> bool:
-        """Whether the segment ends with this call, and no planned call continues it."""
+        """Whether the segment ends with this call and no planned call continues it."""
         number = parent.call.segment
         return number not in self._reserved and len(self._segments[number].token_ids) == parent.end
 
     def release(self, plan: PlannedCall) -> None:
-        """Forget a planned call that has no completion: its prompt is not part of the rollout."""
+        """Drop a planned call that has no completion. Its prompt does not become part of the rollout."""
         if plan.segment is not None:
             self._reserved.discard(plan.segment)
 
     def result(self, plan: PlannedCall, call: ModelCall, completion: Completion, now: float) -> SampledCall:
-        """Return the answer of a planned call, as the next call in order."""
+        """Return the answer of a planned call. The call gets the next number."""
         number, token_ids = len(self.calls), completion.token_ids.tolist()
         said = self._renderer.parse(
             plan.prompt,
@@ -153,7 +152,7 @@ class AgentRollout:
     def new_call(
         self, plan: PlannedCall, call: ModelCall, completion: Completion, times: tuple[float, float]
     ) -> AgentCall:
-        """Return the log's record of a planned call, as the next call in order."""
+        """Return the log's record of a planned call. The call gets the next number."""
         number = len(self._segments) if plan.segment is None else plan.segment
         before = 0 if plan.segment is None else len(self._segments[plan.segment].token_ids)
         return AgentCall(
@@ -181,8 +180,8 @@ class AgentRollout:
         told: Mapping[str, Any],
         added: OpenSegment,
     ) -> RecordedCall:
-        """Take a call that has its tokens. `told` is the message in `answer`, and `added` holds the tokens that the
-        call adds."""
+        """Record a call that was sampled. `told` is the message in `answer`, and `added` holds the tokens that the call
+        adds."""
         self.release(plan)
         parent = None if plan.parent is None else self.calls[plan.parent]
         served = self._dialects[call.dialect].served(told)
@@ -208,8 +207,8 @@ class AgentRollout:
     # ------------------------------------------------------------------------------------------ restoring
 
     def restore(self, pieces: Sequence[PartialRollout]) -> None:
-        """Take the calls that were saved. CannotGoOnError if they are not what was saved."""
-        first = pieces[0].piece if pieces else 0  # others before it were taken back, if it is not 0
+        """Restore the saved calls. CannotGoOnError if the pieces do not give the calls that were saved."""
+        first = pieces[0].piece if pieces else 0  # pieces before it were withdrawn if the number is not 0
         for number, piece in enumerate(pieces, start=first):
             if piece.ids != self.task.ids or piece.piece != number:
                 raise CannotGoOnError(f"got piece {piece.piece} of {piece.ids.rollout_id}, expected {number}")
@@ -218,7 +217,7 @@ class AgentRollout:
             for call, saved, segment in zip(piece.calls, piece.saved_calls, piece.segments, strict=True):
                 self._restore(call, saved, segment)
         for recorded in self.calls:
-            if recorded.parent is not None:  # nobody goes on from an answer that never came
+            if recorded.parent is not None:  # a call can only continue an answer that was delivered
                 self.calls[recorded.parent].is_delivered = True
 
     def _restore(self, call: AgentCall, saved: SavedCall, segment: Segment) -> None:
@@ -272,7 +271,7 @@ class AgentRollout:
     # ------------------------------------------------------------------------------------------ what has become of it
 
     def segments(self) -> tuple[Segment, ...]:
-        """Return the segments as a rollout holds them."""
+        """Return the segments in the form of a rollout record."""
         return tuple(segment.close() for segment in self._segments)
 
     def turns(self) -> tuple[Turn, ...]:

@@ -1,4 +1,4 @@
-"""An agent's rollout while it is being made: calls that are sampled, calls that are not on the log yet, who waits."""
+"""An agent's rollout in progress: calls being sampled, calls that are not on the log yet, and waiting requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rftstream.roles.explorer.model_calls import AgentRequest, CallAnswer, Model
 
 @dataclass(slots=True, kw_only=True)
 class OpenCall:
-    """A call that is being sampled, or waits for weights."""
+    """A call that is being sampled or waits for weights."""
 
     request_id: str
     """Id of the call's request at the policy."""
@@ -24,43 +24,43 @@ class OpenCall:
     plan: PlannedCall
     """Plan for the call's tokens."""
     requests: list[AgentRequest]
-    """Requests that wait for the call; the later ones are tries of the same request."""
+    """Requests that wait for the call. The later ones are retries of the first."""
     started_at: float
     """Time when the first of these requests came."""
     seed: int
     """Seed of its sampling."""
     is_submitted: bool = False
-    """Whether the policy has it."""
+    """Whether the call was submitted to the policy."""
 
 
 @dataclass(slots=True, kw_only=True)
 class AgentSession:
-    """A rollout in hand that an agent makes. The agent loop makes it, and alone changes it."""
+    """A rollout in hand that an agent makes. Only the agent loop makes and changes it."""
 
     key: int
     """The number of its item."""
     rollout: AgentRollout
     """Its calls and segments."""
     started_at: float
-    """Time when an agent got the rollout, or when the task came."""
+    """Time when an agent got the rollout; before that, time when the task came."""
     last_active: float
     """Time of the agent's last request or answer."""
     idle_timeout_s: float
-    """Seconds of the agent's silence after which the rollout ends."""
+    """Seconds without a request from the agent after which the rollout ends."""
     session: str | None = None
-    """Digest of the name of the request that got the rollout; None: no agent has it yet."""
+    """Digest of the name of the request that got the rollout; None if no agent has it yet."""
     launch: str = ""
-    """The launch of its agent that may make calls; empty for an agent that no explorer has started."""
+    """The launch whose agent may make calls; empty for an agent that no explorer has started."""
     is_session_saved: bool = False
     """Whether `session` is on the log."""
     open_calls: dict[str, OpenCall] = field(default_factory=dict)
-    """Calls being sampled or waiting for weights, by their ids at the policy."""
+    """Id at the policy -> call that is being sampled or waits for weights."""
     num_asked: int = 0
-    """Number of calls that were begun, from which their ids are made."""
+    """Number of calls begun so far. Ids of calls are made from it."""
     next_piece: int = 0
     """Number of the next piece."""
     unsaved: list[EncodedPiece] = field(default_factory=list)
-    """Calls that are to be saved, in order."""
+    """Calls to be saved, in order."""
     waiting: dict[int, list[AgentRequest]] = field(default_factory=dict)
     """Number of a call that is not on the log yet -> requests that wait for its answer."""
     num_committed: int = 0
@@ -68,11 +68,11 @@ class AgentSession:
     num_committing: int = 0
     """Calls below this number are on the log, or in a transaction."""
     grants: list[AgentRequest] = field(default_factory=list)
-    """Requests for the session that wait until it is on the log."""
+    """Requests for the session that wait until the session is on the log."""
     refused_for: str = ""
-    """The limit that a call was refused for, in words, if there was no other call since."""
+    """The limit for which the newest call was refused, in words; empty if it was not refused."""
     ended: Attempt | None = None
-    """The end of the rollout, which then waits for its record to be on the log; None before."""
+    """The end of the rollout, while its record is not on the log yet; None before the end."""
     ends: list[AgentRequest] = field(default_factory=list)
     """Requests to end the rollout that wait for its record to be on the log."""
 
@@ -83,17 +83,17 @@ class AgentSession:
 
     @property
     def new_session(self) -> str | None:
-        """`session` if it is not on the log yet; None if there is nothing to write."""
+        """The session, if it must still be written to the log; otherwise None."""
         return None if self.is_session_saved else self.session
 
     @property
     def has_work(self) -> bool:
-        """Whether something is being sampled, or is not on the log yet."""
+        """Whether a call is being sampled, or anything is not on the log yet."""
         return bool(self.open_calls or self.waiting or self.unsaved or self.grants)
 
     @property
     def limit_met(self) -> str:
-        """The limit that its agent has just met, in words: a call was refused, or the last answer was cut off."""
+        """The limit that the agent has just reached, in words: a call was refused, or the last answer was cut off."""
         if self.refused_for or not self.rollout.calls:
             return self.refused_for
         reason = self.rollout.calls[-1].call.finish_reason
@@ -101,7 +101,7 @@ class AgentSession:
 
     @property
     def is_sampling(self) -> bool:
-        """Whether the policy has a call of it; others wait for weights."""
+        """Whether the policy is sampling a call of this rollout. Other calls wait for weights."""
         return any(open_call.is_submitted for open_call in self.open_calls.values())
 
     def requests(self) -> Iterator[AgentRequest]:
@@ -114,7 +114,7 @@ class AgentSession:
         yield from self.ends
 
     def occurrences(self, request_digest: str) -> int:
-        """Return how many calls there are of this request so far."""
+        """Return the number of calls with this request so far."""
         recorded = len(self.rollout.calls_of(request_digest))
         return recorded + sum(call.call.digest == request_digest for call in self.open_calls.values())
 
@@ -125,18 +125,18 @@ class AgentSession:
         return self.rollout.calls[int(number)].answer if is_known else None
 
     def resolved(self, call: ModelCall) -> ModelCall | Refusal:
-        """Return a call with the messages that it refers to."""
+        """Return the call with references to earlier answers replaced by the messages."""
         if call.unresolved is None:
             return call
         found = call.unresolved(self.answer_of)
         return found if isinstance(found, Refusal) else replace(call, messages=found, unresolved=None)
 
     def answered_before(self, call: ModelCall) -> RecordedCall | OpenCall | Refusal | None:
-        """Return the call that a request repeats: it gets the same answer. None: it is a new one.
+        """Return the earlier call that a request repeats, which gives the same answer. None for a new call.
 
-        With an idempotency key that is the call of the same key. Otherwise it is a call of an equal request, if the
-        client says that it tries again, or if nobody has got that call's answer. Refused is a key that was given to
-        another request."""
+        With an idempotency key, that is the call with the same key. Without one, it is a call with an equal request, if
+        the client marks the request as a retry or if no client has received that call's answer. A key that was used for
+        another request is refused."""
         if call.idempotency_key is not None:
             name = digest(call.idempotency_key)
             for recorded in self.rollout.calls:
@@ -160,19 +160,19 @@ class AgentSession:
         return None
 
     def is_given_up(self, launch: str | None) -> bool:
-        """Return whether requests of this launch of the agent are too late: another launch was begun since."""
+        """Return whether requests of this launch come too late, because another launch has begun since."""
         return launch is not None and launch != self.launch
 
     def rewind(self) -> None:
-        """Have the calls so far answer an agent that is run again from its start: each answers the next equal request,
-        as if its answer had not been delivered before."""
+        """Use the calls so far as answers for an agent that runs again from its start: each call answers the next equal
+        request, as if its answer had not been delivered before."""
         for request in self.requests():
             request.is_gone = True
         for recorded in self.rollout.calls:
             recorded.is_delivered = False
 
     def wait_for(self, found: RecordedCall | OpenCall, request: AgentRequest) -> None:
-        """Answer a request with the answer of the call that it repeats, at once or when that call is on the log."""
+        """Answer a request with the answer of the call that it repeats, now or once that call is on the log."""
         if isinstance(found, OpenCall):
             found.requests.append(request)
         elif found.call.number < self.num_committed:
@@ -181,7 +181,7 @@ class AgentSession:
             self.waiting.setdefault(found.call.number, []).append(request)
 
     def acknowledge(self) -> None:
-        """Note that the committed transaction is on the log, and answer the requests that wait for it."""
+        """Record that the committed transaction is on the log, and answer the requests that wait for it."""
         newly, self.num_committed = range(self.num_committed, self.num_committing), self.num_committing
         for number in newly:
             faults.at("call_committed", number + 1)

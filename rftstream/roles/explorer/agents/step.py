@@ -1,8 +1,7 @@
-"""An explorer that agents call, too: tasks of environments go to the turn loop, those of agents to the agent loop.
+"""An explorer that agents call, too. Tasks of environments go to the turn loop, tasks of agents to the agent loop.
 
-A call of an agent is saved as a piece of its rollout, in a transaction that is due at once; calls that finish while one
-is written share the next. When it is on the log the agent gets its answer.
-"""
+An agent's call is saved as a piece of its rollout, in a transaction that is due at once. Calls that finish while a
+transaction is written share the next one. The agent gets its answer once the piece is on the log."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ log = logging.getLogger(__name__)
 
 
 class AgentExplorerStep(ExplorerStep):
-    """The step of an explorer with a gateway, as `ExplorerStep` describes it. Beside it, `committed` answers agents,
-    and `close` ends the gateway."""
+    """The step of an explorer with a gateway. It works like `ExplorerStep`; in addition, `committed` answers agents,
+    and `close` closes the gateway."""
 
     def __init__(
         self,
@@ -40,33 +39,33 @@ class AgentExplorerStep(ExplorerStep):
         renderers: Mapping[str, Renderer],
         **others: Any,
     ) -> None:
-        """`parts`: what agents need; its inbox rings the pipe. `others`: as for ExplorerStep."""
+        """`parts` are the parts for agents, whose inbox rings the pipe. `others` are the arguments of ExplorerStep."""
         super().__init__(renderers=renderers, **others)
         self._parts, self._agents, self._launcher = parts, parts.loop, parts.launcher
         self.inbox = parts.inbox
-        """Where the gateway puts requests."""
+        """Queue of the gateway's requests."""
         self._own_renderers = renderers
         self._agent_works: dict[int, RolloutInHand] = {}
         self._stale: dict[int, list[int]] = {}
-        """Item -> numbers of pieces that it could not go on from; they are taken back with the next ones."""
+        """Item -> numbers of pieces that could not be continued. They are withdrawn with its next pieces."""
         self._has_decided = False
-        """Whether groups were decided since the last look at who works on them."""
+        """Whether groups were decided since the last check of waiting tasks."""
         self._saved_tokens = metrics.PARTIAL_TOKENS.labels("saved")
 
     # ------------------------------------------------------------------------------------------ the loop's side
 
     @property
     def room(self) -> int:
-        """Number of further rollouts that there is room for."""
+        """Number of further rollouts that the explorer accepts."""
         return super().room - len(self._agent_works)
 
     def follow(self, received: Received) -> None:
-        """Take an announcement of weights, or the outcome of a group."""
+        """Apply an announcement of weights or the outcome of a group."""
         super().follow(received)
         self._has_decided = True
 
     def start(self, item: Item, stored: Rollout | None = None) -> None:
-        """Take a task in hand; an agent's is open to calls from now on."""
+        """Take a task in hand. An agent's task is open to calls from now on."""
         work = RolloutInHand(item)
         task = work.task
         is_agents = task.environment in self._parts.environments
@@ -83,12 +82,12 @@ class AgentExplorerStep(ExplorerStep):
             rollout, session = self._restored(work, records)
             self._agent_works[item.number] = work
             used = work.pieces or self._stale.get(item.number, [])
-            next_piece = max(used, default=-1) + 1  # no number is given twice
+            next_piece = max(used, default=-1) + 1  # so that no number is used twice
             self._parts.begin(item.number, rollout, session, next_piece=next_piece)
         self._partials.forget(work.partition, task.ids.rollout_id)
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Forget rollouts; their agents are told to retry."""
+        """Forget rollouts. Their agents are told to retry."""
         super().drop(numbers)
         self._launcher.cancel(
             work.task.ids.rollout_id for number in numbers if (work := self._agent_works.get(number)) is not None
@@ -99,11 +98,11 @@ class AgentExplorerStep(ExplorerStep):
             self._stale.pop(number, None)
 
     def not_begun(self) -> Collection[int]:
-        """Return the items that wait and were never sampled, or given to an agent."""
+        """Return the waiting items that were neither sampled nor given to an agent."""
         return [*super().not_begun(), *(number for number in self._agent_works if self._agents.is_free(number))]
 
     def advance(self) -> Sequence[Done]:
-        """Do a slice of both loops' work; return what is finished."""
+        """Do a slice of work in both loops. Return the finished items."""
         self._launcher.check()
         done = list(super().advance())
         if not self._leaving:
@@ -113,13 +112,13 @@ class AgentExplorerStep(ExplorerStep):
         return done
 
     def idle_s(self) -> float:
-        """Return the seconds until there is something to do."""
+        """Return the seconds until there is work."""
         if self._share is not None and not self._share.is_awake:
             return super().idle_s()
         return min(super().idle_s(), self._agents.idle_s())
 
     def wakeups(self) -> Sequence[Wakeup]:
-        """Return the pipe that rings for requests of agents, and when an environment has answered."""
+        """Return the pipe that rings for requests of agents and for answers of environments."""
         return () if self._pipe is None else (self._pipe,)
 
     def save(self, *, leaving: bool) -> Sequence[Saved]:
@@ -127,7 +126,7 @@ class AgentExplorerStep(ExplorerStep):
         saved = list(super().save(leaving=leaving))
         idle: Collection[int] = ()
         if leaving:
-            self._launcher.cancel_all()  # before they are refused: they would fail of it
+            self._launcher.cancel_all()  # before the agents are refused, because a refusal would make them fail
             idle = set(self._agents.leave())
         num_tokens = 0
         for number, pieces in self._agents.unsaved().items():
@@ -142,8 +141,8 @@ class AgentExplorerStep(ExplorerStep):
         self._agents.committed(saved, finished)
 
     def health(self) -> Mapping[str, object]:
-        """Return what the explorer reports, how many rollouts are agents', how many of these wait for one, and where
-        the gateway is."""
+        """Return the explorer's values, the number of agents' rollouts, the number of these without an agent, and the
+        gateway's address."""
         return {
             **super().health(),
             "agents": len(self._agent_works),
@@ -152,15 +151,15 @@ class AgentExplorerStep(ExplorerStep):
         }
 
     def close(self) -> None:
-        """End the agents, then the gateway, then the rest."""
+        """Close the agents, then the gateway, then everything else."""
         self._parts.close()
         super().close()
 
     # ------------------------------------------------------------------------------------------ parts of it
 
     def _restored(self, work: RolloutInHand, records: Sequence[Record]) -> tuple[AgentRollout, str | None]:
-        """Return the rollout with its saved calls, and the session that has it. A rollout that cannot go on from its
-        pieces begins anew: the pieces are taken back with the first new one."""
+        """Return the rollout with its saved calls, and the session that has it. If a rollout cannot continue from its
+        pieces, it starts over, and the pieces are withdrawn with the first new one."""
         task = work.task
         renderer = self._own_renderers.get(task.ids.taskset)
         rollout = self._parts.new_rollout(task, renderer)
@@ -181,12 +180,13 @@ class AgentExplorerStep(ExplorerStep):
         return rollout, next((piece.session for piece in pieces if piece.session is not None), "")
 
     def _is_to_come(self, session: str) -> bool:
-        """Return whether the saved rollout of a session will be started soon. It will not while rollouts without an
-        agent fill all places."""
+        """Return whether the saved rollout of a session will be started soon. It will not be if rollouts without an
+        agent occupy all places."""
         return self.room > 0 and self._partials.holds_session(session)
 
     def _outputs(self, work: RolloutInHand, pieces: Sequence[EncodedPiece]) -> tuple[Publish, ...]:
-        """Return the records of the new part of an agent's rollout: a piece for each call, or one for a session."""
+        """Return the records for the new part of an agent's rollout: a piece for each call, or one piece for a
+        session."""
         stale = self._stale.pop(work.item.number, [])
         outputs = list(tombstones(work.task.ids.rollout_id, work.partition, stale))
         for encoded in pieces:
@@ -195,7 +195,7 @@ class AgentExplorerStep(ExplorerStep):
         return tuple(outputs)
 
     def _skip_decided(self) -> None:
-        """Give up tasks that no agent has and whose groups have an outcome."""
+        """Skip tasks that no agent has and whose groups have an outcome."""
         if not self._has_decided:
             return
         self._has_decided = False

@@ -1,1 +1,1 @@
-"""What an explorer saves of unfinished rollouts, and how a successor goes on from it."""
+"""An explorer's saved state of unfinished rollouts, and how a successor continues from it."""

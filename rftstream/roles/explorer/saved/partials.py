@@ -1,8 +1,7 @@
-"""The pieces on `partials` of the rollouts that this explorer may have to finish: a view, rebuilt from the log whenever
-a partition comes to it.
+"""The pieces on `partials` of the rollouts in this explorer's partitions. The view is rebuilt from the log whenever the
+explorer gets a partition.
 
-Bodies are held up to a limit, the rest is read from the log when the rollout's task is begun.
-"""
+Bodies are kept in memory up to a limit. Other bodies are read from the log when the rollout's task is begun."""
 
 from __future__ import annotations
 
@@ -28,17 +27,17 @@ MAX_HELD_BYTES = 64 << 20
 
 
 class Partials:
-    """The saved pieces of unfinished rollouts, by partition. `workers/explorer.py` makes it; the step calls `clear` and
-    `absorb` when a partition comes, `of` and `saved` when it begins a task, and `forget` from then on. `holds_session`
-    tells of rollouts whose tasks have not come yet."""
+    """The saved pieces of unfinished rollouts, by partition. `workers/explorer.py` makes it. The step calls `clear` and
+    `absorb` when a partition comes, `of` and `saved` when it begins a task, and then `forget`. `holds_session` covers
+    rollouts whose tasks have not come yet."""
 
     def __init__(self, transport: Transport, max_held_bytes: int = MAX_HELD_BYTES) -> None:
         self._transport = transport
         self._max_held_bytes = max_held_bytes
         self._rollouts: dict[int, dict[str, dict[int, Record]]] = {}
-        """Partition -> rollout_id -> piece -> its record, without its body where there was no room."""
+        """Partition -> rollout_id -> piece -> its record, without the body if there was no room."""
         self._num_bytes = 0
-        """Bytes of the bodies."""
+        """Size of the kept bodies in bytes."""
 
     def clear(self, partition: int) -> None:
         """Forget all pieces of a partition."""
@@ -46,7 +45,7 @@ class Partials:
             self.forget(partition, rollout_id)
 
     def absorb(self, record: Record) -> None:
-        """Take the next record of a partition: a piece, or a tombstone that takes one back."""
+        """Apply the next record of a partition: a piece, or a tombstone that withdraws a piece."""
         rollout_id, piece = parse_key(record.key or b"")
         pieces = self._rollouts.setdefault(record.partition, {}).setdefault(rollout_id, {})
         self._num_bytes -= _num_bytes(pieces.pop(piece, None))
@@ -58,7 +57,7 @@ class Partials:
             del self._rollouts[record.partition][rollout_id]
 
     def of(self, partition: int, rollout_id: str) -> list[Record]:
-        """Return the rollout's pieces in order, some perhaps without a body."""
+        """Return the rollout's pieces in order. Some may lack their body."""
         pieces = self._rollouts.get(partition, {}).get(rollout_id, {})
         return [pieces[number] for number in sorted(pieces)]
 
@@ -67,7 +66,7 @@ class Partials:
         return set(self._rollouts.get(partition, ()))
 
     def holds_session(self, name: str) -> bool:
-        """Return whether a rollout whose task has not come yet was given to the agent whose request has this digest."""
+        """Return whether a rollout without a task here was given to the agent whose request has this digest."""
         header = name.encode("ascii")
         return any(
             record.header("session") == header
@@ -77,16 +76,17 @@ class Partials:
         )
 
     def forget(self, partition: int, rollout_id: str) -> None:
-        """Forget the rollout's pieces: its owner keeps count of them from now on."""
+        """Forget the rollout's pieces, since its owner keeps track of them from now on."""
         pieces = self._rollouts.get(partition, {}).pop(rollout_id, {})
         self._num_bytes -= sum(map(_num_bytes, pieces.values()))
 
     def saved(self, task: Task, records: Sequence[Record]) -> SavedRollout:
-        """Return the saved rollout to go on from. CannotGoOnError if the rollout has to be begun anew."""
+        """Return the saved rollout to be continued. CannotGoOnError if the rollout must start over."""
         return join_pieces(task, self.read(records))
 
     def read(self, records: Sequence[Record]) -> list[PartialRollout]:
-        """Return the pieces in these records of one rollout. CannotGoOnError if one is gone or cannot be decoded."""
+        """Return the pieces in these records of one rollout. CannotGoOnError if a record is gone or cannot be
+        decoded."""
         pieces: list[PartialRollout] = []
         known = {record.offset: record for record in records if record.value is not None}
         if rest := [record.offset for record in records if record.value is None]:
@@ -105,7 +105,7 @@ class Partials:
 
 
 def tombstones(rollout_id: str, partition: int, pieces: Iterable[int]) -> tuple[Publish, ...]:
-    """Return the records that take these pieces back."""
+    """Return the records that withdraw these pieces."""
     return tuple(Publish(TOPIC, partition, None, key=f"{rollout_id}#{piece}".encode("ascii")) for piece in pieces)
 
 

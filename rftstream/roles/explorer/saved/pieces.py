@@ -1,4 +1,4 @@
-"""Pieces of an unfinished rollout, joined to what a successor goes on from."""
+"""Joins the pieces of an unfinished rollout, so that a successor can continue it."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from rftstream.roles.explorer.open_rollout import OpenRollout, OpenSegment
 
 
 class CannotGoOnError(Exception):
-    """The rollout has to be begun anew; the text says why, in a few words."""
+    """The rollout must start over. The text gives the reason in a few words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRollout:
-    """All pieces of a rollout as one; the fields are those of PartialRollout."""
+    """All pieces of a rollout joined into one. The fields are those of PartialRollout."""
 
     turns: tuple[Turn, ...]
     segments: tuple[Segment, ...]
     num_tokens: int
     carried: int
-    """Number of the last segment's tokens that belong to an unfinished turn."""
+    """Number of tokens at the end of the last segment that belong to an unfinished turn."""
     messages: tuple[ChatMessage, ...]
     metrics: dict[str, float]
     environment_state: bytes | StoredState | None
-    """State of the environment; None: no turn is finished, so the environment starts anew."""
+    """State of the environment; None if no turn is finished, so that the environment starts again."""
     sampler_state: bytes | None
     started_at: float
     posted: Posted | None = None
 
 
 def join_pieces(task: Task, pieces: Sequence[PartialRollout]) -> SavedRollout:
-    """Join the pieces of the task's rollout. CannotGoOnError if they do not give the rollout that was saved."""
+    """Join the pieces of the task's rollout. CannotGoOnError if they are inconsistent."""
     segments: list[OpenSegment] = []
     turns: list[Turn] = []
     messages = task.problem.messages
@@ -76,7 +76,7 @@ def join_pieces(task: Task, pieces: Sequence[PartialRollout]) -> SavedRollout:
 
 
 def go_on_from(state: OpenRollout, saved: SavedRollout) -> None:
-    """Put the saved rollout into one that has been opened again, with its tools."""
+    """Copy the saved rollout into a reopened one. The tools are already set."""
     state.started_at, state.metrics, state.posted = saved.started_at, dict(saved.metrics), saved.posted
     state.turns, state.segments = list(saved.turns), [OpenSegment.of(segment) for segment in saved.segments]
     state.num_tokens, state.carried, state.sampler_state = saved.num_tokens, saved.carried, saved.sampler_state
@@ -98,5 +98,5 @@ def _check(piece: PartialRollout, number: int, task: Task, *, known: int, contin
 
 
 def num_finished(turns: Sequence[Turn]) -> int:
-    """Return the number of the policy's finished turns, without those of the environment."""
+    """Return the number of finished turns of the policy, without those of the environment."""
     return sum(turn.finish_reason is not None for turn in turns)

@@ -2,18 +2,17 @@
 
     states/RUN/PARTITION/ROLLOUT_ID/WRITER-NUMBER-SHA256
 
-An object is durable before the piece that refers to it is committed. Its name is that of one state of one process, so
-nobody ever puts an object again that somebody else may be about to delete. Deleted are:
+An object is durable before the piece that refers to it is committed. Its name belongs to one state of one process, so
+no process writes an object again that another process may be about to delete. These objects are deleted:
 
-- states of a rollout that a newer one supersedes, when the newer one's piece is on the log;
+- a rollout's states that a newer one replaces, when the newer state's piece is on the log;
 - all states of a rollout, when its record is on the log;
-- what killed explorers left of rollouts without pieces. The owner of a partition lists its objects when the partition
-  comes. An explorer that stood still may list, without knowing, what its successor has just put. So nothing of the list
-  is deleted before a rollout of the partition that finished after the listing is on the log: that commit proves that
-  the partition was still its own.
+- orphans: states that killed explorers left for rollouts without pieces. The owner of a partition lists its objects
+  when the partition comes. An explorer that stood still may unknowingly list objects that its successor has just
+  written. So listed objects are deleted only after a later rollout of the partition is on the log: that commit proves
+  that the explorer still owned the partition.
 
-The log is made durable before anything is deleted: a loss of power brings no piece back whose object is gone.
-"""
+The log is made durable before any deletion. So after a power failure no piece returns whose object is gone."""
 
 from __future__ import annotations
 
@@ -35,14 +34,14 @@ log = logging.getLogger(__name__)
 FOLDER = "states"
 """Folder of the states in the store."""
 LARGE_BYTES = 64 << 10
-"""Size above which a state is an object of the store."""
+"""Size in bytes above which a state becomes an object of the store."""
 DELETE_EVERY_S = 1.0
-"""Seconds from one deletion to the next: each makes the log durable."""
+"""Seconds between two deletions, since each one makes the log durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutStates:
-    """The stored states of one rollout. `SavedStates.of` makes it; its methods may be called in any thread."""
+    """The stored states of one rollout. `SavedStates.of` makes it. Its methods may be called from any thread."""
 
     states: SavedStates
     folder: str
@@ -57,7 +56,7 @@ class RolloutStates:
         return self.states.put(self.folder, state)
 
     def get(self, stored: StoredState) -> bytes:
-        """Read a state. WeightsGone if it is not there, or other than it was put."""
+        """Read a state. WeightsGone if the object is missing or was changed."""
         data = self.states.store.get(stored.object)
         digest = _digest(data)
         if digest != stored.digest:
@@ -67,25 +66,26 @@ class RolloutStates:
 
 @dataclass(slots=True)
 class _Partition:
-    """The saved states of one partition, from the time when the explorer got it."""
+    """The saved states of one partition since this explorer owns it."""
 
     listing: Future[list[str] | None] | None
-    """Listing of the objects that were there when the partition came; None once it was read."""
+    """Listing of the objects in the partition when it came; None once it was processed."""
     live: set[str] | None = None
-    """Folders of rollouts whose pieces refer to objects: when the first task came, and since."""
+    """Folders of rollouts whose pieces refer to objects, collected when the first task came and since then; None
+    before."""
     orphans: list[str] = field(default_factory=list)
-    """Objects that no piece refers to; deleted once a number of `proofs` is on the log."""
+    """Objects that no piece refers to. They are deleted once one of the `proofs` is on the log."""
     proofs: set[int] = field(default_factory=set)
     """Items that finished after the orphans were found."""
 
 
 class SavedStates:
-    """The large states of the rollouts in an explorer's partitions. `workers/explorer.py` makes it. The explorer's step
-    alone calls it:
+    """The large states of the rollouts in an explorer's partitions. `workers/explorer.py` makes it. Only the explorer's
+    step calls it:
 
-    - `forget` when partitions come, `begins` for each task, `dropped` for those that are lost;
+    - `forget` when partitions come, `begins` for each task, `dropped` for lost tasks;
     - `of` for a rollout that is sampled, `saving` when a piece refers to a state;
-    - `finishing` and `committed` when records are handed out, and when they are on the log;
+    - `finishing` when records are returned, and `committed` when they are on the log;
     - `poll` in each slice, `close` at the end.
     """
 
@@ -99,8 +99,8 @@ class SavedStates:
         executor: Executor,
         make_durable: Callable[[], None],
     ) -> None:
-        """`process`: a name that no other living process has. `executor`: of one thread, where objects are listed and
-        deleted. `make_durable` makes the log durable."""
+        """`process` is a name that no other living process has. `executor` has one thread, which lists and deletes
+        objects. `make_durable` makes the log durable."""
         self.store = store
         self._clock, self._executor, self._make_durable = clock, executor, make_durable
         self._folder = f"{FOLDER}/{run_id}/"
@@ -108,21 +108,21 @@ class SavedStates:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._known: dict[str, list[str]] = {}
-        """Folder of a rollout -> its objects: those that were there, then those that were put here, in order."""
+        """Folder of a rollout -> its objects in order: first those found in the store, then those written here."""
         self._partitions: dict[int, _Partition] = {}
         self._items: dict[int, tuple[int, str]] = {}
         """Item in hand -> its partition, and the folder of its rollout."""
         self._saving: dict[int, StoredState] = {}
-        """Item -> the state that a piece on its way to the log refers to."""
+        """Item -> the state to which a piece refers that is not yet committed."""
         self._condemned: list[str] = []
-        """Objects to delete."""
+        """Objects to be deleted."""
         self._delete_at = clock.now()
         self._deletions: list[Future[None]] = []
 
     # ------------------------------------------------------------------------------------------ in any thread
 
     def put(self, folder: str, state: bytes) -> StoredState:
-        """Write a state into a rollout's folder. WeightsError if the store does not take it."""
+        """Write a state into a rollout's folder. WeightsError if the store refuses it."""
         digest = _digest(state)
         name = f"{folder}{self._writer}-{next(self._numbers)}-{digest.removeprefix('sha256:')}"
         with self._lock:
@@ -133,11 +133,11 @@ class SavedStates:
     # ------------------------------------------------------------------------------------------ the step's side
 
     def of(self, partition: int, rollout_id: str) -> RolloutStates:
-        """Return the keeper of a rollout's states."""
+        """Return the store for a rollout's states."""
         return RolloutStates(self, self._folder_of(partition, rollout_id))
 
     def forget(self, partitions: Collection[int]) -> None:
-        """Take note that these partitions have come: earlier knowledge of them may be outdated."""
+        """Record that these partitions have come. Earlier knowledge about them is dropped as possibly outdated."""
         for partition in partitions:
             folder = f"{self._folder}{partition}/"
             with self._lock:
@@ -146,14 +146,14 @@ class SavedStates:
             self._partitions[partition] = _Partition(self._executor.submit(self._list, folder))
 
     def begins(self, item: int, partition: int, rollout_id: str, live: Callable[[], Iterable[str]]) -> None:
-        """Take note of a task in hand. `live` returns the rollouts of the partition that have pieces."""
+        """Record that a task was begun. `live` returns the rollouts of the partition that have pieces."""
         known = self._partitions.get(partition)
         if known is not None and known.live is None:
             known.live = {self._folder_of(partition, name) for name in live()}
         self._items[item] = partition, self._folder_of(partition, rollout_id)
 
     def dropped(self, items: Iterable[int]) -> None:
-        """Forget items that are no longer in hand; their next owner takes care of their states."""
+        """Forget items that are no longer in hand. Their next owner manages their states."""
         for item in items:
             self._saving.pop(item, None)
             if (found := self._items.pop(item, None)) is not None:
@@ -161,21 +161,21 @@ class SavedStates:
                     self._known.pop(found[1], None)
 
     def saving(self, item: int, stored: StoredState) -> None:
-        """Take note that a piece on its way to the log refers to this state."""
+        """Record that a piece with this state is being committed."""
         self._saving[item] = stored
         partition, folder = self._items[item]
         if (known := self._partitions.get(partition)) is not None and known.live is not None:
             known.live.add(folder)
 
     def finishing(self, items: Iterable[int]) -> None:
-        """Take note that the records of these items are handed out now."""
+        """Record that the records of these items are returned now."""
         for item in items:
             known = self._partitions.get(self._items[item][0]) if item in self._items else None
             if known is not None and known.orphans:
                 known.proofs.add(item)
 
     def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
-        """Take note that pieces of `saved` and the records of `finished` are on the log."""
+        """Record that the pieces of `saved` and the records of `finished` are on the log."""
         for item in saved:
             if (stored := self._saving.pop(item, None)) is not None and item in self._items:
                 self._supersede(self._items[item][1], stored.object)
@@ -192,7 +192,7 @@ class SavedStates:
                 known.orphans, known.proofs = [], set()
 
     def poll(self) -> None:
-        """Look at listings that have come, and delete what may be deleted."""
+        """Process finished listings, and delete objects that may be deleted."""
         for known in self._partitions.values():
             if known.listing is not None and known.live is not None and known.listing.done():
                 names, known.listing = known.listing.result(), None
@@ -203,7 +203,7 @@ class SavedStates:
             self._delete()
 
     def close(self) -> None:
-        """Delete what may be deleted, and end."""
+        """Delete objects that may be deleted, and stop."""
         try:
             if self._condemned:
                 self._delete()
@@ -219,13 +219,14 @@ class SavedStates:
         return f"{self._folder}{partition}/{rollout_id}/"
 
     def _listed(self, names: Iterable[str], known: _Partition) -> None:
-        """Sort what was there when the partition came: a rollout's that has pieces is kept until that ends."""
+        """Sort the listed objects of a new partition. The objects of a rollout with pieces are kept until that rollout
+        ends."""
         assert known.live is not None
         with self._lock:
             for name in names:
                 folder = name.rpartition("/")[0] + "/"
                 here = self._known.get(folder, [])
-                if name in here:  # it was put meanwhile
+                if name in here:  # it was written here after the listing
                     continue
                 if folder in known.live:
                     self._known[folder] = [name, *here]

@@ -1,4 +1,4 @@
-"""A rollout that stands on the log already, by its place."""
+"""Reads a rollout that is already on the log, by its place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StoredRollouts:
         self._transport = transport
 
     def get(self, where: str) -> Rollout | None:
-        """The rollout at `rollouts[partition]@offset`; None if none is there (any more), or it cannot be decoded."""
+        """Return the rollout at `rollouts[partition]@offset`; None if there is none or it cannot be decoded."""
         if (match := _PLACE.fullmatch(where)) is None:
             return None
         offset = int(match[2])
@@ -44,7 +44,7 @@ class StoredRollouts:
 
 
 def stored_rollout(task: Task, fetch: Callable[[str], Rollout | None]) -> Rollout | None:
-    """Return the rollout that the task names, under the task's ids; None if it has to be sampled (again)."""
+    """Return the rollout that the task names, with the task's ids; None if the task must be sampled."""
     if task.stored_rollout is None:
         return None
     rollout = fetch(task.stored_rollout)

@@ -1,1 +1,1 @@
-"""What the trainer keeps and what it deletes: checkpoints, weights, and with [retention] records of the log."""
+"""Retention by the trainer: checkpoints, weights, and with [retention] records of the log."""

@@ -1,9 +1,8 @@
 """Checkpoints of one trainer: which one it starts from, when one is written, and what may be deleted afterwards.
 
-Nothing is deleted before the log says so, durably. A `Trimmed` record names what goes; it is committed like a step,
-which a trainer that was replaced cannot do; and whoever chooses what to begin with looks at the newest one first. The
-deletion itself is done by TrimmedDeletions.
-"""
+Before any deletion, a durable `Trimmed` record on the log names the deleted objects. It is committed like a step, which
+a replaced trainer cannot do. A trainer that chooses where to start reads the newest such record first. TrimmedDeletions
+deletes the objects."""
 
 from __future__ import annotations
 
@@ -43,12 +42,17 @@ InForce = Callable[[VersionName], bool]
 
 @dataclass(eq=False, slots=True)
 class Checkpoints:
-    """The checkpoints of one epoch of the trainer. The step makes it at each recovery, and calls `begin` once `control`
-    was read, then `load`. Before a version it asks `has_room`. Where `is_due` says so it calls `stage` before the next
-    update begins, and `begin_write` when the version's step is on the log. It calls `look` in each slice. Once the
-    checkpoint is written `trim_due` holds, until `plan` has nothing to say, or what it said is on the log and
-    `carry_out` was called. When the run ends it calls `write`, when the process leaves `write_before_leaving`, and
-    `abandon` at last."""
+    """The checkpoints of one epoch of the trainer. The step makes it at each recovery, and calls:
+
+    - `begin` once `control` was read, then `load`;
+    - `has_room` before each version;
+    - `stage` before the next update begins, if a checkpoint `is_due`, and `begin_write` when the version's step is on
+      the log;
+    - `look` in each slice;
+    - `plan` while `trim_due` is true, which it becomes after each written checkpoint; then `carry_out` once the planned
+      record is on the log;
+    - `write` when the run ends, `write_before_leaving` when the process leaves, and `abandon` at last.
+    """
 
     config: RunConfig
     store: ObjectStore
@@ -60,13 +64,13 @@ class Checkpoints:
     executor: Executor
     """Executor with one thread, in which checkpoints are written."""
     trim_due: bool = field(default=False, init=False)
-    """Whether a checkpoint was written whose deletions are not recorded and carried out yet."""
+    """Whether a checkpoint was written whose deletions are not yet recorded and carried out."""
     _written: list[VersionName] = field(default_factory=list, init=False)
     """Complete checkpoints, oldest first."""
     _staged: StagedCheckpoint | None = field(default=None, init=False)
-    """Checkpoint that was saved last and is not on the store yet."""
+    """Saved checkpoint that is not in the store yet."""
     _writing: tuple[VersionName, Future[None]] | None = field(default=None, init=False)
-    """Name of the checkpoint being written, and the future of the writing; None if none is written."""
+    """Name of the checkpoint being written, and the future of the writing; None if no checkpoint is being written."""
     _on_store: CheckpointStore = field(init=False)
     _log_retention: LogRetention = field(init=False)
 
@@ -76,16 +80,16 @@ class Checkpoints:
     # ------------------------------------------------------------------------------------------ beginning
 
     def begin(self) -> None:
-        """Repeat the deletions that a predecessor may have left undone, and list the checkpoints."""
+        """Repeat deletions that a predecessor may not have finished, and list the checkpoints."""
         if self.deletions.said is not None:
             self._log_retention.begin(self.deletions.said)
         self.deletions.carry_out()
         self._written = _not_gone(self._on_store.names(), self.deletions.said)
 
     def load(self, begins: tuple[int, ...], ends: tuple[int, ...]) -> TrainerProgress | None:
-        """Load the newest good checkpoint that is in force by `steps`, and whose positions lie between `begins` and
-        `ends` of `batches`. Return its progress, or None if training begins with version 0; ConfigError if it cannot
-        begin there."""
+        """Load the newest intact checkpoint that is in force according to `steps`, and whose positions lie between
+        `begins` and `ends` of `batches`. Return its progress, or None if training begins with version 0. ConfigError if
+        training cannot begin there."""
         said = self.deletions.said
         begins = at_least(said.offsets.get("batches", ()) if said is not None else (), begins)
         progress = self._load_newest(self.versions.in_force, begins, ends)
@@ -103,8 +107,8 @@ class Checkpoints:
         return None
 
     def _load_newest(self, in_force: InForce, begins: tuple[int, ...], ends: tuple[int, ...]) -> TrainerProgress | None:
-        """Load the newest good checkpoint in force after which the log has all batches, `begins` to `ends` of each
-        share. Return its progress; None if there is no such."""
+        """Load the newest intact checkpoint in force for which the log has all later batches (`begins` to `ends` of
+        each share). Return its progress; None if there is no such checkpoint."""
 
         def fits(name: VersionName, state: dict[str, Any]) -> bool:
             positions = TrainerProgress.from_state(state).positions
@@ -132,13 +136,13 @@ class Checkpoints:
     # ------------------------------------------------------------------------------------------ writing
 
     def is_due(self, version: int) -> bool:
-        """Whether a checkpoint is to be made of this version."""
+        """Whether this version needs a checkpoint."""
         return version % self.config.trainer.checkpoint_every == 0
 
     def has_room(self, version: int, seconds: float) -> bool:
         """Whether this version may be trained: it needs no checkpoint, or no checkpoint is being written. The call
-        waits at most the given seconds for the writing to end. There is never more than one, on the disk or on its
-        way."""
+        waits at most the given seconds for the writing to end. There is never more than one unfinished checkpoint, on
+        the disk or on its way."""
         if not self.is_due(version):
             return True
         self.look(seconds)
@@ -149,8 +153,8 @@ class Checkpoints:
         self._staged = self._on_store.stage(self.backend.asked(self.backend.backend.save))
 
     def begin_write(self, epoch: int, progress: TrainerProgress) -> None:
-        """Begin to write the staged checkpoint, if there is one. It has the state of `progress`, whose step is on the
-        log. The log is made durable first, up to the positions that the checkpoint names."""
+        """Start to write the staged checkpoint, if there is one. It has the state of `progress`, whose step is on the
+        log. Before that the log is made durable up to the positions in the checkpoint."""
         if self._staged is not None and self._writing is None:
             name = progress.name(epoch)
             self.log_.transport.admin.make_durable()
@@ -172,8 +176,8 @@ class Checkpoints:
         return _not_gone(self._written, self.deletions.said)
 
     def look(self, seconds: float) -> None:
-        """Wait at most the given seconds for the checkpoint that is being written, if there is one. Raises the error of
-        its writing."""
+        """Wait at most the given seconds for the checkpoint being written, if there is one. Errors of the writing are
+        raised."""
         if self._writing is not None and ends_within(self._writing[1], seconds):
             self._finish()
 
@@ -189,7 +193,7 @@ class Checkpoints:
                 self.abandon()
 
     def abandon(self) -> None:
-        """Give up the checkpoint that is not written yet, and wait until the writer has stopped."""
+        """Drop the checkpoint that is not written yet, and wait until the writer has stopped."""
         if self._writing is not None:
             abandon(self._writing[1])
         if self._staged is not None:
@@ -197,7 +201,8 @@ class Checkpoints:
         self._staged, self._writing = None, None
 
     def write(self, epoch: int, progress: TrainerProgress) -> None:
-        """Write a checkpoint of the backend's state, which is that of `progress`, to its end, unless there is one."""
+        """Write a checkpoint of the backend's state, which must be that of `progress`, and wait for it. Do nothing if
+        the checkpoint exists."""
         self._finish()
         if progress.name(epoch) not in self._kept:
             if self._staged is None:
@@ -206,8 +211,8 @@ class Checkpoints:
             self._finish()
 
     def write_before_leaving(self, epoch: int, progress: TrainerProgress) -> None:
-        """Write a checkpoint as `write` does, unless one of any epoch holds the same state. If that fails the trainer
-        leaves without one."""
+        """Write a checkpoint as `write` does, unless a checkpoint of any epoch holds the same state. If that fails, the
+        trainer leaves without one."""
         version = progress.version
         try:
             self._finish()
@@ -219,7 +224,7 @@ class Checkpoints:
     # ------------------------------------------------------------------------------------------ deleting
 
     def plan(self) -> Trimmed | None:
-        """Return the record of the deletions that are due, which is written before them; None if none are due."""
+        """Return the record of the due deletions, which must be committed before them; None if no deletion is due."""
         there, retention = _not_gone(self._on_store.names(), self.deletions.said), self.config.retention
         wanted = list(filter(self.versions.in_force, there))[-self.config.trainer.keep_checkpoints :]
         if not wanted:
@@ -238,8 +243,8 @@ class Checkpoints:
         return planned if self.trim_due else None
 
     def _with_log(self, planned: Trimmed, oldest: VersionName) -> Trimmed:
-        """Return the plan with the parts of the log that a trainer starting from the checkpoint `oldest` no longer
-        needs."""
+        """Return the plan, extended by the parts of the log that a trainer starting from the checkpoint `oldest` does
+        not need."""
         try:
             positions = TrainerProgress.from_state(self._on_store.state(oldest)).positions
         except WeightsError as error:
@@ -248,13 +253,14 @@ class Checkpoints:
         return self._log_retention.plan(planned, oldest.version, positions)
 
     def carry_out(self, trimmed: Trimmed) -> None:
-        """Delete what this record names. It is on the log."""
+        """Delete the objects and records that this record names. The record must be on the log."""
         self.deletions.absorb(trimmed)
         self.deletions.carry_out()
         self.trim_due = False
 
     def _precious(self) -> set[VersionName]:
-        """Return the checkpoints that are kept beside the newest: one every `keep_every` versions, and the best."""
+        """Return the checkpoints that are kept in addition to the newest: one every `keep_every` versions, and the best
+        ones."""
         every, evaluation = self.config.trainer.keep_every, self.config.trainer.keep_best
         names = list(filter(self.versions.in_force, self._kept))
         kept = {name for name in names if every is not None and name.version % every == 0}
@@ -273,33 +279,32 @@ def _not_gone(names: Iterable[VersionName], said: Trimmed | None) -> list[Versio
 
 
 READERS = {topic: spec.name for spec in (EXPLORER, VERIFIER, BUFFER) for topic in spec.consumes}
-"""Topics of the flow and the groups that read them."""
+"""Topic of the flow -> consumer group that reads it."""
 
 STEPS = TopicPartition("steps", 0)
 
 
 class LogRetention:
-    """The parts of the log that may be deleted, for one epoch of the trainer. Checkpoints makes it and calls
-    `begin` once when `control` was read. After each checkpoint it calls `mark`, and then `plan` if enough checkpoints
-    are kept."""
+    """The parts of the log that may be deleted, for one epoch of the trainer. Checkpoints makes it and calls `begin`
+    once `control` was read. After each checkpoint it calls `mark`, and then `plan` if enough checkpoints are kept."""
 
     def __init__(self, log_: Log) -> None:
         self._log = log_
         self._completed = CompletedGroups()
         self._read_outcomes: dict[TopicPartition, int] = {}
         self._marks: deque[tuple[int, dict[str, tuple[int, ...]]]] = deque()
-        """How many groups were admitted when the topics of the flow ended at these offsets, oldest first."""
+        """Pairs of a number of admitted groups and the ends of the flow's topics at that time, oldest first."""
         self._through: Mapping[str, tuple[int, ...]] = {}
-        """Where the topics of the flow ended when no group was admitted that is not through by now."""
+        """Ends of the flow's topics at a time when all admitted groups are completed by now."""
 
     def begin(self, said: Trimmed) -> None:
-        """Go on from the counts of groups that a predecessor has recorded."""
+        """Continue from the counts of groups that a predecessor has recorded."""
         self._completed = CompletedGroups(said.sequence, said.groups, said.rollouts)
 
     def mark(self) -> None:
-        """Note the ends of the topics of the flow, and the number of groups admitted by then.
+        """Note the ends of the flow's topics, and the number of admitted groups.
 
-        The ends are read first: all records below them belong to groups that the feeder's count, which is read later,
+        The ends are read first. So all records below them belong to groups that the feeder's count, read later,
         includes."""
         ends = {topic: _by_partition(self._log.ends(topic)) for topic in READERS}
         cursor = self._log.committed(FEEDER.name).get(STEPS)
@@ -307,9 +312,9 @@ class LogRetention:
         self._marks.append((admitted, ends))
 
     def plan(self, now: Trimmed, version: int, positions: tuple[int, ...]) -> Trimmed:
-        """Return the record of deletions so far (`now`), with all parts of the log that may go now.
+        """Return the record of deletions so far (`now`), extended by all parts of the log that may be deleted now.
 
-        `version` and `positions` are those of the oldest checkpoint that a trainer may start from."""
+        `version` and `positions` are those of the oldest checkpoint from which a trainer may start."""
         version = max(now.version, version)
         self._complete(version)
         offsets = {"batches": at_least(now.offsets.get("batches", ()), positions)}
@@ -328,7 +333,7 @@ class LogRetention:
         )
 
     def _complete(self, version: int) -> None:
-        """Read the outcomes that are new, and see which groups are through below this version."""
+        """Read the new outcomes, and determine which groups are completed below this version."""
         for received in self._log.messages("outcomes", start=self._read_outcomes):
             if isinstance(received.message, GroupOutcome):
                 self._completed.add(received.message)
@@ -337,17 +342,17 @@ class LogRetention:
         self._completed.advance(version)
 
     def _as_far_as_read(self, topic: str, offsets: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the offsets, each no further than the readers of the topic have committed."""
+        """Return the offsets, each limited to the position that the topic's readers have committed."""
         for reader in (READERS[topic], SYNTHESISER.name):
             committed = self._log.committed(reader)
             low_water = {place: at.offset for place, at in committed.items() if place.topic == topic}
-            if low_water:  # a synthesiser reads one topic, if there is one
+            if low_water:  # a synthesiser reads one topic, if the run has one
                 offsets = tuple(min(pair) for pair in zip(offsets, _by_partition(low_water), strict=True))
         return offsets
 
 
 def at_least(before: tuple[int, ...], offsets: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the larger one of each pair of offsets; those of `offsets` if none were recorded before."""
+    """Return the maximum of each pair of offsets; `offsets` if none were recorded before."""
     return tuple(max(pair) for pair in zip(before, offsets, strict=True)) if before else offsets
 
 
@@ -367,22 +372,21 @@ TRAINED = "trained"
 class _Group:
     size: int
     result: GroupResult | None = None
-    """Result of the group; None: only late siblings were seen."""
+    """Result of the group; None if only late siblings were seen."""
     batch: int = -1
     """Batch of the group; -1: none."""
     until: int = -1
-    """The last batch that may use the group once more; -1: none may."""
+    """The last batch that may reuse the group; -1 for none."""
     rollouts: Counter[str] = field(default_factory=Counter)
-    """Result -> number of siblings that have it."""
+    """Result -> number of siblings with it."""
 
 
 class CompletedGroups:
-    """Counts the groups below `sequence` and their rollouts by fate, in the words of the audit. LogRetention makes it,
-    calls `add` for each outcome in log order, and `advance` in between.
+    """Counts the groups below `sequence` and their rollouts by result, in the words of the audit. LogRetention makes
+    it, calls `add` for each outcome in log order, and `advance` in between.
 
-    A group is through when it has its outcome, each of its siblings is named by it or by a late record, and its batch,
-    if it is in one, lies below the version from which on batches are kept, with each batch that may have the group once
-    more."""
+    A group is completed when three things hold: it has its outcome, each sibling is named by the outcome or by a late
+    record, and all batches that have or may reuse the group are below the version from which batches are kept."""
 
     def __init__(self, sequence: int = 0, groups: Mapping[str, int] = {}, rollouts: Mapping[str, int] = {}) -> None:
         """Begin with a predecessor's counts."""
@@ -392,7 +396,7 @@ class CompletedGroups:
         self._open: dict[int, _Group] = {}
 
     def add(self, outcome: GroupOutcome) -> None:
-        """Take an outcome of a group, or a late record of one."""
+        """Add an outcome of a group, or a late record."""
         if outcome.sequence < self.sequence:
             return
         group = self._open.setdefault(outcome.sequence, _Group(outcome.group_size))
@@ -402,7 +406,7 @@ class CompletedGroups:
         group.rollouts.update(_fate(outcome, rollout) for rollout in outcome.rollouts)
 
     def advance(self, version: int) -> None:
-        """Count the groups that are through, given that batches below `version` are needed no more."""
+        """Count the completed groups, if batches below `version` are no longer needed."""
         while (group := self._open.get(self.sequence)) is not None:
             seen = group.size > 0 and group.rollouts.total() >= group.size
             if group.result is None or not seen or max(group.batch, group.until) >= version:
@@ -414,8 +418,8 @@ class CompletedGroups:
 
 
 def _fate(outcome: GroupOutcome, rollout: RolloutSummary) -> str:
-    """Return the fate of a sibling. In a batched group a late sibling is expired, one without a reward is dead, and one
-    that an operator rejected is filtered."""
+    """Return the result of a sibling. In a batched group a late sibling is expired, one without a reward is dead, and
+    one that an operator rejected is filtered."""
     if outcome.late or outcome.result is not GroupResult.batched:
         return str(outcome.result)
     if rollout.rejected is not None:

@@ -1,10 +1,9 @@
-"""The deletion of what a trainer has given up: what a `Trimmed` record names, and old weights.
+"""Carries out the trainer's deletions: everything that a `Trimmed` record names, and old weights.
 
-Nothing is deleted before the log says so, durably. So a process that was away deletes, whenever it comes back, only
-what was given up while it was in force: it can be late, not wrong. What was said and cannot be deleted yet is owed: the
-trainer tries again while it works and before it leaves a finished run. Whoever comes next does it otherwise
-(weights/trimming.py).
-"""
+Before any deletion a durable record on the log names it. So a process that was suspended deletes, whenever it resumes,
+only what was given up while it was in force: it can be late, not wrong. A recorded deletion that is not possible yet is
+owed. The trainer retries it while it works and before it leaves a finished run. Otherwise a later process does it
+(weights/trimming.py)."""
 
 from __future__ import annotations
 
@@ -25,27 +24,25 @@ from rftstream.weights.trimming import delete_trimmed
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
-"""Seconds before a failed deletion is tried again; then twice as long each time."""
+"""Seconds before a failed deletion is retried. The pause doubles with each failure."""
 LONGEST_PAUSE_S = 30.0
-"""Seconds that a pause between two tries lasts at most."""
+"""Longest pause between two tries, in seconds."""
 OWED_S = 90.0
-"""Seconds that a trainer of a finished run stays at most for deletions that it has recorded and cannot carry out yet.
-This is longer than the transaction of a dead process stays open (PRODUCER_TIMEOUT_S, and a broker looks every ten
-seconds)."""
+"""Most seconds that the trainer of a finished run waits for owed deletions. This is longer than the transaction of a
+dead process stays open (PRODUCER_TIMEOUT_S, and a broker checks every ten seconds)."""
 
 
 class TrimmedDeletions:
     """Carries out recorded deletions, and remembers those that it still owes. `workers/trainer.py` makes one for each
     process.
 
-    In a process that takes the role, the step calls `begin_anew` at each recovery and `absorb` for each `Trimmed` that
-    it reads, and then `carry_out` once. While it works it calls `absorb` and `carry_out` whenever a `Trimmed` of its
-    own is on the log, and `delete_owed` in each slice. When the run is finished it calls `may_leave` until that is
-    true. In a process that starts when the run is finished, the loop calls `after_the_end` alone.
-    """
+    In a process that holds the role, the step calls `begin_anew` at each recovery, `absorb` for each `Trimmed` that it
+    reads, and then `carry_out` once. While it works it calls `absorb` and `carry_out` whenever one of its own `Trimmed`
+    records is on the log, and `delete_owed` in each slice. When the run is finished it calls `may_leave` until that is
+    true. In a process that starts when the run is finished, the loop calls only `after_the_end`."""
 
     def __init__(self, transport: Transport, store: ObjectStore, clock: Clock, *, compacts: bool) -> None:
-        """`compacts`: whether `partials` is compacted, too."""
+        """`compacts` tells whether `partials` is compacted, too."""
         self._transport = transport
         self._store = store
         self._checkpoints = CheckpointStore(store)
@@ -54,43 +51,44 @@ class TrimmedDeletions:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Forget recorded and owed deletions: the log is read again."""
+        """Forget recorded and owed deletions, since the log is read again."""
         self.said: Trimmed | None = None
-        """The newest record of what was given up; None if nothing ever was."""
+        """The newest record of deletions; None if there is none."""
         self._again_at: float | None = None
-        """When what was said and is still there is tried again; None if nothing is owed."""
+        """Time of the next try of owed deletions; None if none are owed."""
         self._pause_s = FIRST_PAUSE_S
         self._may_pass = False
-        """Whether it may soon be possible, as when somebody's transaction is open; not where rights are missing."""
+        """Whether owed deletions may soon be possible, for example after another process's open transaction. False if
+        rights are missing."""
         self._ended_at: float | None = None
-        """When `may_leave` was asked first; None if it was not."""
+        """Time of the first call of `may_leave`; None before."""
 
     def absorb(self, trimmed: Trimmed) -> None:
         """Take the next record of deletions."""
         self.said = trimmed
 
     def carry_out(self) -> None:
-        """Carry out the recorded deletion, if there is one. A part that cannot be deleted now is owed."""
+        """Carry out the recorded deletion, if there is one. Parts that cannot be deleted now are owed."""
         if self.said is not None:
             self._owe(delete_trimmed(self.said, self._transport, self._checkpoints, compacts=self._compacts))
 
     @property
     def owes(self) -> bool:
-        """Whether a recorded deletion may not be carried out yet."""
+        """Whether a recorded deletion may be incomplete."""
         return self._again_at is not None
 
     def again_in_s(self) -> float:
-        """Return the seconds until owed deletions are tried again; FOREVER if none are owed."""
+        """Return the seconds until owed deletions are retried; FOREVER if none are owed."""
         return FOREVER if self._again_at is None else max(0.0, self._again_at - self._clock.now())
 
     def delete_owed(self) -> None:
-        """Try owed deletions again, if it is time."""
+        """Retry owed deletions, if it is time."""
         if self.again_in_s() <= 0:
             self.carry_out()
 
     def delete_weights(self, names: Collection[VersionName]) -> None:
-        """Delete the objects of versions that an announcement names as gone. An object that cannot be deleted now is
-        named again by the next announcement."""
+        """Delete the objects of the versions that an announcement lists as gone. The next announcement lists objects
+        again that cannot be deleted now."""
         if not names:
             return
         try:
@@ -114,10 +112,10 @@ class TrimmedDeletions:
         return True
 
     def after_the_end(self, log_: Log) -> bool:
-        """Carry out the deletions that the trainer of a finished run has left; return False to be called again a moment
+        """Carry out the deletions that the trainer of a finished run has left. Return False to be called again a moment
         later.
 
-        A process that starts when the run is finished calls this. It need not take the role: any process may carry out
+        Called in a process that starts when the run is finished. It needs no claim, since any process may carry out
         recorded deletions."""
         if not self.owes or self.again_in_s() <= 0:
             try:
@@ -130,7 +128,7 @@ class TrimmedDeletions:
         return self.may_leave()
 
     def _owe(self, errors: Sequence[RftError]) -> None:
-        """Schedule another try after a pause if there were errors; without errors nothing is left to delete."""
+        """Schedule another try after a pause if there were errors. Without errors no deletion is owed."""
         if not errors:
             self._again_at, self._pause_s = None, FIRST_PAUSE_S
             return
@@ -146,8 +144,8 @@ class TrimmedDeletions:
 
 
 def _newest_said(log_: Log) -> Trimmed | None:
-    """Return the newest record of what was given up, of those in force: others are not the trainer's word.
+    """Return the newest record of deletions in force. Records out of force are not the trainer's.
 
-    TransportError while somebody's open transaction may hide it."""
+    TransportError while another process's open transaction may hide it."""
     in_force = log_.rule.messages(log_.read("control", settled=True))
     return next((message for _, message in reversed([*in_force]) if isinstance(message, Trimmed)), None)

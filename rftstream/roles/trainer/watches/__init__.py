@@ -1,1 +1,1 @@
-"""What the trainer looks out for: mismatch with the sampler, steps without signal, and held-out demonstrations."""
+"""The trainer's checks: mismatch with the sampler, steps without signal, and held-out demonstrations."""

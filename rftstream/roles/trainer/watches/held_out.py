@@ -1,4 +1,4 @@
-"""How well the policy does on demonstrations that are never trained on."""
+"""Measures the policy on demonstrations that are never trained on."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 
 class HeldOut:
-    """The held-out demonstrations of a run, as they are when a trainer starts. `workers/trainer.py` makes it; the step
+    """The held-out demonstrations of a run, as they are when a trainer starts. `workers/trainer.py` makes it. The step
     calls `begin` at each recovery, and `look` after each version that is `due`."""
 
     def __init__(self, settings: DemonstrationsSection, *, renderer: Renderer, training: Training) -> None:
-        """ConfigError if the algorithm (of any stage) or the backend has no measure for them."""
+        """ConfigError if the algorithm (of any stage) or the backend cannot measure them."""
         algorithms = training.algorithms or (training.algorithm,)
         if not any(hasattr(algorithm, "held_out") for algorithm in algorithms) or not hasattr(
             training.backend, "logprobs"
@@ -47,10 +47,10 @@ class HeldOut:
         self._experiences: list[Experience] = []
         self._rows: Sequence[TrainingRow] = ()
         self._rows_of: int | None = None
-        """The stage whose rows these are."""
+        """The stage for which the rows were made."""
         self._reference: list[np.ndarray] | None = None
         self._offsets: dict[int, tuple[TopicPartition, int]] = {}
-        """Number of a demonstration -> where it stands, while they are chosen."""
+        """Number of a demonstration -> its place, while demonstrations are chosen."""
 
     def begin(self, log_: Log) -> None:
         """Read the demonstrations."""
@@ -61,14 +61,14 @@ class HeldOut:
             log.warning("experts.held_out: there are too few demonstrations to hold any out")
 
     def due(self, stage: Stage, version: int, *, last: bool) -> bool:
-        """Whether this version, which the stage has made, is to be measured."""
+        """Whether this version, made by the stage, is to be measured."""
         algorithm = self._training.at(stage).algorithm
         if not self._experiences or not hasattr(algorithm, "held_out"):
             return False
         return last or version == stage.end or version % self._settings.held_out_every == 0
 
     def look(self, stage: Stage) -> dict[str, float]:
-        """Return metrics of the policy as it is now, by the algorithm of the stage."""
+        """Return metrics of the current policy, by the algorithm of the stage."""
         training = self._training.at(stage)
         algorithm, backend, budget = training.algorithm, training.backend, training.settings.tokens_per_microbatch
         if self._rows_of != stage.number:
@@ -84,7 +84,7 @@ class HeldOut:
         return found
 
     def _choose(self, log_: Log, numbers: Sequence[int]) -> Iterator[Experience]:
-        """Return the first demonstrations. In a run with stages these are some of each kind, chats and pairs."""
+        """Yield the first demonstrations. In a run with stages these are some of each kind, chats and pairs."""
         most, counts = self._settings.held_out_most, Counter[str]()
         if not self._training.algorithms:
             numbers = numbers[:most]
@@ -97,7 +97,7 @@ class HeldOut:
                 return
 
     def _count(self, log_: Log) -> int:
-        """Note the place of each demonstration; return their number."""
+        """Store the place of each demonstration. Return their number."""
         for record in log_.read(DEMONSTRATIONS, bodies=False):
             if not codec.is_foreign(record) and (number := record.number("number")) is not None:
                 self._offsets[number] = record.place, record.offset
@@ -109,7 +109,7 @@ class HeldOut:
         return [(number, record) for number, record in there if record is not None]
 
     def _experiences_of(self, number: int, record: Record) -> list[Experience]:
-        """Return the experiences of a demonstration; none if it cannot be used."""
+        """Return the experiences of a demonstration; an empty list if it cannot be used."""
         try:
             demonstration = codec.from_record(record)
             assert isinstance(demonstration, Demonstration)
