@@ -125,6 +125,9 @@ class JudgeCache:
                 self._database.close()
             self._database = None
 
+    def __del__(self) -> None:
+        self.close()  # a process that scores ends without a word
+
     def _open(self) -> sqlite3.Connection | None:
         if self._database is None and not self._failed:
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

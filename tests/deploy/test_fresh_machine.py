@@ -32,7 +32,7 @@ NEEDS = {
     "kafka": ("default-jre-headless", "maven"),
     "test": (
         *BUILDING, "default-jdk-headless", "maven", "prometheus", "kcat", "bubblewrap", "chromium", "shellcheck",
-        "slurm-client", "munge", "slurmctld", "slurmd", "openssl", "git",
+        "slurm-client", "munge", "slurmctld", "slurmd", r"g\+\+", "openssl", "git",
     ),
 }  # fmt: skip
 """The packages that each target says it misses, for a user who may not install them."""

@@ -3,7 +3,9 @@ the log may say of their rollouts."""
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -148,7 +150,8 @@ def check_rollout(config: RunConfig, task: Task, rollout: Rollout) -> None:
     else:
         assert rollout.posted is not None
         assert (rollout.posted.error is not None) is has_nan
-        assert rollout.posted.reward == (sum(given) if given else None), "rewards of turns are added once"
+        added = functools.reduce(operator.add, given) if given else None  # since Python 3.12 sum() rounds otherwise
+        assert rollout.posted.reward == added, "rewards of turns are added once"
     if whole:
         assert len(said) == plan.num_turns
         assert plan.odd_turn < 0 or plan.odd == "nan", "others hang or fail"

@@ -209,9 +209,13 @@ class CatalogReader:
             check_same_thread=False,
         )
         self._db.row_factory = Row
-        self._db.execute("PRAGMA query_only=ON")
-        self._db.execute("PRAGMA cache_size=-1024")
-        self._db.execute("BEGIN")  # so that all questions of a page see the same moment
+        try:
+            self._db.execute("PRAGMA query_only=ON")
+            self._db.execute("PRAGMA cache_size=-1024")
+            self._db.execute("BEGIN")  # so that all questions of a page see the same moment
+        except BaseException:
+            self._db.close()
+            raise
 
     def rows(self, query: str, parameters: Mapping[str, Any] | tuple[Any, ...] = ()) -> list[Row]:
         """Return the rows of a query; each has its columns by name."""

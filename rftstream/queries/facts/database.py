@@ -163,7 +163,11 @@ class Index:
                 try:
                     file.remove()
                     db = _made(_connected(file.path))
-                    file.seal()
+                    try:
+                        file.seal()
+                    except OSError:
+                        db.close()
+                        raise
                     return db
                 except (OSError, sqlite3.Error) as error:
                     self.notes.append(f"{file.path}: cannot be used ({error}); the whole log is read")
@@ -220,13 +224,20 @@ def _connected(path: Path | None, looking: bool = False) -> sqlite3.Connection:
     name = "" if path is None else f"{path.absolute().as_uri()}?mode={'ro' if looking else 'rwc'}"
     db = sqlite3.connect(name, uri=path is not None, isolation_level=None, timeout=0.0)
     # What is lost with the power shows by the seal.
-    db.execute("PRAGMA synchronous=OFF")
-    db.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
-    return db
+    return _prepared(db, f"PRAGMA synchronous=OFF; PRAGMA cache_size=-{CACHE_KIB};")
 
 
 def _made(db: sqlite3.Connection, *, is_there: bool = False) -> sqlite3.Connection:
-    db.executescript(("" if is_there else SCHEMA) + COMPACTED)
+    return _prepared(db, ("" if is_there else SCHEMA) + COMPACTED)
+
+
+def _prepared(db: sqlite3.Connection, script: str) -> sqlite3.Connection:
+    """Return the connection after the script, or close it if the script fails."""
+    try:
+        db.executescript(script)
+    except BaseException:
+        db.close()
+        raise
     return db
 
 

@@ -43,7 +43,7 @@ def test_what_is_printed_and_the_last_value(code: str, answer: str) -> None:
     ("code", "begin", "end"),
     [
         ("def f(n):\n    return 1 / n\nprint('so far')\nf(0)", "so far\nTraceback (most recent call last):\n"
-         '  File "program", line 4, in <module>\n    f(0)\n  File "program", line 2, in f\n    return 1 / n\n',
+         '  File "program", line 4, in <module>\n    f(0)\n',
          "ZeroDivisionError: division by zero"),
         ("print(", '  File "program", line 1\n    print(\n', "SyntaxError: '(' was never closed"),
         ("(" * 100_000, '  File "program", line 1\n', "too many nested parentheses"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sqlite3
 from collections.abc import Iterator
@@ -284,7 +285,8 @@ def test_a_page_may_come_while_the_file_is_made(run: Run, tmp_path: Path, monkey
     seen: list[CatalogReader | None] = []
 
     def opened_at_last(self: CatalogDatabase, identity: str) -> sqlite3.Connection:
-        sqlite3.connect(self.path).execute("PRAGMA journal_mode=WAL").close()  # as SQLite leaves it at first
+        with contextlib.closing(sqlite3.connect(self.path)) as db:
+            db.execute("PRAGMA journal_mode=WAL")  # as SQLite leaves it at first
         seen.append(updater.open_catalog())
         return original(self, identity)
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 def total(folder: Path) -> tuple[int, int]:
     """Return the bytes that the cache has counted, and those that are there."""
-    with sqlite3.connect(folder / "judge.sqlite3") as database:
+    with closing(sqlite3.connect(folder / "judge.sqlite3")) as database:
         counted = database.execute("SELECT bytes FROM total").fetchone()[0]
         return counted, database.execute("SELECT coalesce(sum(bytes), 0) FROM answers").fetchone()[0]
 
@@ -110,6 +111,7 @@ def test_the_least_used_go_first_and_the_limit_holds(tmp_path: Path, monkeypatch
 
 WRITER = """
 import sys
+from contextlib import closing
 from pathlib import Path
 from rftstream.rewards.judge_cache import JudgeCache
 cache = JudgeCache(Path(sys.argv[1]), max_bytes=200_000)
@@ -138,7 +140,7 @@ def test_it_stays_whole_when_writers_are_killed(tmp_path: Path) -> None:
     cache.put("after", "kill")
     assert cache.get("after") == "kill"
     cache.close()
-    with sqlite3.connect(tmp_path / "judge.sqlite3") as database:
+    with closing(sqlite3.connect(tmp_path / "judge.sqlite3")) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     counted, there = total(tmp_path)
     assert counted == there <= 200_000
