@@ -1,1 +1,1 @@
-"""Weights: snapshots, the object store they lie in, who publishes and who follows them, and checkpoints."""
+"""Weights: snapshots, the object store, the publisher and the follower of versions, and checkpoints."""

@@ -1,12 +1,11 @@
-"""LoRA: versions that consist of adapters, and the weights that they make of the model that they are for.
+"""LoRA: versions that consist of adapters, and the full weights that they make with the model that they belong to.
 
-W' = W + alpha / rank * B A, in float32, rounded to the served dtype. W' depends on the model folder and the
-adapters and on nothing that was there before, so it makes no difference which versions a reader has seen.
+W' = W + alpha / rank * B A, in float32, rounded to the served dtype. W' depends only on the model folder and the
+adapters, not on earlier weights. So it does not matter which versions a reader has seen.
 
-Adapters travel under the names that PEFT gives them in its files: `base_model.model.NAME.lora_A.weight` [rank, in] and
-`...lora_B.weight` [out, rank] are of the model's `NAME.weight` [out, in], or [in, out] in the layers of GPT-2's kind,
-which hold their matrices transposed: there B A is transposed, too.
-"""
+Adapters are stored under the names that PEFT uses in its files. `base_model.model.NAME.lora_A.weight` [rank, in] and
+`...lora_B.weight` [out, rank] belong to the model's `NAME.weight` [out, in]. Layers of GPT-2's kind hold their matrices
+transposed, [in, out]; there B A is transposed, too."""
 
 from __future__ import annotations
 
@@ -32,22 +31,22 @@ SUFFIXES = (".lora_A.weight", ".lora_B.weight")
 def whole_tensors(
     spec: ModelSpec, tensors: Mapping[str, RawTensor], names: Iterable[str], *, where: str
 ) -> Mapping[str, RawTensor]:
-    """Return all of the model's weights, each made when it is asked for; `tensors` itself, if the model has no
-    adapters.
+    """Return all of the model's weights, each computed when it is requested. If the model has no adapters, return
+    `tensors` itself.
 
     WeightsError unless the tensors are adapters of this model."""
     return tensors if spec.lora is None else _Merged(spec, tensors, names, where=where)
 
 
 def merged_tensors(spec: ModelSpec, tensors: Mapping[str, RawTensor], *, where: str) -> Mapping[str, RawTensor]:
-    """Return the weights that have adapters, each made when it is asked for.
+    """Return the weights that have adapters, each computed when it is requested.
 
-    WeightsError unless the tensors are adapters of this model; what they make need not be checked again."""
+    WeightsError unless the tensors are adapters of this model. The resulting tensors need no further check."""
     return _Merged(spec, tensors, None, where=where)
 
 
 def write_adapter(folder: Path, spec: ModelSpec, tensors: Mapping[str, RawTensor]) -> None:
-    """Write an adapter into an existing folder, as PEFT and engines load it."""
+    """Write an adapter into an existing folder, in the form that PEFT and engines load."""
     assert spec.lora is not None
     targets = spec.lora.targets
     settings = {
@@ -68,7 +67,7 @@ def write_adapter(folder: Path, spec: ModelSpec, tensors: Mapping[str, RawTensor
 
 
 class _Merged(Mapping[str, RawTensor]):
-    """The weights W', each computed from the model folder and a pair of adapters when it is asked for."""
+    """The weights W', each computed from the model folder and a pair of adapters when it is requested."""
 
     def __init__(
         self, spec: ModelSpec, tensors: Mapping[str, RawTensor], names: Iterable[str] | None, *, where: str
@@ -109,7 +108,7 @@ class _Merged(Mapping[str, RawTensor]):
         return raw(weight.to(SERVED[self._spec.dtype]))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names  # Mapping's own would make it
+        return name in self._names  # the default of Mapping would compute the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -120,7 +119,7 @@ class _Merged(Mapping[str, RawTensor]):
 
 @functools.cache
 def transposed_weights(folder: Path) -> frozenset[str]:
-    """Return the names of a model's weights that are [in, out]. Their shapes do not tell where they are square."""
+    """Return the names of a model's weights that are [in, out]. The shapes of square matrices do not tell."""
     from transformers.pytorch_utils import Conv1D
 
     from rftstream.models.exactness import outline_of
@@ -131,7 +130,7 @@ def transposed_weights(folder: Path) -> frozenset[str]:
 
 
 def _pairs(tensors: Mapping[str, RawTensor], rank: int, where: str) -> dict[str, tuple[RawTensor, RawTensor]]:
-    """Return the model's name of a weight -> A and B."""
+    """Return weight name in the model -> A and B."""
     stems = {name.removesuffix(suffix) for name in tensors for suffix in SUFFIXES if name.endswith(suffix)}
     whole = {f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES}
     if odd := sorted(tensors.keys() ^ whole):
@@ -150,7 +149,7 @@ def _pairs(tensors: Mapping[str, RawTensor], rank: int, where: str) -> dict[str,
 
 
 def _base(spec: ModelSpec) -> dict[str, tuple[Path, list[int]]]:
-    """Return name -> the file of the model folder that has the weight, and its shape."""
+    """Return name -> file in the model folder with the weight, and its shape."""
     from safetensors import safe_open
 
     found: dict[str, tuple[Path, list[int]]] = {}

@@ -1,4 +1,5 @@
-"""Checkpoints under the object store: files first, the manifest last; without a manifest there is no checkpoint."""
+"""Checkpoints in the object store. The files are written first, the manifest last. Without a manifest a checkpoint does
+not exist."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ FORMAT = 1
 @dataclass(frozen=True, slots=True)
 class StagedCheckpoint:
     """The files of a checkpoint that is not written yet. `CheckpointStore.stage` makes it. Its owner may pass it to
-    `write_staged`, and calls `drop` at the end in any case."""
+    `write_staged`, and always calls `drop` at the end."""
 
     folder: Path
     """A temporary folder of the store."""
@@ -38,8 +39,8 @@ class StagedCheckpoint:
 class CheckpointStore:
     """The checkpoints of a run in its object store.
 
-    A checkpoint lies in `checkpoints/<epoch>-<version>/`; its `manifest.json` has digest and size of each file. The
-    trainer calls `stage`, `write_staged` and `delete`, tools call `write`; starting trainers and tools call `newest`,
+    A checkpoint is in `checkpoints/<epoch>-<version>/`. Its `manifest.json` has digest and size of each file. The
+    trainer calls `stage`, `write_staged` and `delete`; tools call `write`. Tools and trainers that start call `newest`,
     `verify` and `read`."""
 
     def __init__(self, store: ObjectStore, *, fault: Fault = faults.at) -> None:
@@ -47,7 +48,7 @@ class CheckpointStore:
         self._fault = fault
 
     def write(self, name: VersionName, fill: Callable[[Path], None], state: dict[str, Any]) -> None:
-        """Save what `fill` writes into the folder that it gets, together with `state` (plain JSON values).
+        """Save the files that `fill` writes into the given folder, together with `state` (plain JSON values).
 
         The checkpoint is complete and durable when this returns. WeightsError if it exists already."""
         staged = self.stage(fill)
@@ -57,7 +58,7 @@ class CheckpointStore:
             staged.drop()
 
     def stage(self, fill: Callable[[Path], None]) -> StagedCheckpoint:
-        """Have `fill` write its files into a temporary folder that it gets, and return them."""
+        """Let `fill` write its files into a temporary folder, and return them."""
         with ExitStack() as stack:
             folder = stack.enter_context(self._store.scratch())
             fill(folder)
@@ -68,7 +69,7 @@ class CheckpointStore:
         folder = _folder(name)
         if self._store.exists(f"{folder}/manifest.json"):
             raise WeightsError(f"{folder}: exists already, and no checkpoint is written twice")
-        for leftover in self._store.list(f"{folder}/"):  # of a try that did not come to its manifest
+        for leftover in self._store.list(f"{folder}/"):  # left by an attempt that did not write its manifest
             self._store.delete(leftover)
         files: dict[str, dict[str, Any]] = {}
         for path in sorted(path for path in staged.folder.rglob("*") if path.is_file()):
@@ -102,7 +103,8 @@ class CheckpointStore:
         folder: Path | None = None,
     ) -> tuple[VersionName, dict[str, Any]] | None:
         """Return the newest undamaged checkpoint in force whose state `fits`, and that state. Its files are read once:
-        they are verified and, with an empty `folder`, copied there. Damaged ones are skipped with a warning."""
+        they are verified and, with an empty `folder`, copied into it. Damaged checkpoints are skipped with a
+        warning."""
         for name in reversed(self.names()):
             if not in_force(name):
                 continue
@@ -117,7 +119,8 @@ class CheckpointStore:
         return None
 
     def verify(self, name: VersionName) -> dict[str, Any]:
-        """Read all files of a checkpoint, and return its state. WeightsError if anything is missing or damaged."""
+        """Read and verify all files of a checkpoint, and return its state. WeightsError if a file is missing or
+        damaged."""
         manifest = self._manifest(name)
         for file in manifest["files"]:
             self._copy(name, manifest, file, target=None)
@@ -133,18 +136,18 @@ class CheckpointStore:
         return manifest["state"]  # type: ignore[no-any-return]
 
     def state(self, name: VersionName) -> dict[str, Any]:
-        """Return the checkpoint's state without looking at its files."""
+        """Return the checkpoint's state without reading its files."""
         return self._manifest(name)["state"]  # type: ignore[no-any-return]
 
     def older_than(self, name: VersionName) -> set[VersionName]:
-        """Return the checkpoints older than `name` that have anything in the store, complete or not.
+        """Return the older checkpoints that have any object in the store, complete or not.
 
-        Newer ones are left out, since another process may just be writing them."""
+        Newer ones are left out, since another process may be writing them."""
         found = filter(None, map(_parse, self._store.list("checkpoints/")))
         return {other for other in found if other < name}
 
     def delete(self, name: VersionName) -> None:
-        """Delete a checkpoint. The manifest goes first; without it there is no checkpoint."""
+        """Delete a checkpoint. The manifest is deleted first; from then on the checkpoint does not exist."""
         self._store.delete(f"{_folder(name)}/manifest.json")
         for text in self._store.list(f"{_folder(name)}/"):
             self._store.delete(text)
@@ -165,7 +168,7 @@ class CheckpointStore:
         return manifest
 
     def _copy(self, name: VersionName, manifest: dict[str, Any], file: str, *, target: Path | None) -> None:
-        """Read a file of the checkpoint, copy it to `target` if given, and compare it with the manifest."""
+        """Read a file of the checkpoint, copy it to `target` if given, and verify it against the manifest."""
         where = f"{_folder(name)}/files/{file}"
         sha256, num_bytes = hashlib.sha256(), 0
         with self._store.open(where) as source, open(target or "/dev/null", "wb") as sink:
@@ -179,14 +182,14 @@ class CheckpointStore:
 
 
 def is_gone(name: VersionName, said: Trimmed | None) -> bool:
-    """Return whether a checkpoint was given up, whether it is still there or not.
+    """Return whether a checkpoint was given up, whether or not its files still exist.
 
-    `said` is the newest record of what was deleted, or None."""
+    `said` is the newest record of deletions, or None."""
     return said is not None and name not in said.checkpoints and name < said.name
 
 
 def _empty(folder: Path) -> None:
-    """Remove what a checkpoint that turned out to be damaged left in a folder."""
+    """Remove the files of a checkpoint from a folder after it turned out to be damaged."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -199,7 +202,7 @@ def _folder(name: VersionName) -> str:
 
 
 def _parse(text: str) -> VersionName | None:
-    """Return the checkpoint that an object belongs to, or None."""
+    """Return the checkpoint to which an object belongs, or None."""
     return VersionName.of_stem(text.removeprefix("checkpoints/").partition("/")[0])
 
 

@@ -1,9 +1,8 @@
-"""A follower of a trainer's weights knows which version to be on, and fetches its tensors, checked.
+"""A follower of a trainer's weights determines which version to load, fetches its tensors, and verifies them.
 
-The trainer never waits for a follower. A follower that holds the parent of a version applies what changed. Another (it
-is late, it has just started, a delta is gone or damaged) begins with the newest full snapshot and applies the changes
-since then.
-"""
+The trainer never waits for a follower. A follower that holds the parent of a version applies the delta. Any other
+follower (it is late, it has just started, a delta is gone or damaged) begins with the newest full snapshot and applies
+the deltas since then."""
 
 from __future__ import annotations
 
@@ -32,10 +31,11 @@ from rftstream.weights.stores.store import ObjectStore
 logger = logging.getLogger(__name__)
 
 LOCAL_PASS = 1 / 8
-"""Share of a snapshot that could be read from a disk while a delta is applied; from elsewhere it is next to none."""
+"""Share of a snapshot that can be read from a local disk in the time of applying a delta. From elsewhere the share is
+close to 0."""
 
 MAX_GONE = 1_000
-"""Versions that are remembered though their objects were given up: somebody may still be at one of them."""
+"""Most versions that are remembered after their objects were given up, since a reader may still be at one of them."""
 
 Link = tuple[WeightsAnnounced, DeltaObject]
 """A version, and the delta from its parent."""
@@ -45,11 +45,11 @@ Known = Mapping[VersionName, WeightsAnnounced]
 
 
 class WeightsFollower:
-    """The versions of a run as announced, and a copy of the model, which is changed in place.
+    """The announced versions of a run, and a copy of the model, which is changed in place.
 
-    Its owner (an explorer, an evaluator, a tool) calls `announced` for every announcement in log order, `newest` to
-    know where to go, and `fetch` to get there. `fetch` may run in another thread while the other methods are called;
-    `held` is asked only when it has ended."""
+    Its owner (an explorer, an evaluator, a tool) calls `announced` for every announcement in log order, `newest` for
+    the version to load, and `fetch` to get it. `fetch` may run in another thread while the other methods are called.
+    `held` may only be called when `fetch` has ended."""
 
     def __init__(
         self,
@@ -61,25 +61,24 @@ class WeightsFollower:
         shared: bool = False,
         forgets: bool = False,
     ) -> None:
-        """`cache` keeps the newest full snapshot for the next start. `threads` is the number of threads that deltas are
-        applied in; all cores by default. With `shared` the copy of the model lies where other processes can read it,
-        and tensors come as SharedTensors. With `forgets`, versions whose objects were given up long ago are not
-        remembered: a worker has no use for them, and a run may be long."""
+        """`cache` keeps the newest full snapshot for the next start. `threads` is the number of threads that apply
+        deltas; all cores by default. With `shared` the copy of the model is in memory that other processes can read,
+        and tensors are SharedTensors. With `forgets`, versions whose objects were given up long ago are forgotten: a
+        worker does not need them, and a run may be long."""
         self._store, self._model, self._cache, self._threads = store, model, cache, threads
         self._memory = WeightsMemory() if shared else None
         self._lineage = Lineage()
         self._announced: dict[VersionName, WeightsAnnounced] = {}
         self._forgets = forgets
         self._gone: deque[VersionName] = deque()
-        """Versions whose objects were given up, and that are still remembered, oldest first."""
+        """Versions whose objects were given up and that are still remembered, oldest first."""
         self._state: ServedState | None = None
         self._held: VersionName | None = None
         self.num_refused = 0
-        """Number of announcements that were refused: a replaced trainer's, another model's, out of order, after a
-        gap."""
+        """Number of refused announcements: of a replaced trainer, of another model, out of order, or after a gap."""
 
     def fresh(self) -> WeightsFollower:
-        """Return a follower of the same store and model that knows nothing yet."""
+        """Return a new, empty follower of the same store and model."""
         shared = self._memory is not None
         return WeightsFollower(
             self._store,
@@ -93,14 +92,14 @@ class WeightsFollower:
     # ------------------------------------------------------------------------------------------ announcements
 
     def begin(self, summary: WeightsSummary) -> None:
-        """Begin behind the records of a summary, with a full snapshot. Called before any announcement."""
+        """Begin after the records of a summary, with a full snapshot. Called before any announcement."""
         runs = [run for run in summary.versions if run.model == self._model]
         if runs:
             newest = max(runs, key=lambda run: run.trainer_epoch)
             self._lineage.start(VersionName(trainer_epoch=newest.trainer_epoch, version=newest.first))
 
     def announced(self, message: WeightsAnnounced) -> bool:
-        """Take note of a version. False if the announcement is refused."""
+        """Add a version. Return False if the announcement is refused."""
         problem = self._check(message)
         if problem:
             self.num_refused += 1
@@ -117,7 +116,7 @@ class WeightsFollower:
         return True
 
     def newest(self) -> WeightsAnnounced | None:
-        """Return the version to be on now; None before the first announcement."""
+        """Return the version to load now; None before the first announcement."""
         return next(reversed(self._announced.values()), None)
 
     def find(self, name: VersionName) -> WeightsAnnounced | None:
@@ -129,7 +128,7 @@ class WeightsFollower:
         return tuple(self._announced.values())
 
     def available(self) -> tuple[WeightsAnnounced, ...]:
-        """Return the versions in force that can be made from what is in the store, oldest first."""
+        """Return the versions in force that can be made from the objects in the store, oldest first."""
         there = set(self._store.list("versions/"))
         found: dict[VersionName, WeightsAnnounced] = {}
         for announcement in self._announced.values():
@@ -157,11 +156,12 @@ class WeightsFollower:
     # ------------------------------------------------------------------------------------------ tensors
 
     def fetch(self, announcement: WeightsAnnounced) -> Mapping[str, RawTensor]:
-        """Return the tensors of a version, all digests verified. They are views of what the next call changes.
+        """Return the tensors of a version, with all digests verified. They are views of memory that the next call
+        changes.
 
-        WeightsGone if an object was deleted, WeightsError if an object is damaged; `held` then tells how far it
-        came."""
-        known = self._announced  # what is needed is only added to; a new trainer's begin another one
+        WeightsGone if an object was deleted, WeightsError if an object is damaged. `held` then tells the version that
+        was reached."""
+        known = self._announced  # entries are only added; a new trainer starts a new mapping
         state = self._follow_from_held(announcement, known)
         if state is None:
             anchor, links = _links_from_anchor(announcement, known)
@@ -169,7 +169,7 @@ class WeightsFollower:
         return self._tensors_of(state)
 
     def held(self) -> tuple[VersionName, Mapping[str, RawTensor]] | None:
-        """Return the version that the copy is at, and its tensors; None if there is none."""
+        """Return the version of the copy, and its tensors; None if there is none."""
         if self._state is None or self._held is None:
             return None
         return self._held, self._tensors_of(self._state)
@@ -178,7 +178,7 @@ class WeightsFollower:
         return state.tensors if self._memory is None else SharedTensors(state.tensors, self._memory, state.digests())
 
     def _follow_from_held(self, target: WeightsAnnounced, known: Known) -> ServedState | None:
-        """Return the state of a version, made from what is held. None if that cannot be done, or if a full snapshot is
+        """Return the state of a version, made from the held state. None if that is impossible, or if a full snapshot is
         cheaper than the deltas."""
         state = self._state
         if state is None:
@@ -189,26 +189,26 @@ class WeightsFollower:
         try:
             return self._follow(state, links)
         except (StoreUnreachable, StoreRefused):
-            raise  # a snapshot lies in the same store, and what is held is still of use
+            raise  # the snapshot is in the same store, and the held state is still usable
         except WeightsError as error:
             logger.warning("%s; going back to a full snapshot", error)
             return None
 
     def _state_at(self, anchor: WeightsAnnounced) -> ServedState:
-        """Return the state of an anchor: what is held if that is the anchor, else what is read."""
+        """Return the state of an anchor: the held state if it is that anchor, otherwise the snapshot."""
         state = self._state
         if state is not None and self._held == anchor.name and state.digest() == anchor.weights_digest:
             return state
-        del state  # `_load` gives the memory of the one that is held free
+        del state  # `_load` frees the memory of the held state
         return self._load(anchor)
 
     def _links_from_held(self, digest: str, target: WeightsAnnounced, known: Known) -> list[Link] | None:
         """Return the deltas from the held state to a version, oldest first; None if a full snapshot is cheaper.
 
-        The held state is identified by its digest, since a new trainer's anchor is often a state that is held
-        already."""
+        The held state is identified by its digest, since a new trainer's anchor is often the state that is already
+        held."""
         links: list[Link] = []
-        snapshot, cost = 0, 0.0  # bytes of the newest full snapshot, and what the deltas before it cost
+        snapshot, cost = 0, 0.0  # size of the newest full snapshot, and total cost of the deltas so far
         one: WeightsAnnounced | None = target
         while one is not None:
             if one.weights_digest == digest:
@@ -236,14 +236,15 @@ class WeightsFollower:
         try:
             delta.apply_chain(state, self._read_links(links, read))
         except WeightsError:
-            name, digest = stops[len(read) - 1]  # before the delta that was refused
+            name, digest = stops[len(read) - 1]  # the version before the refused delta
             self._held = name if state.digest() == digest else None
             raise
         self._held = links[-1][0].name
         return state
 
     def _read_links(self, links: list[Link], read: list[WeightsAnnounced]) -> Iterator[tuple[memoryview, str]]:
-        """Yield the deltas that are announced, their digests compared, and note in `read` which were begun."""
+        """Yield the announced deltas with verified digests, and add each announcement to `read` when its delta is
+        begun."""
         for announcement, way in links:
             read.append(announcement)
             yield self._read_link(announcement, way)
@@ -263,7 +264,7 @@ class WeightsFollower:
 
     def _load(self, anchor: WeightsAnnounced) -> ServedState:
         where = f"weights {text_of(anchor.name)} ({anchor.object})"
-        self._state = self._held = None  # before the next one is read
+        self._state = self._held = None  # free it before the next one is read
         changing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         allocate: Allocate = own_memory
         if self._memory is not None:
@@ -296,7 +297,7 @@ def _links_from_anchor(target: WeightsAnnounced, known: Known) -> tuple[WeightsA
 
 
 def _delta_of(announcement: WeightsAnnounced) -> DeltaObject | None:
-    """Return how a version comes from its parent; None for an anchor without a delta."""
+    """Return the delta from a version's parent to it; None for an anchor without a delta."""
     if announcement.parent is None:
         return announcement.delta
     return DeltaObject(
@@ -319,11 +320,11 @@ READ_BYTES = 4 * 1024 * 1024
 Announced = WeightsAnnounced | DeltaObject
 
 Allocate = Callable[[int], memoryview]
-"""Returns writable memory of a number of bytes."""
+"""Returns that many bytes of writable memory."""
 
 
 def own_memory(num_bytes: int) -> memoryview:
-    """Return memory of this process, not filled with anything."""
+    """Return uninitialized memory of this process."""
     return np.empty(num_bytes, np.uint8).data if num_bytes else memoryview(b"")
 
 
@@ -335,10 +336,10 @@ def read_object(
     where: str,
     allocate: Allocate = own_memory,
 ) -> memoryview:
-    """Return an object's bytes, which can be written to, their digest compared. `where` is what messages call it.
-    They lie in memory of `allocate`, which is asked again where a first try to read them fails.
+    """Return an object's bytes in writable memory, with the digest verified. `where` names the object in messages.
+    `allocate` gives the memory, and is called again if the first attempt to read fails.
 
-    WeightsGone if it was deleted, WeightsError if it is damaged in the store."""
+    WeightsGone if the object was deleted, WeightsError if it is damaged in the store."""
     if cache is None:
         return _read_stored(store, announced, where, allocate)
     file = cache.open(announced)
@@ -369,10 +370,10 @@ def _read_stored(store: ObjectStore, announced: Announced, where: str, allocate:
 
 
 def _read(file: IO[bytes], announced: Announced, where: str, allocate: Allocate) -> memoryview:
-    """Return the whole file in bytes that can be written to. WeightsError unless it is what was announced."""
+    """Return the whole file as writable bytes. WeightsError unless it is the announced object."""
     num_bytes, digest = announced.num_bytes, announced.digest
     found = file.seek(0, os.SEEK_END)
-    if found < num_bytes:  # before so much memory is asked for
+    if found < num_bytes:  # before this much memory is allocated
         raise WeightsError(f"{where}: found {found} bytes, expected {num_bytes}; it is damaged")
     file.seek(0)
     view = allocate(num_bytes)

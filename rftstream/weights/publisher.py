@@ -1,8 +1,8 @@
-"""The publisher writes a version's objects, makes them durable, and says what to announce.
+"""The publisher writes a version's objects, makes them durable, and returns the announcement.
 
-A version is published as what changed since the version before (delta.py), and every so often also as a full snapshot,
-an anchor, which needs nothing else. A follower that has the parent takes the delta; others begin with an anchor.
-"""
+A version is published as the difference from the previous version (delta.py). At intervals it is also published as an
+anchor, a full snapshot, which needs no other object. A follower that has the parent uses the delta; others begin with
+an anchor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rftstream.weights.stores.store import ObjectStore, StoredObject
 log = logging.getLogger(__name__)
 
 Fault = Callable[[str], None]
-"""Called with the name of a point that a fault test may want to stop at."""
+"""Called with the name of a point at which a fault test may stop."""
 
 SUFFIXES = {WeightsKind.full: ".safetensors", WeightsKind.delta: ".delta"}
 
@@ -36,7 +36,7 @@ def object_names(name: VersionName) -> list[str]:
 
 
 def parse_object_name(text: str) -> VersionName | None:
-    """Return the version that an object belongs to; None for a name that is not a version's."""
+    """Return the version to which an object belongs; None if the name is not a version's."""
     folder, _, rest = text.partition("/")
     stem, dot, suffix = rest.rpartition(".")
     is_ours = folder == "versions" and f"{dot}{suffix}" in SUFFIXES.values()
@@ -45,21 +45,21 @@ def parse_object_name(text: str) -> VersionName | None:
 
 @dataclass(frozen=True, slots=True)
 class StagedVersion:
-    """A version whose weights `take` has taken over and `write` has still to write."""
+    """A version whose weights `take` has copied, and that `write` has still to write."""
 
     name: VersionName
     resumed: bool
     anchor: bool
     parent: VersionName | None
     changes: delta.Changes | None
-    """Changes since the parent; None where there is no parent."""
+    """Changes since the parent; None without a parent."""
 
 
 class WeightsPublisher:
-    """The publisher of a trainer. It holds the weights of the version that it published last.
+    """The publisher of a trainer. It holds the weights of the newest published version.
 
-    For each version the trainer calls `take`, which is all that training has to wait for, and then `write`, from any
-    thread, before the next `take`. After an error the next version is an anchor."""
+    For each version the trainer calls `take`, which is the only part that delays training. Then it calls `write`, from
+    any thread, before the next `take`. After an error the next version is an anchor."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class WeightsPublisher:
         threads: int | None = None,
         fault: Fault = faults.at,
     ) -> None:
-        """`anchor_every` is the number of versions from a full snapshot to the next; with 1 there are no deltas.
-        `threads` is the number of threads that deltas are made in; all cores by default."""
+        """`anchor_every` is the number of versions from one full snapshot to the next; with 1 there are no deltas.
+        `threads` is the number of threads that make deltas; all cores by default."""
         self._store, self._model, self._dtype = store, model, dtype
         self._anchor_every, self._threads, self._fault = anchor_every, threads, fault
         if anchor_every > 1 and (problem := kernels.why_not()):
@@ -80,10 +80,10 @@ class WeightsPublisher:
             self._anchor_every = 1
         self._state: ServedState | None = None
         self._written: VersionName | None = None
-        """The version whose weights the state has, once they are in the store."""
+        """The version that the state holds, if that version is in the store."""
         self._since_anchor = 0
         self._chain: list[StoredObject] = []
-        """The objects that the newest version is made from: the newest full snapshot, and the deltas since."""
+        """The objects from which the newest version is made: the newest full snapshot, and the deltas since."""
         self._read_back: set[str] = set()
 
     def publish(
@@ -94,25 +94,26 @@ class WeightsPublisher:
         resumed: bool = False,
         announced_at: float = 0.0,
     ) -> WeightsAnnounced:
-        """Take a version over and write it; the conditions of `take` and `write` hold."""
+        """Call `take` and `write` for a version; their conditions hold."""
         return replace(self.write(self.take(tensors, name, resumed=resumed)), announced_at=announced_at)
 
     def take(self, tensors: Mapping[str, RawTensor], name: VersionName, *, resumed: bool = False) -> StagedVersion:
-        """Take the weights over, and ask for each tensor once. The tensors may change when this returns."""
+        """Copy the weights, requesting each tensor once. The tensors may change when this returns."""
         parent, self._written = self._written, None
         if parent is None or resumed or self._state is None or self._anchor_every == 1:
-            self._state = None  # before the next one is made
+            self._state = None  # free it before the next one is made
             self._state = ServedState(tensors, copy=True, threads=self._threads)
             return StagedVersion(name, resumed, True, None, None)
         changes = delta.take(self._state, tensors)
         return StagedVersion(name, resumed, self._since_anchor + 1 >= self._anchor_every, parent, changes)
 
     def write(self, taken: StagedVersion) -> WeightsAnnounced:
-        """Put the version into the store, and return what to announce. The version is durable when this returns.
+        """Put the version into the store, and return its announcement. The version is durable when this returns.
 
-        The caller says when that was, and what is gone; it announces the version, and then deletes what is gone."""
+        The caller adds the time and the versions that are gone. It commits the announcement, and then deletes the
+        latter."""
         state = self._state
-        assert state is not None, "`take` comes first"  # not part of StagedVersion, which would keep it in memory
+        assert state is not None, "`take` comes first"  # a field of StagedVersion would keep it in memory
         found = self._write_delta(taken, state)
         if found is None or taken.anchor:
             metadata = {
@@ -148,16 +149,16 @@ class WeightsPublisher:
         return announced
 
     def check_back(self) -> None:
-        """Check that everything the newest version is made from is in the store.
+        """Check that all objects of the newest version are in the store.
 
-        WeightsGone if an object is missing, short or, when it is looked at for the first time, has other bytes;
+        WeightsGone if an object is missing or short, or has other bytes; the bytes are checked only the first time.
         WeightsError if the store does not answer."""
         for stored in self._chain:
             self._store.check(stored, read=stored.name not in self._read_back)
             self._read_back.add(stored.name)
 
     def _write_delta(self, taken: StagedVersion, state: ServedState) -> DeltaObject | None:
-        """Write the delta; None if there is no parent, or the delta would be no smaller than the weights."""
+        """Write the delta; None if there is no parent, or if the delta would be no smaller than the weights."""
         changes, parent = taken.changes, taken.parent
         if changes is None or parent is None or (parts := changes.parts) is None:
             return None

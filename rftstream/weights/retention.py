@@ -1,6 +1,6 @@
-"""The rule that says which weight objects may be deleted: a pure function.
+"""The rule for which weight objects may be deleted: a pure function.
 
-The trainer calls it before it announces a version, and the announcement says what goes."""
+The trainer calls it before it announces a version. The announcement lists the versions that are deleted."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ def to_delete(
     due_evaluations: Iterable[VersionName] = (),
     best: Iterable[VersionName] = (),
 ) -> list[VersionName]:
-    """Return the versions out of `objects` that nothing needs any more, oldest first.
+    """Return the versions in `objects` that are no longer needed, oldest first.
 
-    `in_force` are the announced versions in force, oldest first. `parents` has the parent of each version that is
-    nothing but a delta; the other versions are anchors. These are kept:
+    `in_force` are the announced versions in force, oldest first. `parents` has the parent of each version that is only
+    a delta; the other versions are anchors. These are kept:
 
     - the newest `newest_keep` anchors in force, and every version after the oldest of these;
     - the versions of kept checkpoints, due evaluations and best results;
     - version 0 of the first trainer;
-    - all versions that a kept version is made from.
+    - all versions from which a kept version is made.
 
-    Versions that are newer than the newest in force (just being published, or a newer trainer's) and names that are
-    not versions are never touched.
-    """
+    Two kinds of names are never returned: versions newer than the newest in force (being published, or a newer
+    trainer's), and names that are not versions."""
     if not in_force:
         return []
     parents = parents or {}

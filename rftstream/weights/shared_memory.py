@@ -1,9 +1,8 @@
-"""Memory that holds a model's weights once for all processes of this machine that read them.
+"""Shared memory that holds a model's weights once for all processes of this machine that read them.
 
 The bytes are those of a snapshot, a safetensors file. Their owner changes them in place, and processes of the same user
-map them. The memory is anonymous (memfd), so a small /dev/shm, as containers have it, does not limit it, and nothing is
-left behind by a process that was killed. Where there is no such memory it is a file in /dev/shm or a temporary folder.
-"""
+map them. The memory is anonymous (memfd). So a small /dev/shm, as in containers, does not limit it, and a killed
+process leaves nothing behind. If the system has no memfd, the memory is a file in /dev/shm or in a temporary folder."""
 
 from __future__ import annotations
 
@@ -21,17 +20,17 @@ from pathlib import Path
 from rftstream.weights.snapshot import RawTensor
 
 MEMORY = Path("/dev/shm")
-"""A file system in memory; other machines have none, and get a temporary folder."""
+"""A file system in memory. Machines without it use a temporary folder."""
 
 _SEAL_FUTURE_WRITE = 0x10
-"""Linux's F_SEAL_FUTURE_WRITE, which Python knows from 3.13 on: who maps the file from now on can only read it."""
+"""Linux's F_SEAL_FUTURE_WRITE, which Python defines from 3.13 on: later mappings of the file are read-only."""
 
 
 class WeightsMemory:
     """Shared memory with a snapshot's bytes, which other processes of this user can map, and the rules for its use.
 
-    A follower makes it, or the owner of weights that no follower holds. The owner changes the bytes in one thread, a
-    reader has other processes read them in another:
+    A follower makes it, or an owner of weights without a follower. The owner changes the bytes in one thread, while a
+    reader lets other processes read them in another:
 
         with memory.changing():
             view = memory.allocate(num_bytes)
@@ -42,8 +41,8 @@ class WeightsMemory:
             if is_current:
                 tell_the_processes(memory.path)
 
-    A change waits until nobody reads. A reader that has not begun when a change begins is told that the bytes are gone,
-    and need not be waited for."""
+    A change waits until no reader is active. A reader that starts after a change has begun gets False, since the bytes
+    are gone, and does not delay the change."""
 
     def __init__(self) -> None:
         self._turn = threading.Condition()
@@ -52,13 +51,13 @@ class WeightsMemory:
         self._mapping: mmap.mmap | None = None
         self._release: weakref.finalize[..., WeightsMemory] | None = None
         self.path = ""
-        """The file that other processes open. It is another one when the number of bytes has changed."""
+        """Path of the file that other processes open. It changes when the number of bytes changes."""
         self.revision = 0
-        """Number of changes that were begun."""
+        """Number of changes begun so far."""
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Wait until nobody reads, and keep readers away while the bytes are changed inside."""
+        """Wait until no reader is active, and keep readers away while the bytes are changed inside."""
         with self._turn:
             self._turn.wait_for(lambda: not self._num_reading and not self._is_changing)
             self.revision += 1
@@ -72,8 +71,8 @@ class WeightsMemory:
 
     @contextlib.contextmanager
     def reading(self, revision: int) -> Iterator[bool]:
-        """Keep changes away while the bytes are read inside. Yields False if they are not those of that revision any
-        more. Waits for nothing."""
+        """Keep changes away while the bytes are read inside. Yield False if the bytes belong to another revision by
+        now. The call never waits."""
         with self._turn:
             is_current = revision == self.revision and not self._is_changing
             self._num_reading += is_current
@@ -85,8 +84,8 @@ class WeightsMemory:
                 self._turn.notify_all()
 
     def allocate(self, num_bytes: int) -> memoryview:
-        """Return a number of writable bytes, inside of `changing`. They are the bytes of before if the number is the
-        same; else the old bytes are released as soon as nobody has a view of them."""
+        """Return that many writable bytes; call it inside of `changing`. If the number is unchanged, the previous bytes
+        are returned. Otherwise the previous memory is released once it has no views."""
         if self._mapping is None or len(self._mapping) != max(num_bytes, 1):
             self.close()
             descriptor, self.path, is_file = _open(max(num_bytes, 1))
@@ -97,41 +96,41 @@ class WeightsMemory:
         return memoryview(self._mapping)[:num_bytes]
 
     def close(self) -> None:
-        """Give the memory back. Nobody can open it any more; views of it stay valid as long as they are held."""
+        """Release the memory. It can no longer be opened; existing views stay valid."""
         self._mapping = None
         if self._release is not None:
             self._release()
 
 
 class SharedTensors(dict[str, RawTensor]):
-    """A version's tensors as views of a WeightsMemory, until that is changed. The owner of the memory makes it, a
-    policy is given it."""
+    """A version's tensors as views of a WeightsMemory, valid until the memory is changed. The owner of the memory makes
+    it and passes it to a policy."""
 
     def __init__(self, tensors: Mapping[str, RawTensor], memory: WeightsMemory, marks: Mapping[str, object]) -> None:
-        """`marks`: for each tensor what differs from one value of its bytes to another, such as a digest."""
+        """`marks` has for each tensor a value that differs whenever its bytes differ, such as a digest."""
         super().__init__(tensors)
         self.memory, self.marks, self._revision = memory, marks, memory.revision
 
     def reading(self) -> contextlib.AbstractContextManager[bool]:
-        """Keep changes of the memory away inside. Yields False if it was changed since this object was made."""
+        """Keep changes of the memory away inside. Yield False if it was changed since this object was made."""
         return self.memory.reading(self._revision)
 
     def changed_since(self, marks: Mapping[str, object] | None) -> list[str] | None:
-        """Return the names of the tensors that differ from those with these marks. None for all of them: if there are
-        no marks, or they are of other tensors."""
+        """Return the names of the tensors that differ from those with these marks. None means all tensors: there are no
+        marks, or they belong to other tensors."""
         if marks is None or marks.keys() != self.marks.keys():
             return None
         return [name for name, mark in self.marks.items() if mark != marks[name]]
 
 
 def _open(num_bytes: int) -> tuple[int, str, bool]:
-    """Return a new file of a number of zeros, its path, and whether it has a name of its own that is to be removed."""
+    """Return a new zero-filled file, its path, and whether the path must be removed later."""
     try:
         descriptor = os.memfd_create("rftstream-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except (AttributeError, OSError):  # not Linux, or not allowed
+    except (AttributeError, OSError):  # not on Linux, or not permitted
         return *_open_file(num_bytes), True
     path = f"/proc/{os.getpid()}/fd/{descriptor}"
-    if not os.access(path, os.R_OK):  # no /proc, or that of other processes
+    if not os.access(path, os.R_OK):  # there is no /proc, or it shows other processes
         os.close(descriptor)
         return *_open_file(num_bytes), True
     os.ftruncate(descriptor, num_bytes)
@@ -139,7 +138,8 @@ def _open(num_bytes: int) -> tuple[int, str, bool]:
 
 
 def _seal(descriptor: int) -> None:
-    """Let nobody change the size, and nobody but us the bytes. A kernel before 5.1 knows only the former."""
+    """Forbid changes of the size to everybody, and changes of the bytes to other processes. A kernel before 5.1
+    supports only the former."""
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     with contextlib.suppress(OSError):
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE)
@@ -150,12 +150,13 @@ def _open_file(num_bytes: int) -> tuple[int, str]:
     remove_left_behind(MEMORY, prefix)
     try:
         return _fill(*tempfile.mkstemp(prefix=f"{prefix}{os.getpid()}-", dir=MEMORY), num_bytes)
-    except OSError:  # there is no such folder, or it is too small
+    except OSError:  # the folder is missing or too small
         return _fill(*tempfile.mkstemp(prefix=f"{prefix}{os.getpid()}-"), num_bytes)
 
 
 def _fill(descriptor: int, path: str, num_bytes: int) -> tuple[int, str]:
-    """Take the room for a file now: a process that writes to a mapping would be killed where there is none."""
+    """Allocate the file's space now. Otherwise a process that writes to a mapping would be killed when space runs
+    out."""
     try:
         os.posix_fallocate(descriptor, 0, num_bytes)
     except OSError:
@@ -171,8 +172,8 @@ def _close(descriptor: int, path: str | None) -> None:
 
 
 def name_prefix(kind: str) -> str:
-    """Return how names of what lies in MEMORY begin; the id of its process and a hyphen follow. Processes of other
-    containers, whose ids mean nothing here, have other prefixes."""
+    """Return the prefix of names in MEMORY; the process id and a hyphen follow it. Other containers have other
+    prefixes, since their process ids mean nothing here."""
     try:
         namespace = Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
@@ -181,9 +182,9 @@ def name_prefix(kind: str) -> str:
 
 
 def remove_left_behind(where: Path, prefix: str) -> None:
-    """Remove files and folders of processes of this user that were killed, for they take memory."""
+    """Remove files and folders of this user's killed processes, since they take memory."""
     for path in where.glob(f"{prefix}*"):
         pid = path.name.removeprefix(prefix).partition("-")[0]
-        with contextlib.suppress(OSError):  # another process does it, too
+        with contextlib.suppress(OSError):  # another process removes it at the same time
             if path.stat().st_uid == os.getuid() and not Path("/proc", pid).exists():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

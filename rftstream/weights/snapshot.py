@@ -1,8 +1,8 @@
-"""Full snapshots: ordinary safetensors, written in a stream, read without a copy, and the digest of a state.
+"""Full snapshots: ordinary safetensors, written as a stream and read without a copy, and the digest of a state.
 
 A safetensors file is 8 bytes (little-endian length of the header), the header (JSON: name -> dtype, shape,
-data_offsets), and the tensors' bytes without gaps. Files of others are read too, as strictly as the format allows.
-"""
+data_offsets), and the tensors' bytes without gaps. Files of other programs are read, too, as strictly as the format
+allows."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ DTYPES = {
     "uint64": "U64",
     "bool": "BOOL",
 }
-"""Names as torch, numpy and the run file have them -> safetensors' names."""
+"""Names in torch, numpy and the run file -> safetensors' names."""
 
 MAX_HEADER_BYTES = 100_000_000
-"""Largest header in bytes, as in the safetensors library."""
+"""Largest header in bytes, the limit of the safetensors library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class RawTensor:
     """Safetensors' name: F32, BF16, F16, ..."""
     shape: tuple[int, ...]
     data: Buffer
-    """Contiguous, exactly as long as dtype and shape say."""
+    """Contiguous bytes, exactly as many as dtype and shape require."""
 
     @property
     def num_bytes(self) -> int:
@@ -76,39 +76,39 @@ class RawTensor:
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """The float32 tensor that a served one is rounded from: to the nearest value, ties to the even one."""
+    """The float32 tensor from which a served tensor is rounded: to the nearest value, ties to even."""
 
     values: RawTensor
-    """Values as F32. They are the owner's own, so they may be read only until the owner changes them."""
+    """Values as F32. They are the owner's memory, valid until the owner changes them."""
     served: str
-    """The dtype that the values are rounded to: BF16 or F16, or F32 for no rounding."""
+    """Dtype to which the values are rounded: BF16 or F16, or F32 for no rounding."""
     nan: int
-    """The bits that every NaN has when it is rounded to BF16. (Rounded to F16 it keeps sign and payload.)"""
+    """Bits of every NaN after rounding to BF16. (Rounding to F16 keeps sign and payload.)"""
 
 
 @runtime_checkable
 class HasMasters(Protocol):
-    """Tensors that are rounded when they are asked for, and whose masters can be had instead.
+    """Tensors that are rounded when requested, and whose masters are available, too.
 
-    `delta.take` asks for masters and rounds them itself, so that no rounded copy is made:
+    `delta.take` requests masters and rounds them itself, so that no rounded copy is made:
 
         master = tensors.master("lm_head.weight")
         tensor = tensors["lm_head.weight"] if master is None else None
     """
 
     def master(self, name: str) -> Master | None:
-        """Return the master of a tensor; None where there is nothing but the tensor itself. Nothing is copied."""
+        """Return the master of a tensor, without a copy; None if only the served tensor exists."""
 
 
 Line = tuple[str, str, tuple[int, ...], str]
-"""The part of a state's digest for one tensor: name, dtype, shape, sha256 (hex) of its bytes."""
+"""One tensor's part of a state's digest: name, dtype, shape, sha256 (hex) of its bytes."""
 
 
 class Writable(Protocol):
-    """A file, or what stands for one: `write_snapshot(io.BytesIO(), tensors)`."""
+    """A file, or an object that acts like one: `write_snapshot(io.BytesIO(), tensors)`."""
 
     def write(self, data: Any, /) -> Any:
-        """Take the next bytes. `write_snapshot` calls it for the header and for each tensor, in order."""
+        """Append bytes. `write_snapshot` calls it for the header and for each tensor, in order."""
 
 
 def write_snapshot(
@@ -120,9 +120,8 @@ def write_snapshot(
 ) -> int:
     """Write a safetensors file, tensor by tensor, and return its length. The same state gives the same bytes.
 
-    With `read`, each tensor is asked of that function once, when its turn has come; `tensors` then only say how large
-    the tensors are.
-    """
+    With `read`, each tensor comes from one call of that function when its turn has come; `tensors` then only gives the
+    sizes."""
     head, order = _head(tensors, metadata or {})
     file.write(head)
     num_bytes = len(head)
@@ -160,7 +159,7 @@ def decode_snapshot(data: Buffer, *, where: str = "snapshot") -> dict[str, RawTe
 
 
 def state_digest(tensors: Mapping[str, RawTensor]) -> str:
-    """Return a state's digest, as announcements have it; each tensor is asked for once."""
+    """Return a state's digest in the form of announcements. Each tensor is requested once."""
 
     def lines() -> Iterator[Line]:
         for name in sorted(tensors):
@@ -171,7 +170,7 @@ def state_digest(tensors: Mapping[str, RawTensor]) -> str:
 
 
 def digest_of_lines(lines: Iterable[Line]) -> str:
-    """Return `sha256:<hex>` over the lines of a state's tensors, which must come sorted by name.
+    """Return `sha256:<hex>` over the lines of a state's tensors, which must be sorted by name.
 
     A line is the JSON of [name, dtype, shape, sha256 of bytes]."""
     total = hashlib.sha256()
@@ -187,7 +186,7 @@ def data_view(tensor: RawTensor) -> memoryview:
 
 
 def _head(tensors: Mapping[str, RawTensor], metadata: Mapping[str, str]) -> tuple[bytes, list[str]]:
-    """Return length and header, and the order of the tensors: wide elements first, so that all stay aligned."""
+    """Return length and header, and the order of the tensors: wide elements first, so that all tensors stay aligned."""
     for name, tensor in tensors.items():
         if tensor.dtype not in ITEM_BYTES:
             raise WeightsError(f"tensor {name!r}: dtype {tensor.dtype!r}, expected one of {', '.join(ITEM_BYTES)}")

@@ -20,8 +20,8 @@ MAX_THREADS = 16
 
 
 class ServedState:
-    """A copy of a model. Its owner changes `arrays` in place, names those that it changed with `touched`, and asks for
-    digests when all is done."""
+    """A copy of a model. Its owner changes `arrays` in place, names the changed ones with `touched`, and requests
+    digests at the end."""
 
     def __init__(
         self,
@@ -31,10 +31,10 @@ class ServedState:
         threads: int | None = None,
         changing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """Ask for each tensor once. Without `copy`, the bytes of the tensors are taken over; they must be writable.
+        """Request each tensor once. Without `copy`, the state uses the tensors' own bytes, which must be writable.
 
-        `threads` are those that digests and changes are computed in; all cores by default. A delta is applied inside
-        `changing`, which may wait until nobody reads the bytes."""
+        `threads` is the number of threads that compute digests and changes; all cores by default. A delta is applied
+        inside `changing`, which may wait until no reader is active."""
         self.changing = changing
         self.threads = threads or min(len(os.sched_getaffinity(0)), MAX_THREADS)
         self.tensors: dict[str, RawTensor] = {}
@@ -56,7 +56,7 @@ class ServedState:
 
     @contextlib.contextmanager
     def of_no_use_after_errors(self) -> Iterator[None]:
-        """Forget all digests after an error inside, so that the next ones tell what became of the state."""
+        """Forget all digests after an error inside, so that later digests show the actual state."""
         try:
             yield
         except BaseException:
@@ -64,22 +64,22 @@ class ServedState:
             raise
 
     def digests(self) -> dict[str, str]:
-        """Return name -> sha256 (hex) of the tensor's bytes, sorted by name; computed where they are not known."""
+        """Return name -> sha256 (hex) of the tensor's bytes, sorted by name. Missing digests are computed."""
         missing = [name for name in self.arrays if name not in self._digests]
         found = self.in_threads([lambda name=name: _sha256(self.arrays[name]) for name in missing])  # type: ignore[misc]
         self._digests.update(zip(missing, found, strict=True))
         return {name: self._digests[name] for name in self.arrays}
 
     def digest(self) -> str:
-        """Return the digest of the whole state, as announcements have it (snapshot.state_digest)."""
+        """Return the digest of the whole state in the form of announcements (snapshot.state_digest)."""
         digests = self.digests()
         return digest_of_lines(
             (name, tensor.dtype, tensor.shape, digests[name]) for name, tensor in self.tensors.items()
         )
 
     def in_threads(self, jobs: Iterable[Callable[[], T]]) -> list[T]:
-        """Run jobs that let other threads run, and return their results in order. No more jobs are taken from the
-        iterable than can be worked on."""
+        """Run jobs that release the GIL, and return their results in order. No more jobs are taken from the iterable
+        than can run at once."""
         jobs = iter(jobs)
         if self.threads == 1:
             return [job() for job in jobs]
@@ -94,7 +94,7 @@ class ServedState:
         return results
 
     def check_same_tensors(self, tensors: Mapping[str, tuple[str, tuple[int, ...]]], where: str) -> None:
-        """Raise WeightsError unless names, dtypes and shapes are these."""
+        """Raise WeightsError unless names, dtypes and shapes are equal to these."""
         for name in sorted(tensors.keys() | self.tensors.keys()):
             mine = self.tensors.get(name)
             found = tensors.get(name)

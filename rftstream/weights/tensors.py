@@ -1,4 +1,4 @@
-"""Tensors as bytes: what is served and what is saved, without a second copy of the model."""
+"""Tensors as bytes, for serving and for saving, without a second copy of the model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from rftstream.weights.snapshot import DTYPES, Master, RawTensor, write_snapshot
 
 REFERENCE_FILE = "reference.safetensors"
-"""File of a checkpoint that holds the masters of a renewed reference."""
+"""Checkpoint file with the masters of a renewed reference."""
 
 SERVED = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 class ServedTensors(Mapping[str, RawTensor]):
-    """A model's weights in the served dtype. Each tensor is converted when it is asked for, so that at most one is in
-    memory twice. A backend makes it, and a publisher reads it before the next update."""
+    """A model's weights in the served dtype. Each tensor is converted when it is requested, so that at most one tensor
+    is in memory twice. A backend makes it, and a publisher reads it before the next update."""
 
     def __init__(self, tensors: Mapping[str, Tensor], dtype: str) -> None:
         self._tensors, self._dtype = tensors, SERVED[dtype]
@@ -28,8 +28,8 @@ class ServedTensors(Mapping[str, RawTensor]):
         return raw(self._tensors[name].detach().to(self._dtype, copy=True))
 
     def master(self, name: str) -> Master | None:
-        """Return the tensor that a served one is rounded from, so that no copy is made; None unless it lies in main
-        memory as contiguous float32."""
+        """Return the tensor from which a served one is rounded, so that no copy is made. None unless it is contiguous
+        float32 in main memory."""
         value, nan = self._tensors[name].detach(), rounded_nan()
         if nan is None or value.dtype != torch.float32 or value.device.type != "cpu" or not value.is_contiguous():
             return None
@@ -44,16 +44,16 @@ class ServedTensors(Mapping[str, RawTensor]):
 
 @functools.cache
 def rounded_nan() -> int | None:
-    """Return the bits of a NaN that torch rounded to bfloat16; they differ between processors. None if this processor
+    """Return the bits of a NaN that torch rounded to bfloat16, which differ between processors. None if this processor
     has several."""
     odd = torch.tensor([0x7FC00000, 0x7F800001, 0x7FA55AA5, 0x7FFFFFFF], dtype=torch.int32)
-    nans = torch.cat([odd, odd | -(1 << 31)]).repeat(9)[:67].view(torch.float32)  # vectors, and a rest
+    nans = torch.cat([odd, odd | -(1 << 31)]).repeat(9)[:67].view(torch.float32)  # for vector instructions, and a remainder
     bits = set(nans.to(torch.bfloat16).view(torch.int16).tolist())
     return bits.pop() & 0xFFFF if len(bits) == 1 else None
 
 
 def raw(value: Tensor) -> RawTensor:
-    """Return the tensor's bytes, without a copy where it lies contiguous in main memory."""
+    """Return the tensor's bytes, without a copy if it is contiguous in main memory."""
     plain = value.detach().cpu().contiguous()
     data = plain.reshape(-1).view(torch.uint8).numpy().data
     return RawTensor(DTYPES[str(plain.dtype).removeprefix("torch.")], tuple(plain.shape), data)

@@ -1,9 +1,8 @@
-"""The deletion of what a committed `Trimmed` record names: records of the log and old checkpoints.
+"""Deletes what a committed `Trimmed` record names: records of the log and old checkpoints.
 
-Every reader of such a record may carry it out, at any time and more than once: nobody needs what it names. The trainer
-does so after it has committed the record, a trainer that starts does what its predecessor has left, and
-`resume` does it for a run that has ended.
-"""
+Any reader of such a record may carry it out, at any time and more than once, since nothing that it names is needed. The
+trainer does so after it has committed the record. A trainer that starts finishes its predecessor's deletions. `resume`
+does so for a run that has ended."""
 
 from __future__ import annotations
 
@@ -18,13 +17,13 @@ from rftstream.weights.checkpoints import CheckpointStore
 def delete_trimmed(
     said: Trimmed, transport: Transport, checkpoints: CheckpointStore, *, compacts: bool
 ) -> list[RftError]:
-    """Delete what the record names, and return why some of it is still there; empty if all of it is gone.
+    """Delete what the record names, and return why parts of it still exist; empty if all is deleted.
 
     `said` is the newest record, read from the log or just committed. With `compacts`, the topic `partials` is
     compacted, too."""
     admin = transport.admin
     try:
-        # An open transaction may hide the record from everybody who would miss what was deleted.
+        # An open transaction may still hide the record from readers who would miss the deleted records.
         admin.end_offsets("control", settled=True)
         admin.make_durable()
     except TransportError as error:
@@ -34,7 +33,7 @@ def delete_trimmed(
     for topic, offsets in said.offsets.items():
         try:
             admin.delete_before({TopicPartition(topic, number): offset for number, offset in enumerate(offsets)})
-        except (TransportError, ConfigError) as error:  # a ConfigError where rights are missing
+        except (TransportError, ConfigError) as error:  # a ConfigError if rights are missing
             errors.append(error)
     if compacts:
         try:
@@ -51,7 +50,7 @@ def delete_trimmed(
 
 
 def undeleted(said: Trimmed, transport: Transport) -> dict[str, int]:
-    """Return topic -> number of offsets that the record says are deleted and that are still there.
+    """Return topic -> number of offsets that the record names and that are not deleted yet.
 
     Topics without any are left out."""
     found = {}

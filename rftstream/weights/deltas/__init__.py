@@ -1,1 +1,1 @@
-"""What changed between two versions: `delta` is the format, `kernels` the compiled passes."""
+"""The differences between two versions: `delta` has the format, `kernels` the compiled passes over weights."""

@@ -1,11 +1,12 @@
-"""A delta is what changed between two states of a model, without loss, some hundred times smaller than the weights.
+"""A delta is the lossless difference between two states of a model, some hundred times smaller than the weights.
 
-docs/weights-format.md has the format. A file is 16 bytes (magic, format, length of the header), the header (JSON,
-compressed), and its parts one after another. Streams of changes are made by kernels.c, several at a time; their
-elements are those of all tensors of a dtype in order of names, one tensor after another. Tensors of dtypes that it does
-not take apart lie whole in the file, if they changed; so do those of a small model that changed all over, as float32
-does: coding each element takes longer than it saves. Their stream then has no changes.
-"""
+docs/weights-format.md describes the format. A file is 16 bytes (magic, format, length of the header), the header
+(compressed JSON), and the parts one after another. kernels.c makes streams of changes, several at a time. The elements
+of a stream are those of all tensors of a dtype, tensor after tensor in order of names.
+
+Some changed tensors are stored whole instead: tensors of dtypes without streams, and the tensors of a small model that
+changed in most elements, as float32 models do. There, coding each element would take longer than it saves. Their stream
+has no changes then."""
 
 from __future__ import annotations
 
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
 MAGIC = b"RFTDELTA"
 FORMAT = 1
 LANE_ELEMENTS = 8 << 20
-"""Elements of a stream: enough to learn how often weights change, and few enough to keep all cores at work."""
+"""Elements in a stream: enough to learn how often weights change, and few enough to keep all cores busy."""
 MAX_LANE_ELEMENTS = (1 << 31) - 2
-"""Most elements of a stream that a reader takes."""
+"""Most elements of a stream that a reader accepts."""
 NOTED = 1 / 8
-"""Share of a stream's elements. Where more of them changed, they are coded at once, since notes of them take memory."""
+"""Share of a stream's elements. If more of them changed, they are coded at once, since notes of changes take memory."""
 WHOLE_BYTES = 1 << 20
-"""Size of a stream's elements up to which changed tensors lie whole, if more than half of the elements changed."""
+"""Largest stream, in bytes of elements, whose tensors are stored whole if more than half of the elements changed."""
 SHORT = 16
-"""Hex digits of a tensor's digest in the header; the whole state's digests stand there in full."""
+"""Hex digits of a tensor's digest in the header. The digests of whole states are stored in full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,25 +53,25 @@ class ByteRange:
     dtype: str
     num_elements: int
     tensor: str | None
-    """Name of the tensor that lies there whole, compressed; None for a stream of changes."""
+    """Name of the tensor that is stored whole here, compressed; None for a stream of changes."""
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaHeader:
-    """The header of a delta's file: what it applies to, what it makes, and where its parts lie."""
+    """The header of a delta's file: the states before and after, and the positions of the parts."""
 
     model: str
     name: VersionName
     parent: VersionName
     old: str
-    """Digest of the state that the delta applies to."""
+    """Digest of the state to which the delta applies."""
     new: str
     """Digest of the state that the delta makes."""
     tensors: Forms
     """Name -> dtype and shape, sorted by name."""
     old_digests: Mapping[str, str]
-    """Name -> the beginning of the tensor's sha256."""
+    """Name -> first hex digits of the tensor's sha256."""
     new_digests: Mapping[str, str]
     parts: tuple[ByteRange, ...]
 
@@ -81,14 +82,14 @@ class _Taken:
     how: Noted | np.ndarray | None
     """Notes that are still to be coded, or the stream; None if the stream would be too long."""
     whole: tuple[str, ...] = ()
-    """Tensors that lie whole, and have no changes in the stream."""
+    """Tensors that are stored whole, and have no changes in the stream."""
 
     def coded(self, state: ServedState) -> np.ndarray | None:
         """Return the stream; None if it would be too long."""
         if not isinstance(self.how, Noted):
             return self.how
         now = [state.arrays[piece.tensor][piece.begin : piece.end] for piece in self.span.pieces]
-        room = self.span.num_bytes + self.span.num_bytes // 8 + 64  # all of them together are looked at in the end
+        room = self.span.num_bytes + self.span.num_bytes // 8 + 64  # the total size is checked at the end
         stream = kernels.code(now, self.how, FORMS[self.span.dtype], room)
         return None if stream is None else stream.copy()
 
@@ -97,9 +98,9 @@ class _Taken:
 class Changes:
     """The changes of a state that `take` found.
 
-    They are coded when `parts` are first asked for: in any thread, before the state changes again, and once more if
-    that failed. Until then the object holds a bit for each element and the old bits of the elements that changed, at
-    most NOTED of all: for 16-bit weights 3/16 of what the state holds."""
+    They are coded when `parts` are first requested. That may happen in any thread, but before the state changes again;
+    if it fails, the next request codes them again. Until then the object holds one bit for each element, and the old
+    bits of the changed elements, at most NOTED of all: for 16-bit weights 3/16 of the state's size."""
 
     state: ServedState
     old: str
@@ -107,11 +108,11 @@ class Changes:
     old_digests: dict[str, str]
     taken: list[_Taken]
     whole: list[str]
-    """Changed tensors that lie whole."""
+    """Changed tensors that are stored whole."""
 
     @functools.cached_property
     def parts(self) -> list[tuple[ByteRange, Buffer]] | None:
-        """The parts of the delta's file; None if they would be no smaller than the weights."""
+        """Return the parts of the delta's file; None if they would be no smaller than the weights."""
         state = self.state
         parts: list[tuple[ByteRange, Buffer]] = []
         room = sum(map(len, state.arrays.values()))
@@ -127,15 +128,15 @@ class Changes:
             num_elements = math.prod(tensor.shape)
             part = ByteRange(dtype=tensor.dtype, num_elements=num_elements, tensor=name, num_bytes=len(packed))
             parts.append((part, packed))
-        self.taken = []  # not needed any more
+        self.taken = []  # no longer needed
         return parts
 
 
 def take(state: ServedState, tensors: Mapping[str, RawTensor], *, span_elements: int = LANE_ELEMENTS) -> Changes:
     """Copy `tensors` into the state, and return the changes.
 
-    Each tensor is asked for once, in order of names, and held no longer than needed. WeightsError if names, dtypes or
-    shapes differ; then the state is of no use."""
+    Each tensor is requested once, in order of names, and held no longer than needed. WeightsError if names, dtypes or
+    shapes differ; the state is unusable then."""
     old, old_digests = state.digest(), state.digests()
     source = NewTensors(state, tensors)
     with state.of_no_use_after_errors():
@@ -178,7 +179,8 @@ def _take_span(state: ServedState, span: StreamSpan, news: list[NewBytes]) -> _T
 
 
 def _may_lie_whole(state: ServedState, span: StreamSpan) -> bool:
-    """Return whether the span is small, and no other one has a part of its tensors: what lies whole is put first."""
+    """Return whether the span is small, and contains its tensors completely. Tensors stored whole come first in the
+    file."""
     return span.num_bytes <= WHOLE_BYTES and all(
         piece.end - piece.begin == len(state.arrays[piece.tensor]) for piece in span.pieces
     )
@@ -196,7 +198,7 @@ def head_of(
     name: VersionName,
     parent: VersionName,
 ) -> bytes:
-    """Return the bytes before the parts in the file of the changes that made this state."""
+    """Return the bytes of the file before the parts, for the changes that made this state."""
     digests = state.digests()
     header = {
         "model": model,
@@ -216,7 +218,8 @@ def head_of(
 
 
 def read_header(data: Buffer, *, where: str) -> tuple[DeltaHeader, int]:
-    """Return the header, and where the parts begin. WeightsError for anything but a whole delta of this format."""
+    """Return the header, and the position where the parts begin. WeightsError unless the data is a complete delta of
+    this format."""
     view = memoryview(data).cast("B")
     if view.nbytes < 16 or view[:8] != MAGIC:
         raise _damaged(where, f"{view.nbytes} bytes that begin with {bytes(view[:8])!r}", f"a delta ({MAGIC!r} ...)")
@@ -237,20 +240,20 @@ def read_header(data: Buffer, *, where: str) -> tuple[DeltaHeader, int]:
 
 
 def apply(state: ServedState, data: Buffer, *, where: str) -> DeltaHeader:
-    """Make the parent's state the next one, and return the header. A state that is the next one already is left as it
-    is.
+    """Turn the parent's state into the next one, and return the header. A state that already is the next one is left
+    unchanged.
 
-    WeightsError if the state is neither of them, or the delta is damaged; the state's digest then tells whether it is
-    still of use."""
+    WeightsError if the state is neither of the two, or if the delta is damaged. The state's digest then tells whether
+    it is still usable."""
     return apply_chain(state, [(data, where)])
 
 
 def apply_chain(state: ServedState, deltas: Iterable[tuple[Buffer, str]]) -> DeltaHeader:
-    """Make a state what the last of several deltas makes, and return its header. Each delta comes with its name for
-    messages (`where`), and is fetched when those before it are applied.
+    """Apply several deltas to a state, and return the header of the last one. Each delta comes with its name for
+    messages (`where`), and is fetched after the previous ones were applied.
 
-    The conditions of `apply` hold. Only the states before the first delta and after the last one are digested: each
-    delta between names the state that the one before it makes. ValueError without deltas."""
+    The conditions of `apply` hold. Only the first and the last state are digested: each delta in between names the
+    result of the one before it. ValueError without deltas."""
     last: tuple[DeltaHeader, str] | None = None
     for data, where in deltas:
         header, start = read_header(data, where=where)
@@ -268,7 +271,8 @@ def apply_chain(state: ServedState, deltas: Iterable[tuple[Buffer, str]]) -> Del
 
 
 def _is_parent(state: ServedState, header: DeltaHeader, where: str) -> bool:
-    """Return whether the delta is still to be applied. WeightsError if the state is neither before nor after it."""
+    """Return whether the delta must still be applied. WeightsError if the state is neither its old nor its new
+    state."""
     found = state.digest()
     if found not in (header.old, header.new):
         mine = state.digests()
@@ -284,7 +288,7 @@ def _other_parent(header: DeltaHeader, where: str, found: str) -> WeightsError:
 
 
 def _change(state: ServedState, header: DeltaHeader, view: memoryview, where: str) -> None:
-    """Change the state as the parts in `view` say; its digests are for the caller to compare."""
+    """Change the state by the parts in `view`. The caller compares the digests."""
     streams, position = [], 0
     for part in header.parts:
         stream = np.frombuffer(view[position : position + part.num_bytes], np.uint8)
@@ -337,7 +341,7 @@ def _check_made(state: ServedState, header: DeltaHeader, where: str) -> None:
 
 
 def _parse_header(value: Any) -> DeltaHeader:
-    """Return the header that a JSON value has. ValueError or TypeError if it has none."""
+    """Return the header for a JSON value. ValueError or TypeError if the value is not a header."""
     if not isinstance(value, dict) or set(value) != {"model", "name", "parent", "old", "new", "tensors", "parts"}:
         raise ValueError("other fields")
     forms: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -392,7 +396,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _unpack(data: memoryview, limit: int) -> bytes:
-    """Unpack a frame. ZstdError if the data is no frame, or says that it holds more than `limit` bytes."""
+    """Unpack a frame. ZstdError if the data is not a frame, or declares more than `limit` bytes."""
     size = zstandard.frame_content_size(data)
     if not 0 <= size <= limit:
         raise zstandard.ZstdError(f"{size} bytes, expected at most {limit}")
@@ -400,7 +404,7 @@ def _unpack(data: memoryview, limit: int) -> bytes:
 
 
 def text_of(name: VersionName) -> str:
-    """Return a version as messages show it: epoch/version."""
+    """Return a version as epoch/version, the form in messages."""
     return f"{name.trainer_epoch}/{name.version}"
 
 

@@ -1,4 +1,4 @@
-"""The new tensors that a delta is made of, as the trainer holds them: served values, or masters that are rounded."""
+"""The new tensors from which a delta is made, as the trainer holds them: served values, or masters that are rounded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rftstream.weights.state import ServedState
 
 @dataclass(frozen=True, slots=True)
 class NewBytes:
-    """A tensor's new bytes, and the way in which `kernels.take` reads them."""
+    """A tensor's new bytes, and how `kernels.take` must read them."""
 
     array: np.ndarray
     way: int
@@ -29,8 +29,8 @@ class NewBytes:
 
 
 class NewTensors:
-    """Gives the new tensors in order. `delta.take` makes it, and asks once for each tensor: `get` for those that are
-    taken apart, `replace` for those of other dtypes, which are compared and copied on the way."""
+    """Gives the new tensors in order. `delta.take` makes it, and requests each tensor once: with `get` for dtypes that
+    have streams, with `replace` for other dtypes, whose tensors are compared and copied on the way."""
 
     def __init__(self, state: ServedState, tensors: Mapping[str, RawTensor]) -> None:
         names = sorted(tensors)
@@ -42,10 +42,10 @@ class NewTensors:
         self._state, self._tensors = state, tensors
         self._masters = tensors if isinstance(tensors, HasMasters) else None
         self.whole: list[str] = []
-        """Tensors that `replace` found changed."""
+        """Changed tensors according to `replace`."""
 
     def get(self, name: str) -> NewBytes:
-        """Return the tensor, or the values that it is rounded from, which saves a copy."""
+        """Return the tensor, or its unrounded master, which saves a copy."""
         master = self._masters.master(name) if self._masters is not None else None
         if master is None:
             tensor = self._tensors[name]
@@ -64,7 +64,7 @@ class NewTensors:
             )
 
     def replace(self, name: str) -> None:
-        """Copy the new tensor into the state if it differs, and note its name."""
+        """Copy the new tensor into the state if it differs, and add its name to `whole`."""
         new, mine = self.get(name).array, self._state.arrays[name]
         if not np.array_equal(new, mine):
             mine[:] = new

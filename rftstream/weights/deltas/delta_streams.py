@@ -1,7 +1,7 @@
-"""The places where streams of changes begin and end.
+"""The boundaries of streams of changes.
 
-The elements of all tensors of a dtype, tensor after tensor, are cut into spans; a stream has the changes of a span.
-"""
+The elements of all tensors of a dtype, tensor after tensor, are cut into spans. A stream has the changes of one
+span."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class StreamSpan:
-    """The elements that a stream has the changes of: pieces of tensors of one dtype."""
+    """The elements whose changes are in one stream: pieces of tensors of one dtype."""
 
     dtype: str
     pieces: tuple[Piece, ...]
@@ -45,9 +45,9 @@ class StreamSpan:
 
 
 def cut(tensors: Forms, lengths: Iterator[tuple[str, int]]) -> Iterator[StreamSpan]:
-    """Cut all elements of dtypes in FORMS into spans, a span for each of `lengths` (dtype, number of elements).
+    """Cut all elements of dtypes in FORMS into spans, one for each of `lengths` (dtype, number of elements).
 
-    ValueError if the lengths do not add up to the elements."""
+    ValueError unless the lengths add up to all elements."""
     rest = iter([(name, dtype, math.prod(shape)) for name, (dtype, shape) in _taken_apart(tensors)])
     name, dtype, left, begin = "", "", 0, 0
     for wanted, length in lengths:
@@ -71,7 +71,8 @@ def cut(tensors: Forms, lengths: Iterator[tuple[str, int]]) -> Iterator[StreamSp
 
 
 def lengths_of(tensors: Forms, most: int) -> Iterator[tuple[str, int]]:
-    """Yield dtype and number of elements of the spans that we write: at most `most` elements, of one dtype each."""
+    """Yield dtype and number of elements of the spans that this release writes: at most `most` elements, of one dtype
+    each."""
     dtype, length = "", 0
     for _, (one, shape) in _taken_apart(tensors):
         if length and one != dtype:
@@ -86,5 +87,5 @@ def lengths_of(tensors: Forms, most: int) -> Iterator[tuple[str, int]]:
 
 
 def _taken_apart(tensors: Forms) -> list[tuple[str, tuple[str, tuple[int, ...]]]]:
-    """Return the tensors whose elements are in streams: dtype by dtype, in order of names."""
+    """Return the tensors whose elements are in streams, dtype by dtype, in order of names."""
     return [tensor for dtype in sorted(FORMS) for tensor in tensors.items() if tensor[1][0] == dtype]

@@ -1,9 +1,8 @@
 """The compiled passes over weights: kernels.c and taking.c, as a library that is built once on a machine.
 
-The library is looked for beside the source (`python -m rftstream.weights.deltas.kernels` leaves it there, for images
-and installs without a compiler), then in the user's cache, and is otherwise compiled into that; a place that others
-could write to is not trusted. Calls let other threads run.
-"""
+The library is first searched beside the source. `python -m rftstream.weights.deltas.kernels` builds it there, for
+images and installs without a compiler. Next the user's cache is searched. Otherwise the library is compiled into the
+cache. Places that other users can write to are not trusted. Calls release the GIL."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ AS_IT_IS, FLOAT32_TO_F16 = -1, -2
 
 
 class Form(NamedTuple):
-    """The parts that elements of a dtype are taken into."""
+    """How elements of a dtype are split into parts."""
 
     width: int
     """Bytes of an element."""
@@ -43,15 +42,15 @@ class Form(NamedTuple):
 
 
 FORMS = {"BF16": Form(2, 7), "F16": Form(2, 10), "F32": Form(4, 23)}
-"""Safetensors' names of the dtypes that a delta takes apart."""
+"""Safetensors' names of the dtypes that have streams."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The changes that `take` noted of arrays. `code` needs it beside the arrays as they are now."""
+    """Notes of the changes that `take` made to arrays. `code` needs them together with the current arrays."""
 
     changed: np.ndarray
-    """Which elements changed, uint64: a bit for each element; each array begins a new word."""
+    """Bits that mark the changed elements, uint64: one bit for each element; each array begins a new word."""
     before: np.ndarray
     """Old bits of the elements that changed, uint8."""
     totals: list[int]
@@ -61,8 +60,8 @@ class Noted:
 def take(old: Sequence[np.ndarray], new: Sequence[np.ndarray], form: Form, ways: Sequence[int]) -> Noted:
     """Copy `new` into `old`, pair by pair, and return the changes. The arrays are of bytes, aligned to elements.
 
-    `ways` say how each of `new` is read: AS_IT_IS, or as float32 that is rounded, with FLOAT32_TO_F16 or, for BF16,
-    the bits that NaNs become."""
+    `ways` tell how each array of `new` is read: AS_IT_IS, or as float32 to be rounded. In the latter case the value is
+    FLOAT32_TO_F16 or, for BF16, the bits of a rounded NaN."""
     counts = [len(one) // form.width for one in old]
     changed = np.empty(sum(-(-count // BLOCK) for count in counts), np.uint64)
     before, totals = np.empty(sum(map(len, old)), np.uint8), np.zeros(max(len(old), 1), np.int64)
@@ -82,7 +81,7 @@ def take(old: Sequence[np.ndarray], new: Sequence[np.ndarray], form: Form, ways:
 
 
 def without_changes(noted: Noted) -> Noted:
-    """Return notes of the same arrays, in which nothing changed."""
+    """Return notes of the same arrays without changes."""
     return Noted(np.zeros_like(noted.changed), noted.before[:0], [0] * len(noted.totals))
 
 
@@ -107,9 +106,9 @@ def code(now: Sequence[np.ndarray], noted: Noted, form: Form, capacity: int) -> 
 
 
 def apply(data: Sequence[np.ndarray], form: Form, stream: np.ndarray) -> list[int] | None:
-    """Change `data` as a stream says, and return how many elements of each array changed.
+    """Change `data` by a stream, and return the number of changed elements in each array.
 
-    None if the stream is damaged: then `data` is of no use any more."""
+    None if the stream is damaged; `data` is unusable then."""
     counts = [len(one) // form.width for one in data]
     changed = np.zeros(max(len(data), 1), np.int64)
     result = _library().rft_apply(
@@ -127,7 +126,8 @@ def apply(data: Sequence[np.ndarray], form: Form, stream: np.ndarray) -> list[in
 
 
 def why_not() -> str:
-    """Return why there is no compiled library on this machine; empty if there is one, built now if need be."""
+    """Return why there is no compiled library on this machine; empty if there is one. The library is built now if
+    necessary."""
     try:
         _library()
     except (WeightsError, OSError) as error:
@@ -136,7 +136,8 @@ def why_not() -> str:
 
 
 def build(target: Path, sources: Sequence[Path] = SOURCES, flags: Sequence[str] = FLAGS) -> None:
-    """Compile a library, atomically; headers lie beside it. WeightsError if there is no compiler, or it fails."""
+    """Compile a library atomically. The headers are beside the sources. WeightsError if there is no compiler, or if it
+    fails."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "cc", "gcc", "clang"))), None)
     if compiler is None:
         raise WeightsError(
@@ -180,7 +181,8 @@ def _library() -> ctypes.CDLL:
 
 
 def built(sources: Sequence[Path], flags: Sequence[str]) -> Path:
-    """Return where the library of these sources lies, compiled if need be. Its name tells sources and platform."""
+    """Return the path of the library for these sources, compiled if necessary. Its name identifies sources and
+    platform."""
     beside = beside_source(sources, flags)
     if beside.exists():
         return beside
@@ -193,7 +195,7 @@ def built(sources: Sequence[Path], flags: Sequence[str]) -> Path:
                 build(library, sources, flags)
             if _is_ours(library):
                 return library
-    except OSError:  # no home, or none to write to
+    except OSError:  # there is no home folder, or no right to write to it
         pass
     library = Path(tempfile.mkdtemp(prefix="rftstream-kernels-")) / beside.name
     build(library, sources, flags)
@@ -201,13 +203,14 @@ def built(sources: Sequence[Path], flags: Sequence[str]) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether nobody else could have put something else there."""
+    """Return whether no other user could have written the file."""
     found = path.stat()
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def beside_source(sources: Sequence[Path], flags: Sequence[str]) -> Path:
-    """Return where the library of these sources lies if it was built for an image or an install without a compiler."""
+    """Return the path of the library beside its source, which exists if it was built for an image or an install without
+    a compiler."""
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources) + " ".join(flags).encode()).hexdigest()[
         :16
     ]

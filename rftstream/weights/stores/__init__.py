@@ -1,1 +1,1 @@
-"""The object store: on a disk or behind any URL that fsspec knows, with a cache on this machine."""
+"""The object store: on a disk or behind any URL that fsspec supports, with a cache on this machine."""

@@ -1,7 +1,7 @@
-"""Objects of weights kept in a folder of this machine, so that its processes fetch them from a store elsewhere once.
+"""A cache of weight objects in a folder of this machine, so that its processes fetch each object only once from a
+remote store.
 
-Kept are the full snapshot that was fetched last, for restarts, and some deltas, for the other processes.
-"""
+It keeps the full snapshot that was fetched last, for restarts, and some deltas, for the other processes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 SUFFIX, DELTA_SUFFIX = ".safetensors", ".delta"
 MOST_DELTAS = 64
-"""Number of deltas that are kept at most."""
+"""Most deltas that are kept."""
 LEFT_BEHIND_S = 3600.0
-"""Age in seconds from which a temporary file counts as left behind by a process that was killed."""
+"""Age in seconds from which a temporary file counts as left by a killed process."""
 LOCK = ".lock"
 WAIT_S, PAUSE_S = 30.0, 0.02
-"""Seconds to wait for a process that fetches the same object, and between two looks whether it is done."""
+"""Longest wait for another process that fetches the same object, and pause between two checks, in seconds."""
 
 logger = logging.getLogger(__name__)
 
 
 class HasObject(Protocol):
-    """An object as it was announced: a version's, or a delta."""
+    """An announced object: a version's or a delta."""
 
     @property
     def object(self) -> str:
@@ -45,9 +45,9 @@ class HasObject(Protocol):
 class AnchorCache:
     """A folder that holds the full snapshot that was fetched last, and the last MOST_DELTAS deltas.
 
-    A follower calls `open` before it reads an object from the store. If it is not there, it asks for its `turn`, looks
-    again, and calls `keep` after it has read the object. Several processes may share a folder. Nothing in it is
-    trusted: the reader compares digests."""
+    A follower calls `open` before it reads an object from the store. If the object is not cached, it waits for its
+    `turn`, calls `open` again, and calls `keep` after reading from the store. Several processes may share a folder. The
+    cache is not trusted: the reader verifies digests."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -61,10 +61,10 @@ class AnchorCache:
 
     @contextlib.contextmanager
     def turn(self, announced: HasObject) -> Iterator[None]:
-        """Wait until no other process of this machine fetches an object of the kind, so that the others find what one
-        fetched. Nobody waits for a snapshot who wants a delta.
+        """Wait until no other process of this machine fetches an object of the same kind, so that each object is
+        fetched once. A fetch of a snapshot does not delay one of a delta.
 
-        After WAIT_S, or where a file cannot be locked, there is no waiting: an object is then fetched twice."""
+        After WAIT_S, or if files cannot be locked, the call does not wait, and an object may be fetched twice."""
         lock = None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -78,14 +78,15 @@ class AnchorCache:
             yield
         finally:
             if lock is not None:
-                lock.close()  # and so unlocked, as it is if this process is killed
+                lock.close()  # closing unlocks it, as does a kill of this process
 
     def keep(self, announced: HasObject, data: Buffer) -> None:
-        """Keep the object's bytes and delete what they replace. An error of the file system is logged, not raised."""
+        """Keep the object's bytes and delete the ones that they replace. Errors of the file system are logged, not
+        raised."""
         path = self._path(announced)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._make_room(path)  # first, so that there is never room for two needed
+            self._make_room(path)  # before the write, so that there need not be room for two
             handle, name = tempfile.mkstemp(dir=self._folder)
             try:
                 with os.fdopen(handle, "wb") as file:
@@ -128,7 +129,7 @@ def _long_ago() -> float:
 
 
 def _written_at(path: Path) -> float:
-    """Return when a file was written, in seconds; now for one that has just gone."""
+    """Return when a file was written, in seconds; the current time for a file that has just been removed."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:

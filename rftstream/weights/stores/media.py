@@ -1,9 +1,8 @@
 """Images and other payloads of messages, as objects of the run's store: `media/XX/SHA256`.
 
-Records on the log carry references (`contracts.tasks.Media`). An object's name is the digest of its bytes, so it is
-written once, whoever needs it, and means the same in every run. Objects stay as long as the run: rollouts that are
-trained, scored or replayed later refer to them.
-"""
+Records on the log contain references (`contracts.tasks.Media`). An object's name is the digest of its bytes. So each
+payload is written once, and its name means the same in every run. Objects stay as long as the run, since rollouts that
+are trained, scored or replayed later refer to them."""
 
 from __future__ import annotations
 
@@ -23,29 +22,29 @@ log = logging.getLogger(__name__)
 FOLDER = "media"
 """Folder of the images in the store."""
 SCHEME = "store:"
-"""Begins the url of an object of the run's store."""
+"""Prefix of the url of an object in the run's store."""
 MAX_KNOWN = 100_000
-"""Number of names that are known to be in the store."""
+"""Most names that are remembered as stored."""
 
 
 class MediaStore:
-    """The images of a run. The feeder calls `keep_problem` for problems, the explorer `keep` for what environments say;
-    policies and backends call `get`. Its methods may be called from any thread."""
+    """The images of a run. The feeder calls `keep_problem` for problems, the explorer `keep` for messages of
+    environments. Policies and backends call `get`. The methods may be called from any thread."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._known: dict[str, None] = {}
 
     def keep_problem(self, problem: Problem) -> Problem:
-        """Return the problem with references that every host can follow. An image that cannot be shown keeps its
+        """Return the problem with references that every host can resolve. An image that cannot be loaded keeps its
         reference, and its rollouts fail with the reason. WeightsError if the store does not answer."""
         if not any(message.media for message in problem.messages):
             return problem
         return replace(problem, messages=self.keep(problem.messages, files=True))
 
     def keep(self, messages: Sequence[ChatMessage], *, files: bool = False) -> tuple[ChatMessage, ...]:
-        """Return messages whose images are objects of the store. `files`: whether urls of this host's files may be
-        followed, which only our own tasksets write."""
+        """Return messages whose images are objects of the store. `files` allows urls of this host's files, which only
+        our own tasksets write."""
         return tuple(
             replace(message, media=tuple(self._kept(one, files=files) for one in message.media))
             if message.media
@@ -94,14 +93,14 @@ class MediaStore:
 
 
 def copy_media(source: ObjectStore, target: ObjectStore) -> None:
-    """Copy the media of a run into the store of another, which has records of its rollouts."""
+    """Copy the media of a run to the store of another run, which has records of its rollouts."""
     for name in source.list(f"{FOLDER}/"):
         if not target.exists(name):
             target.put(name, source.get(name))
 
 
 def read_url(url: str) -> bytes:
-    """Return the bytes behind a `data:` or `file:` url. ImageError if there are none, or too many."""
+    """Return the bytes behind a `data:` or `file:` url. ImageError if there are none or too many."""
     if url.startswith("data:"):
         return decode_data_url(url)
     if not url.startswith("file:"):

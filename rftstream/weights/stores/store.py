@@ -1,9 +1,8 @@
-"""The object store: write once, read by name, on this machine's disk or behind any URL that fsspec knows.
+"""The object store: write once, read by name, on this machine's disk or behind any URL that fsspec supports.
 
-An object's name is never written twice with other bytes, so a name means the same to every reader for ever. On disk a
-write is atomic and durable: a temporary file, its fsync, a link to the name, the folder's fsync. Elsewhere
-(store_remote.py) the store's own put decides; on S3 that is atomic and durable too.
-"""
+An object's name is never reused for other bytes, so a name means the same to every reader for ever. On disk a write is
+atomic and durable: a temporary file, its fsync, a link to the name, and an fsync of the folder. Elsewhere
+(store_remote.py) the guarantees are those of the store's own put; on S3 it is atomic and durable, too."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 CHUNK_BYTES = 4 * 1024 * 1024
-"""Bytes that are read at once."""
+"""Number of bytes that are read at once."""
 INCOMING = ".incoming"
 """Folder of a local store where objects are written before they get their names."""
 
@@ -43,8 +42,8 @@ class StoredObject:
 
 
 def place_on_disk(url: str, base: Path) -> Path | None:
-    """Return the folder of a store on this machine's disks, or None for a store elsewhere. A relative one lies in
-    `base`."""
+    """Return the folder of a store on this machine's disks, or None for a store elsewhere. Relative paths are relative
+    to `base`."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return base / url
@@ -54,34 +53,35 @@ def place_on_disk(url: str, base: Path) -> Path | None:
 class ObjectStore:
     """A store of named objects: `file://PATH`, `memory://NAME`, `s3://BUCKET/PREFIX`, ...
 
-    A process makes it from `weights.store`. Every method may be called from any thread. Errors of the store are
-    WeightsErrors: WeightsGone for an object that is not there, StoreRefused and StoreUnreachable for the store."""
+    A process makes it from `weights.store`. All methods may be called from any thread. Errors are WeightsErrors:
+    WeightsGone for a missing object, StoreRefused and StoreUnreachable for the store."""
 
     def __init__(self, url: str, *, base: Path, patience_s: float = 120.0, timeout_s: float = 30.0) -> None:
-        """A relative PATH lies in `base`, the run folder. `patience_s` and `timeout_s` are for stores elsewhere, as in
-        [weights]."""
+        """A relative PATH is relative to `base`, the run folder. `patience_s` and `timeout_s` are for stores elsewhere,
+        as in [weights]."""
         place = place_on_disk(url, base)
         self.url = url
         self.is_local = place is not None
-        """Whether it lies on this machine's disks (or is mounted there): reading is no dearer than a copy would be."""
+        """Whether the store is on this machine's disks (or mounted there), so that reading costs no more than a
+        copy."""
         self._files: _Files = (
             _LocalFiles(place) if place is not None else RemoteFiles(url, patience_s=patience_s, timeout_s=timeout_s)
         )
 
     def put(self, name: str, data: Buffer) -> StoredObject:
-        """Write an object from bytes, as `write` does."""
+        """Write an object from bytes, like `write`."""
         return self.write(name, lambda file: file.write(data))
 
     def put_file(self, name: str, path: Path) -> StoredObject:
-        """Write an object from a file. A file made in `scratch()` is linked, not copied: do not change it
+        """Write an object from a file. A file made in `scratch()` is linked, not copied, so it must not be changed
         afterwards."""
         digest, num_bytes = _digest_file(path)
         return self._finish(path, StoredObject(name=_checked(name), num_bytes=num_bytes, digest=digest))
 
     def write(self, name: str, fill: Callable[[IO[bytes]], object]) -> StoredObject:
-        """Write an object as a stream: `fill` gets a file to write to.
+        """Write an object as a stream: `fill` writes to the given file.
 
-        Readers see nothing of the object until all of it is there. WeightsError if it exists with other bytes."""
+        Readers see the object only when it is complete. WeightsError if it exists with other bytes."""
         _checked(name)
         with self.scratch() as folder:
             path = folder / "object"
@@ -113,7 +113,7 @@ class ObjectStore:
         return size
 
     def check(self, stored: StoredObject, *, read: bool = True) -> None:
-        """Raise WeightsGone unless an object is there as it was put. With `read`, all its bytes are looked at."""
+        """Raise WeightsGone unless the object is there unchanged. With `read`, all its bytes are compared."""
         where = self._place(stored.name)
         if (found := self.size(stored.name)) != stored.num_bytes:
             raise WeightsGone(f"{where}: {found} bytes, expected {stored.num_bytes}; it is damaged")
@@ -133,7 +133,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """Give a temporary folder for files on their way into the store; it is removed at the end."""
+        """Give a temporary folder for files on their way into the store. The folder is removed at the end."""
         with self._errors("a temporary folder"):
             folder = self._files.make_scratch()
         try:
@@ -170,7 +170,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _errors(self, name: str) -> Iterator[None]:
-        """Turn errors of the store's client into our errors."""
+        """Convert errors of the store's client to ours."""
         try:
             yield
         except (WeightsError, ConfigError):
@@ -192,23 +192,23 @@ class ObjectStore:
 
 
 class _Files(Protocol):
-    """The calls in which a local disk and other stores differ. `ObjectStore` makes one object of this kind and alone
-    calls it; it has checked the names before."""
+    """The calls in which a local disk and other stores differ. Only `ObjectStore` makes and calls such an object. Names
+    are checked before."""
 
     foreign_errors: bool
-    """Whether the store's client raises other exceptions than OSErrors."""
+    """Whether the store's client raises exceptions other than OSErrors."""
 
     def kind_of(self, error: Exception) -> type[WeightsError]:
-        """Return our kind of an error of the client: refused for good, given up, or an error of that object."""
+        """Return our error type for an error of the client: refused for good, given up, or an error of that object."""
 
     def make_scratch(self) -> Path:
         """Make a temporary folder for files on their way into the store."""
 
     def add(self, name: str, path: Path) -> bool:
-        """Give the file's contents the name; False if the name is taken."""
+        """Give the file's contents the name. Return False if the name is taken."""
 
     def open(self, name: str, errors: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
-        """Open an object. Errors while reading go through `errors`, where reading may fail later."""
+        """Open an object. If reading may fail later, its errors go through `errors`."""
 
     def size(self, name: str) -> int:
         """Return an object's size in bytes. FileNotFoundError if there is none."""
@@ -245,7 +245,7 @@ class _LocalFiles:
 
     def add(self, name: str, path: Path) -> bool:
         target = self._root / name
-        if self._root not in path.parents:  # from elsewhere: a copy, since links do not reach over file systems
+        if self._root not in path.parents:  # a file from outside: copied, since links do not work across file systems
             scratch = self.make_scratch()
             try:
                 return self.add(name, Path(shutil.copyfile(path, scratch / "copy")))
@@ -257,7 +257,7 @@ class _LocalFiles:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             added = _link(path, target)
-        except FileNotFoundError:  # somebody's delete found the folder empty
+        except FileNotFoundError:  # another process's delete removed the empty folder
             target.parent.mkdir(parents=True, exist_ok=True)
             added = _link(path, target)
         for folder in (target.parent, *(folder.parent for folder in new_folders)):
@@ -280,14 +280,14 @@ class _LocalFiles:
     def delete(self, name: str) -> None:
         path = self._root / name
         path.unlink()
-        with contextlib.suppress(OSError):  # at the first folder that still holds something
+        with contextlib.suppress(OSError):  # stop at the first folder that is not empty
             for folder in path.parents:
                 if folder == self._root:
                     break
                 folder.rmdir()
 
     def _sweep(self, incoming: Path) -> None:
-        """Remove what killed processes of this host left behind."""
+        """Remove files that killed processes of this host left behind."""
         for folder in incoming.iterdir():
             host, _, rest = folder.name.partition("+")
             pid = rest.partition("+")[0]
@@ -296,7 +296,7 @@ class _LocalFiles:
 
 
 class _HashingFile:
-    """A file that takes the digest of the bytes that it passes on to another file."""
+    """A file that computes the digest of the bytes that it passes on to another file."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -333,14 +333,14 @@ def _digest_stream(file: IO[bytes]) -> tuple[str, int]:
 
 
 def _link(path: Path, target: Path) -> bool:
-    """Give a file a second name, never taking a name away; False if the name is taken."""
+    """Give a file a second name, without replacing an existing one. Return False if the name is taken."""
     try:
         os.link(path, target)
     except FileExistsError:
         return False
     except FileNotFoundError:
         raise
-    except OSError:  # a file system without hard links: not safe against two writers of one name, but atomic
+    except OSError:  # a file system without hard links: atomic, but not safe against two writers of one name
         if target.exists():
             return False
         os.replace(path, target)

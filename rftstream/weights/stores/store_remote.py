@@ -1,10 +1,9 @@
-"""The files of an object store behind a network: any that fsspec knows, and S3 with uploads in parts.
+"""The files of an object store behind a network: any store that fsspec supports, and S3 with uploads in parts.
 
-Each request can be sent again. When it is refused for now, cut off, or not answered in time, it is sent again after a
-pause that doubles, until `patience_s` is over. So no request waits for ever, and a hiccup costs seconds, not a process.
-Large objects go to S3 in parts, each with a patience of its own; an upload that is not completed is no object. An
-object counts as written only after its size was asked for and is right.
-"""
+Each request can be repeated. If it is refused for now, cut off, or not answered in time, it is sent again after a pause
+that doubles, until `patience_s` is over. So no request waits for ever, and a short failure costs seconds, not a
+process. Large objects go to S3 in parts, each with its own patience. An upload that is not completed is not an object.
+An object counts as written only after its size was read back and is right."""
 
 from __future__ import annotations
 
@@ -28,20 +27,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
-"""Pauses in seconds before the second try, and at most before any."""
+"""Pause before the second try, and longest pause, in seconds."""
 CONNECT_S = 10.0
 """Most seconds to connect to S3."""
 PART_BYTES = 32 * 1024 * 1024
-"""Size in bytes from which an object goes to S3 in parts, and of a part."""
+"""Size in bytes of a part, and smallest size of an object that goes to S3 in parts."""
 MAX_PARTS = 10_000
-"""Most parts that S3 takes for an object."""
+"""Most parts that S3 accepts for an object."""
 NUM_UPLOADS = 4
-"""Number of parts that are uploaded at once; each is in memory."""
+"""Number of parts that are uploaded at once, each held in memory."""
 READ_BYTES = 16 * 1024 * 1024
-"""Bytes that a reader asks for at once."""
+"""Number of bytes in one read request."""
 
 CUT_OFF = frozenset({"IncompleteBody", "BadDigest", "RequestTimeout", "XAmzContentSHA256Mismatch", "SlowDown"})
-"""Answers of S3 after which another try may help, whatever their status."""
+"""Answers of S3 after which another try may help, whatever their HTTP status."""
 FINAL = frozenset(
     {
         "NoCredentialsError",
@@ -53,7 +52,7 @@ FINAL = frozenset(
         "InvalidConfigError",
     }
 )
-"""Errors of S3's client that stay the same however often it is asked."""
+"""Errors of S3's client that no further try can change."""
 
 KEYS = frozenset(
     {
@@ -67,27 +66,27 @@ KEYS = frozenset(
         "403",
     }
 )
-"""Answers of S3 to keys that it does not take (any more). Those to HEAD have no body, and so only a number."""
+"""Answers of S3 to keys that are wrong or expired. Answers to HEAD have no body, and so only a number."""
 
 CLIENTS = frozenset({"botocore", "aiobotocore", "aiohttp", "fsspec", "asyncio"})
-"""Packages whose errors, beside OSErrors, come from the network."""
+"""Packages whose errors, in addition to OSErrors, come from the network."""
 
 _Returned = TypeVar("_Returned")
 
 
 class TriedInVain(OSError):
-    """A request that was given up, with its last error and what was done about it."""
+    """A request that was given up, with its last error and the attempts made."""
 
 
 class RemoteFiles:
-    """The files of a store that fsspec knows. `ObjectStore` makes it for a URL and makes every call; names were checked
-    by it before."""
+    """The files of a store that fsspec supports. `ObjectStore` makes it for a URL, makes every call, and has checked
+    the names before."""
 
     foreign_errors = True
 
     def __init__(self, url: str, *, patience_s: float, timeout_s: float) -> None:
-        """`patience_s` is how long a request is tried again. After `timeout_s` of silence a request to S3 has failed;
-        other clients keep their own limit."""
+        """`patience_s` is how long a request is retried. After `timeout_s` of silence a request to S3 has failed; other
+        clients use their own limit."""
         self._patience_s = patience_s
         try:
             import fsspec  # type: ignore[import-untyped]
@@ -100,15 +99,15 @@ class RemoteFiles:
         except ValueError as error:
             raise ConfigError(f"weights.store: {url!r}: {error}; expected file://, s3:// or the like") from None
         self._has_answered = False
-        """Whether the store has ever taken the keys. Then those that it refuses were rotated or have expired, and new
+        """Whether the store has ever accepted the keys. If it has, refused keys were rotated or have expired, and new
         ones may come."""
         self._is_s3 = url.startswith("s3")
         if self._is_s3:
-            self._fs.retries = 1  # we try again ourselves, and know when to stop
+            self._fs.retries = 1  # retries are made here, with our own limit
         self._root = self._root.rstrip("/")
 
     def kind_of(self, error: Exception) -> type[WeightsError]:
-        """Return our kind of an error: unreachable, refused, or an error of the object."""
+        """Return our error type for an error: unreachable, refused, or an error of the object."""
         if isinstance(error, TriedInVain):
             return StoreUnreachable
         return StoreRefused if _is_refused(error) else WeightsError
@@ -118,7 +117,7 @@ class RemoteFiles:
         return Path(tempfile.mkdtemp(prefix="rftstream-"))
 
     def add(self, name: str, path: Path) -> bool:
-        """Upload a file; False if the name is taken."""
+        """Upload a file. Return False if the name is taken."""
         target = self._path(name)
         if self._tried(lambda: self._fs.exists(target), f"asking for {name}"):
             return False
@@ -200,7 +199,7 @@ class RemoteFiles:
             wait(uploads, return_when=FIRST_EXCEPTION)
             for upload in uploads:
                 if upload.done():
-                    upload.result()  # raises what went wrong
+                    upload.result()  # raises the error
             done = {
                 "Parts": [
                     {"PartNumber": number, "ETag": upload.result()}
@@ -210,7 +209,7 @@ class RemoteFiles:
             self._complete(where, done, target, name)
         except BaseException:
             threads.shutdown(wait=True, cancel_futures=True)
-            with suppress(Exception):  # its parts take room until the bucket's own rule removes them
+            with suppress(Exception):  # its parts take space until the bucket's own rule removes them
                 self._fs.call_s3("abort_multipart_upload", **where)
             raise
         finally:
@@ -226,7 +225,7 @@ class RemoteFiles:
         def complete() -> None:
             try:
                 self._fs.call_s3("complete_multipart_upload", **where, MultipartUpload=done)
-            except FileNotFoundError:  # the upload is there no more: the answer to a try before this one was lost
+            except FileNotFoundError:  # the upload no longer exists: the answer to an earlier try was lost
                 if not self._fs.exists(target):
                     raise
 
@@ -235,7 +234,7 @@ class RemoteFiles:
     # ------------------------------------------------------------------------------------------ trying again
 
     def _tried(self, request: Callable[[], _Returned], doing: str) -> _Returned:
-        """Return the answer to a request, after as many tries as there is time for."""
+        """Return the answer to a request, retried until the patience is over."""
         began, pause_s, tries = time.monotonic(), FIRST_PAUSE_S, 0
         while True:
             tries += 1
@@ -261,18 +260,18 @@ class RemoteFiles:
             else:
                 self._has_answered = True
                 return answer
-            time.sleep(pause_s * random.uniform(0.5, 1.0))  # so that many do not come back at the same moment
+            time.sleep(pause_s * random.uniform(0.5, 1.0))  # so that many clients do not retry at the same moment
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _read_keys_again(self) -> None:
-        """Let the client look for keys anew: files may have others by now."""
+        """Let the client read the keys again, since files may contain new ones by now."""
         if self._is_s3:
-            with suppress(Exception):  # the next try says what is wrong
+            with suppress(Exception):  # the next try raises the error
                 self._fs.connect(refresh=True)
 
 
 class _Ranges(io.RawIOBase):
-    """An object as a file to read from. It is read range by range, so that what was read is never read again."""
+    """An object as a file to read from. It is read in ranges, so that a retry does not repeat earlier ranges."""
 
     def __init__(
         self, size: int, read: Callable[[int, int], bytes], errors: Callable[[], AbstractContextManager[None]]
@@ -317,7 +316,7 @@ class _Ranges(io.RawIOBase):
 
 
 def _s3_options(timeout_s: float) -> dict[str, Any]:
-    """Return fsspec's options for S3. They name the endpoint, since a process may have stores on several servers."""
+    """Return fsspec's options for S3. They name the endpoint, since a process may use stores on several servers."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     timeouts = {"connect_timeout": min(CONNECT_S, timeout_s), "read_timeout": timeout_s}
     return {
@@ -341,13 +340,13 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _code_of(error: Exception) -> str | None:
-    """Return the code of an answer of S3; None if there was no answer."""
+    """Return the error code in S3's answer; None without an answer."""
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
     return response.get("Error", {}).get("Code") if isinstance(response, dict) else None
 
 
 def _is_refused(error: Exception) -> bool:
-    """Return whether the store or its client answered, with an answer that will not change."""
+    """Return whether the store or its client gave an answer that will not change."""
     if isinstance(error, PermissionError) or type(error).__name__ in FINAL:
         return True
     response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
