@@ -1,7 +1,6 @@
-"""Transports: what carries the topics.
+"""Transports: the systems that carry the topics.
 
-To add one: a class that passes `rftstream.testing.conformance`, and a line in `TRANSPORTS`.
-"""
+To add one, write a class that passes `rftstream.testing.conformance`, and add a line to `TRANSPORTS`."""
 
 from rftstream.config.parts.part_specs import TransportSpec
 

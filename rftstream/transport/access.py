@@ -1,7 +1,6 @@
-"""Rights on a log that servers keep: who may do what with which topics, groups and transactional ids.
+"""Rights on a log that servers keep: which users may do what with which topics, groups and transactional ids.
 
-A log whose servers know users has `transport.admin.access`. `runs/access.py` says which rights a run needs.
-"""
+A log whose servers know users has `transport.admin.access`. `runs/access.py` lists the rights that a run needs."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 
 class Resource(StrEnum):
-    """The kinds of things that a right can be about, as Kafka's tools name them."""
+    """The kinds of resources that a right can apply to, under the names of Kafka's tools."""
 
     topic = "topic"
     group = "group"
@@ -20,7 +19,8 @@ class Resource(StrEnum):
 
 
 class Operation(StrEnum):
-    """The operations that a right can allow, as Kafka's tools name them. Read, Write and Delete include Describe."""
+    """The operations that a right can allow, under the names of Kafka's tools. Read, Write and Delete include
+    Describe."""
 
     read = "Read"
     write = "Write"
@@ -36,11 +36,11 @@ class Grant(NamedTuple):
     principal: str
     """The user as the servers name it, `User:NAME`."""
     resource: Resource
-    """Kind of thing that the right is about."""
+    """Kind of resource that the right applies to."""
     name: str
-    """The full name on the servers, or how the names begin."""
+    """The full name on the servers, or a prefix of names."""
     prefixed: bool
-    """Whether it holds for all names that begin so."""
+    """Whether the right applies to all names with this prefix."""
     operation: Operation
     """Operation that the right allows."""
 
@@ -49,11 +49,11 @@ class AccessRights(Protocol):
     """The rights on the names of one run. A log whose servers know users has it as `transport.admin.access`."""
 
     def grants(self) -> tuple[set[Grant], list[str]]:
-        """Return the rights that users have on names of this run, and a line for each rule that is no Grant: one that
-        denies, that is for one host, or whose operation is none of ours. ConfigError if the servers know no rights."""
+        """Return the users' rights on names of this run, and a line for each rule that is no Grant: one that denies,
+        that is for one host, or that has an operation unknown here. ConfigError if the servers have no rights."""
 
     def add(self, grants: Collection[Grant]) -> None:
-        """Give these rights. ConfigError, which says what is missing, if this user may not."""
+        """Add these rights. ConfigError, naming the missing right, if this user must not."""
 
     def remove(self, grants: Collection[Grant]) -> None:
-        """Take these rights away."""
+        """Remove these rights."""

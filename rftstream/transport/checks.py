@@ -1,4 +1,4 @@
-"""Checks that every transport makes before it does what it was asked for. All raise errors with the same words."""
+"""Checks of arguments and state that all transports share, so that their errors have the same words."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PUT_OUT = (
     "%s was put out of the group %s: it gave no sign for longer than transport.session_timeout_s = %g s; its work "
     "begins anew (was the process stopped, or the machine too busy? give it more seconds)"
 )
-"""The message of a member that the others have put out, for its name, its group, and the setting."""
+"""The message about a member that the others have removed, with its name, its group, and the setting."""
 
 
 def own_sources(sources: Collection[object], *kinds: type[S]) -> list[S]:
-    """Return what `Transport.wait` was given, as the transport's own kinds. ConfigError if one of the sources is of
-    another kind."""
+    """Return the sources passed to `Transport.wait`, as the transport's own types. ConfigError if a source is of
+    another type."""
     own = [source for source in sources if isinstance(source, kinds)]
     if len(own) < len(sources):
         kind = next(type(source).__name__ for source in sources if not isinstance(source, kinds))
@@ -43,7 +43,7 @@ def check_owned(
 def choose_positions(
     found: Mapping[TopicPartition, Position], partitions: Collection[TopicPartition], *, group: str, hint: str = ""
 ) -> dict[TopicPartition, Position]:
-    """Return the group's positions of these partitions. PositionMissing, with the hint, if one is not there."""
+    """Return the group's positions of these partitions. PositionMissing, with the hint, if one is missing."""
     missing = [place for place in partitions if place not in found]
     if missing:
         raise PositionMissing(
@@ -61,8 +61,8 @@ def check_commit(
     *,
     has_begun: bool,
 ) -> str | None:
-    """Return the group whose positions a commit moves, None if it moves none. ProducerLost if the producer was not
-    started, or is lost; ConfigError for positions without a group."""
+    """Return the group whose positions a commit moves; None if it moves none. ProducerLost if the producer was not
+    started or is lost, ConfigError for positions without a group."""
     if not has_begun:
         raise ProducerLost(
             f"producer {producer}: not started, or lost; call start, then read the committed records and positions"
@@ -74,7 +74,7 @@ def check_commit(
 
 
 def too_large(record: NewRecord, most: int) -> RecordTooLarge:
-    """Return the error for a record that its topic does not take."""
+    """Return the error for a record that is too large for its topic."""
     return RecordTooLarge(
         f"{record.topic}[{record.partition}]: a record of {record.num_bytes} bytes, the topic takes {most}; make it"
         f" smaller or carry its large parts by reference"
@@ -82,7 +82,7 @@ def too_large(record: NewRecord, most: int) -> RecordTooLarge:
 
 
 def check_metadata(place: TopicPartition, position: Position) -> None:
-    """Raise RecordTooLarge if the metadata beside a position is over its limit."""
+    """Raise RecordTooLarge if the metadata of a position exceeds its limit."""
     num_bytes = len(position.metadata.encode())
     if num_bytes > MAX_METADATA_BYTES:
         raise RecordTooLarge(
@@ -93,9 +93,9 @@ def check_metadata(place: TopicPartition, position: Position) -> None:
 def check_same_settings(
     existing: Mapping[str, TopicSettings], wanted: Mapping[str, TopicSettings], *, prefix: str = "", otherwise: str
 ) -> None:
-    """Raise ConfigError if a topic exists with other settings than are wanted.
+    """Raise ConfigError if a topic exists with settings other than the wanted ones.
 
-    `prefix` stands before topics' names on the log; `otherwise` is what to take another of, such as "run folder"."""
+    `prefix` precedes topic names on the log. `otherwise` names the thing to choose anew, such as "run folder"."""
     for name, settings in wanted.items():
         if name in existing and existing[name] != settings:
             raise ConfigError(

@@ -1,7 +1,6 @@
-"""Reading positions over many partitions. Reading is fair, bounded, and moves over gaps.
+"""Read positions over many partitions. Reading is fair, bounded, and moves over gaps.
 
-The two logs that are our own, embedded and in memory, share this module.
-"""
+The embedded log and the log in memory share this module."""
 
 from __future__ import annotations
 
@@ -19,35 +18,35 @@ class PartitionBatch(NamedTuple):
 
     records: list[Record]
     next_offset: int
-    """The offset from which to go on: after the last record, or the end if nothing is left."""
+    """The offset at which reading continues: after the last record, or the end if nothing is left."""
     num_bytes: int
     """Size of the records together, in bytes."""
 
 
 class PartitionLog(Protocol):
-    """A log as `Cursors` need it: the begin and end of its partitions, and a read of one partition."""
+    """The interface of a log for `Cursors`: the begin and end of its partitions, and a read of one partition."""
 
     def spans(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, tuple[int, int]]:
-        """Return, for each partition that exists, the first offset kept and the offset after the last record."""
+        """Return, for each existing partition, the first remaining offset and the offset after the last record."""
 
     def read(
         self, place: TopicPartition, offset: int, end: int, *, max_records: int, max_bytes: int, first_bytes: int | None
     ) -> PartitionBatch:
-        """Return at most `max_records` records from `offset` up to `end`. Their sizes add up to at most `max_bytes`,
-        except that the first record may have `first_bytes` (None: any size)."""
+        """Return at most `max_records` records from `offset` up to `end`. Their total size is at most `max_bytes`; only
+        the first record may have `first_bytes` (None for any size)."""
 
     def jumped(self, jump: Jump) -> None:
-        """Take note that deleted records were passed over, for `Transport.jumps`."""
+        """Record a jump over deleted records, for `Transport.jumps`."""
 
 
 class Cursors:
-    """The reading positions of one reader or member, over many partitions.
+    """The read positions of one reader or member, over many partitions.
 
-    Its owner makes it, and calls `poll` for records and `ready` to learn whether there are any. Partitions are served
-    in turns: one that was served goes to the end of the queue."""
+    Its owner makes it, and calls `poll` for records and `ready` to check whether there are any. Partitions are served
+    in turn: a served partition goes to the end of the queue."""
 
     def __init__(self, positions: Mapping[TopicPartition, int]) -> None:
-        # The keys are in the order of serving: a dict keeps the order in which its keys came.
+        # The order of the keys is the order of serving, since a dict keeps the order of insertion.
         self._positions = dict(positions)
         self._paused: set[TopicPartition] = set()
 
@@ -73,22 +72,21 @@ class Cursors:
         self._paused.difference_update(partitions)
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget the positions of these partitions, and that they were paused. A partition that comes back starts
-        afresh."""
+        """Forget the positions and pauses of these partitions. A partition that comes back starts afresh."""
         for place in partitions:
             self._positions.pop(place, None)
             self._paused.discard(place)
 
     def ready(self, log: PartitionLog) -> bool:
-        """Return whether `poll` may return something or raise. It raises for a position that is beyond the end."""
+        """Return whether `poll` may return records or raise. It raises for a position beyond the end."""
         active = self._active()
         spans = log.spans(active)
         return any(place not in spans or self._positions[place] != spans[place][1] for place in active)
 
     def poll(self, log: PartitionLog, max_records: int, max_bytes: int) -> list[Record]:
-        """Return what the log has now for the partitions that are not paused, and move their positions behind it. Each
-        waiting partition gets a fair share of `max_records` and `max_bytes`. PositionMissing for a position beyond the
-        end; ConfigError for a partition that is gone."""
+        """Return the available records of the partitions that are not paused, and move their positions after them. Each
+        partition with records gets a fair share of `max_records` and `max_bytes`. PositionMissing for a position beyond
+        the end, ConfigError for a partition that no longer exists."""
         waiting = self._waiting(log)
         found: list[Record] = []
         left_bytes = max_bytes
@@ -116,7 +114,7 @@ class Cursors:
         return [place for place in self._positions if place not in self._paused]
 
     def _waiting(self, log: PartitionLog) -> list[tuple[TopicPartition, int]]:
-        """Return the partitions that have something to read, with their ends."""
+        """Return the partitions with unread records, and their ends."""
         active = self._active()
         spans = log.spans(active)
         waiting = []
@@ -136,8 +134,8 @@ class Cursors:
 
 
 class CursorReader:
-    """A base of readers: all of `Reader` but `poll`, over cursors. The embedded log and the log in memory derive their
-    readers from it."""
+    """A base class of readers: all of `Reader` except `poll`, over cursors. The readers of the embedded log and of the
+    log in memory derive from it."""
 
     def __init__(self, cursors: Cursors) -> None:
         self._cursors = cursors
@@ -160,10 +158,10 @@ class CursorReader:
 
 
 class CursorMember:
-    """A base of members: the parts of `Member` that concern reading positions, over cursors.
+    """A base class of members: the parts of `Member` about read positions, over cursors.
 
-    The embedded log and the log in memory derive their members from it. They keep `_assignment` up to date; it maps
-    what the member owns to the numbers of the assignments."""
+    The members of the embedded log and of the log in memory derive from it. They update `_assignment`, which maps owned
+    partitions to assignment numbers."""
 
     def __init__(self, cursors: Cursors, *, group: str, name: str) -> None:
         self.name = name

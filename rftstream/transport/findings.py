@@ -1,4 +1,4 @@
-"""What the checks of a system find: for each thing what was found, what is wanted, and what to do about it."""
+"""Findings of system checks: the value found, the value wanted, and advice."""
 
 from __future__ import annotations
 
@@ -11,46 +11,45 @@ from rftstream.transport.base import TopicSettings
 
 
 class Level(StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     ok = "ok"
-    """Nothing has to be done."""
+    """Nothing needs to be done."""
     warning = "warning"
-    """It works, and something will be slow or is a risk."""
+    """It works, but will be slow or is a risk."""
     problem = "problem"
     """Something will not work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that a check looked at. The checks of a system make findings, and the commands print them."""
+    """One result of a check. The checks of a system make findings, and the commands print them."""
 
     level: Level
-    """How bad it is."""
+    """Severity of the finding."""
     what: str
-    """The name of the thing."""
+    """Name of the checked item."""
     found: str
     """Value that was found."""
     wanted: str = ""
-    """Value that was expected; empty where anything will do."""
+    """Expected value; empty if any value is fine."""
     todo: str = ""
-    """Advice to a person; empty where the level is ok."""
+    """Advice to the user; empty if the level is ok."""
     exit_code: int = 1
     """The exit code of the command, if this is a problem."""
 
 
 class ServerLook(Protocol):
-    """The checks of a log that is kept by servers. Such a transport has them as `transport.admin.look`."""
+    """Checks of a log that servers keep. Such a transport has them as `transport.admin.look`."""
 
     def broker(self) -> list[Finding]:
         """Return findings about the version and the settings of the brokers."""
 
     def topic_differences(self, wanted: Mapping[str, TopicSettings]) -> dict[str, list[str]]:
-        """Return, for each topic, the settings that differ from those it should have been made with, a sentence
-        each."""
+        """Return topic -> sentences about the settings that differ from those it should have."""
 
     def members(self, groups: Collection[str]) -> dict[str, list[str]]:
-        """Return the members of each group now, as text for people. Groups without members are left out."""
+        """Return the current members of each group, as text for users. Groups without members are left out."""
 
     def delete_groups(self, groups: Collection[str]) -> list[str]:
         """Delete consumer groups with their positions. Return the names of those that existed."""

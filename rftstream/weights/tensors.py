@@ -47,7 +47,7 @@ def rounded_nan() -> int | None:
     """Return the bits of a NaN that torch rounded to bfloat16, which differ between processors. None if this processor
     has several."""
     odd = torch.tensor([0x7FC00000, 0x7F800001, 0x7FA55AA5, 0x7FFFFFFF], dtype=torch.int32)
-    nans = torch.cat([odd, odd | -(1 << 31)]).repeat(9)[:67].view(torch.float32)  # for vector instructions, and a remainder
+    nans = torch.cat([odd, odd | -(1 << 31)]).repeat(9)[:67].view(torch.float32)  # vectors, and a remainder
     bits = set(nans.to(torch.bfloat16).view(torch.int16).tolist())
     return bits.pop() & 0xFFFF if len(bits) == 1 else None
 

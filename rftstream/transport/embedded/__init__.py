@@ -3,8 +3,8 @@
 In the order of reading:
 
     transport, clients   the Transport, and its producers and consumers
-    store                the file: its tables, its transactions, and errors in our words
-    groups, member       consumer groups: who has which partitions
-    lock, wakeup         who may write, and how readers hear of new records
+    store                the file: its tables, its transactions, and the translation of SQLite's errors
+    groups, member       consumer groups: which member owns which partitions
+    lock, wakeup         the lock for writing, and the notice of new records
     admin, system_check  topics, positions and retention, and whether the file system can carry the log
 """

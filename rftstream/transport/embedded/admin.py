@@ -1,9 +1,8 @@
 """Topics, positions, lag and retention of an embedded log.
 
-A tombstone outlives the compaction that removes what it took back, so that a reader which was away hears of it. A
-compaction removes the tombstone itself once it is older than a day (as Kafka does by default) and no older record of
-its key is there. Records without a key are kept.
-"""
+A tombstone outlives the compaction that removes the record it withdraws, so that a reader that was away still sees it.
+A compaction removes the tombstone itself once it is older than a day (Kafka's default) and no older record of its key
+exists. Records without a key are kept."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ TOMBSTONE_KEPT_S = 86_400.0
 """Seconds for which a tombstone is kept."""
 
 DELETED_AT_ONCE = 2000
-"""Largest number of records that one transaction deletes. Nobody else can write meanwhile."""
+"""Most records that one transaction deletes, since no other process can write meanwhile."""
 
 
 class EmbeddedAdmin:
-    """`Admin` of an embedded log. EmbeddedTransport makes it; questions and changes go to the SQLite file."""
+    """`Admin` of an embedded log. EmbeddedTransport makes it. It reads and writes the SQLite file directly."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -75,8 +74,8 @@ class EmbeddedAdmin:
             )
 
     def members(self, groups: Collection[str]) -> dict[str, list[str]]:
-        """Return the names of the living members of each group. A member lives if somebody listens to its pipe; without
-        a pipe, if its last heartbeat is not older than its session time-out."""
+        """Return the names of the living members of each group. A member is alive if its pipe has a reader. A member
+        without a pipe is alive if its last heartbeat is not older than its session time-out."""
         now_s = self._store.clock()
         found: dict[str, list[str]] = {group: [] for group in groups}
         for group, name, pipe, heartbeat_s, timeout_s in self._store.select(
@@ -104,20 +103,20 @@ class EmbeddedAdmin:
                         "SELECT count(*) FROM records WHERE id >= ? AND id < ?", (base + start, base + end)
                     ).fetchone()
                 else:
-                    # Nothing is missing in between, so that counting is subtracting.
+                    # There are no gaps here, so the difference of offsets is the count.
                     lag[place] = max(0, end - start)
         return lag
 
     def delete_before(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Delete records as `Admin` says, in slices. The file does not become smaller: SQLite keeps the pages and fills
-        them with what comes next."""
+        """Delete records as described for `Admin`, in slices. The file does not shrink: SQLite keeps the pages and
+        reuses them for new records."""
         ids = {place: self._store.partition_id(place) for place in offsets}
         for place, offset in offsets.items():
             while self._delete_some(place, ids[place], offset):
-                pass  # between two slices the others get their turn to write
+                pass  # other processes can write between two slices
 
     def _delete_some(self, place: TopicPartition, partition_id: int, offset: int) -> bool:
-        """Delete a slice of the records before the offset. Return whether there are more."""
+        """Delete a slice of the records before the offset. Return whether more are left."""
         base = partition_id << OFFSET_BITS
         with self._store.write() as db:
             begin, end = db.execute(
@@ -183,12 +182,12 @@ class EmbeddedAdmin:
                 db.executemany("DELETE FROM assignments WHERE partition_id = ?", ids)
                 db.executemany("DELETE FROM partitions WHERE id = ?", ids)
                 db.execute("DELETE FROM topics WHERE name = ?", (topic,))
-                # Members look at their assignment again.
+                # Members read their assignment again.
                 db.execute("UPDATE groups SET generation = generation + 1")
         self._store.load_topics()
 
     def make_durable(self) -> None:
-        # A commit that waits for the disk takes along everything written to the same file before it.
+        # A commit that waits for the disk also makes everything written to the same file before it durable.
         with self._store.write(durable=True) as db:
             db.execute("UPDATE durable SET times = times + 1")
 

@@ -19,7 +19,7 @@ RecordBody = tuple[bytes | None, bytes | None, bytes | None]
 
 
 class StoreView:
-    """A store in the form in which cursors read it, with or without the values of records."""
+    """A store with the interface that cursors read from, with or without the values of records."""
 
     def __init__(self, store: Store, *, bodies: bool) -> None:
         self.spans = store.spans
@@ -34,7 +34,7 @@ class StoreView:
 
 
 class LogCursors(Cursors):
-    """Cursors over an embedded log. They can tell without reading that there is nothing new.
+    """Cursors over an embedded log. They know without reading when the log has not changed.
 
     EmbeddedReader and EmbeddedMember make them, and call `fetch` and `has_data` in place of `poll` and `ready`."""
 
@@ -46,7 +46,7 @@ class LogCursors(Cursors):
         topics: Collection[str],
         bodies: bool = True,
     ) -> None:
-        """`topics`: those of all positions that it will ever have."""
+        """`topics` are the topics of all positions that it will ever have."""
         super().__init__(positions)
         self._store, self._topics = store, topics
         self._view = StoreView(store, bodies=bodies)
@@ -64,8 +64,7 @@ class LogCursors(Cursors):
         self.wake()
 
     def wake(self) -> None:
-        """Look at the log next time though nobody has committed. Called after a seek, a resume or another
-        assignment."""
+        """Read the log next time even if nobody has committed. Called after a seek, a resume or another assignment."""
         self._idle_mark = None
 
     def has_data(self) -> bool:
@@ -80,7 +79,7 @@ class LogCursors(Cursors):
 
     def fetch(self, max_records: int, max_bytes: int) -> list[Record]:
         """Return records as `Cursors.poll` does, all from one state of the log."""
-        # The mark is taken before reading: what is committed meanwhile makes another mark.
+        # The mark is taken before reading, since a commit meanwhile changes the mark.
         mark = self._store.mark(self._topics)
         if mark == self._idle_mark:
             return []
@@ -113,7 +112,7 @@ class EmbeddedReader(CursorReader):
 class EmbeddedProducer:
     """`Producer` of an embedded log. A commit is one SQLite transaction under the write lock.
 
-    `EmbeddedTransport.producer` makes it. `start` gives its transactional id the next epoch; a commit checks that no
+    `EmbeddedTransport.producer` makes it. `start` gives its transactional id the next epoch. A commit checks that no
     newer epoch has begun."""
 
     def __init__(self, store: Store, transactional_id: str) -> None:
@@ -123,7 +122,7 @@ class EmbeddedProducer:
 
     def start(self) -> None:
         faults.at("before_start")
-        # Durable: an epoch that a loss of power took back would let two producers have the same one.
+        # Durable, since two producers could get the same epoch if a loss of power undid it.
         with self._store.write(durable=True) as db:
             (self._epoch,) = db.execute(
                 "INSERT INTO producers VALUES (?, 1) ON CONFLICT DO UPDATE SET epoch = epoch + 1 RETURNING epoch",
@@ -183,7 +182,7 @@ class EmbeddedProducer:
         self._epoch = None
 
     def _encoded(self, records: Collection[NewRecord]) -> dict[int, list[RecordBody]]:
-        """Return the rows to insert, by partition id. This is done before the lock is taken."""
+        """Return the rows to insert, by partition id. Called before the lock is taken."""
         rows: dict[int, list[RecordBody]] = {}
         topics = {name: self._store.topic(name) for name in {record.topic for record in records}}
         topic, limit = "", 0
@@ -194,7 +193,7 @@ class EmbeddedProducer:
                 ids, limit = topics[topic].ids, topics[topic].settings.max_record_bytes
             key, value, partition = record.key, record.value, record.partition
             headers = pack_headers(record.headers) if record.headers else None
-            # Packed headers are at least as long as what counts, so that most records need no exact count.
+            # Packed headers are at least as long as their counted size, so most records need no exact count.
             size = len(key) if key is not None else 0
             if value is not None:
                 size += len(value)
@@ -220,7 +219,7 @@ class EmbeddedProducer:
 
 
 def all_positions(store: Store, group: str) -> dict[TopicPartition, Position]:
-    """Return all positions of a group, of topics that are known."""
+    """Return all positions of a group, for topics that exist."""
     rows = store.select("SELECT partition_id, offset, metadata FROM positions WHERE group_name = ?", (group,))
     return {
         place: Position(offset, metadata)

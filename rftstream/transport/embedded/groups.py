@@ -1,10 +1,9 @@
-"""Membership of groups, kept in the log's own tables: who is a member, and who owns which partition.
+"""Membership of groups, kept in the log's own tables: the members, and the owner of each partition.
 
-Nobody coordinates: each member writes a heartbeat now and then, and in that same small transaction puts out those
-whose heartbeat is older than their session time-out. Whoever joins, leaves or puts out shares the partitions out
-anew in the same transaction; a partition that changes hands gets its assignment number plus one. A member that was
-killed is seen earlier, by its pipe that nobody listens to any more.
-"""
+There is no coordinator. Each member writes a heartbeat at intervals. In the same small transaction it removes members
+whose heartbeat is older than their session time-out. A member that joins, leaves or removes others assigns the
+partitions anew in the same transaction. A partition that changes hands gets the next assignment number. A killed member
+is noticed earlier, since its pipe has no reader."""
 
 from __future__ import annotations
 
@@ -24,21 +23,20 @@ from rftstream.transport.sharing import share_out
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """The state of a group as one of its members sees it. `group_state` makes it."""
+    """The state of a group from the view of one of its members. `group_state` makes it."""
 
     generation: int
-    """The generation in which the group is."""
+    """The current generation of the group."""
     peer_pipes: Mapping[int, str]
-    """Paths of the pipes of all members, this one included, by member number."""
+    """Member number -> path of the pipe, for all members, this one included."""
     assignment: Mapping[TopicPartition, int]
-    """Partitions that this member owns, with the numbers of the assignments."""
+    """Partition of this member -> number of the assignment."""
 
 
 def join(store: Store, *, group: str, name: str, topics: Collection[str], session_timeout_s: float, pipe: str) -> int:
-    """Add a member to the group, share the partitions out anew, and return the member's number.
+    """Add a member to the group, assign the partitions anew, and return the member's number.
 
-    Members that were killed are put out first: who is started again in the place of one that was killed gets all of its
-    partitions at once."""
+    Killed members are removed first. So a worker that replaces a killed one gets all of its partitions at once."""
     now_s = store.clock()
     members = store.select("SELECT id, bell FROM members WHERE group_name = ? AND bell != ''", (group,))
     killed = [number for number, bell in members if is_dead(bell)]
@@ -58,13 +56,13 @@ def join(store: Store, *, group: str, name: str, topics: Collection[str], sessio
 
 
 def leave(store: Store, group: str, member: int) -> None:
-    """Take a member out of the group, and share the partitions out anew."""
+    """Remove a member from the group, and assign the partitions anew."""
     put_out(store, group, [member], timeout_s=None)
 
 
 def put_out(store: Store, group: str, members: Iterable[int], *, timeout_s: float | None) -> None:
-    """Take members out of the group, share the partitions out anew, and wake the others. `timeout_s` limits the wait
-    for the write lock; None: the store's own limit."""
+    """Remove members from the group, assign the partitions anew, and wake the others. `timeout_s` limits the wait for
+    the write lock; None for the store's own limit."""
     with store.write(timeout_s=timeout_s) as db:
         pipes = _remove(db, members)
         if pipes:
@@ -73,8 +71,8 @@ def put_out(store: Store, group: str, members: Iterable[int], *, timeout_s: floa
 
 
 def beat(store: Store, group: str, member: int, *, timeout_s: float) -> bool:
-    """Record a heartbeat of this member, and put out the members that gave no sign for their session time-out. Return
-    False if this member was put out itself."""
+    """Record a heartbeat of this member, and remove the members without a heartbeat for their session time-out. Return
+    False if this member itself was removed."""
     now_s = store.clock()
     with store.write(timeout_s=timeout_s) as db:
         alive = db.execute("UPDATE members SET heartbeat_s = ? WHERE id = ?", (now_s, member)).rowcount == 1
@@ -86,7 +84,7 @@ def beat(store: Store, group: str, member: int, *, timeout_s: float) -> bool:
 
 
 def _note_gone(store: Store, group: str, pipes: Collection[str]) -> None:
-    """Wake the rest of the group if members are gone, and remove the pipes of those."""
+    """Wake the rest of the group if members are gone, and remove the pipes of the gone ones."""
     if pipes:
         store.wakeup_pipes.wake_group(group)
         for pipe in pipes:
@@ -100,7 +98,7 @@ def generation(store: Store, group: str) -> int:
 
 
 def group_state(store: Store, group: str, member: int) -> GroupState:
-    """Return the state of the group as this member sees it, all from one state of the log."""
+    """Return the state of the group as this member sees it, read from one state of the log."""
     with store.read():
         current = generation(store, group)
         pipes = dict(store.select("SELECT id, bell FROM members WHERE group_name = ?", (group,)))
@@ -116,7 +114,7 @@ def check_ownership(
     db: sqlite3.Connection, snapshot: Snapshot, partitions: Iterable[tuple[TopicPartition, int]]
 ) -> None:
     """Raise AssignmentLost unless each partition is still under the snapshot's assignment. Called inside of the
-    transaction that commits their positions."""
+    transaction that commits the positions."""
     for place, partition_id in partitions:
         row = db.execute(
             "SELECT owner, number FROM assignments WHERE group_name = ? AND partition_id = ?",
@@ -132,7 +130,7 @@ def check_ownership(
 
 
 def _remove(db: sqlite3.Connection, members: Iterable[int]) -> list[str]:
-    """Remove these members, and return the pipes of those that were there."""
+    """Remove these members. Return the pipes of those that existed."""
     return [
         row[0]
         for member in members
@@ -141,8 +139,8 @@ def _remove(db: sqlite3.Connection, members: Iterable[int]) -> list[str]:
 
 
 def _remove_expired(db: sqlite3.Connection, group: str, now_s: float) -> list[str]:
-    """Remove the members that gave no sign for their session time-out, and return their pipes. A heartbeat from the
-    future comes from a clock that was set back, and counts for nothing."""
+    """Remove the members without a heartbeat for their session time-out, and return their pipes. A heartbeat from the
+    future comes from a clock that was set back, and is ignored."""
     return [
         row[0]
         for row in db.execute(
@@ -153,7 +151,7 @@ def _remove_expired(db: sqlite3.Connection, group: str, now_s: float) -> list[st
 
 
 def _share_out_anew(db: sqlite3.Connection, group: str) -> None:
-    """Share the partitions out among the members of now, and begin the next generation."""
+    """Assign the partitions to the current members, and begin the next generation."""
     members = {
         member: frozenset(msgspec.msgpack.decode(topics, type=list[str]))
         for member, topics in db.execute("SELECT id, topics FROM members WHERE group_name = ?", (group,))

@@ -1,13 +1,13 @@
-"""The write lock of an embedded log: one writer at a time over all processes, and everybody can see who it is.
+"""The write lock of an embedded log: one writer at a time over all processes, and the holder is visible to all.
 
-SQLite has a lock of its own; this one is taken around it because
-- its holder is known: the kernel says which process it is, and the lock dies with that process;
-- commits and checkpoints never overlap, which closes SQLite's WAL-reset race (all versions before 3.51.3);
-- waiting for it is ours: short steps, and an error that says whom we waited for.
+SQLite has its own lock. This lock is taken around it for three reasons:
 
-A POSIX lock belongs to the process, not to who opened the file. So each process has one open file for a path, and a
-mutex for its threads. Unlike flock, the lock is not inherited by a fork, which could hold it after its owner's death.
-"""
+- its holder is known: the kernel tells the process, and the lock ends with that process;
+- commits and checkpoints never overlap, which avoids SQLite's WAL-reset race (all versions before 3.51.3);
+- the wait is under our control: short steps, and an error that names the holder.
+
+A POSIX lock belongs to the process, not to the opener of the file. So each process has one open file for a path, and a
+mutex for its threads. Unlike flock, a forked child does not inherit the lock, which could then outlive its owner."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LockHolder(NamedTuple):
     pid: int
     """Its process id."""
     since_s: float
-    """When it took the lock, as time.time()."""
+    """When the process took the lock, as time.time()."""
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ _FILES_MUTEX = threading.Lock()
 
 
 def _forget_after_fork() -> None:
-    """Let a forked child open its own files. A mutex may have been copied while a thread held it that the child does
-    not have."""
+    """Let a forked child open its own files. A mutex may have been copied while a thread held it that does not exist in
+    the child."""
     global _FILES_MUTEX
     _FILES_MUTEX = threading.Lock()
     _FILES.clear()
@@ -63,7 +63,7 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 class WriteLock:
-    """The write lock of one log, as one user in this process has it.
+    """The write lock of one log, for one user in this process.
 
     Store makes it, calls `acquire` and `release` around each transaction, and `close` last. All locks of a path in a
     process share one open file."""
@@ -75,14 +75,14 @@ class WriteLock:
             if file is None:
                 fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 if os.fstat(fd).st_size < _NOTE_BYTES:
-                    # The file gets its full length now, so that a note never needs room on a full disk.
+                    # The file gets its full length now, so that a note never needs space on a full disk.
                     os.pwrite(fd, b" " * _NOTE_BYTES, 0)
                 file = _FILES[self._path] = _LockFile(fd)
             file.num_users += 1
         self._file = file
 
     def acquire(self, timeout_s: float) -> bool:
-        """Take the lock. Return False if it could not be had in time."""
+        """Take the lock. Return False if it is not free in time."""
         deadline = time.monotonic() + timeout_s
         if not self._file.mutex.acquire(timeout=timeout_s):
             return False
@@ -97,19 +97,19 @@ class WriteLock:
         return taken
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         self._note(b"")
         fcntl.lockf(self._file.fd, fcntl.LOCK_UN)
         self._file.mutex.release()
 
     def holder(self) -> LockHolder | None:
-        """Return who holds the lock now, or None. A note that a dead process left counts for nothing."""
+        """Return the current holder of the lock, or None. A note left by a dead process is ignored."""
         try:
             pid, since_s = os.pread(self._file.fd, _NOTE_BYTES, 0).split()
             noted = LockHolder(int(pid), float(since_s))
         except ValueError:
             noted = None
-        # The kernel does not tell a process of its own lock. A taken mutex alone may be a thread that still waits.
+        # The kernel does not show a process its own lock. And a taken mutex may belong to a thread that still waits.
         if self._file.mutex.locked() and noted is not None and noted.pid == os.getpid():
             return noted
         locked_by = self._locked_by()
@@ -141,7 +141,7 @@ class WriteLock:
                 step_s = min(step_s * 2, _LONGEST_STEP_S)
 
     def _note(self, text: bytes) -> None:
-        with suppress(OSError):  # The note is for people; the lock holds without it.
+        with suppress(OSError):  # The note is for messages only; the lock works without it.
             os.pwrite(self._file.fd, text.ljust(_NOTE_BYTES), 0)
 
     def _locked_by(self) -> int | None:
@@ -153,7 +153,7 @@ class WriteLock:
 
 
 def describe_holder(holder: LockHolder | None) -> str:
-    """Return a sentence about the holder, for the error of a process that waited in vain."""
+    """Return a sentence about the holder, for the error of a process that waited too long."""
     if holder is None:
         return "no process is seen to hold it now; try again"
     held_s = max(0.0, time.time() - holder.since_s)

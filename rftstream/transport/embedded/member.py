@@ -24,13 +24,13 @@ _BEATS_PER_SESSION = 5
 _TRIES_PER_BEAT = 4
 _LOOK_AT_PEERS_S = 0.5
 _LONGEST_TURN_S = 0.25
-"""Longest wait of a heartbeat for its turn to write, in seconds; `poll` must not block."""
+"""Longest wait of a heartbeat for the write lock, in seconds, since `poll` must not block."""
 
 
 class Heart:
-    """Writes the heartbeats of a member while its worker is busy, in a thread and by a connection of its own.
+    """Writes the heartbeats of a member while its worker is busy, in a thread with its own connection.
 
-    The member makes it, and closes it. The thread begins when there is something to do for the first time."""
+    The member makes it and closes it. The thread starts when it is first needed."""
 
     def __init__(self, member: EmbeddedMember) -> None:
         self._member = member
@@ -40,7 +40,7 @@ class Heart:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Let the member live on inside of this context."""
+        """Keep the membership alive inside of this context."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
             self._thread.start()
@@ -55,7 +55,7 @@ class Heart:
         own, every_s = self._member.store, self._member.beat_every_s
         while not self._ends.wait(every_s):
             if self._works:
-                with suppress(RftError):  # the next one may get through
+                with suppress(RftError):  # the next heartbeat may succeed
                     store = store or Store(own.folder, clock=own.clock, create=False, busy_timeout_s=every_s)
                     self._member.beat_by(store)
         if store is not None:
@@ -71,8 +71,8 @@ class Heart:
 class EmbeddedMember(CursorMember):
     """`Member` of a group on an embedded log. `EmbeddedTransport.member` makes it, and it joins at once.
 
-    `poll` and `has_data` keep it alive: they write a heartbeat when one is due, put out members that have died, and
-    take over the newest assignment."""
+    `poll` and `has_data` keep the membership alive: they write a heartbeat when one is due, remove dead members, and
+    read the newest assignment."""
 
     _cursors: LogCursors
 
@@ -119,8 +119,8 @@ class EmbeddedMember(CursorMember):
         return self._session_timeout_s / _BEATS_PER_SESSION
 
     def beat_by(self, store: Store) -> None:
-        """Write a heartbeat if one is due, by another connection than the member's own. It is called in another thread,
-        while the member's own is busy."""
+        """Write a heartbeat if one is due, with another connection than the member's own. Called in another thread,
+        while the member's own thread is busy."""
         if store.clock() - self._last_beat_s >= self.beat_every_s:
             groups.beat(store, self._group, self._member, timeout_s=self.beat_every_s)
 
@@ -131,14 +131,14 @@ class EmbeddedMember(CursorMember):
         return self._assignment is not before or self._cursors.has_data()
 
     def keep_alive(self) -> None:
-        """Write a heartbeat, look whether other members have died, and take over the newest assignment. Never raises
-        for a fault that may pass."""
+        """Write a heartbeat, remove dead members, and read the newest assignment. It never raises for a temporary
+        fault."""
         try:
             self._beat_if_due()
             self._look_at_peers_if_due()
             self._refresh()
         except TransportError:
-            # The log is full or blocked just now. Others are as stuck as this one, so nobody puts it out.
+            # The log is full or blocked just now. This holds for all members, so none of them removes this one.
             pass
 
     def _join(self) -> None:
@@ -166,8 +166,8 @@ class EmbeddedMember(CursorMember):
         self._refresh()
 
     def _join_again(self) -> None:
-        """Join as a new member, with new assignment numbers. Called when this member was away too long and was put
-        out."""
+        """Join as a new member, with new assignment numbers. Called when this member was away too long and was
+        removed."""
         log.warning(PUT_OUT, self.name, self._group, self._session_timeout_s)
         if self.pipe is not None:
             self.pipe.close()
@@ -177,7 +177,7 @@ class EmbeddedMember(CursorMember):
         now_s = self.store.clock()
         if self._last_beat_s <= now_s < self._next_beat_s:
             return
-        # A clock that was set back makes a beat due as well. The next one is due soon, in case this try fails.
+        # A clock that was set back also makes a heartbeat due. The next one is due soon, in case this one fails.
         every_s = self.beat_every_s
         self._last_beat_s = now_s
         self._next_beat_s = now_s + every_s / _TRIES_PER_BEAT

@@ -1,10 +1,8 @@
-"""The file of an embedded log: its tables, its transactions, and how SQLite's errors read as ours.
+"""The file of an embedded log: its tables, its transactions, and the translation of SQLite's errors.
 
-A record's row number is `partition id << 40 | offset`, so a partition is a range of the table, in order. The value
-is the last column: whoever reads without bodies never touches the pages it overflows into. Partition ids are never
-used again, so a row number names the same record for ever and what a process has cached of them shows when it is
-outdated.
-"""
+A record's row number is `partition id << 40 | offset`. So a partition is a range of the table, in order. The value is
+the last column: a reader without bodies never reads its overflow pages. Partition ids are never reused. So a row number
+means the same record for ever, and a process can tell when its cached ids are outdated."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ FORMAT_VERSION = 1
 OFFSET_BITS = 40
 
 _APPLICATION_ID = 0x72667473
-"""'rfts': the application id that marks an SQLite file as one of ours."""
+"""'rfts': the application id that marks our SQLite files."""
 
 # Measured with 64 KB and 1 KB records, 8 partitions (benchmarks/log.py): pages of 8 KB are within 10 % of the best
 # for both sizes, and a small transaction rewrites a few pages, so larger ones would cost it more. The WAL is copied
@@ -80,12 +78,12 @@ INSERT INTO durable VALUES (1, 0);
 
 
 Mark = tuple[int, int, int]
-"""Stands for a state of the log. Two that are equal stand for the same one."""
+"""Identifies a state of the log. Equal marks mean the same state."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """A topic as a process has it cached."""
+    """A topic as cached in a process."""
 
     settings: TopicSettings
     ids: tuple[int, ...]
@@ -95,9 +93,8 @@ class TopicRow:
 class Store:
     """The SQLite file of an embedded log, as one process uses it.
 
-    EmbeddedTransport makes it; its admin, readers, members and producers share it. Opening raises ConfigError if the
-    file is not a log, or if there is none and `create` is False; TransportError without rights to write to the
-    folder."""
+    EmbeddedTransport makes it; its admin, readers, members and producers share it. ConfigError if the file is not a
+    log, or if it does not exist and `create` is False. TransportError without the right to write to the folder."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], float], create: bool, busy_timeout_s: float) -> None:
         self.folder = folder
@@ -117,10 +114,11 @@ class Store:
                 "readers of the log need as well; look at a copy of the run folder, or with more rights"
             ) from error
         self.jumps: list[Jump] = []
-        """Jumps of readers and members of this process that nobody has asked for yet."""
+        """Unreported jumps of readers and members of this process."""
         self._num_writes = 0
         self._num_commits: Counter[str] = Counter()
-        """Transactions of this process that changed nothing but the records of some topics, by topic."""
+        """Topic -> number of this process's transactions that changed only records of some topics, this one among
+        them."""
         self._topics: dict[str, TopicRow] = {}
         self._places: dict[int, TopicPartition] = {}
         try:
@@ -130,8 +128,8 @@ class Store:
             raise
 
     def close(self) -> None:
-        """Close the file. The last process to close it copies the WAL into the file, so this waits for writers, for at
-        most 1 s."""
+        """Close the file. The last process to close it copies the WAL into the file, so the call waits for writers, for
+        at most 1 s."""
         self.wakeup_pipes.close()
         locked = self._lock.acquire(min(1.0, self._busy_timeout_s))
         try:
@@ -142,7 +140,7 @@ class Store:
             self._lock.close()
 
     def lock_holder(self) -> LockHolder | None:
-        """Return who has the write lock now, or None."""
+        """Return the current holder of the write lock, or None."""
         return self._lock.holder()
 
     # -- transactions
@@ -151,9 +149,9 @@ class Store:
     def write(
         self, *, durable: bool = False, timeout_s: float | None = None, topics: Collection[str] | None = None
     ) -> Iterator[sqlite3.Connection]:
-        """Commit all that the block does, or nothing of it. With `durable`, it and all before it are on the disk
-        afterwards. `topics`: those whose records it changes, if nothing else changes that a `mark` stands for.
-        TransactionAborted if the lock cannot be had within `timeout_s`; LogFull if there is no room."""
+        """Commit all changes of the block, or none. With `durable`, they and everything before them are on the disk
+        afterwards. `topics` are the topics whose records change, if nothing else changes that affects a `mark`.
+        TransactionAborted if the lock is not free within `timeout_s`, LogFull if there is no space."""
         timeout_s = self._busy_timeout_s if timeout_s is None else timeout_s
         if not self._lock.acquire(timeout_s):
             raise TransactionAborted(
@@ -169,7 +167,7 @@ class Store:
                 db.execute("COMMIT")
                 self._restart_wal_if_long()
             except BaseException:
-                # SQLite has already rolled back after some errors, a full disk for one.
+                # After some errors, such as a full disk, SQLite has already rolled back.
                 if db.in_transaction:
                     db.execute("ROLLBACK")
                 raise
@@ -185,8 +183,8 @@ class Store:
             self._lock.release()
 
     def _restart_wal_if_long(self) -> None:
-        """The checkpoints that SQLite makes by itself never wait for readers; with many of them busy all the time
-        none ever comes to the end, and the WAL grows without bound [measured: 190 MB in 15 s with 6 readers]."""
+        """Checkpoint the WAL if it is long. SQLite's own checkpoints never wait for readers. With many busy readers
+        none of them ever completes, and the WAL grows without bound [measured: 190 MB in 15 s with 6 readers]."""
         try:
             if os.stat(self._wal_path).st_size < _LONG_WAL_BYTES:
                 return
@@ -196,13 +194,13 @@ class Store:
             self._db.execute(f"PRAGMA busy_timeout={_RESTART_WAIT_MS}")
             self._db.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
         except sqlite3.Error:
-            pass  # The transaction is committed, whatever comes of this. The next one tries again.
+            pass  # The transaction is committed in any case. The next one tries again.
         finally:
             self._db.execute(f"PRAGMA busy_timeout={int(1000 * self._busy_timeout_s)}")
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """Show one state of the log to all of the block."""
+        """Let the whole block see one state of the log."""
         try:
             self._db.execute("BEGIN")
             try:
@@ -214,8 +212,8 @@ class Store:
             raise self._read_error(error) from error
 
     def mark(self, topics: Collection[str] = ()) -> Mark:
-        """Return a value that changes whenever another process has committed anything, or this one anything but records
-        of other topics than these. The call takes microseconds."""
+        """Return a value that changes whenever another process commits anything, and whenever this process commits
+        anything except records of topics other than these. The call takes microseconds."""
         try:
             (version,) = self._db.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error as error:
@@ -251,7 +249,7 @@ class Store:
         return self._places.get(partition_id)
 
     def load_topics(self) -> dict[str, TopicRow]:
-        """Read all topics anew from the file, and return them by name."""
+        """Read all topics from the file again, and return them by name."""
         settings = {
             name: TopicSettings(partitions=partitions, compacted=bool(compacted), max_record_bytes=max_record_bytes)
             for name, partitions, compacted, max_record_bytes in self.select(
@@ -270,7 +268,7 @@ class Store:
     # -- records (the PartitionLog of cursors.py)
 
     def spans(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        """Return first offset kept and next offset of each partition that exists."""
+        """Return first remaining offset and next offset of each existing partition."""
         by_id = {self.partition_id(place): place for place in partitions}
         marks = ",".join("?" * len(by_id))
         return {
@@ -291,7 +289,7 @@ class Store:
         first_bytes: int | None,
         bodies: bool,
     ) -> PartitionBatch:
-        """Return records as `PartitionLog.read` says; without `bodies` their values are None."""
+        """Return records as described for `PartitionLog.read`. Without `bodies` their values are None."""
         base = self.partition_id(place) << OFFSET_BITS
         value = "value" if bodies else "NULL"
         rows = self._db.execute(
@@ -337,7 +335,7 @@ class Store:
 
     def _opened(self) -> sqlite3.Connection:
         try:
-            # The threads of a process may hand a transport on, never share it.
+            # The threads of a process may pass a transport on, but never share it.
             db = sqlite3.connect(
                 self.path,
                 timeout=self._busy_timeout_s,
@@ -374,7 +372,7 @@ class Store:
         # Commits make checkpoints, under the write lock: never two at once, never beside a commit (lock.py).
         db.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_BYTES // _PAGE_BYTES}")
         db.execute(f"PRAGMA journal_size_limit={2 * _CHECKPOINT_BYTES}")
-        # Some builds overwrite with zeros what is deleted, which makes retention as dear as writing.
+        # Some builds overwrite deleted data with zeros, which makes retention as expensive as writing.
         db.execute("PRAGMA secure_delete=OFF")
 
     def _is_ours(self, db: sqlite3.Connection) -> bool:
@@ -403,7 +401,7 @@ class Store:
         db.executescript(
             f"BEGIN; {_SCHEMA} PRAGMA application_id={_APPLICATION_ID}; PRAGMA user_version={FORMAT_VERSION}; COMMIT;"
         )
-        # The names of the new files survive a loss of power too.
+        # The names of the new files also survive a loss of power.
         fd = os.open(self.folder, os.O_RDONLY)
         try:
             os.fsync(fd)
@@ -437,8 +435,8 @@ class Store:
 
 
 pack_headers = msgspec.msgpack.Encoder().encode
-"""Packs headers as a msgpack array of [name, value], in which order and repeats are kept. Where there are none, the
-column is NULL."""
+"""Packs headers as a msgpack array of [name, value], which keeps order and repeats. Without headers the column is
+NULL."""
 _decode_headers = msgspec.msgpack.Decoder(tuple[tuple[str, bytes], ...]).decode
 
 

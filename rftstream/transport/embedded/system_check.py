@@ -8,14 +8,14 @@ from pathlib import Path
 from rftstream.transport.findings import Finding, Level
 
 OLDEST_SQLITE = (3, 35, 0)
-"""The first version that has RETURNING."""
+"""The first version with RETURNING."""
 
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "fuse.sshfs", "fuse.s3fs"}
-"""File systems whose memory is not shared between hosts, as the WAL needs it."""
+"""File systems whose memory is not shared between hosts, as the WAL requires."""
 
 
 def find(folder: Path) -> list[Finding]:
-    """Return findings about SQLite and about the file system. `folder` is where run folders are made; it may not exist
+    """Return findings about SQLite and about the file system. `folder` is the parent of run folders; it may not exist
     yet."""
     fine = sqlite3.sqlite_version_info >= OLDEST_SQLITE
     findings = [
@@ -46,7 +46,7 @@ def find(folder: Path) -> list[Finding]:
 
 
 def _file_system(folder: Path) -> str | None:
-    """Return the kind of file system that a folder lies on, or None where the system does not tell."""
+    """Return the kind of file system of a folder, or None if the system does not tell."""
     try:
         lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,14 +1,13 @@
-"""A log for one machine: one SQLite file in a folder, any number of processes, nothing to start and nothing to stop.
+"""A log for one machine: one SQLite file in a folder, for any number of processes, without a server.
 
     folder/log.sqlite   the records, positions and members (store.py); log.sqlite-wal, -shm are SQLite's
-    folder/log.writer   the write lock and a note of who holds it (lock.py)
-    folder/bells/       named pipes of those who wait (wakeup.py)
+    folder/log.writer   the write lock and a note about its holder (lock.py)
+    folder/bells/       named pipes of waiting processes (wakeup.py)
 
-A killed writer leaves nothing half done: SQLite rolls back what did not commit. After a loss of power the newest
-transactions may be missing (never part of one), except those before the last `admin.make_durable`.
+A killed writer leaves no partial transaction: SQLite rolls it back. After a loss of power the newest transactions may
+be missing (each as a whole), except those before the last `admin.make_durable`.
 
-A transport must not be used across a fork: make it afterwards.
-"""
+A transport must not be used across a fork. Make it after the fork."""
 
 from __future__ import annotations
 
@@ -32,16 +31,16 @@ from rftstream.transport.embedded.wakeup import WakeupPipe
 __all__ = ["EmbeddedTransport", "LockHolder"]
 
 _LOOK_AGAIN_S = 0.5
-"""Seconds after which a waiting process looks at the log though its pipe is empty.
+"""Seconds after which a waiting process reads the log even if its pipe is empty.
 
-A writer may die between its commit and the byte in the pipe."""
+A writer may die between its commit and its write to the pipe."""
 
 
 class EmbeddedTransport:
     """`Transport` over an embedded log in `folder`.
 
-    `clock` gives the timestamps of records and decides over sessions. With `create=False` the log must exist already.
-    `busy_timeout_s` is how long a transaction waits for its turn before it is refused."""
+    `clock` gives the timestamps of records and the time for sessions. With `create=False` the log must exist already.
+    `busy_timeout_s` is how long a transaction waits for the write lock before it is refused."""
 
     def __init__(
         self,
@@ -71,18 +70,18 @@ class EmbeddedTransport:
         return member
 
     def producer(self, transactional_id: str, *, timeout_s: float = 10.0) -> EmbeddedProducer:
-        """Make a producer. `timeout_s` has no meaning here: a transaction is one call, which is never left open."""
+        """Make a producer. `timeout_s` has no effect here: a transaction is one call, which is never left open."""
         return EmbeddedProducer(self._store, transactional_id)
 
     def wait(self, sources: Collection[Reader | Member], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         own: list[EmbeddedReader | EmbeddedMember] = own_sources(sources, EmbeddedReader, EmbeddedMember)
         while True:
-            # Drain, then look, then sleep: whoever commits after the look writes after the drain.
+            # Drain, then check, then sleep: a commit after the check writes to the pipe after the drain.
             pipes = self._pipes(own)
             for pipe in pipes.values():
                 pipe.drain()
-            # All of them are asked, for asking keeps a member alive.
+            # All sources are asked, since the call keeps a membership alive.
             if True in [source.has_data() for source in own]:
                 return
             left_s = deadline - time.monotonic()
@@ -94,23 +93,23 @@ class EmbeddedTransport:
             poll.poll(max(1.0, min(left_s, _LOOK_AGAIN_S) * 1000))
 
     def lock_holder(self) -> LockHolder | None:
-        """Return which process has the write lock now, and since when. A supervisor asks it, and ends a process that is
-        stopped."""
+        """Return the process that has the write lock now, and since when. A supervisor calls it, and kills a holder
+        that is stopped."""
         return self._store.lock_holder()
 
     def close(self) -> None:
-        """Let the members leave, and close the log. Members of a process that died without this are put out by the
-        others."""
+        """Let the members leave, and close the log. If a process dies without this call, the others remove its
+        members."""
         if self._closed:
             return
         self._closed = True
         for member in self._members:
-            with suppress(TransportError):  # Its session runs out instead.
+            with suppress(TransportError):  # its session will expire instead
                 member.close()
         self._store.close()
 
     def _pipes(self, sources: Collection[EmbeddedReader | EmbeddedMember]) -> dict[int, WakeupPipe]:
-        """Return the pipes to listen to for these sources, by file descriptor."""
+        """Return the pipes to wait on for these sources, by file descriptor."""
         pipes: list[WakeupPipe | None] = [
             self._store.wakeup_pipes.of_topic(topic)
             for topic in {topic for source in sources for topic in source.topics}

@@ -1,9 +1,8 @@
-"""Wake-up pipes: how a process that has committed wakes those that wait.
+"""Wake-up pipes: after a commit a process wakes the processes that wait.
 
-A waiting process keeps a named pipe in the folder of each topic it waits for; who has committed writes a byte into
-every pipe there. No daemon and no polling, and a pipe whose reader has died says so when it is opened. Such a byte
-is a hint only: the log is the truth, and who waits looks at it again from time to time.
-"""
+A waiting process keeps a named pipe in the folder of each topic that it waits for. After a commit, the writer writes a
+byte into every pipe there. This needs no daemon and no polling, and opening a pipe shows whether its reader is dead. A
+byte is only a hint: the log is the truth, and a waiting process also reads the log at intervals."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from urllib.parse import quote
 
 
 class WakeupPipe:
-    """A named pipe that this process listens to. WakeupPipes makes it; `EmbeddedTransport.wait` waits on its `fd`."""
+    """A named pipe that this process reads from. WakeupPipes makes it; `EmbeddedTransport.wait` waits on its `fd`."""
 
     def __init__(self, folder: Path) -> None:
         name = f"{os.getpid()}-{secrets.token_hex(6)}"
@@ -25,14 +24,16 @@ class WakeupPipe:
         hidden = folder / f".{name}"
         os.mkfifo(hidden)
         self.fd = os.open(hidden, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        # This process keeps a write end, too: without any writer, a pipe is at its end and looks readable for ever.
+        # This process also keeps a write end open. Without any writer, a pipe is at its end and looks readable for
+        # ever.
         self._write_fd = os.open(hidden, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self.path = str(folder / name)
-        # It gets its name only now that it has a reader: a writer takes a pipe without one for that of a dead process.
+        # The pipe gets its name only now that it has a reader. Writers take a pipe without a reader for a dead
+        # process's.
         os.rename(hidden, self.path)
 
     def drain(self) -> None:
-        """Read away what was written so far."""
+        """Discard the bytes written so far."""
         try:
             while len(os.read(self.fd, 65536)) == 65536:
                 pass
@@ -47,32 +48,32 @@ class WakeupPipe:
 
 
 class WakeupPipes:
-    """The pipes of one log, and those of them that this process listens to. Store makes it and closes it."""
+    """The pipes of one log, and those of them that this process reads from. Store makes it and closes it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._topics: dict[str, WakeupPipe | None] = {}
 
     def of_topic(self, topic: str) -> WakeupPipe | None:
-        """Return this process's pipe of a topic, which is made at the first call. None where the file system has no
-        named pipes: the process then only looks at the log from time to time."""
+        """Return this process's pipe of a topic, which the first call makes. None if the file system has no named
+        pipes; the process then only reads the log at intervals."""
         if topic not in self._topics:
             self._topics[topic] = self._made(topic_place(topic))
         return self._topics[topic]
 
     def of_member(self, group: str) -> WakeupPipe | None:
-        """Make a new pipe for a member, which the caller closes. As long as it is open, others see that the member
-        lives."""
+        """Make a new pipe for a member. The caller closes it. As long as it is open, others see that the member is
+        alive."""
         return self._made(group_place(group))
 
     def wake_topics(self, topics: Iterable[str]) -> None:
-        """Wake the processes that wait for one of these topics, and remove the pipes of dead ones."""
+        """Wake the processes that wait for one of these topics, and remove the pipes of dead processes."""
         for topic in topics:
             self._wake(topic_place(topic), unlink_dead=True)
 
     def wake_group(self, group: str) -> None:
         """Wake the members of a group."""
-        # Pipes of dead members stay, for they are how the others see the death.
+        # Pipes of dead members stay, since the others detect the death by them.
         self._wake(group_place(group), unlink_dead=False)
 
     def close(self) -> None:
@@ -93,7 +94,7 @@ class WakeupPipes:
         try:
             names = os.listdir(folder)
         except OSError:
-            return  # Nobody has ever waited for it.
+            return  # no process has ever waited for it
         for name in names:
             if name.startswith("."):
                 continue
@@ -107,7 +108,7 @@ class WakeupPipes:
             try:
                 os.write(fd, b"!")
             except OSError:
-                pass  # Full of bytes that are not read yet, or the reader died just now.
+                pass  # the pipe is full of unread bytes, or its reader died just now
             finally:
                 os.close(fd)
 
@@ -123,7 +124,7 @@ def group_place(group: str) -> str:
 
 
 def is_dead(path: str) -> bool:
-    """Return whether nobody listens to this pipe any more."""
+    """Return whether the pipe has no reader."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -133,7 +134,7 @@ def is_dead(path: str) -> bool:
 
 
 def remove_dead(path: str) -> None:
-    """Remove a pipe if nobody listens to it."""
+    """Remove a pipe if it has no reader."""
     if path and is_dead(path):
         _unlink(path)
 

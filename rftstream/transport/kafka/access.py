@@ -22,24 +22,24 @@ from rftstream.transport.access import Grant, Operation, Resource
 from rftstream.transport.kafka.connection import KafkaClientFactory
 
 _ALL = "*"
-"""The name in a literal pattern that stands for all names."""
+"""The name in a literal pattern that matches all names."""
 
 CLUSTER = "kafka-cluster"
-"""The one name of the resource `cluster`."""
+"""The only name of the resource `cluster`."""
 
 
 class KafkaAccess:
     """`AccessRights` on Kafka. KafkaAdmin makes it and lends it its connection.
 
-    `ask` puts a question to the client, again while brokers come and go."""
+    `ask` sends a request with the client, and repeats it while brokers come and go."""
 
     def __init__(self, clients: KafkaClientFactory, ask: Callable[[str, Callable[[Any], Any]], Any]) -> None:
         self._clients = clients
         self._ask = ask
 
     def grants(self) -> tuple[set[Grant], list[str]]:
-        """Return the rights on names of this run, as `AccessRights` says. Rules that hold for more than this run are
-        among the lines."""
+        """Return the rights on names of this run, as described for `AccessRights`. Rules that apply to more than this
+        run are among the lines."""
         found: set[Grant] = set()
         others: list[str] = []
         for acl in self._described():
@@ -55,7 +55,7 @@ class KafkaAccess:
         return found, sorted(others)
 
     def add(self, grants: Collection[Grant]) -> None:
-        """Give rights, as `AccessRights` says. Nothing is done where they are there already."""
+        """Add rights, as described for `AccessRights`. Existing rights are left alone."""
         wanted = [_acl(grant) for grant in sorted(grants)]
         if not wanted:
             return
@@ -64,7 +64,7 @@ class KafkaAccess:
             self._refuse("create ACLs", done["failed"])
 
     def remove(self, grants: Collection[Grant]) -> None:
-        """Take rights away, as `AccessRights` says."""
+        """Remove rights, as described for `AccessRights`."""
         filters = [_filter(grant) for grant in sorted(grants)]
         if not filters:
             return
@@ -84,7 +84,7 @@ class KafkaAccess:
         return acls
 
     def _concerns(self, pattern: ResourcePattern) -> bool:
-        """Return whether a rule with this pattern holds for names of this run."""
+        """Return whether a rule with this pattern applies to names of this run."""
         name, prefix = pattern.resource_name, self._clients.name("")
         if pattern.resource_type is ResourceType.CLUSTER:
             return True
@@ -103,7 +103,7 @@ class KafkaAccess:
 
 
 def _described(client: Any, anything: ACLFilter) -> Any:
-    """Ask for all ACLs. ConfigError, which is not asked again, where there are none to ask for."""
+    """Return all ACLs. ConfigError, which is not retried, if the servers have none."""
     try:
         return client.describe_acls(anything)
     except kafka_errors.SecurityDisabledError:
@@ -125,7 +125,7 @@ def _not_allowed(clients: KafkaClientFactory, what: str) -> ConfigError:
     )
 
 
-# Operations and resources have the same names here and in the client, but for capitals.
+# Operations and resources have the same names as in the client, except for capitals.
 
 
 def _acl(grant: Grant) -> ACL:
@@ -155,7 +155,7 @@ def _pattern_type(grant: Grant) -> ACLResourcePatternType:
 
 
 def _grant(acl: ACL) -> Grant | None:
-    """Return the rule as a Grant, or None if it is more or less than one."""
+    """Return the rule as a Grant, or None if it says more or less than one."""
     pattern = acl.resource_pattern
     operation = Operation.__members__.get(acl.operation.name.lower())
     if operation is None or acl.host != _ALL or acl.permission_type is not ACLPermissionType.ALLOW:

@@ -26,13 +26,14 @@ from rftstream.transport.kafka.member import KafkaReader
 log = logging.getLogger(__name__)
 
 OVERHEAD_BYTES = 1 << 20
-"""Bytes by which a topic's limit for batches exceeds its largest record. From the limit the largest record is known."""
+"""Difference between a topic's limit for batches and its largest record, in bytes. The largest record is derived from
+the limit."""
 
 UNSTABLE_S = 70.0
-"""Seconds to wait for positions that are being committed: as long as the longest transaction may be open."""
+"""Seconds to wait for positions that are being committed: the longest time that a transaction may be open."""
 
 TELL_S = 3.0
-"""Seconds of waiting after which it is told what is waited for. A commit that is on its way takes milliseconds."""
+"""Seconds of waiting after which a log line says so. A commit normally takes milliseconds."""
 
 
 class KafkaAdmin:
@@ -72,7 +73,7 @@ class KafkaAdmin:
             are_others = True
 
         def look() -> int:
-            if are_others:  # whoever made them may have wanted fewer partitions, for which nobody should wait
+            if are_others:  # whoever made them may have wanted fewer partitions, which need no wait
                 check_same_settings(self.topics(), missing, prefix=self._clients.name(""), otherwise="run name")
             return num_led(self.connection, list(wanted))
 
@@ -95,7 +96,7 @@ class KafkaAdmin:
         return {"num_partitions": settings.partitions, "replication_factor": replicas, "configs": configs}
 
     def all_topics(self) -> list[str]:
-        """Return all names of topics on the broker, those of other runs included."""
+        """Return all topic names on the broker, also those of other runs."""
         return list(self.connection.ask("list topics", lambda client: client.list_topics()))
 
     def topics(self) -> dict[str, TopicSettings]:
@@ -122,8 +123,7 @@ class KafkaAdmin:
         return dict(found)
 
     def settings(self, topic: str) -> TopicSettings:
-        """Return a topic's settings as they were seen last; they never change. ConfigError if there is no such
-        topic."""
+        """Return a topic's settings as last seen; they never change. ConfigError if the topic does not exist."""
         if topic not in self._known:
             self.topics()
         if topic not in self._known:
@@ -191,7 +191,7 @@ class KafkaAdmin:
     def stable_positions(
         self, group: str, partitions: Collection[TopicPartition] | None = None
     ) -> dict[TopicPartition, Position] | None:
-        """Return a group's positions of these partitions, of all by default; None while a commit of one of them is
+        """Return a group's positions of these partitions (by default of all); None while a commit of one of them is
         pending."""
         if partitions is not None and not partitions:
             return {}
@@ -229,7 +229,7 @@ class KafkaAdmin:
                         raise self._clients.reworded(error(), f"commit positions of {group}")
 
     def lag(self, group: str, topic: str) -> dict[TopicPartition, int]:
-        """Count records as `Admin` says. Marks of transactions take offsets, so the records have to be read to be
+        """Count records as described for `Admin`. Transaction markers use offsets, so the records must be read to be
         counted."""
         positions = self.committed(group)
         ends, begins = self.end_offsets(topic), self.begin_offsets(topic)
@@ -275,12 +275,12 @@ class KafkaAdmin:
             self.connection.ask("delete records", lambda client: client.delete_records(wanted))
 
     def compact(self, topic: str) -> None:
-        """Check that the topic is compacted, and leave the rest to Kafka, which compacts by itself."""
+        """Check that the topic is compacted. Kafka compacts by itself."""
         if not self.settings(topic).compacted:
             raise ConfigError(f"topic {topic}: not a compacted one, compacting would lose records; see topics.py")
 
     def make_durable(self) -> None:
-        """Do nothing: a commit was on all in-sync replicas before it returned."""
+        """Do nothing, since a commit is on all in-sync replicas before it returns."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -288,17 +288,18 @@ class KafkaAdmin:
 
 
 class _SeenTopics:
-    """The history of topics since each was seen first. `KafkaAdmin` makes it, and notes each description."""
+    """The history of topics since they were first seen. `KafkaAdmin` makes it, and calls `note` with each
+    description."""
 
     def __init__(self, clients: KafkaClientFactory) -> None:
         self._clients = clients
         self._ids: dict[str, tuple[object, object]] = {}
-        """Topic -> the id under which it was seen first, and last. One that is deleted and made anew gets another."""
+        """Topic -> its id when first and when last seen. A topic that is deleted and made anew gets another id."""
         self._replicas: dict[str, int] = {}
-        """Topic -> the least replicas of its partitions, when they were seen last."""
+        """Topic -> smallest number of replicas of its partitions when last seen."""
 
     def note(self, topic: str, described: Mapping[str, Any]) -> None:
-        """Note what brokers say of a topic."""
+        """Add the brokers' description of a topic."""
         seen = described.get("topic_id")
         self._ids[topic] = (self._ids.get(topic, (seen,))[0], seen)
         self._replicas[topic] = min(len(one.get("replica_nodes", ())) for one in described["partitions"])
@@ -308,7 +309,8 @@ class _SeenTopics:
         self._ids.pop(topic, None)
 
     def texts(self, topic: str, min_in_sync: int) -> list[str]:
-        """Return what is wrong with a topic, a sentence each. Without `min_in_sync` replicas it takes nothing."""
+        """Return the faults of a topic, a sentence each. With fewer than `min_in_sync` replicas a topic accepts no
+        records."""
         first, last = self._ids.get(topic, (None, None))
         texts = ["was deleted and made anew"] if first != last else []
         wanted, replicas = self._clients.replication_factor, self._replicas.get(topic, 0)
@@ -329,10 +331,10 @@ class _SeenTopics:
 
 
 MAKING_S = 60.0
-"""Seconds for which brokers that open the logs of a new run may show no progress."""
+"""Seconds without progress after which the wait for a new run's partitions ends."""
 
 LOOK_S, SAY_S = 0.2, 10.0
-"""Seconds between two looks at topics that are being made, and between two lines that say how far they are."""
+"""Seconds between two checks of topics that are being made, and between two progress lines."""
 
 
 def wait_for_leaders(
@@ -343,8 +345,8 @@ def wait_for_leaders(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until this number of partitions have leaders, as long as more get one. TransportError if none got one for
-    MAKING_S: topics may then be made again, which goes on from there."""
+    """Wait until this number of partitions have leaders, as long as the number grows. TransportError if none got a
+    leader for MAKING_S. The topics may then be made again, which continues from there."""
     best, since = -1, now()
     said_at = since
     while (led := num_led()) < wanted:
@@ -363,7 +365,7 @@ def wait_for_leaders(
 
 
 def num_led(connection: AdminConnection, names: Collection[str]) -> int:
-    """Return how many partitions of these topics have a leader. None counts while the brokers do not answer."""
+    """Return how many partitions of these topics have a leader; 0 while the brokers do not answer."""
     try:
         described = connection.ask("wait for topics", lambda client: client.describe_topics(list(names)))
     except LogRefused:

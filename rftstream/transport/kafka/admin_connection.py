@@ -1,4 +1,4 @@
-"""Questions to the brokers that are asked again while brokers come and go."""
+"""Requests to the brokers, repeated while brokers come and go."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from rftstream.transport.kafka.client.compat import StableAdminClient
 from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
 
 PATIENCE_S = 8.0
-"""Seconds for which a question is asked again, unless the asker is `patient`."""
+"""Seconds for which a request is repeated, except inside of `patient`."""
 
 T = TypeVar("T")
 
 
 class AdminConnection:
-    """An admin client that is made when the first question comes, and made anew when it knows nothing useful any more.
+    """An admin client, made for the first request and made anew when its view of the cluster is outdated.
 
-    `KafkaAdmin` makes it, asks through it together with its parts, and closes it.
-    """
+    `KafkaAdmin` makes it, shares it with its parts, and closes it."""
 
     def __init__(self, clients: KafkaClientFactory) -> None:
         self._clients = clients
@@ -33,7 +32,8 @@ class AdminConnection:
 
     @contextlib.contextmanager
     def patient(self, patience_s: float) -> Iterator[None]:
-        """Retry requests inside of this context for a number of seconds, since busy brokers may not answer for long."""
+        """Repeat requests inside of this context for this number of seconds, since busy brokers may not answer for
+        long."""
         before, self._patience_s = self._patience_s, patience_s
         try:
             yield
@@ -41,10 +41,11 @@ class AdminConnection:
             self._patience_s = before
 
     def ask(self, what: str, question: Callable[[KafkaAdminClient], T], *, but: type[Exception] | None = None) -> T:
-        """Return the answer to `question`. It is asked again while brokers come and go. Errors of type `but` come out.
+        """Return the answer to `question`, which is repeated while brokers come and go. Errors of type `but` are raised
+        at once.
 
-        A client that got no answer in all that time is closed: what it knows of the cluster may date from a time when a
-        broker was away, and it does not look again (3.0.12, measured). `what` names the question in errors."""
+        A client that got no answer in all that time is closed: its view of the cluster may date from a time when a
+        broker was away, and it does not refresh the view (3.0.12, measured). `what` names the request in errors."""
         until = time.monotonic() + self._patience_s
         while True:
             if self._made is None:
