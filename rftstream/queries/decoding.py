@@ -1,4 +1,4 @@
-"""Messages of records that a view looks at: what cannot be read, or is something else, is passed over."""
+"""Decodes messages for views. A record that cannot be read, or that has another kind, is skipped."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def decoded(record: Record | None, kind: type[M]) -> M | None:
 
 
 def message_at(transport: Transport, place: TopicPartition, offset: int | None, kind: type[M]) -> M | None:
-    """Return the message at a place of the log, or None as `decoded` does; also where no record is there."""
+    """Return the message at a place of the log; None as in `decoded`, or if there is no record."""
     return None if offset is None else decoded(read_records(transport, place, [offset]).get(offset), kind)

@@ -11,8 +11,8 @@ from rftstream.contracts.versions import STALENESS_COUNTS
 
 
 def columns(rows: Sequence[Sequence[object]], *, left: int = 1, indent: str = "") -> list[str]:
-    """Return lines with aligned cells. The first `left` columns are aligned left, the others right. None is an empty
-    cell."""
+    """Return lines with aligned cells. The first `left` columns are left-aligned, the others right-aligned. None is an
+    empty cell."""
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in cells if i < len(row)) for i in range(max(map(len, cells), default=0))]
     lines = []
@@ -26,7 +26,7 @@ def columns(rows: Sequence[Sequence[object]], *, left: int = 1, indent: str = ""
 
 
 def table(heads: Sequence[object], rows: Iterable[Sequence[object]], *, left: int = 1, indent: str = "") -> list[str]:
-    """Return an empty line and a table with its heads; no line if the table has no rows."""
+    """Return an empty line and a table with its heads; no lines if the table has no rows."""
     found = list(rows)
     return ["", *columns([heads, *found], left=left, indent=indent)] if found else []
 
@@ -61,7 +61,7 @@ def size(num_bytes: float) -> str:
 
 
 def image_text(image: Media) -> str:
-    """Return what people read in the place of an image: its digest, its size in pixels and bytes, its type."""
+    """Return the text shown in place of an image: its digest, its size in pixels and bytes, its type."""
     pixels = f", {image.width} x {image.height} pixels" if image.width else ""
     return f"[image {image.digest[:19] or image.url[:60]}{pixels}, {size(image.num_bytes)} {image.kind}]".replace(
         " ]", "]"
@@ -69,7 +69,7 @@ def image_text(image: Media) -> str:
 
 
 def duration(seconds: float, *, exact: bool = False) -> str:
-    """Write 45 s, 12 min, 3 h 20 min, 2 d 4 h; `exact`: 45 s, 12 min 05 s, 3 h 20 min, 52 h 00 min."""
+    """Return a duration as 45 s, 12 min, 3 h 20 min, 2 d 4 h; `exact`: 45 s, 12 min 05 s, 3 h 20 min, 52 h 00 min."""
     if exact:
         minutes, rest_s = divmod(round(seconds), 60)
         hours, minutes = divmod(minutes, 60)
@@ -98,7 +98,8 @@ def plural(count: int, noun: str) -> str:
 
 
 def staleness_text(counts: Sequence[int]) -> str:
-    """Return a histogram of staleness as StepRecord has it, as `412 at 0, 96 at 1`; what is empty is left out."""
+    """Return a histogram of staleness, in the form of StepRecord, as `412 at 0, 96 at 1`. Empty entries are left
+    out."""
     last = STALENESS_COUNTS - 1
     return ", ".join(
         f"{count:,} at {staleness}{' or more' if staleness == last else ''}"

@@ -1,1 +1,1 @@
-"""Conservation, counted from the log: everything that was admitted has become something, once."""
+"""Conservation, counted from the log: every admitted rollout and group has exactly one fate."""

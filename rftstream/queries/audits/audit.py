@@ -1,9 +1,8 @@
 """Conservation, counted from the log: `admitted = pending + trained + expired + filtered + dead`.
 
-Topics are read from the end of the flow to its beginning, each up to the end that it has when its turn comes. What
-was seen downstream then stands upstream already, so that a live run balances too. What the readers have committed as
-done is asked before anything is read, so whatever it covers must be found downstream: a record that is not is lost,
-and not just pending.
+Topics are read from the end of the flow to its beginning, each up to its end at that time. Every record seen downstream
+is then already upstream, so that a live run balances too. The committed positions of the readers are read before
+everything else. So a record that they cover must be found downstream; if it is not, it is lost and not just pending.
 """
 
 from __future__ import annotations
@@ -66,11 +65,11 @@ MAX_TRIES = 5
 
 
 def audit(transport: Transport, index: Index | None = None) -> AuditReport:
-    """Count what became of every rollout and group. The whole log is read once, or with an index only what is new
-    since.
+    """Count every rollout and group by its fate. The whole log is read once; with an index, only its new records are.
 
-    Only `outcomes` is read with bodies. Memory does not grow with the run. Groups whose records were deleted count as
-    `control` says. If a trainer deletes more during the audit, the log is read again."""
+    Only `outcomes` is read with bodies. Memory does not grow with the run. Groups whose records were deleted are
+    counted by the numbers on `control`. If a trainer deletes more during the audit, the log is read again.
+    """
     with contextlib.ExitStack() as stack:
         if index is None:
             index = stack.enter_context(contextlib.closing(Index()))
@@ -89,7 +88,7 @@ def audit(transport: Transport, index: Index | None = None) -> AuditReport:
 
 
 def _audit(transport: Transport, index: Index, said: Trimmed) -> AuditReport:
-    """Audit the log once. `said` is what `control` said of deleted records before anything else was read."""
+    """Audit the log once. `said` is the state of deletions on `control`, read before everything else."""
     log = Log(transport)
     for table, columns in TEMPORARY.items():
         index.execute(f"CREATE TEMP TABLE IF NOT EXISTS {table}({columns})")
@@ -151,8 +150,8 @@ def _audit(transport: Transport, index: Index, said: Trimmed) -> AuditReport:
 
 
 def _read(index: Index, log: Log, said: Trimmed) -> tuple[dict[str, int], list[str]]:
-    """Read what is new of every topic, from the end of the flow to its beginning. Return how many records of some are
-    foreign, and the topics beside the flow."""
+    """Read the new records of every topic, from the end of the flow to its beginning. Return the number of foreign
+    records of some topics, and the topics beside the flow."""
     foreign = {}
     index.read(log, "outcomes")
     foreign["outcomes"] = note_foreign_outcomes(index, log)
@@ -203,7 +202,7 @@ SELECT admitted, coalesce(fate, 0), CASE WHEN fate IS NULL THEN {_STAGE} ELSE 2 
     ) k
 ) t GROUP BY 1, 2, 3, 4
 """
-"""Everybody who was admitted or got an outcome, so that an outcome too many does not balance."""
+"""Everything that was admitted or got an outcome, so that an extra outcome does not balance."""
 _PENDING_GROUPS = f"""
 SELECT stage, count(*) FROM (
     SELECT grp, min({_STAGE}) AS stage FROM tasks t
@@ -214,7 +213,7 @@ _DECIDED_GROUPS = "SELECT fate, count(*) FROM (SELECT grp, fate, min(offset) FRO
 
 
 def _count_fates(index: Index, said: Trimmed) -> _Fates:
-    """Return the balances of rollouts and groups. Groups of which the log only keeps the number are added."""
+    """Return the balances of rollouts and groups. Groups of which the log keeps only the number are added."""
     fates, stages, num_admitted = Counter[int](), Counter[int](), 0
     lengths = {name: Counter[int]() for name in (*OUTCOMES, "pending")}
     for admitted, fate, stage, tokens, count in index.rows(_ROLLOUTS):
@@ -244,7 +243,7 @@ def _balance(admitted: int, fates: Counter[int], stages: Counter[int], counted: 
 
 
 def _lengths(counts: Mapping[int, int]) -> Lengths:
-    """Return what there is to say of completions, given how many of each length there are."""
+    """Return statistics of completion lengths. `counts`: length -> number of completions."""
     num = sum(counts.values())
     if not num:
         return Lengths(count=0)
@@ -258,7 +257,7 @@ def _lengths(counts: Mapping[int, int]) -> Lengths:
         raise IndexError(place)
 
     def quantile(share: float) -> float:
-        """Return what np.quantile does."""
+        """Return the same as np.quantile."""
         place = (num - 1) * share
         low = int(place)
         below, above, weight = at(low), at(min(low + 1, num - 1)), place - low
@@ -272,7 +271,7 @@ def _lengths(counts: Mapping[int, int]) -> Lengths:
 
 
 def _deleted(transport: Transport, said: Trimmed) -> list[str]:
-    """Return a sentence for each topic whose records were deleted without a word on `control`."""
+    """Return a sentence for each topic whose records were deleted without a record on `control`."""
     topics = ("tasks", "rollouts", "verified", "batches", "outcomes")
     return [
         f"{topic}: {plural(count, 'offset')} at the beginning deleted of which `control` says nothing, "
@@ -282,7 +281,7 @@ def _deleted(transport: Transport, said: Trimmed) -> list[str]:
 
 
 def _counted(index: Index, said: Trimmed) -> list[str]:
-    """Compare what `control` says of groups whose records are gone with their outcomes, which stay."""
+    """Compare the groups on `control` whose records are gone with their outcomes, which are kept."""
     sentences = []
     if sum(said.groups.values()) != said.sequence:
         sentences.append(f"control: trimmed counts {sum(said.groups.values()):,} groups, expected {said.sequence:,}")
@@ -299,7 +298,7 @@ def _counted(index: Index, said: Trimmed) -> list[str]:
 
 
 def _broken(index: Index) -> list[str]:
-    """Return why outcomes cannot be decoded that are in force by their headers."""
+    """Return a problem for outcomes that are in force by their headers but cannot be decoded."""
     rows = index.rows(
         "SELECT why FROM broken WHERE offset NOT IN (SELECT offset FROM foreign_places WHERE topic = 'outcomes')"
         " ORDER BY offset"
@@ -323,11 +322,11 @@ _WRONG_SHARES = (
     f"SELECT c.share, c.number, found, NULL FROM ({_COUNTED}) c"
     " WHERE NOT EXISTS (SELECT 1 FROM manifests m WHERE m.share = c.share AND m.number = c.number)",
 )
-"""Shares of batches that hold something else than their manifests say, or have none."""
+"""Shares of batches that have no manifest, or whose content differs from it."""
 
 
 def _batches_against_steps(index: Index, steps: TrainingInForce, said: Trimmed, *, num_shares: int) -> list[str]:
-    """Every version stands on whole batches."""
+    """Check that every version stands on whole batches."""
     sentences = []
     batches = range(said.version, steps.version)
     there = (

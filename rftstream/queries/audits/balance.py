@@ -1,4 +1,4 @@
-"""What an audit says: how many were admitted and what became of them, as values, JSON and text."""
+"""The result of an audit: the admitted rollouts and groups and their fates, as values, JSON and text."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rftstream.service.role import Log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReuseCounts(Report):
-    """How often groups were used once more. A report has it if the run has operators that reuse groups."""
+    """How often groups were used again. A report has it if the run has operators that reuse groups."""
 
     trained: dict[str, int]
-    """Kind of the use -> uses in batches that are trained."""
+    """Kind of use -> uses in trained batches."""
     batched: dict[str, int]
-    """Kind of the use -> uses in batches that are not trained yet."""
+    """Kind of use -> uses in batches that are not trained yet."""
     rollouts: int
     """Rollouts of all these uses."""
 
@@ -39,7 +39,7 @@ class ReuseCounts(Report):
 
 
 def count_reuse(index: Index, version: int) -> ReuseCounts | None:
-    """Count the uses, given the version in force; None if the run never had any to choose from."""
+    """Count the uses, given the version in force; None if the run never had operators that reuse groups."""
     if not index.number("SELECT count(*) FROM all_outcomes WHERE grp IS NULL"):
         return None
     rows = index.rows("SELECT kind, batch < ?, count(*) FROM uses GROUP BY 1, 2", (version,))
@@ -51,12 +51,12 @@ def count_reuse(index: Index, version: int) -> ReuseCounts | None:
 
 
 STAGES = ("to_be_sampled", "sampled", "verified", "batched")
-"""Where pending rollouts stand. A group stands where its last sibling does."""
+"""Stages at which pending rollouts wait. A group counts at the stage of its last sibling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance(Report):
-    """Rollouts or groups: how many were admitted, and what became of them."""
+    """The number of admitted rollouts or groups, and their fates."""
 
     JSON = "* pending"
 
@@ -69,7 +69,7 @@ class Balance(Report):
 
     @property
     def pending(self) -> int:
-        """Return how many have no outcome yet, or are in a batch that is not trained."""
+        """Return how many have no outcome yet, or are in an untrained batch."""
         return sum(self.pending_by_stage.values())
 
     @property
@@ -80,7 +80,7 @@ class Balance(Report):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths(Report):
-    """Completion tokens of the rollouts that were sampled. Values are None if there are no rollouts."""
+    """Completion tokens of the sampled rollouts. Values are None if there are no rollouts."""
 
     count: int
     mean: float | None = None
@@ -104,39 +104,38 @@ class AuditReport(Report):
     rollouts: Balance
     groups: Balance
     twins: Mapping[str, int]
-    """Topic -> number of records too many."""
+    """Topic -> number of extra records."""
     lengths: Mapping[str, Lengths]
-    """Completion lengths by outcome, pending included."""
+    """Completion lengths by outcome; pending rollouts are included."""
     foreign: Mapping[str, int] = field(default_factory=dict)
-    """Topic -> records that somebody else wrote: not in force, or a copy of what stands there already. They count for
-    nothing."""
+    """Topic -> records that another writer added: not in force, or copies of existing records. They are not counted."""
     unreadable: Mapping[str, int] = field(default_factory=dict)
-    """Topic -> records without id headers, which belong to nobody."""
+    """Topic -> records without id headers, which cannot be assigned."""
     demonstrations: Balance | None = None
-    """Demonstrations, counted once for each pass that took them; None where there are none."""
+    """Demonstrations, counted once for each pass that used them; None if there are none."""
     deleted_groups: int = 0
-    """Admitted groups whose records may be gone. They count as the log says."""
+    """Admitted groups whose records may be gone. They are counted by the log's numbers."""
     deleted_rollouts: int = 0
     earliest_version: int = 0
     """Batches below this version are deleted."""
     undeleted: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """Topic -> offsets that are said to be deleted and are still there. They count as deleted."""
+    """Topic -> offsets that the log calls deleted and that still exist. They count as deleted."""
     problems: tuple[str, ...] = ()
-    """Each broken promise in a sentence, twins included."""
+    """A sentence for each broken promise, twins included."""
     balanced: bool
     """Whether the law holds and nothing on the log contradicts it."""
     operators: OperatorTotals | None = None
-    """Counts of the operators' actions so far; None where the run has no operators."""
+    """Counts of the operators' actions so far; None if the run has no operators."""
     reuse: ReuseCounts | None = None
-    """How often batches have groups once more; None where the run has no operator for that."""
+    """How often batches reuse groups; None if the run has no operator for that."""
     people: FeedbackBalance | None = None
-    """Counts of votes and judgements; None where nobody was asked and nobody voted."""
+    """Counts of votes and judgements; None if nobody was asked and nobody voted."""
     recomputation: Recomputation | None = None
-    """Result of computing the operators' decisions again; None where it was not asked for."""
+    """Result of recomputing the operators' decisions; None if it was not requested."""
 
     @property
     def fine(self) -> bool:
-        """Return whether all is balanced, there are no twins, and no decision of operators came out otherwise."""
+        """Return whether everything balances, there are no twins, and every recomputed decision is the same."""
         again = self.recomputation
         return self.balanced and not any(self.twins.values()) and (again is None or again.fine)
 
@@ -174,7 +173,7 @@ def _text(report: AuditReport) -> list[str]:
 
 
 def _exceptions(report: AuditReport) -> list[str]:
-    """Return the lines about what an audit usually does not find."""
+    """Return the lines about problems, which most audits do not find."""
     twins = listed({topic: count for topic, count in report.twins.items() if count}, "on")
     lines = ["", f"twins: {twins or 'none'}"]
     if report.foreign:
@@ -201,20 +200,21 @@ def _exceptions(report: AuditReport) -> list[str]:
     return lines
 
 
-# -------------- what became of demonstrations, counted from the log: each use, once a pass, and whether it was trained
+# -------------- demonstrations, counted from the log: each use once per pass, and whether it was trained
 
 
 NEWEST_FIRST = "ORDER BY partition DESC, offset DESC"
 
 
 def count_demonstrations(index: Index, log: Log, version: int, *, num_shares: int) -> tuple[Balance | None, list[str]]:
-    """None where none were loaded or used; and each broken promise in a sentence. Uses in batches that retention
-    deleted count as manifests that are kept say.
+    """Return the balance of demonstrations, or None if none were loaded or used; and a sentence for each broken
+    promise. Uses in batches that retention deleted are counted by the manifests that remain.
 
-    admitted = as many as the newest manifest counts, and those that went to `dead` instead."""
+    admitted = the count of the newest manifest, plus those that went to `dead`.
+    """
 
     def up_to(batch: int, otherwise: int = 0) -> int:
-        """Return how many were used up to a batch, as its manifest says."""
+        """Return how many were used up to a batch, by its manifest."""
         found = list(index.rows(f"SELECT experts FROM manifests WHERE number = {batch} {NEWEST_FIRST}"))
         return int(found[0][0]) if found else otherwise
 
@@ -228,7 +228,7 @@ def count_demonstrations(index: Index, log: Log, version: int, *, num_shares: in
     )
     total = up_to(newest)
     dead = sum((record.header("id") or b"").startswith(b"buffer/experts/") for record in log.read("dead", bodies=False))
-    first = index.number("SELECT min(number) FROM manifests")  # what was before it is deleted, and was trained
+    first = index.number("SELECT min(number) FROM manifests")  # earlier ones are deleted, and were trained
     before = up_to(first) - index.number("SELECT count(*) FROM demonstrations_used WHERE batch = ?", (first,))
     found = before + index.number("SELECT count(*) FROM demonstrations_used WHERE batch <= ?", (newest,))
     trained = up_to(version - 1, before)

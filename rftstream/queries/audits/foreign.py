@@ -1,12 +1,12 @@
-"""Which records of `weights`, `outcomes` and `batches` are not in force (service/records/in_force.py), and which
-twins are copies.
+"""Finds the records of `weights`, `outcomes` and `batches` that are not in force (service/records/in_force.py), and the
+twins that are copies.
 
-Facts know headers alone, and bodies tell what is foreign. So they are read only where something looks wrong.
+Facts hold only headers, but bodies show what is foreign. So bodies are read only where something looks wrong.
 
-A twin is a record that a role wrote for something that has one already: its times, and so its bytes, differ from those
-of the first. A record that is the same, byte for byte, is a copy: whoever mirrors topics or plays records again leaves
-such ones. One with the headers of another and no message in it is noise. Readers pass over it, or it has the same
-effect once more: another rollout for a task's copy. That is its echo, and no twin either.
+A twin is a second record that a role wrote for the same thing. Its times, and so its bytes, differ from those of the
+first. A record with the same bytes is a copy: tools that mirror topics or replay records leave copies. A record with
+the headers of another one and without a message is noise. Readers skip copies and noise, or a copy has the same effect
+once more: another rollout for the copy of a task. Such a rollout is an echo, and no twin either.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 
 FLOW = ("tasks", "rollouts", "verified")
-"""Topics on which a rollout has one record each, from the first to the last."""
+"""Topics on which each rollout has one record, from the first to the last."""
 
 _UNREADABLE = "SELECT partition, offset FROM unreadable WHERE topic = '{topic}'"
 
 
 def note_foreign_announcements(index: Index, log: Log) -> int:
-    """`weights`: what stands there twice may be a copy that somebody else wrote. Return how many are foreign."""
+    """Note foreign records of `weights`, which may be copies of announcements. Return their number."""
     own = "SELECT partition, offset FROM keyed WHERE topic = 'weights'"
     unreadable = _UNREADABLE.format(topic="weights")
     twice = "SELECT count(*) FROM (SELECT 1 FROM keyed WHERE topic = 'weights' GROUP BY key HAVING count(*) > 1)"
@@ -46,8 +46,8 @@ def note_foreign_announcements(index: Index, log: Log) -> int:
 
 
 def claimed_tasks(log: Log) -> int | None:
-    """Return up to which epoch tasks are in force: others name one that no feeder has claimed. None: all are. In an
-    imported run they are another feeder's."""
+    """Return the newest epoch whose tasks are in force; tasks of later epochs name one that no feeder has claimed.
+    None: all are in force, since the tasks of an imported run come from another feeder."""
     control = read_control(log.transport)
     claim = control.claims.get(FEEDER.name)
     imported = control.ended is not None and control.ended.reason == "imported"
@@ -55,8 +55,8 @@ def claimed_tasks(log: Log) -> int | None:
 
 
 def note_foreign_outcomes(index: Index, log: Log) -> int:
-    """`outcomes`: what is there twice, cannot be decoded, or names an epoch that no buffer has claimed. Return how many
-    are foreign."""
+    """Note foreign records of `outcomes`: twins, records that cannot be decoded, and those of an epoch that no buffer
+    has claimed. Return their number."""
     claim: Claim | None = read_control(log.transport).claims.get(BUFFER.name)
     suspicious = (
         "SELECT count(*) FROM broken",
@@ -68,7 +68,7 @@ def note_foreign_outcomes(index: Index, log: Log) -> int:
         return 0
     all_ = "SELECT 0 AS partition, offset FROM on_outcomes UNION ALL SELECT 0, offset FROM broken"
     num_foreign = _note_all_but_those_in_force(index, log, "outcomes", all_)
-    index.execute(  # of twins in force the first counts
+    index.execute(  # of twins in force, the first one counts
         "INSERT INTO temp.twin_outcomes SELECT offset FROM (SELECT offset, row_number() OVER (PARTITION BY key"
         " ORDER BY offset) AS place FROM on_outcomes WHERE grp IS NOT NULL"
         " AND offset NOT IN (SELECT offset FROM foreign_places WHERE topic = 'outcomes')) WHERE place > 1"
@@ -87,7 +87,8 @@ def _note_all_but_those_in_force(index: Index, log: Log, topic: str, all_: str) 
 
 
 def note_foreign_experiences(index: Index, log: Log, said: Trimmed) -> int:
-    """`batches` from the first batch on that `said` has not deleted. Return how many records are foreign."""
+    """Note foreign records of `batches`, from the first batch that is not deleted according to `said`. Return their
+    number."""
     kept = f"SELECT * FROM on_batches WHERE number < 0 OR number >= {said.version}"
     unreadable = _UNREADABLE.format(topic="batches")
     index.execute(f"INSERT INTO temp.repeated_keys SELECT key FROM ({kept}) GROUP BY key HAVING count(*) > 1")
@@ -114,7 +115,7 @@ def note_foreign_experiences(index: Index, log: Log, said: Trimmed) -> int:
 
 
 def _are_chains(rows: Iterable[tuple[int, int, int, int]]) -> bool:
-    """Whether the records of each share are whole batches, one after the other, as far as headers tell."""
+    """Return whether the records of each share form whole batches, one after the other, judged by headers."""
     for _, share in itertools.groupby(rows, key=lambda row: row[0]):
         expected, size, kind = -1, 0, MANIFEST
         for place, (_, kind, number, count) in enumerate(share):
@@ -128,7 +129,7 @@ def _are_chains(rows: Iterable[tuple[int, int, int, int]]) -> bool:
 
 
 def without_copies(log: Log, twins: Mapping[str, Twins]) -> tuple[dict[str, Twins], dict[str, int]]:
-    """Return the twins without copies and their echoes, and how many of these each topic has."""
+    """Return the twins without copies and their echoes, and the number of these on each topic."""
     left: dict[str, Twins] = {}
     foreign: dict[str, int] = {}
     copied: set[int] = set()
@@ -145,8 +146,8 @@ def without_copies(log: Log, twins: Mapping[str, Twins]) -> tuple[dict[str, Twin
 
 
 def _copies(log: Log, topic: str, wanted: Twins) -> Twins:
-    """Return the keys of records that are the same, byte for byte, as one before them, or cannot be read, as often as
-    there are such records."""
+    """Return the keys of records that equal an earlier record byte for byte, or that cannot be read. A key comes once
+    per record."""
     seen: set[tuple[int, bytes]] = set()
     begun: set[int] = set()
     copies = Twins()

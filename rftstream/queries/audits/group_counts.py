@@ -1,5 +1,5 @@
-"""How many groups were admitted, and what became of them, by summaries and committed positions: for a look at a run
-that costs little, however long it is. The audit counts them from the records."""
+"""Counts admitted groups and their fates from summaries and committed positions: a cheap overview of a run of any
+length. The audit counts them from the records."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rftstream.service.role import Log
 
 
 def count_outcomes(log: Log) -> OutcomesInForce:
-    """Return what the outcomes of a run amount to, from their newest summary on."""
+    """Return the totals of a run's outcomes, read from their newest summary on."""
     start = begin_with_summary(log, "outcomes")
     for _ in log.rule.messages(log.read("outcomes", start=start.positions)):
-        pass  # they only have to be judged
+        pass  # they only have to be checked for being in force
     return log.rule.outcomes
 
 
 def feeder_cursor(log: Log) -> dict[str, Any]:
-    """Return the feeder's cursor, which stands beside its position; empty where there is none."""
+    """Return the feeder's cursor, which is stored beside its position; empty if there is none."""
     position = log.committed(FEEDER.name).get(TopicPartition("steps", 0))
     with contextlib.suppress(ValueError):
         cursor = json.loads(position.metadata) if position is not None and position.metadata else {}

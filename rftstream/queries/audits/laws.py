@@ -1,8 +1,7 @@
-"""What must hold of a log, as questions to its facts: each asks for what breaks the law, and has the sentence that says
-so.
+"""The laws of a log, as queries of its facts. Each query finds what breaks a law, and has the sentence that reports it.
 
-`make_views` makes the views that the questions are about. They leave out what is not in force or deleted, and say what
-became of groups and rollouts at the version in force.
+`make_views` makes the views that the queries read. They leave out records that are not in force or deleted, and give
+the fates of groups and rollouts at the version in force.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from rftstream.service.role import Log
 from rftstream.transport.base import Position
 
 PENDING, BATCHED, TRAINED, EXPIRED, FILTERED, DEAD = range(6)
-"""Fates of rollouts and groups. BATCHED is pending too: its batch is not trained yet."""
+"""Fates of rollouts and groups. BATCHED counts as pending: its batch is not trained yet."""
 
 NUM_EXAMPLES = 3
-"""How many names the sentence about a problem gives."""
+"""Number of names in the sentence about a problem."""
 
 Twins = Counter[int]
-"""Digest of a key -> records that are too many."""
+"""Digest of a key -> the extra records."""
 
 _PLACE = "topic TEXT, partition INTEGER, offset INTEGER, PRIMARY KEY (topic, partition, offset)"
 TEMPORARY = {
@@ -78,24 +77,24 @@ VIEWS = {
     "demonstrations_used": "SELECT grp, count AS number, number AS batch, min(offset) FROM all_batches"
     " WHERE kind = 1 GROUP BY grp",
 }
-"""Name -> the question that it is short for. `all_` has records of nobody and of twins, too."""
+"""Name of a view -> its query. Views beginning with `all_` include twins and records without an owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """A law, and what breaks it."""
+    """A law, with the query for its violations."""
 
     sentence: str
-    """With `{}` for how many break it."""
+    """Sentence with `{}` for the number of violations."""
     noun: str
     breaks: str
-    """The question for their numbers."""
+    """The query for the numbers of the violations."""
     on: str = ""
-    """The topic on which examples are shown; none if empty."""
+    """The topic from which examples are shown; empty: no examples."""
 
 
 def _strangers(here: str, before: str) -> Law:
-    """An id must stand on the topic before."""
+    """Make the law that each id on a topic is on the topic before."""
     return Law(
         f"{here}: {{}} that {before} does not have: ",
         "rollout",
@@ -106,7 +105,7 @@ def _strangers(here: str, before: str) -> Law:
 
 
 def _lost(here: str, readers: str, after: str, found: str) -> Law:
-    """Something must have come of what the readers of a topic have finished."""
+    """Make the law that a record which a topic's readers have finished has a successor."""
     return Law(
         f"{here}: {{}} that {readers} passed, with nothing on {after}: ",
         "rollout",
@@ -129,7 +128,7 @@ _UNPROMISED = (
     f"SELECT rollout, {_BATCHED} FROM batches b WHERE number <= (SELECT coalesce(max(batch), -1) FROM outcomes)"
     f" AND NOT {_PROMISED} AND NOT {_REUSED}"
 )
-"""Outcomes of later batches were written after we looked."""
+"""Outcomes of later batches were written after the audit read the steps."""
 
 LAWS = (
     _strangers("rollouts", "tasks"),
@@ -157,7 +156,7 @@ LAWS = (
         "SELECT grp FROM admitted WHERE siblings != size", "tasks",
     ),
     # Outcomes and batches are written in one transaction, so a batch holds exactly the rollouts that outcomes name, and
-    # those that it has once more.
+    # the rollouts that it uses again.
     Law(
         "batches: {} not in the batch that the outcome says: ", "rollout",
         "SELECT rollout FROM named t WHERE own_batch >= {first} AND NOT " + _HELD.replace("{batch}", "t.own_batch"),
@@ -172,7 +171,7 @@ LAWS = (
         "SELECT DISTINCT rollout FROM unpromised WHERE NOT is_batched", "batches"),
     Law("batches: {} in a batch for which neither its outcome nor a reuse is there: ", "rollout",
         "SELECT DISTINCT rollout FROM unpromised WHERE is_batched", "batches"),
-    # Uses are of decided groups, later than the groups' own batches, and numbered without a gap.
+    # Uses are of decided groups, come after the groups' own batches, and are numbered without gaps.
     Law("outcomes: {} used once more that have no outcome", "group",
         "SELECT DISTINCT grp FROM uses u WHERE NOT EXISTS (SELECT 1 FROM decided d WHERE d.grp = u.grp)"),
     Law("outcomes: {} of groups in a batch that is not later than the group's own", "use",
@@ -188,12 +187,12 @@ LAWS = (
         " WHERE use != use_before + 1 OR batch <= batch_before",
     ),
 )  # fmt: skip
-"""In the order in which their sentences stand in a report."""
+"""The laws, in the order of their sentences in a report."""
 
 
 def make_views(index: Index, said: Trimmed, *, version: int, claimed: int | None) -> None:
-    """Make the views of what counts: `said` has what was deleted, `version` is the one in force, and tasks are in force
-    up to the feeder's epoch `claimed` (None: all are)."""
+    """Make the views of the records that count. `said`: the deletions; `version`: the version in force; `claimed`:
+    newest feeder epoch whose tasks are in force (None: all are)."""
     values = {
         "sequence": said.sequence,
         "first": said.version,
@@ -204,7 +203,7 @@ def make_views(index: Index, said: Trimmed, *, version: int, claimed: int | None
         index.execute(f"DROP VIEW IF EXISTS temp.{name}")
     for name, question in VIEWS.items():
         index.execute(f"CREATE TEMP VIEW {name} AS {question.format(**values)}")
-    # Of the siblings of a group the first one says how many there are.
+    # The first sibling of a group gives the number of siblings.
     index.execute(
         "INSERT INTO temp.admitted SELECT grp, siblings, size FROM (SELECT grp, count(*) AS siblings, number AS size,"
         " min(rollout) FROM (SELECT rollout, grp, number, min(offset) FROM tasks GROUP BY rollout) GROUP BY grp)"
@@ -224,7 +223,7 @@ def broken_laws(index: Index, said: Trimmed) -> list[str]:
 
 
 def _examples(index: Index, law: Law, breaks: str) -> str:
-    """Return the first names of those that break a law, with the places of their records."""
+    """Return the names of the first violations of a law, with the places of their records."""
     by_group = law.noun == "group"
     column = "grp" if by_group else "rollout"
     numbers = f"SELECT DISTINCT {column} FROM ({breaks})"
@@ -248,7 +247,7 @@ def _shown(name: bytes) -> str:
 
 
 def twins_on(index: Index, topic: str) -> Twins:
-    """Return the keys that records of a topic have too often."""
+    """Return the keys that have more than one record on a topic."""
     names = index.names
     if topic == "partials":
         rows = index.rows(_repeated("all_partials", "rollout, number"))
@@ -291,17 +290,17 @@ def _twin_examples(log: Log, topic: str, keys: Twins) -> str:
     return ", ".join(shown) + (f" and {more:,} more" if more > 0 and shown else "")
 
 
-# --------------------------------------------------------------------------------------------- who has passed what
+# --------------------------------------------------------------------------------------------- finished records
 
 
 def note_done(index: Index, topic: str, positions: Mapping[TopicPartition, Position]) -> None:
-    """Note which records of a topic its readers have committed as done."""
+    """Note which records of a topic its readers have committed as finished."""
     for place, position in positions.items():
         if place.topic != topic:
             continue
         index.insert("done", 3, [(*place, position.offset)])
         try:
             finished = decode_finished(position)
-        except ContractError:  # metadata of another kind: the position alone says enough
+        except ContractError:  # metadata of another kind: the position alone is enough
             continue
         index.insert("finished", 3, ((*place, offset) for offset in finished))

@@ -1,5 +1,4 @@
-"""What the operators of a run did so far, counted from the log: skips and changes of problems, and what was done to
-groups."""
+"""The totals of a run's operators so far, counted from the log: skipped and changed problems, and actions on groups."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from rftstream.runs.manifest import declares_operators
 from rftstream.service.role import Log
 
 NUM_SHOWN = 12
-"""Lines that people see; the most frequent ones."""
+"""Most lines in a text for people. The most frequent ones are shown."""
 
 
 NUM_IN_STATUS = 6
@@ -28,7 +27,7 @@ class OperatorTotals:
     """The counts of the operators' actions so far. `read_totals` makes it."""
 
     drawn: Drawn | None = None
-    """The feeder's newest counts; None: no operators of the task side."""
+    """The feeder's newest counts. None: there are no operators on the task side."""
     groups: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """Operator, action and reason -> groups."""
 
@@ -48,7 +47,8 @@ class OperatorTotals:
         return sum(self.drawn.left_out.values()) if self.drawn is not None else 0
 
     def problems(self, num_groups: int) -> list[str]:
-        """Return a sentence for each contradiction. `num_groups`: groups on `tasks`, which were read after this."""
+        """Return a sentence for each contradiction. `num_groups`: groups on `tasks`, which were read after these
+        counts."""
         drawn, sentences = self.drawn, []
         if drawn is None:
             return []
@@ -85,7 +85,7 @@ class OperatorTotals:
         }
 
     def sentence(self) -> str:
-        """Return the counts of the task side in a line."""
+        """Return the counts of the task side in one line."""
         drawn = self.drawn
         if drawn is None:
             return ""
@@ -95,7 +95,7 @@ class OperatorTotals:
         return f"{plural(self.num_drawn, 'problem')}: {', '.join(parts)}"
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return what each operator did and how often, most first."""
+        """Return the actions of each operator with their numbers, most frequent first."""
         found = [
             (f"{operator} ({reason}), {taskset}", f"skipped {count:,}")
             for taskset, operator, reason, count in self.skips()
@@ -119,7 +119,7 @@ class OperatorTotals:
         return "\n".join(lines + ([f"and {len(rows) - NUM_SHOWN:,} more (--json)"] if len(rows) > NUM_SHOWN else []))
 
     def status_rows(self) -> list[tuple[str, str]]:
-        """Return the counts as rows of a status: what was drawn, and what the busiest operators did."""
+        """Return rows for a status: the drawn problems, and the actions of the busiest operators."""
         sentence = self.sentence()
         rows = [("drawn", sentence)] if sentence else []
         shown = self.rows()[:NUM_IN_STATUS]
@@ -130,15 +130,15 @@ class OperatorTotals:
 
 
 def read_totals(log: Log) -> OperatorTotals | None:
-    """Count what operators did; None where the log says nothing of any. It reads `control`, and `outcomes` with their
-    bodies if the run declares operators."""
+    """Count the operators' actions; None if the log has none. It reads `control`, and `outcomes` with their bodies if
+    the run declares operators."""
     control = [message for _, message in log.in_force("control")]
     declared = any(declares_operators(one) for one in control if isinstance(one, RunManifest))
     return totals_of(control, (message for _, message in log.in_force("outcomes")) if declared else ())
 
 
 def totals_of(control: Iterable[Message | None], outcomes: Iterable[Message | None]) -> OperatorTotals | None:
-    """Count what operators did by these messages, in log order; None if they say nothing of any."""
+    """Count the operators' actions in these messages, in log order; None if there are none."""
     totals, has_any = OperatorTotals(), False
     for message in control:
         if isinstance(message, Drawn):
@@ -146,7 +146,7 @@ def totals_of(control: Iterable[Message | None], outcomes: Iterable[Message | No
     for message in outcomes:
         if isinstance(message, GroupOutcome) and message.result in (GroupResult.batched, GroupResult.filtered):
             if message.seen is None and not message.late:
-                break  # operators were asked about every such group, or about none
+                break  # operators see every such group, or none
             has_any = True
             for decision in message.decisions:
                 totals.groups[decision.operator, str(decision.action), decision.reason] += 1

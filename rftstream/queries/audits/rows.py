@@ -1,4 +1,4 @@
-"""What a record says in its headers, and how a log is read on from where it was read before."""
+"""The content of a record's headers, and how a log is read on from the last position."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rftstream.service.reading import read_to_ends
 from rftstream.transport.base import Transport
 
 RESULTS = (GroupResult.batched, GroupResult.expired, GroupResult.filtered, GroupResult.dead)
-"""A result as a number: its place here."""
+"""The results in a fixed order. A result is stored as its index."""
 
 MAX_POLLED = 8192
 MAX_DIGITS = 9
 
 
 class LogChanged(Exception):
-    """The log is not the one that rows were read from."""
+    """The log is not the one that the rows were made from."""
 
 
 @dataclass(slots=True)
 class Mark:
-    """How far a partition was read, and by what it is recognised."""
+    """The position up to which a partition was read, with a fingerprint to recognise the log."""
 
     end: int
     last: int = -1
@@ -40,17 +40,17 @@ def digest(text: bytes) -> int:
 
 
 def fingerprint(record: Record) -> int:
-    """Return a number by which a record is recognised."""
+    """Return a number that identifies a record."""
     return digest(repr((record.key, record.timestamp_s, record.headers)).encode())
 
 
 def headers_of(record: Record) -> dict[str, bytes]:
-    """By name; of several with the same the first counts, as in Record.header."""
+    """Return the headers by name. Of several with the same name the first counts, as in Record.header."""
     return dict(reversed(record.headers))
 
 
 def twin_key(topic: str, headers: Mapping[str, bytes]) -> bytes | None:
-    """Return what must be unique on the topic; None if one of its headers is missing."""
+    """Return the headers that must be unique on the topic; None if one of them is missing."""
     try:
         return b"\0".join([headers[name] for name in TOPICS[topic].twin or ()])
     except KeyError:
@@ -58,7 +58,7 @@ def twin_key(topic: str, headers: Mapping[str, bytes]) -> bytes | None:
 
 
 def integer(text: bytes | None) -> int:
-    """-1 for what is no number, or none that a count could reach."""
+    """Return the header's number; -1 if it is no number, or too large for a count."""
     return int(text) if text is not None and text.isdigit() and len(text) <= MAX_DIGITS else -1
 
 
@@ -70,8 +70,8 @@ def new_records(
     *,
     bodies: bool = False,
 ) -> Iterator[list[Record]]:
-    """Yield the records of a topic from its marks up to these ends, and move the marks on. LogChanged if the marks are
-    of another log."""
+    """Yield the records of a topic from its marks up to these ends, and advance the marks. LogChanged if the marks
+    belong to another log."""
     begins = transport.admin.begin_offsets(topic)
     for place, mark in marks.items():
         if place.topic == topic and mark.end > ends.get(place, -1):
@@ -79,7 +79,7 @@ def new_records(
     own = {place: mark for place in ends if (mark := marks.get(place, Mark(0))).end < ends[place]}
     if not own:
         return
-    # From the last record seen, not behind it: it tells whether this is still the same log.
+    # Start with the last record seen, not after it: it shows whether this is still the same log.
     unseen = {place: mark for place, mark in own.items() if mark.last >= begins[place]}
     starts = {place: mark.last if place in unseen else max(begins[place], mark.end) for place, mark in own.items()}
     reader = transport.reader(starts, bodies=bodies)

@@ -1,7 +1,8 @@
-"""Whether the summaries of a run say what its log says. The audit asks it.
+"""Checks the summaries of a run against its log. The audit calls it.
 
-The audit counts by the headers in its facts, while who writes a summary goes by the rule that readers have
-(service/records/in_force.py): so each is checked by the other."""
+The audit counts by the headers in its facts. The writers of summaries use the rule of readers instead
+(service/records/in_force.py). So each method checks the other.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from rftstream.service.role import Log
 
 @dataclass(frozen=True, slots=True)
 class TrainingInForce:
-    """Where training stands: the last record of the newest trainer."""
+    """The state of training: the last record of the newest trainer."""
 
     trainer_epoch: int = 0
     version: int = 0
@@ -29,8 +30,8 @@ class TrainingInForce:
 
 
 def follow_training(log: Log) -> Iterator[tuple[Record, TrainingInForce]]:
-    """Yield each step in force, with where training stands then. A newer trainer that starts from version b takes what
-    older ones wrote beyond b out of force."""
+    """Yield each step in force with the state of training at it. A newer trainer that starts from version b takes the
+    records of older ones beyond b out of force."""
     newest = TrainingInForce()
     for record, step in log.in_force("steps"):
         if twin_key("steps", headers_of(record)) is None or not isinstance(step, StepRecord):
@@ -44,14 +45,15 @@ Said = Sequence[tuple[Record, Summary]]
 
 
 def read_summaries(log: Log) -> list[tuple[Record, Summary]]:
-    """Return the summaries in force. Read before the topics that they are about, they speak of what is there."""
+    """Return the summaries in force. They are read before the topics that they summarise, so that every record in them
+    exists."""
     if SUMMARIES.topic not in log.transport.admin.topics():
         return []
     return [(record, one) for record, one in log.in_force(SUMMARIES.topic) if isinstance(one, Summary)]
 
 
 def summary_problems(index: Index, log: Log, said: Said, steps: Steps) -> list[str]:
-    """Return a sentence for each summary that says something else than the topic that it is about."""
+    """Return a sentence for each summary that differs from its topic."""
     outcomes = OutcomesUpTo(index)
     by_offset = sorted(said, key=lambda pair: pair[1].through)
     found = {
@@ -68,13 +70,13 @@ def summary_problems(index: Index, log: Log, said: Said, steps: Steps) -> list[s
 
 
 class OutcomesUpTo:
-    """Running totals of the outcomes. `find` is called for summaries in the order of their offsets."""
+    """Running totals of the outcomes. The caller passes summaries to `find` in the order of their offsets."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
         self._through = 0
         self._groups: Counter[int] = Counter()
-        """By result."""
+        """Result -> groups."""
         self._sum_of_sequences = 0
         self._next_batch = 0
 
@@ -115,7 +117,7 @@ def _of_weights(index: Index, log: Log, summary: Summary) -> str | None:
 
     run = max(summary.weights.versions, key=lambda run: run.trainer_epoch)
     said, found = (run.trainer_epoch, run.last), newest("announced")
-    if said != found:  # something that is not in force may be among them
+    if said != found:  # a record that is not in force may be among them
         index.execute("DELETE FROM temp.in_force")
         index.insert("in_force", 1, ((record.offset,) for record, _ in log.in_force("weights")))
         found = newest("(SELECT * FROM announced WHERE offset IN (SELECT offset FROM in_force))")
@@ -128,8 +130,8 @@ def _of_weights(index: Index, log: Log, summary: Summary) -> str | None:
 
 
 class Steps:
-    """Where training stood at the offsets that summaries name. The audit makes it with the summaries and calls `pass_`
-    for each step in force, in order, and `find` at last."""
+    """The state of training at the offsets that summaries name. The audit makes it with the summaries, calls `pass_`
+    for each step in force, in order, and `find` last."""
 
     def __init__(self, said: Said) -> None:
         self._wanted = sorted({one.through for _, one in said if one.topic == "steps"})
@@ -137,7 +139,7 @@ class Steps:
         self._found: dict[int, TrainingInForce] = {}
 
     def pass_(self, offset: int, newest: TrainingInForce) -> None:
-        """Take where training stands as of the step at this offset."""
+        """Record the state of training after the step at this offset."""
         self._settle(offset)
         self._newest = newest
 

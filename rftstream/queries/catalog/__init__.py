@@ -1,10 +1,10 @@
-"""The catalog: what happened to every group and rollout of a run, in one SQLite file that answers in milliseconds.
+"""The catalog: one SQLite file with the history of every group and rollout of a run. It answers in milliseconds.
 
     RUN/index/studio.sqlite3     (for a run without a folder here, under $XDG_CACHE_HOME: queries/facts/database.py)
 
-It is made from the log by position: record headers, and the bodies of outcomes. It can be deleted at any time, what is
-damaged or of another run is made anew, and it is never written where the run writes. Bodies (turns, tokens, verdicts)
-are not in it; the catalog says where they stand on the log.
+It is made from the log in order: from record headers, and from the bodies of outcomes. It can be deleted at any time. A
+damaged catalog, or one of another run, is made anew. It is never in a place where the run writes. Bodies (turns,
+tokens, verdicts) are not in it; the catalog has their places on the log.
 
 - `database`  opens the file, and has the schema
 - `writer`    turns records into rows

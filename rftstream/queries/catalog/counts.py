@@ -1,7 +1,7 @@
-"""Counts of a run at a moment: what became of groups and rollouts, what waits, how fast topics grow.
+"""Counts of a run at a moment: fates of groups and rollouts, waiting ones, growth of topics.
 
-They are those of `audit` and `status`, from the catalog instead of the log. The catalog's groups carry the counts of
-their rollouts, so that no question looks at every rollout.
+They are the counts of `audit` and `status`, from the catalog instead of the log. The catalog's groups hold the counts
+of their rollouts, so that no query reads every rollout.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from rftstream.queries.catalog.database import BUCKET_S, CatalogReader
 from rftstream.queries.catalog.moments import Moment
 
 NEWER = 10_000
-"""How far behind a group of a later sequence one may be admitted: feeders admit in order, writers' clocks differ."""
+"""Seconds by which a group of a later sequence may have an earlier admission time: feeders admit in order, but writers'
+clocks differ."""
 _FATES = ("kept", "expired", "filtered", "dead")
 """Names of the fates of rollouts, by their codes."""
 
@@ -27,13 +28,13 @@ class CatalogCounts:
     groups: Balance
     rollouts: Balance
     newest_batch: int
-    """-1: there is no batch yet."""
+    """Number of the newest batch. -1: there is none yet."""
     reasons: Mapping[tuple[str, str], int]
-    """Result and reason -> groups that were decided so."""
+    """Result and reason -> decided groups."""
 
 
 def count_fates(catalog: CatalogReader, moment: Moment) -> CatalogCounts:
-    """Count every group and rollout by fate. Decisions in buckets before the moment's are summed up by bucket; in the
+    """Count every group and rollout by fate. Decisions in buckets before the moment's are summed by bucket; in the
     moment's bucket each group is read."""
     bucket = 1 << 62 if moment.is_now else int(moment.at_s // BUCKET_S)
     at = {"at": moment.at_s, "bucket": bucket, "begin": float(bucket * BUCKET_S), "version": moment.version}
@@ -76,7 +77,8 @@ def count_fates(catalog: CatalogReader, moment: Moment) -> CatalogCounts:
 
 
 def oldest_open(catalog: CatalogReader) -> float | None:
-    """Return when the oldest group without an outcome was admitted, in log time in seconds; None if there is none."""
+    """Return the admission time of the oldest group without an outcome, in log time in seconds; None if there is
+    none."""
     found = catalog.row("SELECT min(admitted_at) AS at FROM groups WHERE decided_at IS NULL", {})
     return None if found is None else found["at"]
 
@@ -104,7 +106,7 @@ def _balance(admitted: int, fates: Mapping[str, int], num_waiting: int, stages: 
 
 
 def _late_later(catalog: CatalogReader, moment: Moment) -> dict[str, int]:
-    """Return, by fate, the late rollouts of groups that were decided at the moment, which came after it."""
+    """Return, by fate, the late rollouts that came after the moment, of groups that were decided at the moment."""
     if moment.is_now:
         return {}
     rows = catalog.rows(
@@ -116,7 +118,7 @@ def _late_later(catalog: CatalogReader, moment: Moment) -> dict[str, int]:
 
 
 def _stages(catalog: CatalogReader, moment: Moment) -> tuple[dict[str, int], dict[str, int]]:
-    """Return where rollouts and groups stand that have no outcome yet. A group stands where its last sibling does."""
+    """Return the stages of rollouts and groups without an outcome. A group has the stage of its last sibling."""
     unnamed = "(r.fate IS NULL OR r.decided_at > :at)"
     last = catalog.row(
         "SELECT sequence FROM groups WHERE admitted_at <= :at ORDER BY admitted_at DESC LIMIT 1", {"at": moment.at_s}
@@ -147,7 +149,7 @@ def _stages(catalog: CatalogReader, moment: Moment) -> tuple[dict[str, int], dic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRate:
-    """How fast a topic grew before a moment. `read_rates` makes it."""
+    """The growth of a topic before a moment. `read_rates` makes it."""
 
     records_per_s: float
     tokens_per_s: float
@@ -156,7 +158,7 @@ class TopicRate:
 
 
 def read_rates(catalog: CatalogReader, moment: Moment, *, now: float, window_s: float = 120.0) -> dict[str, TopicRate]:
-    """Return the rate of each topic over the last `window_s` seconds before the moment. `now` is the time now."""
+    """Return the rate of each topic over the last `window_s` seconds before the moment. `now` is the current time."""
     end = min(now, moment.at_s)
     rows = catalog.rows(
         "SELECT topic, sum(records) AS total, sum(CASE WHEN bucket > :begin THEN records ELSE 0 END) AS records,"
@@ -172,18 +174,18 @@ def read_rates(catalog: CatalogReader, moment: Moment, *, now: float, window_s: 
 
 
 def newest_time(catalog: CatalogReader) -> float:
-    """Return until when the catalog has records, to within BUCKET_S; 0 if it has none."""
+    """Return the time of the catalog's newest record, to within BUCKET_S; 0 if it has none."""
     row = catalog.row("SELECT coalesce(max(bucket) + 1, 0) AS bucket FROM rates")
     return 0.0 if row is None else float(row["bucket"] * BUCKET_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorKind:
-    """Dead letters of one reason whose errors differ in nothing but their numbers. `count_letters` makes it."""
+    """Dead letters of one reason whose errors differ only in numbers. `count_letters` makes it."""
 
     reason: str
     error: str
-    """The error of the newest one; empty where letters do not say it."""
+    """The error of the newest letter; empty if letters do not have it."""
     count: int
 
 

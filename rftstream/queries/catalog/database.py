@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 3
-"""Version of the schema and of the rows' meaning. A file of another one is made anew."""
+"""Version of the schema and of the rows' meaning. A file of another version is made anew."""
 WAIT_S = 5.0
 """Seconds that a reader waits for the writer."""
 BUCKET_S = 10
@@ -124,16 +124,16 @@ CREATE TRIGGER met AFTER INSERT ON problems BEGIN
     INSERT INTO tasksets VALUES (new.taskset, 1) ON CONFLICT DO UPDATE SET problems = problems + 1;
 END;
 """
-"""They keep what the tables `admissions`, `decisions`, `problems` and `tasksets` sum up equal to the groups, whatever
-changes these. A group's mean reward is set once."""
+"""Triggers that keep the sums in the tables `admissions`, `decisions`, `problems` and `tasksets` equal to the groups. A
+group's mean reward is set once."""
 
 
 class CatalogDatabase:
-    """The connection of the one process that writes a catalog. `CatalogUpdater` makes it and closes it."""
+    """The connection of the only process that writes a catalog. `CatalogUpdater` makes it and closes it."""
 
     def __init__(self, path: Path, identity: str) -> None:
-        """Open the file, or make it anew if it cannot be used or is that of another run. `identity` says which run it
-        is."""
+        """Open the file, or make it anew if it cannot be used or belongs to another run. `identity` identifies the
+        run."""
         self.path = path
         try:
             self._db = self._opened(identity)
@@ -144,7 +144,7 @@ class CatalogDatabase:
     def _opened(self, identity: str) -> Connection:
         db = sqlite3.connect(self.path, isolation_level=None, timeout=WAIT_S, check_same_thread=False)
         try:
-            # What is lost with the power is read from the log again; a half-written file shows when it is opened.
+            # Rows lost in a power cut are read from the log again; a half-written file is detected when it is opened.
             db.executescript(
                 f"PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF; PRAGMA cache_size=-{CACHE_KIB}; "
                 "PRAGMA journal_size_limit=16777216;"
@@ -170,7 +170,7 @@ class CatalogDatabase:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Make what the block writes visible at once, or not at all if it raises."""
+        """Make the block's writes visible at once. If it raises, none of them are."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield self._db
@@ -184,7 +184,7 @@ class CatalogDatabase:
         return self._db.execute(query, parameters).fetchall()
 
     def clear(self) -> None:
-        """Remove every row, since the log is another one than the rows were made from."""
+        """Remove every row, because the rows were made from another log."""
         with self.transaction() as db:
             for (table,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
                 if table != "facts":
@@ -196,9 +196,10 @@ class CatalogDatabase:
 
 
 class CatalogReader:
-    """Asks a catalog, from any thread, while another process or thread may write it.
+    """Reads a catalog, from any thread, while another process or thread may write it.
 
-    Each question sees the catalog at one moment. A page opens one, asks what it needs, and closes it."""
+    All queries of a reader see the catalog at one moment. A page opens a reader, makes its queries, and closes it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(
@@ -218,7 +219,7 @@ class CatalogReader:
             raise
 
     def rows(self, query: str, parameters: Mapping[str, Any] | tuple[Any, ...] = ()) -> list[Row]:
-        """Return the rows of a query; each has its columns by name."""
+        """Return the rows of a query. Each row has its columns by name."""
         return self._db.execute(query, parameters).fetchall()
 
     def row(self, query: str, parameters: Mapping[str, Any] | tuple[Any, ...] = ()) -> Row | None:
@@ -238,7 +239,7 @@ class CatalogReader:
 
 
 def open_catalog(path: Path) -> CatalogReader | None:
-    """Open a catalog for questions; None if there is no file, or another process is just making it."""
+    """Open a catalog for reading; None if there is no file, or another process is still making it."""
     try:
         catalog = CatalogReader(path)
     except sqlite3.OperationalError:  # no such file

@@ -1,4 +1,4 @@
-"""Groups, rollouts, problems, batches and dead letters as a catalog has them, a page of them at a time."""
+"""Groups, rollouts, problems, batches and dead letters from a catalog, one page at a time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rftstream.queries.catalog.database import CatalogReader, Row
 from rftstream.queries.catalog.moments import Moment
 
 PAGE = 25
-"""Rows of a page, unless a caller asks for another number."""
+"""Rows of a page, unless the caller gives another number."""
 
 FATES = ("pending", "batched", "trained", "expired", "filtered", "dead")
-"""The fates that a group or a rollout can have, in the words of the audit; `batched` is pending, too."""
+"""The fates of a group or a rollout, named as in the audit; `batched` counts as pending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,18 +30,18 @@ class RolloutRow:
     fate: str
     """One of FATES."""
     stage: str
-    """waiting, sampled or verified: how far it has come."""
+    """waiting, sampled or verified: the last stage that the rollout has reached."""
     status: str | None
-    """How sampling ended; None if it has not."""
+    """How sampling ended; None before its end."""
     num_tokens: int | None
     reward: float | None
-    """None: not scored, or its group is not decided yet (then only its record on `verified` says the reward)."""
+    """Reward. None: not scored, or the group is not decided yet (then only the record on `verified` has the reward)."""
     unscored: str | None
     """Why it has no reward."""
     rejected: str | None
-    """`operator: reason` where an operator left it out of its group's batch."""
+    """`operator: reason` if an operator left it out of its group's batch."""
     late: bool
-    """It came after its group was decided."""
+    """Whether it came after its group was decided."""
     sampled_at: float | None
     verified_at: float | None
     rollout_offset: int | None
@@ -50,7 +50,7 @@ class RolloutRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
-    """A group of the catalog at a moment, with its siblings where they were asked for."""
+    """A group of the catalog at a moment, with its siblings if they were requested."""
 
     group_id: str
     sequence: int
@@ -60,7 +60,7 @@ class GroupRow:
     fate: str
     """One of FATES."""
     reason: str | None
-    """Why it was decided so; None if it is not decided."""
+    """Reason of the decision; None before the decision."""
     batch: int | None
     admitted_at: float
     decided_at: float | None
@@ -83,7 +83,7 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFilter:
-    """Which groups are wanted. Fields that are empty say nothing."""
+    """Conditions for groups. Empty fields are no condition."""
 
     fate: str = ""
     """One of FATES."""
@@ -102,7 +102,7 @@ def find_groups(
     limit: int = PAGE,
     with_siblings: bool = True,
 ) -> list[GroupRow]:
-    """Return groups, newest first. `before`: only those with a smaller sequence, for the next page."""
+    """Return groups, newest first. `before`: only groups with a smaller sequence, for the next page."""
     where, values = ["admitted_at <= :at"], _values(moment, limit=limit, before=before)
     if before is not None:
         where.append("sequence < :before")
@@ -129,7 +129,7 @@ def find_group(catalog: CatalogReader, moment: Moment, group_id: str) -> GroupRo
 
 
 def find_vote_statuses(catalog: CatalogReader, votes: Sequence[Feedback]) -> dict[str, GroupStatus]:
-    """Return what became of the groups of these votes, by feedback_id; without those on rollouts that nobody scored."""
+    """Return the state of the groups of these votes, by feedback_id. Votes on unscored rollouts are left out."""
     names = {vote.feedback_id: vote.rollout_id.rpartition("/")[0] for vote in votes if vote.rollouts}
     groups = {name: find_group(catalog, Moment(), name) for name in set(names.values())}
     found: dict[str, GroupStatus] = {}
@@ -148,7 +148,7 @@ def _result(group: GroupRow) -> GroupResult | None:
 
 
 def find_put_back(catalog: CatalogReader, moment: Moment, groups: Sequence[str]) -> set[str]:
-    """Return those of the groups that were put back: there is a group with the next attempt."""
+    """Return those of the groups that were put back: a group with the next attempt exists."""
     rows = (
         (group, catalog.row("SELECT admitted_at FROM groups WHERE group_id = ?", (next_attempt(group),)))
         for group in groups
@@ -246,7 +246,7 @@ def _values(moment: Moment, **more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemRow:
-    """A problem and how its groups fared."""
+    """A problem with the results of its groups."""
 
     taskset: str
     problem: int
@@ -268,7 +268,7 @@ ORDERS = {
     "forgotten": "newest - first IS NULL, newest - first, taskset, problem",
     "seen": "num_groups DESC, taskset, problem",
 }
-"""How problems can be ordered. The table `problems` has an index for each."""
+"""Orders of problems. The table `problems` has an index for each."""
 
 _PROBLEMS_THEN = (
     "SELECT p.*, (SELECT reward_mean FROM groups g WHERE g.sequence = p.first_sequence) AS first,"
@@ -280,7 +280,7 @@ _PROBLEMS_THEN = (
     " max(CASE WHEN decided_at <= :at AND reward_mean IS NOT NULL THEN sequence END) AS newest_sequence"
     " FROM groups WHERE admitted_at <= :at GROUP BY taskset, problem) p"
 )
-"""The table `problems` as it was at an earlier moment."""
+"""The table `problems` at an earlier moment."""
 
 
 def find_problems(
@@ -292,8 +292,8 @@ def find_problems(
     skip: int = 0,
     limit: int = PAGE,
 ) -> list[ProblemRow]:
-    """Return problems with what their groups came to. Those of now are a page of an index; of an earlier moment all
-    groups are looked at."""
+    """Return problems with the results of their groups. For now, they are a page of an index; for an earlier moment,
+    all groups are read."""
     rows = catalog.rows(
         f"SELECT *, first AS reward_first, newest AS reward_newest FROM"
         f" ({'SELECT * FROM problems' if moment.is_now else _PROBLEMS_THEN})"
@@ -305,7 +305,7 @@ def find_problems(
 
 
 def count_problems(catalog: CatalogReader, moment: Moment, *, taskset: str = "") -> int:
-    """Count the problems of which there is a group."""
+    """Count the problems that have a group."""
     row = catalog.row(
         "SELECT coalesce(sum(problems), 0) AS problems FROM tasksets WHERE :taskset = '' OR taskset = :taskset"
         if moment.is_now
@@ -316,7 +316,7 @@ def count_problems(catalog: CatalogReader, moment: Moment, *, taskset: str = "")
 
 
 def list_tasksets(catalog: CatalogReader) -> list[str]:
-    """Return the tasksets that groups come from."""
+    """Return the tasksets that have groups."""
     rows = catalog.rows("SELECT taskset FROM tasksets ORDER BY taskset")
     return [row["taskset"] for row in rows]
 
@@ -326,7 +326,7 @@ def list_tasksets(catalog: CatalogReader) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchShare:
-    """A share of a batch: where its records stand on `batches`."""
+    """A share of a batch, with the places of its records on `batches`."""
 
     batch: int
     share: int
@@ -337,7 +337,7 @@ class BatchShare:
 
 
 def find_batch(catalog: CatalogReader, moment: Moment, batch: int) -> list[BatchShare]:
-    """Return the shares of a batch; none if there is no such batch at the moment."""
+    """Return the shares of a batch; none if the batch does not exist at the moment."""
     rows = catalog.rows(
         "SELECT * FROM batches WHERE batch = :batch AND written_at <= :at ORDER BY share",
         {"batch": batch, "at": moment.at_s},
@@ -347,7 +347,7 @@ def find_batch(catalog: CatalogReader, moment: Moment, batch: int) -> list[Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """A dead letter as its headers tell."""
+    """A dead letter, from its headers."""
 
     id: str
     role: str
@@ -368,7 +368,7 @@ def find_letters_page(
     limit: int = PAGE,
     ids: Sequence[str] = (),
 ) -> list[Letter]:
-    """Return dead letters, newest first: those of a reason, or those of these ids."""
+    """Return dead letters, newest first: those with a reason, or those with these ids."""
     where, values = ["at <= :at"], _values(moment, limit=limit, reason=reason, before=before)
     if reason:
         where.append("reason = :reason")
@@ -386,5 +386,5 @@ T = TypeVar("T")
 
 
 def _made(kind: type[T], row: Row) -> T:
-    """Return a data class made of the columns that are called like its fields."""
+    """Return a data class whose fields are filled from the columns of the same names."""
     return kind(**{field.name: row[field.name] for field in fields(kind)})  # type: ignore[arg-type]  # a data class

@@ -1,4 +1,4 @@
-"""A moment of a run: now, or an earlier one that a page is asked to show, by version or by time."""
+"""A moment of a run, for pages: now, or an earlier one given by version or by time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FORMS = "a version (v12), a time (2026-01-31T12:00:00Z), or seconds since 1970"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """When a run is looked at. `find_moment` makes it; every question of the catalog takes one."""
+    """The moment at which a run is shown. `find_moment` makes it; every query of the catalog takes one."""
 
     at_s: float = math.inf
-    """Log time in seconds: what was written later is left out. Infinite: now."""
+    """Log time in seconds; later records are left out. Infinite: now."""
     version: int = 0
-    """The version in force then: batches below it are trained."""
+    """The version in force at that time. Batches below it are trained."""
     text: str = ""
-    """Text of the moment as the user gave it and as links repeat it; empty for now."""
+    """The moment as the user gave it, which links repeat; empty for now."""
 
     @property
     def is_now(self) -> bool:
@@ -34,7 +34,7 @@ LATEST_S = 250_000_000_000.0
 
 
 def find_moment(text: str, reader: HistoryReader) -> Moment:
-    """Return the moment that a text names; an empty text is now. ConfigError says which forms there are."""
+    """Return the moment that a text names. An empty text is now. ConfigError lists the valid forms."""
     text = text.strip()
     if not text:
         return Moment(version=reader.history().version)
@@ -43,7 +43,7 @@ def find_moment(text: str, reader: HistoryReader) -> Moment:
 
 
 def _version_time(text: str, reader: HistoryReader) -> float:
-    """Return when the version was recorded that is in force; of one that was trained again, the newest."""
+    """Return the time at which the version in force was recorded. If it was trained again, the newest record counts."""
     number = text[1:]
     steps = {step.name.version: at for at, step in reader.steps}
     if not number.isdecimal() or not number.isascii() or len(number) > 12:

@@ -1,4 +1,4 @@
-"""Keeps a catalog up to date: reads each topic on from where the catalog ends."""
+"""Keeps a catalog up to date: reads each topic from the position where the catalog ends."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ FILE = "studio.sqlite3"
 Ends = dict[str, dict[TopicPartition, int]]
 """Topic -> partition -> the offset at which it ends."""
 CHUNK_RECORDS = 50_000
-"""Records of one transaction while much is to be read. Later updates are smaller, and fit into one."""
+"""Records of one transaction while there is much to read. Later updates are smaller, and fit into one."""
 
 
 class CatalogUpdater:
-    """Reads a run's log into its catalog. One thread makes it, calls `update` now and then, and `close` in the end.
+    """Reads a run's log into its catalog. One thread makes it, calls `update` at intervals, and `close` at the end.
 
-    The first updater of a run holds a lock beside the file. Another process's updater leaves the file to it, and only
-    says where it is. Where nothing can be written, the catalog lies in a temporary folder and ends with the updater."""
+    The first updater of a run holds a lock beside the file. An updater in another process does not write the file, and
+    only gives its path. If the run's place cannot be written to, the catalog is in a temporary folder and ends with the
+    updater.
+    """
 
     def __init__(self, run: OpenRun, *, folder: Path | None = None, chunk_records: int = CHUNK_RECORDS) -> None:
-        """`folder`: where the file shall lie, by default where the run's index is."""
+        """`folder`: the folder of the file; by default that of the run's index."""
         self._run, self._chunk_records = run, chunk_records
         self._cleanup = contextlib.ExitStack()
         self._folder = self._usable(folder or folder_of(run))
         self._database: CatalogDatabase | None = None
         self._is_ours: bool | None = None
         self.path = self._folder / FILE
-        """The file; `open_catalog` opens it for questions."""
+        """The catalog file. `open_catalog` opens it for reading."""
         self.done = self.total = 0
-        """Offsets that were read, and that there were, at the last look; for a bar that shows how far it is."""
+        """Offsets read so far and offsets in all, at the last update; for a progress bar."""
 
     def update(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
-        """Read what has come since. Return whether there was anything. It stops early if `should_stop` says so."""
+        """Read the new records. Return whether there were any. `should_stop` can end it early."""
         if not self._opened():
             return False
         if self._database is None:
@@ -57,7 +59,7 @@ class CatalogUpdater:
             return self._read(self._database, should_stop)
 
     def open_catalog(self) -> CatalogReader | None:
-        """Open the catalog for questions, from any thread, which closes it; None if there is none yet."""
+        """Open the catalog for reading, in any thread. The caller closes it. None if there is no catalog yet."""
         return None if self._is_ours is None else open_catalog(self.path)
 
     def close(self) -> None:
@@ -69,7 +71,7 @@ class CatalogUpdater:
     # ------------------------------------------------------------------------------------------ the file
 
     def _usable(self, folder: Path) -> Path:
-        """Return the folder if something can be written there, else a temporary one."""
+        """Return the folder if it can be written to, else a temporary one."""
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             if os.access(folder, os.W_OK):
@@ -77,7 +79,7 @@ class CatalogUpdater:
         return Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="rftstream-studio-")))
 
     def _opened(self) -> bool:
-        """Open the file once the run has a manifest; return whether there is a catalog."""
+        """Open the file once the run has a manifest. Return whether there is a catalog."""
         if self._is_ours is not None:
             return True
         manifest = read_control(self._run.transport).manifest
@@ -91,7 +93,7 @@ class CatalogUpdater:
             except BlockingIOError:
                 self._is_ours = False
             else:
-                self._database = CatalogDatabase(self.path, identity_of(manifest))  # a full disk: the next look tries
+                self._database = CatalogDatabase(self.path, identity_of(manifest))  # a full disk: the next one tries
                 self._is_ours = True
             self._cleanup.enter_context(opened.pop_all())
         return True
@@ -99,7 +101,7 @@ class CatalogUpdater:
     # ------------------------------------------------------------------------------------------ reading
 
     def _look_at_the_others(self) -> None:
-        """Note how far the process is that writes the catalog."""
+        """Note how far the process that writes the catalog has read."""
         catalog = self.open_catalog()
         if catalog is None:
             self._measure(())
@@ -108,7 +110,7 @@ class CatalogUpdater:
             self._measure(catalog.rows("SELECT * FROM marks"))
 
     def _measure(self, rows: Iterable[Any]) -> tuple[Ends, dict[TopicPartition, Mark]]:
-        """Note how far a catalog with these marks is. Return the log's ends, and the marks."""
+        """Note how far a catalog with these marks has read. Return the log's ends, and the marks."""
         ends = {topic: self._run.transport.admin.end_offsets(topic) for topic in READ}
         known = {
             TopicPartition(topic, partition): Mark(end, last, int(text)) for topic, partition, end, last, text in rows
@@ -146,7 +148,7 @@ class CatalogUpdater:
     def _chunks(
         self, marks: dict[TopicPartition, Mark], ends: Mapping[str, Mapping[TopicPartition, int]]
     ) -> Generator[tuple[str, list[Record]], None, None]:
-        """Yield topics with their new records, and move the marks on."""
+        """Yield topics with their new records, and advance the marks."""
         self._check_ends(marks, ends)
         for topic in READ:
             for records in new_records(self._run.transport, topic, marks, ends[topic], bodies=topic == "outcomes"):

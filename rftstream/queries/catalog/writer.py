@@ -1,7 +1,7 @@
-"""From records to the rows of a catalog. A record that is no message of its topic leaves no row.
+"""Turns records into the rows of a catalog. A record that is no message of its topic gets no row.
 
-Topics are read from the end of the flow to its beginning, so that in one update what stands downstream stands upstream,
-too. Of twins the first record counts, as everywhere.
+Topics are read from the end of the flow to its beginning, so that after one update every record downstream is also
+upstream. Of twins the first record counts, as everywhere.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rftstream.queries.audits.rows import RESULTS, headers_of, integer
 from rftstream.queries.catalog.database import BUCKET_S, Connection
 
 READ = ("dead", "batches", "outcomes", "verified", "rollouts", "tasks")
-"""The topics that a catalog is made from, in the order in which an update reads them."""
+"""The topics of a catalog, in the order in which an update reads them."""
 
 KEPT, EXPIRED, FILTERED, DEAD = range(4)
-"""Fates of rollouts: in a batch, or what else became of them. The codes are those of `RESULTS`."""
+"""Fates of rollouts: KEPT in a batch, or the others. The codes are those of `RESULTS`."""
 
 
 class CatalogWriter:
@@ -37,7 +37,7 @@ class CatalogWriter:
         self._tokens: Counter[tuple[str, int]] = Counter()
         self._last_sequence = -1
         self._begins: dict[int, int] = {}
-        """Share -> where the batch that comes next begins."""
+        """Share -> the offset at which the next batch begins."""
         self._absorbers: dict[str, Callable[[list[Record]], None]] = {
             "tasks": self._tasks,
             "rollouts": self._rollouts,
@@ -48,7 +48,7 @@ class CatalogWriter:
         }
 
     def absorb(self, topic: str, records: Iterable[Record]) -> None:
-        """Take records of a topic. Those of other contracts are passed over."""
+        """Process records of a topic. Records of other contracts are skipped."""
         contracts = {name.encode() for name in CONTRACTS_ON[topic]}
         own = [record for record in records if record.header("contract") in contracts]
         rates = self._rates
@@ -57,7 +57,7 @@ class CatalogWriter:
         self._absorbers[topic](own)
 
     def flush(self) -> None:
-        """Write the counts of what was absorbed."""
+        """Write the counts of the processed records."""
         self._db.executemany(
             "INSERT INTO rates VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
             " records = records + excluded.records, tokens = tokens + excluded.tokens",
@@ -74,7 +74,7 @@ class CatalogWriter:
             headers = headers_of(record)
             sequence = integer(headers.get("sequence"))
             if sequence == self._last_sequence or sequence < 0:
-                continue  # a sibling of the task before it
+                continue  # a sibling from the same group as the task before it
             self._last_sequence = sequence
             found = _group(headers)
             if found is not None:
@@ -160,7 +160,7 @@ class CatalogWriter:
                 outcome.sequence,
                 *found,
                 outcome.group_size or len(outcome.rollouts),
-                record.timestamp_s,  # until its task is read, if that is still there
+                record.timestamp_s,  # until its task is read, if the task still exists
                 record.timestamp_s,
                 record.offset,
                 RESULTS.index(outcome.result),
@@ -228,7 +228,7 @@ class CatalogWriter:
         self._db.executemany("INSERT OR IGNORE INTO batches VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def _next_begin(self, share: int, offset: int) -> int:
-        """Return where the batch begins that a record belongs to, from the batch before it."""
+        """Return the offset at which the batch of a record begins, which follows from the batch before it."""
         (last,) = self._db.execute("SELECT max(manifest_offset) FROM batches WHERE share = ?", (share,)).fetchone()
         return offset if last is None else last + 1
 
@@ -245,7 +245,7 @@ class CatalogWriter:
 
 
 def _fate(result: GroupResult, one: RolloutSummary) -> int:
-    """Return what became of a rollout that an outcome names, as the audit counts it."""
+    """Return the fate of a rollout that an outcome names, as the audit counts it."""
     if result is not GroupResult.batched:
         return RESULTS.index(result)
     if one.rejected is not None:

@@ -1,1 +1,1 @@
-"""How a run learns: its history, its curves, and what is wrong with them."""
+"""The learning of a run: its history, its curves, and signs of problems."""

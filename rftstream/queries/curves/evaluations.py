@@ -11,29 +11,29 @@ from rftstream.queries.formatting import columns, number, plural
 from rftstream.queries.plain import pick
 
 FIRST = ("mean", "std", "pass@", "best@", "worst@", "metric/", "length_mean", "truncated_share")
-"""How the columns' names begin, in this order; what begins otherwise is in the JSON only."""
+"""Prefixes of the columns, in order. Metrics with other prefixes are in the JSON only."""
 
 
 def unscored_text(result: EvalResult) -> str:
-    """Return what stands beside a mean in which some samples do not count, `16 of 32 samples unscored`; else empty."""
+    """Return the text beside a mean that leaves out unscored samples, `16 of 32 samples unscored`; else empty."""
     if not result.num_unscored:
         return ""
     return f"{result.num_unscored:,} of {plural(result.num_tasks * result.num_samples, 'sample')} unscored"
 
 
 def mean_text(result: EvalResult) -> str:
-    """Return the mean of an evaluation, with what was not scored."""
+    """Return the mean of an evaluation, with the number of unscored samples."""
     unscored = unscored_text(result)
     return number(result.metrics.get("mean")) + (f" ({unscored})" if unscored else "")
 
 
 def result_numbers(result: EvalResult) -> dict[str, float]:
-    """Return a result as numbers alone: its version, its metrics, and of how many samples they are."""
+    """Return a result as numbers: its version, its metrics, and its number of samples."""
     return {**pick(result, "version=name.version num_tasks num_samples num_unscored"), **result.metrics}
 
 
 def newest_and_best(results: Iterable[EvalResult]) -> dict[str, tuple[EvalResult, EvalResult]]:
-    """Evaluation -> its newest and its best result. `results`: by version."""
+    """Return evaluation -> its newest and its best result. `results` are in order of versions."""
     found: dict[str, tuple[EvalResult, EvalResult]] = {}
     for result in results:
         best = found[result.evaluation][1] if result.evaluation in found else result
@@ -77,8 +77,8 @@ def table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], EvalResult]]
 
 
 def shown_metrics(values: Sequence[Mapping[str, float]]) -> list[str]:
-    """Return the names of all metrics that one of them has and that are shown, pass@4 before pass@16. A reward that
-    stands alone is the mean."""
+    """Return the names of all metrics that are shown and that at least one result has, pass@4 before pass@16. A single
+    reward without other parts is the mean, and is left out."""
     names = {name for value in values for name in value}
     names -= {
         name

@@ -1,7 +1,7 @@
 """Metrics of whole runs, from their logs: what `rftstream exporter` serves and Prometheus keeps.
 
-Workers serve what each of them sees and does (rftstream/metrics.py); that ends with the worker. What waits, what became
-of all that was admitted, and how old the newest step is, is known from the log alone, whoever lives.
+Each worker serves metrics of its own work (rftstream/metrics.py), which end with the worker. Waiting rollouts, fates of
+admitted ones and the age of the newest step come from the log alone, whichever workers are alive.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from rftstream.version import __version__
 STATES = ("running", "paused", "draining", "stopped", "finished")
 QUESTION_STATES = ("open", "judged", "expired")
 MAX_NAMES = 50
-"""Names of a kind that people choose, such as evaluations, that get series of their own; the others share one."""
+"""Most names of a kind that people choose, such as evaluations, with a series each; the others share one."""
 WAITS_FOR = dict(zip(STAGES, (EXPLORER.name, VERIFIER.name, BUFFER.name, TRAINER.name), strict=True))
-"""Where a pending rollout stands -> the role that is to do the next thing with it."""
+"""Stage of a pending rollout -> the role that does the next step."""
 
 
 class Kind(StrEnum):
@@ -44,7 +44,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """The declaration of a metric of runs. `run` is a label of each but those of the exporter itself."""
+    """The declaration of a metric of runs. All metrics but those of the exporter itself have the label `run`."""
 
     name: str
     """Name of the metric in Prometheus."""
@@ -105,7 +105,7 @@ Figures = dict[str, list[tuple[tuple[str, ...], float]]]
 
 
 def figures_of(config: RunConfig, look: Look, people: FeedbackView, now: float) -> Figures:
-    """Return what the metrics of a run are after a look at it. `people`: what they were asked and said by then."""
+    """Return the metrics of a run after a poll. `people`: its questions and votes at that time."""
     status, counts = look.status, look.counts
     history = status.history
     found: Figures = {one.name: [] for one in EXPORTED}
@@ -154,7 +154,7 @@ def figures_of(config: RunConfig, look: Look, people: FeedbackView, now: float) 
 
 
 def people_figures(people: FeedbackView, now: float) -> Figures:
-    """Return the metrics of what people were asked and said; none where that was nothing."""
+    """Return the metrics of questions and votes; none if there are none."""
     if not people.questions and not people.votes:
         return {}
     states = [question_state(people, question, now) for question in people.questions]
@@ -187,7 +187,7 @@ class RunCollector:
     """Gives Prometheus the metrics of several runs. The exporter registers it."""
 
     def __init__(self, runs: Callable[[], Iterable[tuple[str, Figures]]]) -> None:
-        """`runs` returns name and figures of each run, as they are known now."""
+        """`runs` returns the name and the current figures of each run."""
         self._runs = runs
 
     def collect(self) -> Iterator[Metric]:

@@ -1,5 +1,5 @@
-"""Reads a run as its trainer and evaluator recorded it: steps and evaluations in force, and where trainers started
-anew."""
+"""Reads the history of a run from the records of its trainer and evaluator: steps and evaluations in force, and
+restarts of trainers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rftstream.service.role import Log
 from rftstream.weights.lineage import Lineage
 
 MAX_CHARTED = 1_000
-"""Steps, and results of an evaluation, that a chart is drawn of. Of more, some neighbours are put together."""
+"""Most steps, and most results of an evaluation, in a chart. Beyond that, neighbours are merged."""
 
 Measured = TypeVar("Measured", StepRecord, EvalResult)
 
 
 class Coarse(Generic[Measured]):
-    """Items put together, some at a time, so that there are at most MAX_CHARTED. Its owner calls `through` for what
-    there is, again and again: what was put together before is not put together again."""
+    """Merges neighbouring items so that at most MAX_CHARTED remain. Its owner calls `through` repeatedly with all
+    items; earlier merges are kept."""
 
     def __init__(self) -> None:
         self._taken: tuple[Measured, ...] = ()
@@ -33,7 +33,7 @@ class Coarse(Generic[Measured]):
         self._parts: list[_Neighbours[Measured]] = []
 
     def through(self, items: tuple[Measured, ...]) -> list[Measured]:
-        """Return the means of all items. It begins anew if they are not those of the last call and more."""
+        """Return the means of all items. It starts anew if the items do not extend those of the last call."""
         if items[: len(self._taken)] != self._taken:
             self._taken, self._width, self._parts = (), 1, []
         for place in range(len(self._taken), len(items)):
@@ -54,7 +54,7 @@ class Coarse(Generic[Measured]):
 
 
 class _Neighbours(Generic[Measured]):
-    """Neighbours, as the newest of them with the means of their metrics."""
+    """Merged neighbours: the newest of them, with the means of their metrics."""
 
     def __init__(self, item: Measured) -> None:
         self.num_items = 0
@@ -63,7 +63,7 @@ class _Neighbours(Generic[Measured]):
         self.add(item)
 
     def add(self, item: Measured) -> None:
-        """Take the next item."""
+        """Add the next item."""
         self._newest: Measured = item
         self._mean: Measured | None = None
         self.num_items += 1
@@ -71,7 +71,7 @@ class _Neighbours(Generic[Measured]):
             self._add(name, value, 1)
 
     def join(self, other: _Neighbours[Measured]) -> None:
-        """Take all of the neighbour that comes next."""
+        """Add all items of the next neighbour."""
         self._newest, self._mean = other._newest, None
         self.num_items += other.num_items
         for name, value in other._sums.items():
@@ -83,7 +83,7 @@ class _Neighbours(Generic[Measured]):
             self._counts[name] = self._counts.get(name, 0) + count
 
     def mean(self) -> Measured:
-        """Return the newest item with the means of the metrics; the stage is that of the newest."""
+        """Return the newest item with the means of the metrics. The stage is that of the newest."""
         if self._mean is None:
             own = {name: value for name, value in self._newest.metrics.items() if name == "stage"}
             means = {name: value / self._counts[name] for name, value in self._sums.items()} | own
@@ -94,14 +94,14 @@ class _Neighbours(Generic[Measured]):
 STEPS = TopicPartition("steps", 0)
 
 FIRST_OFFSETS = 256
-"""Offsets at the beginning of `steps` that a glance reads. On Kafka every second one holds no record."""
+"""Offsets at the beginning of `steps` that a glance reads. On Kafka every second offset holds no record."""
 NEWEST_OFFSETS = 512
-"""Offsets at the end of `steps` that a glance reads at least."""
+"""Fewest offsets at the end of `steps` that a glance reads."""
 
 NUM_SMOOTHED = 10
-"""How many steps the mean beside the last reward covers."""
+"""Number of steps in the mean beside the last reward."""
 LEAST_PAUSE_S = 60.0
-"""Shortest time in seconds before a trainer's new start that counts as a pause."""
+"""Shortest gap in seconds before a trainer's restart that counts as a pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,20 +109,20 @@ class History:
     """The steps and evaluations in force. `read_history` makes it; plots and status read it."""
 
     steps: tuple[StepRecord, ...]
-    """Steps in force, by version, without the records that say that a trainer started. For a glance, the first and the
-    newest of them."""
+    """Steps in force, by version, without the records of trainers' starts. In a glance, only the first and the
+    newest."""
     resumes: tuple[StepRecord, ...]
     """Records of trainers that took over from an earlier one, in the order of the log."""
     evaluations: tuple[EvalResult, ...]
-    """Results for versions in force, by version. Only the newest of each evaluation and version is kept."""
+    """Results for versions in force, by version. For each evaluation and version, only the newest is kept."""
     current: StepRecord | None
     """The newest record in force; None before the first."""
     pauses: tuple[tuple[float, float], ...] = ()
-    """From when to when no trainer was at work, as far as its records tell: before a resume, for longer than between
-    any two steps."""
+    """Beginnings and ends of the times without a trainer at work, judged by its records: before a resume, if longer
+    than between any two steps."""
 
     passed_over: int = 0
-    """How many steps in force are not among `steps`."""
+    """Number of steps in force that are not in `steps`."""
 
     @property
     def num_steps(self) -> int:
@@ -139,15 +139,15 @@ class History:
         return 0 if self.current is None else self.current.name.version
 
     def at_work_s(self, at: float) -> float:
-        """Return a clock time without the pauses before it. Differences of such times are seconds of work."""
+        """Return a clock time minus the pauses before it. Differences between such times are seconds of work."""
         return at - sum(min(at, end) - begin for begin, end in self.pauses if begin < at)
 
     def spent(self) -> dict[str, float]:
-        """Return what the verdicts of all batches cost, by kind such as `requests`."""
+        """Return the cost of the verdicts of all batches, by kind such as `requests`."""
         return self._summed().spent
 
     def staleness(self) -> tuple[list[int], list[int]]:
-        """Return how many tokens, and how many groups, all steps trained at each staleness."""
+        """Return how many tokens, and how many groups, were trained at each staleness, over all steps."""
         totals = self._summed()
         return list(totals.token_staleness), list(totals.group_staleness)
 
@@ -165,19 +165,20 @@ class History:
 
 
 class HistoryReader:
-    """Reads steps and evaluations of a log, and goes on with what has come since. Who shows a run again and again makes
-    one; `read_history` is for a single look. One thread calls `read`; the other methods may be called from any.
+    """Reads steps and evaluations of a log, and then only new records. Use it to show a run repeatedly, and
+    `read_history` to show it once. One thread calls `read`; any thread may call the other methods.
 
-    It keeps every step and every evaluation in memory: some kilobytes for each version."""
+    It keeps every step and every evaluation in memory: some kilobytes for each version.
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._next: dict[str, dict[TopicPartition, int]] = {"steps": {}, "evals": {}, "weights": {}}
         self.steps: list[tuple[float, StepRecord]] = []
-        """Log time in seconds and record, in the order of the log; also those that are out of force by now."""
+        """Log time in seconds and record, in the order of the log; records no longer in force are included."""
         self._evaluations: list[tuple[float, EvalResult]] = []
         self.announced: dict[VersionName, WeightsAnnounced] = {}
-        """The announcements of versions, also of those that are out of force."""
+        """The announcements of versions; those no longer in force are included."""
         self.newest_version = 0
         """The newest version of any trainer."""
         self._fold = _Fold()
@@ -185,7 +186,7 @@ class HistoryReader:
         self._coarse = CoarseHistory()
 
     def read(self, topics: Sequence[str] = ("steps", "evals", "weights")) -> bool:
-        """Read what has come since the last call. Return whether there was anything."""
+        """Read the records since the last call. Return whether there were any."""
         found = False
         for topic in topics:
             start = self._next[topic]
@@ -214,7 +215,7 @@ class HistoryReader:
             self.announced.setdefault(message.name, message)
 
     def history(self, until_s: float = math.inf) -> History:
-        """Return the history as it was at a log time, by default as it is now."""
+        """Return the history at a log time, by default now."""
         if math.isinf(until_s):
             return self._now
         return _fold(
@@ -223,11 +224,11 @@ class HistoryReader:
         )
 
     def charted(self, until_s: float = math.inf) -> History:
-        """Return the history as curves need it: of a long run each step is the mean of several."""
+        """Return the history for curves: in a long run, each step is the mean of several."""
         return self._coarse.of(self._now) if math.isinf(until_s) else CoarseHistory().of(self.history(until_s))
 
     def glance(self, until_s: float = math.inf) -> History:
-        """Return the history with the first and the newest steps alone."""
+        """Return the history with only the first and the newest steps."""
         found = self.history(until_s)
         if len(found.steps) <= FIRST_OFFSETS + NEWEST_OFFSETS:
             return found
@@ -246,8 +247,8 @@ def read_history(log: Log) -> History:
 
 
 def read_glance(log: Log) -> History:
-    """Read the first and the newest steps of a run, and all its evaluations. All steps where there is no summary of
-    them, or where they do not say what those before them amount to."""
+    """Read the first and the newest steps of a run, and all its evaluations. Read all steps if there is no summary, or
+    if the steps do not hold totals of those before."""
     first = list(_first_steps(log))
     start = begin_with_summary(log, "steps", behind=NEWEST_OFFSETS)
     if start.summary is None or start.summary.steps is None:
@@ -267,7 +268,7 @@ def read_glance(log: Log) -> History:
 
 
 def _first_steps(log: Log) -> Iterator[tuple[int, StepRecord]]:
-    """Yield the steps at the beginning, with their offsets."""
+    """Yield the first steps with their offsets."""
     begin, end = (ends[STEPS] for ends in (log.transport.admin.begin_offsets("steps"), log.ends("steps")))
     end = min(end, begin + FIRST_OFFSETS)
     log.rule.begin_anew("steps")
@@ -282,7 +283,7 @@ def _first_steps(log: Log) -> Iterator[tuple[int, StepRecord]]:
 
 
 def _fold(records: Iterable[StepRecord | VersionName], evaluations: Iterable[EvalResult]) -> History:
-    """Return what of these is in force. Both are in the order of the log."""
+    """Return the part of these records that is in force. Both arguments are in the order of the log."""
     fold = _Fold()
     for step in records:
         fold.add(step)
@@ -292,8 +293,8 @@ def _fold(records: Iterable[StepRecord | VersionName], evaluations: Iterable[Eva
 
 
 class _Fold:
-    """The steps and results in force of the records so far. Its owner calls `add` and `add_result` for each in the
-    order of the log, and `history` at any time."""
+    """The steps and results in force among the records so far. Its owner calls `add` and `add_result` in the order of
+    the log, and `history` at any time."""
 
     def __init__(self) -> None:
         self._lineage = Lineage()
@@ -305,7 +306,7 @@ class _Fold:
         self._longest_s = LEAST_PAUSE_S
 
     def add(self, message: StepRecord | VersionName) -> None:
-        """Take a step. A name stands for the start of a trainer of which nothing else is known."""
+        """Add a step. A VersionName stands for the start of a trainer of which nothing else is known."""
         if isinstance(message, VersionName):
             self._start(message, resumed=True)
             return
@@ -333,12 +334,12 @@ class _Fold:
         self._results = {key: result for key, result in self._results.items() if in_force(result.name)}
 
     def add_result(self, result: EvalResult) -> None:
-        """Take the result of an evaluation."""
+        """Add the result of an evaluation."""
         if self._lineage.in_force(result.name):
             self._results[result.name.version, result.evaluation] = result
 
     def history(self) -> History:
-        """Return what is in force now."""
+        """Return the history in force now."""
         return History(
             steps=tuple(self._steps[version] for version in sorted(self._steps)),
             resumes=tuple(self._resumes),
@@ -349,8 +350,8 @@ class _Fold:
 
 
 class CoarseHistory:
-    """A history with at most MAX_CHARTED steps. HistoryReader makes it and calls `of` for each history that it comes
-    to: what was put together before is not looked at again."""
+    """A history with at most MAX_CHARTED steps. HistoryReader makes it and calls `of` for each new history. Earlier
+    merges are not repeated."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -359,7 +360,7 @@ class CoarseHistory:
         self._results: dict[str, Coarse[EvalResult]] = {}
 
     def of(self, history: History) -> History:
-        """Return the history with fewer steps and results, each the mean of its neighbours."""
+        """Return the history with merged steps and results, each the mean of its neighbours."""
         with self._lock:
             if self._of is None or self._of[0] is not history:
                 self._of = history, self._made(history)

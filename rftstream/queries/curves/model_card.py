@@ -1,7 +1,7 @@
-"""The model card of a trained model: README.md beside its weights, as the Hugging Face hub and its readers have it.
+"""The model card of a trained model: README.md beside its weights, in the form of the Hugging Face hub.
 
-It says what the model was trained from and on, by which algorithm, and what evaluations measured. It goes along when
-the folder is given away, so no path of a machine and no key stands in it.
+It names the base model, the training data, the algorithm, and the results of evaluations. It is shared together with
+the folder, so it contains no local path and no key.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from rftstream.version import __version__
 
 FILE = "README.md"
 KEPT = ("license", "license_name", "license_link", "language")
-"""Keys of the base model's card that hold for what is trained from it, too."""
+"""Keys of the base model's card that also hold for models trained from it."""
 SHOWN = ("mean", "pass@", "best@", "worst@")
-"""How the names of the metrics begin that stand in the card."""
+"""Prefixes of the metrics that are shown in the card."""
 
 LOADED = {
     "text-generation": "AutoModelForCausalLM",
     "image-text-to-text": "AutoModelForImageTextToText",
     "text-classification": "AutoModelForSequenceClassification",
 }
-"""Task of a model, as the hub names it -> the class that loads it."""
+"""Task of a model, named as on the hub -> the class that loads it."""
 
 
 def write_model_card(log: Log, config: RunConfig, spec: ModelSpec, folder: Path, version: int) -> None:
@@ -50,7 +50,7 @@ def write_model_card(log: Log, config: RunConfig, spec: ModelSpec, folder: Path,
 
 
 def card_text(log: Log, config: RunConfig, spec: ModelSpec, version: int) -> str:
-    """Return the text of the card of a version, from what the log says by now."""
+    """Return the text of the card of a version, from the log's current state."""
     manifest = read_control(log.transport).manifest
     results = _last_of_each(read_history(log).evaluations, version)
     run = manifest.run if manifest is not None else config.run.name
@@ -98,7 +98,7 @@ def _index_entry(config: RunConfig, task: str, result: EvalResult) -> dict[str, 
 
 
 def _of_base_card(card: Path) -> dict[str, Any]:
-    """Return what the base model's own card says that holds for this one, too."""
+    """Return the metadata of the base model's card that also holds for this model."""
     import yaml  # type: ignore[import-untyped]  # it has no types
 
     try:
@@ -147,7 +147,7 @@ def _base(config: RunConfig) -> str:
 
 
 def _algorithms(config: RunConfig) -> list[str]:
-    """Return the algorithms of the run in order; the trainer's only where a stage or a taskset is trained by it."""
+    """Return the algorithms of the run in order. The trainer's is included only if a stage or a taskset uses it."""
     named = config.algorithms_named()
     if config.stages:
         usual = [
@@ -182,7 +182,7 @@ def _source(section: TasksetSection | EvaluationSection) -> str:
 
 
 def _without_folders(source: str) -> str:
-    """Return a source without the folders of a machine."""
+    """Return a source without local folders."""
     scheme, colon, place = source.partition(":")
     is_path = colon and (location_kind(scheme) == "path" or Path(place).is_absolute())
     return f"{scheme}:{Path(place).name}" if is_path else source
@@ -217,7 +217,7 @@ def _shown(result: EvalResult) -> dict[str, float]:
 
 
 def _last_of_each(results: Sequence[EvalResult], version: int) -> list[EvalResult]:
-    """Return the newest result of each evaluation that is not newer than the version."""
+    """Return the newest result of each evaluation up to the version."""
     newest = {result.evaluation: result for result in results if result.name.version <= version}
     return [newest[name] for name in sorted(newest)]
 

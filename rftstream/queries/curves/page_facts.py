@@ -1,4 +1,4 @@
-"""What the page of a run says beside its curves: the settings that are its own, and what was said early and late."""
+"""The facts beside the curves on a run's page: its non-default settings, and early and late completions."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from rftstream.queries.records.shown import CompletionReader, cut
 from rftstream.service.role import Log
 
 NUM_SAMPLES = 6
-"""At the beginning, and as many at the end."""
+"""Number of samples from the beginning, and as many from the end."""
 SHOWN_CHARACTERS = 1_000
-"""Characters of a turn, at most."""
+"""Most characters of a turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownSample:
     rollout_id: str
     version: int
-    """The oldest that sampled a token of it."""
+    """The oldest version that sampled a token of it."""
     reward: str
     turns: tuple[tuple[str, Pieces], ...]
     """Speaker and text of each turn."""
 
 
 def own_settings(config: RunConfig) -> list[tuple[str, str]]:
-    """Dotted names and values of what is not as it is by default."""
+    """Return dotted names and values of all settings that are not at their default."""
     return [(name, str(value)) for name, value in _changed(config, "") if name != "base"]
 
 
@@ -62,7 +62,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_samples(log: Log, reader: CompletionReader) -> list[ShownSample]:
-    """The first and the last scored rollouts that the log has, by version."""
+    """Return the first and the last scored rollouts on the log, by version."""
     first: list[Record] = []
     for place in log.ends("verified"):
         first += islice(log.read("verified", partitions=[place.partition]), NUM_SAMPLES)

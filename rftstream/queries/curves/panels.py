@@ -1,6 +1,4 @@
-"""What is drawn of a run, and where: axes, lines and panels. Of the panels that not every run fills those are left out
-that have nothing to show.
-"""
+"""The panels of a run's plots, with their axes and lines. Some panels are left out if they have nothing to show."""
 
 from __future__ import annotations
 
@@ -20,17 +18,17 @@ from rftstream.queries.curves.history import History
 Floats = npt.NDArray[np.float64]
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8C6D1F", "#56B4E9", "#7F3C8D", "#666666")
-"""Okabe and Ito's, told apart by the colour-blind too; the yellow darkened for white paper."""
+"""Okabe and Ito's colours, which colour-blind people can tell apart; the yellow is darkened for white paper."""
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 INK = "#333333"
 
 MAX_LINES = 6
-"""How many lines a panel shows. The number of further lines is said."""
+"""Most lines in a panel. The number of further lines is shown."""
 
 TIME_UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (4 * 86400.0, 3600.0, "h"), (math.inf, 86400.0, "days"))
-"""Greatest number of seconds that the unit is used for -> seconds per unit, and its name."""
+"""Largest number of seconds for which the unit is used -> seconds per unit, and its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +38,18 @@ class Axis:
     file: str
     label: str
     steps: Floats
-    """Places of history.steps."""
+    """Position of each of history.steps."""
     resumes: Floats
     stages: Floats
-    """The last step of each stage but the last."""
+    """The position of the last step of each stage except the last stage."""
     of_evaluation: Callable[[EvalResult], float]
     whole: bool
-    """Only whole numbers have a meaning."""
+    """Whether only whole numbers have a meaning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line of a panel, with its values and how it is drawn."""
+    """A line of a panel: its values and its style."""
 
     x: Floats
     y: Floats
@@ -59,18 +57,18 @@ class Line:
     dash: str = "solid"
     """One of DASHES."""
     smooth: bool = True
-    """Draw a running mean, and the values themselves faintly behind it."""
+    """Whether a running mean is drawn, with the values themselves faintly behind it."""
     right: bool = False
-    """On an axis of its own at the right."""
+    """Whether the line has its own axis on the right."""
     color: str | None = None
     """Default: the next of COLORS."""
     area: bool = False
-    """Filled, upon the areas before it: parts of a whole, which cover neither each other nor a line."""
+    """Whether the line is a filled area, stacked on the areas before it, for parts of a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A picture in a plot: a title and lines over an axis. `panels` makes it."""
+    """A panel of a plot: a title and lines over an axis. `panels` makes it."""
 
     title: str
     unit: str
@@ -85,7 +83,7 @@ class Panel:
     of_rollouts: bool = False
     """Whether the panel is optional in a run that samples no rollouts."""
     varying: bool = False
-    """Whether lines that are 0 all the time are left out; one of them stays."""
+    """Whether lines that are always 0 are left out; one of them stays."""
     marks_skipped: bool = False
 
 
@@ -103,8 +101,8 @@ def over_steps(history: History) -> Axis:
 
 
 def over_time(history: History) -> Axis:
-    """Return the axis of time. Time begins at the first record and stands still in pauses. An evaluation stands where
-    its version was made."""
+    """Return the axis of time. Time begins at the first record and stops in pauses. An evaluation is placed at the time
+    when its version was made."""
 
     def at_work(steps: Iterable[StepRecord]) -> Floats:
         return _floats(history.at_work_s(step.recorded_at) for step in steps)
@@ -143,7 +141,7 @@ def metric(history: History, axis: Axis, name: str, label: str, *, scale: float 
 
 
 def rates(history: History, axis: Axis, name: str, fallback: str, label: str, **style: Any) -> list[Line]:
-    """Return the line of a recorded rate, or of what each step counted divided by the seconds that it took."""
+    """Return the line of a recorded rate. If it is missing, divide each step's count by its seconds."""
     if lines := metric(history, axis, name, label, **style):
         return lines
 
@@ -165,10 +163,12 @@ def per_taskset(history: History, axis: Axis) -> list[Line]:
 
 
 def evaluations(history: History, axis: Axis) -> list[Line]:
-    """The means of all evaluations, then their pass@k, and best and worst of the most samples, where these say more.
+    """Return the lines of the means of all evaluations, then of their pass@k, and of best and worst of the most
+    samples, if these add information.
 
-    No two lines look the same: of one evaluation each has a colour of its own; of several each evaluation has one, and
-    best and worst a lighter and a darker shade of it. The dashes say which number it is."""
+    No two lines look the same. With one evaluation, each line has its own colour. With several, each evaluation has a
+    colour, with a lighter shade for best and a darker one for worst. The dashes distinguish the metrics.
+    """
     means: list[Line] = []
     rest: list[Line] = []
     names = sorted({result.evaluation for result in history.evaluations})
@@ -178,7 +178,7 @@ def evaluations(history: History, axis: Axis) -> list[Line]:
         drawn: list[Floats] = []
         for name in _shown({name for result in results for name in result.metrics}):
             y = _floats(result.metrics.get(name, math.nan) for result in results)
-            there = np.isfinite(y)  # where too few samples have a reward, or another k was asked for, it is missing
+            there = np.isfinite(y)  # the metric is missing if too few samples have a reward, or if another k was set
             if there.any() and (name == "mean" or not any(_same(y, other) for other in drawn)):
                 drawn.append(y)
                 label = evaluation if name == "mean" else f"{evaluation} {name}"
@@ -191,7 +191,7 @@ def evaluations(history: History, axis: Axis) -> list[Line]:
 
 
 def _dash(name: str, place: int) -> str:
-    """Best is dotted and worst dashed and dotted; of several pass@k each is dashed in another way."""
+    """Return the dashes of a line: dotted for best, dash-dotted for worst, and different dashes for each pass@k."""
     kind = name.partition("@")[0]
     if kind == "pass":
         return ("dash", "longdash", "longdashdot")[(place - 1) % 3]
@@ -199,7 +199,7 @@ def _dash(name: str, place: int) -> str:
 
 
 def shade(color: str, name: str) -> str:
-    """Half the way to white for the best, to black for the worst of k; else the colour itself."""
+    """Return a colour halfway to white for the best of k, halfway to black for the worst; else the colour itself."""
     target = {"best": 255, "worst": 0}.get(name.partition("@")[0])
     if target is None:
         return color
@@ -208,7 +208,7 @@ def shade(color: str, name: str) -> str:
 
 
 def _shown(names: Collection[str]) -> list[str]:
-    """mean, pass@k by k, and best@k and worst@k of the largest k."""
+    """Return the metrics to show: mean, pass@k by k, and best@k and worst@k of the largest k."""
     of = {
         kind: sorted((name for name in names if name.startswith(f"{kind}@")), key=lambda name: (len(name), name))
         for kind in ("pass", "best", "worst")
@@ -217,20 +217,21 @@ def _shown(names: Collection[str]) -> list[str]:
 
 
 def by_prefix(history: History, axis: Axis, prefix: str, *, deep: bool = False) -> list[Line]:
-    """A line for each metric `PREFIX/NAME`, or for each `PREFIX/TASKSET/NAME` if `deep`."""
+    """Return a line for each metric `PREFIX/NAME`, or for each `PREFIX/TASKSET/NAME` if `deep`."""
     names = {name for step in history.steps for name in step.metrics if name.startswith(f"{prefix}/")}
     chosen = sorted(name for name in names if (name.count("/") > 1) == deep)
     return [line for name in chosen for line in metric(history, axis, name, name.removeprefix(f"{prefix}/"))]
 
 
 def parts(history: History, axis: Axis) -> list[Line]:
-    """Return the parts of the reward, by taskset if there are several; none if the only part is the reward itself."""
+    """Return the lines of the reward's parts, by taskset if there are several; none if the only part is the reward
+    itself."""
     lines = by_prefix(history, axis, "part", deep=True) or by_prefix(history, axis, "part")
     return lines if len(lines) > 1 else []
 
 
 def spread(history: History, axis: Axis) -> list[Line]:
-    """Return the standard deviation of the rewards, of all and by taskset."""
+    """Return the standard deviation of the rewards, over all and by taskset."""
     tasksets = by_prefix(history, axis, "reward_std")
     return [*metric(history, axis, "reward_std", "all" if tasksets else "", color=INK if tasksets else None), *tasksets]
 
@@ -316,8 +317,8 @@ PANELS: tuple[tuple[Panel, str], ...] = (
     ),
     (Panel(title="What rewards and environments measured", unit="mean over the batch", optional=True), "measured"),
 )
-"""Panels behind the first two, with their lines: `metric=label`, and the words of `STYLES` behind it. A word alone is
-for `_special`: lines that are no metrics as they stand."""
+"""The panels after the first two, with their lines: `metric=label`, followed by words of `STYLES`. A single word names
+lines that `_special` makes, which are not plain metrics."""
 
 STYLES: dict[str, dict[str, Any]] = {
     "percent": {"scale": 100},
@@ -328,7 +329,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "dashed": {"dash": "dash", "smooth": False},
     **{f"color{number}": {"color": color} for number, color in enumerate(COLORS)},
 }
-"""Word behind the label of a line -> how the line is drawn."""
+"""Word after the label of a line -> the line's style."""
 
 _WITHOUT_ROLLOUTS = Panel(title="Loss", unit="loss", right_unit="share of pairs", marks_skipped=True)
 
@@ -347,7 +348,7 @@ def panels(history: History, axis: Axis) -> list[Panel]:
     found = [first, evaluation_panel(history, axis, optional=not explores)]
     for panel, series in PANELS:
         lines = _lines(history, axis, series) if "=" in series else _special(history, axis, series, explores)
-        if panel.varying:  # those that are not 0 all the time, or else the first
+        if panel.varying:  # those that are not always 0, or else the first
             lines = [line for line in lines if line.y.any()] or lines[:1]
         if series != "terms" or explores:
             found.append(replace(panel, lines=lines, optional=panel.optional or (panel.of_rollouts and not explores)))
@@ -367,7 +368,7 @@ def _lines(history: History, axis: Axis, series: str) -> list[Line]:
 
 
 def _special(history: History, axis: Axis, name: str, explores: bool) -> list[Line]:
-    """Return the lines of a panel that are more than its metrics."""
+    """Return the lines of a panel that are not plain metrics."""
     if name == "terms":
         terms = _lines(history, axis, "policy_loss=policy | kl_loss=divergence | entropy_loss=entropy")
         several = len(terms) > 1

@@ -1,6 +1,6 @@
 """Curves of a run as PNG: over steps and over wall time. Only records in force are drawn.
 
-Drawn by matplotlib's Agg without pyplot, so that nothing global is touched and no display is needed.
+They are drawn by matplotlib's Agg without pyplot, so that nothing global changes and no display is needed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from rftstream.queries.curves.panels import (
 from rftstream.queries.formatting import duration, number, plural
 
 NUM_MARKED = 40
-"""Points of a line, at most, that are marked."""
+"""Most points of a line that are marked."""
 
 MOST_DECADES = 4
-"""Decades of a logarithmic axis, at most."""
+"""Most decades of a logarithmic axis."""
 
 NUM_COLUMNS = 3
 ROW_INCHES, MARGIN_INCHES = 3.15, 1.4
@@ -50,7 +50,8 @@ STROKES = {
 """Strokes for the names in panels.DASHES."""
 DPI = 110
 MAX_POINTS = 2_000
-"""Most points of a line on a page. A longer line is drawn by the means of equal parts: its page opens quickly."""
+"""Most points of a line on a page. A longer line is drawn by the means of equal parts, so that the page opens
+quickly."""
 
 
 def can_draw() -> bool:
@@ -78,7 +79,7 @@ def write_events(history: History, folder: Path) -> Path:
 
 
 def smoothed(values: Floats, width: int) -> Floats:
-    """Running mean over `width` values, centred; at the ends over as many as there are."""
+    """Return the running mean over `width` values, centred; at the ends, over the values that there are."""
     if width < 2 or len(values) < 3:
         return values
     sums = np.concatenate([[0.0], np.cumsum(values)])
@@ -89,13 +90,13 @@ def smoothed(values: Floats, width: int) -> Floats:
 
 
 def smoothed_by_stage(line: Line, values: Floats, width: int, stages: Floats) -> Floats:
-    """Each stage by itself: the loss of one says nothing of that of the next."""
+    """Smooth each stage separately, since the loss of one stage says nothing about the next."""
     parts = np.split(values, np.searchsorted(line.x, stages, side="right"))
     return np.concatenate([smoothed(part, width) for part in parts])
 
 
 def thinned(line: Line) -> Line:
-    """Return a line of at most MAX_POINTS values: itself, or the means of equal parts."""
+    """Return the line with at most MAX_POINTS values. A longer line is replaced by the means of equal parts."""
     if len(line.x) <= MAX_POINTS:
         return line
     x, y = (np.asarray([part.mean() for part in np.array_split(values, MAX_POINTS)]) for values in (line.x, line.y))
@@ -108,8 +109,8 @@ def window(num_values: int) -> int:
 
 
 def view(lines: Sequence[Line]) -> tuple[float, float] | None:
-    """Limits that a few outliers, up to 1 % of a line at each end, do not dictate; None if all can be shown. Each line
-    is looked at by itself, so that a short one is not taken for the outliers of a long one."""
+    """Return limits that ignore outliers, up to 1 % of a line at each end; None if all values can be shown. Each line
+    is judged by itself, so that a short line does not count as the outliers of a long one."""
     ranges = [_usual(np.sort(line.y)) for line in lines if len(line.y)]
     if not any(is_cut for _, _, is_cut in ranges):
         return None
@@ -117,14 +118,14 @@ def view(lines: Sequence[Line]) -> tuple[float, float] | None:
 
 
 def _usual(values: Floats) -> tuple[float, float, bool]:
-    """Return limits for sorted values, and whether some of them lie outside."""
+    """Return limits for sorted values, and whether some of them are outside."""
     whole = float(values[0]), float(values[-1]), False
     if len(values) < 50:
         return whole
     few = math.ceil(len(values) / 100)
     low, high = values[few], values[-1 - few]
     room = high - low
-    if room == 0:  # what is always the same but for these is drawn for their sake
+    if room == 0:  # a line that is constant except for its outliers is drawn to show these
         return whole
     if values[-1] <= high + 3 * room and values[0] >= low - 3 * room:
         return whole
@@ -132,19 +133,18 @@ def _usual(values: Floats) -> tuple[float, float, bool]:
 
 
 def goes_wide(values: Floats) -> bool:
-    """Over two orders of magnitude, so that a logarithmic axis shows more."""
+    """Return whether the values span over two orders of magnitude, so that a logarithmic axis shows more."""
     return bool(len(values) and values.min() > 0 and values.max() > 100 * values.min())
 
 
 def log_view(values: Floats) -> tuple[float, float]:
-    """Limits of a logarithmic axis. Values that are negligible beside the rest, such as rounding errors, lie below
-    them."""
+    """Return the limits of a logarithmic axis. Negligible values, such as rounding errors, are below them."""
     top = float(values.max())
     return max(float(values.min()), top / 10**MOST_DECADES), top
 
 
 def above(line: Line, least: float) -> Line:
-    """Return a line without its values below `least`, which a logarithmic axis would show as falls to its end."""
+    """Return a line without its values below `least`, which would look like drops on a logarithmic axis."""
     there = line.y >= least
     return replace(line, x=line.x[there], y=line.y[there])
 
@@ -168,7 +168,7 @@ def subtitle(history: History) -> str:
 
 
 def skipped_text(count: int) -> str:
-    """Return how many batches were skipped, in words."""
+    """Return the number of skipped batches in words."""
     return f"{count:,} batch{'' if count == 1 else 'es'} skipped (not finite)"
 
 
@@ -200,7 +200,7 @@ def _draw(history: History, axis: Axis, run: str, file: Path) -> Path:
     partial = file.with_suffix(".partial")
     try:
         figure.savefig(partial, format="png")
-        partial.replace(file)  # whoever looks meanwhile, or a full disk, finds no half of a picture
+        partial.replace(file)  # so that a reader, or a full disk, never leaves half a picture
     finally:
         partial.unlink(missing_ok=True)
     return file
@@ -243,7 +243,7 @@ def _panel(ax: Any, axis: Axis, panel: Panel) -> Any:
 
 
 def _legend(ax: Any, handles: Sequence[Any]) -> None:
-    """Below the title: in one row, or in two of small letters, where long names lose their middle."""
+    """Draw the legend below the title: in one row, or in two of small letters with long names shortened."""
     labels = [handle.get_label() for handle in handles]
     width = ax.get_position().width * ax.figure.get_figwidth()
     fits = sum(len(label) + 5 for label in labels) < 15 * width
@@ -265,7 +265,7 @@ def _legend(ax: Any, handles: Sequence[Any]) -> None:
 
 
 def shorten(label: str, length: int) -> str:
-    """Cut the middle out of a label that is too long, since names that differ often do so at an end."""
+    """Cut the middle out of a long label, since similar names often differ at an end."""
     if len(label) <= length:
         return label
     end = (length - 1) // 2
@@ -325,7 +325,7 @@ def _draw_lines(
 
 
 def _draw_area(ax: Any, line: Line, color: str, stages: Floats, below: Floats | None) -> Floats:
-    """Its upper edge, on which the next one stands."""
+    """Draw an area. Return its upper edge, on which the next area is stacked."""
     values = smoothed_by_stage(line, line.y, window(len(line.y)) if line.smooth else 1, stages)
     if below is None or len(below) != len(values):
         below = np.zeros(len(values))
@@ -335,7 +335,7 @@ def _draw_area(ax: Any, line: Line, color: str, stages: Floats, below: Floats | 
 
 
 def _x_limits(ax: Any, axis: Axis) -> None:
-    """All panels the same, with room at both ends also for a single point."""
+    """Give all panels the same limits, with room at both ends even for a single point."""
     from matplotlib.ticker import MaxNLocator
 
     places = np.concatenate([axis.steps, axis.resumes, [0.0]])

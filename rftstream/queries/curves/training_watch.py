@@ -1,6 +1,6 @@
-"""Whether a run learns as it should: signs in its recorded steps and evaluations, from the first step on.
+"""Finds signs of training problems in the recorded steps and evaluations, from the first step on.
 
-Each sign is a function of the history alone, as those of `reward_watch` are. A sign is a reason to look, not a proof.
+Each sign is a function of the history alone, as in `reward_watch`. A sign is a reason to look, not a proof.
 
     truncated    a token limit ends most completions, and no fewer than at first
     no_signal    no step has had a learning signal yet, or none for some steps
@@ -22,29 +22,29 @@ from rftstream.queries.formatting import number, plural
 from rftstream.queries.plain import Report
 
 WINDOW = 5
-"""Steps at either end of the history that are compared."""
+"""Steps at each end of the history that are compared."""
 LEAST_STEPS = 2 * WINDOW
-"""Steps before a change is told."""
+"""Steps before a change is reported."""
 MANY_CUT = 0.5
-"""Share of completions that a token limit ended that is told."""
+"""Share of completions cut by a token limit that is reported."""
 NOT_FALLING = 0.9
-"""A share of what it was at first from which on something has not fallen."""
+"""Share of the first value: a value above it has not fallen."""
 LOW_ENTROPY = 0.1
-"""Share of the first entropy that is told."""
+"""Share of the first entropy below which entropy is reported."""
 ALIKE = 0.8
-"""Share of groups with equal rewards from which on siblings count as alike."""
+"""Share of groups with equal rewards above which siblings count as alike."""
 UNEVEN = 0.25
-"""Standard deviation of the rewards, as a share of their mean, from which on some problems count as unsolved."""
+"""Standard deviation of the rewards, as a share of their mean, above which some problems count as unsolved."""
 LENGTH_FACTOR = 2.0
-"""Growth of the mean length that is told."""
+"""Factor of growth of the mean length that is reported."""
 RISE = 0.1
-"""A rise of the reward that pays for longer completions."""
+"""Rise of the reward that justifies longer completions."""
 CUT_RISE = 0.25
-"""A rise of the share of truncated completions that no reward pays for."""
+"""Rise of the share of truncated completions that no reward justifies."""
 FALL = 0.05
-"""A fall of an evaluation's mean that is told, if it is more than chance."""
+"""Fall of an evaluation's mean that is reported, if it exceeds chance."""
 REWARD_ROSE = 0.02
-"""A rise of the reward against which a fall of an evaluation is told."""
+"""Rise of the reward with which a fall of an evaluation is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ class Sign(Report):
     """A sign that something may be wrong. `find_training_signs` and `find_reward_signs` make it."""
 
     kind: str
-    """One of the words that the module which found it lists."""
+    """Kind of the sign, as listed by the module that found it."""
     subject: str
-    """Subject of the sign, such as an evaluation, a reward or a taskset; empty if the sign is about all rewards."""
+    """Subject of the sign, such as an evaluation, a reward or a taskset; empty if it is about all rewards."""
     text: str
 
     @property
     def heading(self) -> str:
-        """Advice where to look, in words."""
+        """Return in words where to look."""
         return f"look at {self.subject or 'rewards'}"
 
     def to_text(self) -> str:
@@ -91,7 +91,7 @@ def _truncated(steps: Sequence[StepRecord]) -> Iterator[Sign]:
 
 
 def _no_signal(steps: Sequence[StepRecord], config: RunConfig) -> Iterator[Sign]:
-    """Yield what is told before `find_no_signal` tells it."""
+    """Yield the sign that comes before `find_no_signal` reports."""
     without = int(steps[-1].metrics.get(STEPS_WITHOUT_SIGNAL, 0))
     if min(len(steps), WINDOW) <= without < WARN_AFTER_STEPS:
         since = "since the run began" if without >= len(steps) else "until now"
@@ -127,7 +127,7 @@ def _length(steps: Sequence[StepRecord]) -> Iterator[Sign]:
 
 
 def _evaluations(steps: Sequence[StepRecord], evaluations: Sequence[EvalResult], config: RunConfig) -> Iterator[Sign]:
-    """Yield the evaluations that are below their best by more than chance, while the reward is above what it was."""
+    """Yield the evaluations that are below their best by more than chance although the reward rose."""
     for name, section in config.evaluations.items():
         results = [
             evaluation for evaluation in evaluations if evaluation.evaluation == name and "mean" in evaluation.metrics
@@ -148,7 +148,7 @@ def _evaluations(steps: Sequence[StepRecord], evaluations: Sequence[EvalResult],
 
 
 def _reward_at(steps: Sequence[StepRecord], version: int) -> float | None:
-    """Return the mean reward of the steps around a version, or None if there are none with a reward."""
+    """Return the mean reward of the steps around a version, or None if none of them has a reward."""
     rewards = [
         step.metrics["reward"]
         for step in steps
@@ -158,7 +158,7 @@ def _reward_at(steps: Sequence[StepRecord], version: int) -> float | None:
 
 
 def _ends(steps: Sequence[StepRecord], name: str) -> tuple[float, float]:
-    """Return the mean of a metric over the first and over the newest steps; 0 where none has it."""
+    """Return the means of a metric over the first and over the newest steps; 0 if no step has it."""
     first, last = (
         [step.metrics[name] for step in some if name in step.metrics] for some in (steps[:WINDOW], steps[-WINDOW:])
     )

@@ -1,1 +1,1 @@
-"""Decisions of operators and rewards: computed again, compared, and tried."""
+"""Decisions of operators and rewards: recomputed, compared, and previewed."""

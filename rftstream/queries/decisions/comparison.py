@@ -1,4 +1,4 @@
-"""Old and new verdicts of the same rollouts, side by side. Shapes: N rollouts that both runs could score."""
+"""Compares old and new verdicts of the same rollouts. Shapes: N rollouts that both runs could score."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Moved(Report):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Report):
-    """How two runs scored the same rollouts. `compare` makes it; a command prints it."""
+    """The comparison of two runs' scores of the same rollouts. `compare` makes it; a command prints it."""
 
     JSON = "* mean_shift shift_quantiles=quantiles"
 
@@ -60,7 +60,7 @@ class Comparison(Report):
     """Quantiles of new minus old reward."""
     unscorable_old: dict[str, int]
     unscorable_new: dict[str, int]
-    """Reason -> rollouts. Skipped rollouts have nothing to be scored and are left out."""
+    """Reason -> rollouts without a new reward. Skipped rollouts have nothing to score and are left out."""
     became_scorable: int
     became_unscorable: int
     moved: tuple[Moved, ...]
@@ -68,7 +68,7 @@ class Comparison(Report):
 
     @property
     def mean_shift(self) -> float | None:
-        """Change of the mean reward; None if no rollout has a reward then and now."""
+        """Change of the mean reward; None if no rollout has both rewards."""
         return None if self.mean_old is None or self.mean_new is None else self.mean_new - self.mean_old
 
     def to_text(self) -> str:
@@ -77,7 +77,7 @@ class Comparison(Report):
 
 
 def compare(old: Transport, new: Transport, *, reader: CompletionReader = PLAIN) -> Comparison:
-    """Compare the verdicts of two runs. `verified` of both is read once; memory grows by some 100 bytes for each
+    """Compare the verdicts of two runs. `verified` of both is read once; memory grows by about 100 bytes for each
     rollout."""
     before: dict[str, float | str] = {}
     for verified in _verified(old):

@@ -1,8 +1,8 @@
-"""What the operators of a pipeline would do: to problems of its tasksets, and to the groups that a run recorded.
+"""Previews the effect of a pipeline's operators on problems of its tasksets, and on the groups that a run recorded.
 
-Nothing is written, sampled or scored. Problems are seen as in the first pass of a taskset. Groups are seen as the
-buffer saw them: the siblings of their outcome, by the facts of that moment. So the run's own operators decide here as
-they did there.
+Nothing is written, sampled or scored. Operators see problems as in the first pass of a taskset. They see groups as the
+buffer saw them: with the siblings of their outcome, and with the facts of that moment. So the run's own operators
+decide as they did in the run.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ SHOWN_CHARACTERS = 72
 
 @dataclass(slots=True, kw_only=True)
 class Preview:
-    """The result of a trial of a pipeline. `preview` makes it; a command prints it."""
+    """The result of a preview. `preview` makes it; a command prints it."""
 
     tasks: dict[str, PipelineCounts]
-    """Taskset -> counts of the problems that were looked at."""
+    """Taskset -> counts of the problems that were previewed."""
     sizes: dict[str, int]
     """Taskset -> its problems."""
     groups: dict[str, PipelineCounts] = field(default_factory=dict)
-    """Taskset -> counts of the recorded groups that were looked at."""
+    """Taskset -> counts of the recorded groups that were previewed."""
     seen: int = 0
-    """Records of `outcomes` that are in the facts of the task side."""
+    """Number of records of `outcomes` in the facts of the task side."""
     num_recorded: int = 0
     """Groups of the run with an outcome and enough rewards."""
     num_same: int = 0
-    """Groups that were looked at and to which the same was done when the run decided."""
+    """Previewed groups with the same result as in the run."""
     recorded: Counter[str] = field(default_factory=Counter)
     """Recorded result of these groups in the run (batched, filtered, ...) -> groups."""
     notes: list[str] = field(default_factory=list)
 
     @property
     def failures(self) -> list[str]:
-        """Return what operators did wrong, with the problem or group."""
+        """Return the operators' errors, with the problem or group."""
         all_counts = (*self.tasks.values(), *self.groups.values())
         return list(dict.fromkeys(text for counts in all_counts for text in counts.failures))
 
@@ -82,8 +82,8 @@ class Preview:
 
 
 def preview(config: RunConfig, transport: Transport | None, *, num: int) -> Preview:
-    """Ask the operators of a config about up to `num` problems of each taskset and, with the log of a run, about its
-    newest `num` groups. ConfigError if there are no operators, or if one cannot be built."""
+    """Apply the operators of a config to up to `num` problems of each taskset and, with the log of a run, to its newest
+    `num` groups. ConfigError if there are no operators, or if one cannot be built."""
     if not has_operators(config) and config.buffer.zero_variance == "keep":
         raise ConfigError("pipeline: found no operators, expected [[pipeline]] or [[tasksets.NAME.pipeline]]")
     found = Preview(tasks={}, sizes={})
@@ -161,10 +161,10 @@ def _outcomes(transport: Transport) -> Iterator[GroupOutcome]:
 
 @dataclass(frozen=True, slots=True)
 class _RecordedGroup:
-    """A group to look at, and where its outcome stands."""
+    """A group to preview, with the place of its outcome."""
 
     seen: int
-    """Records of `outcomes` in the facts that the buffer decided by."""
+    """Number of records of `outcomes` in the facts that the buffer used."""
     number: int
     """Number of the group's record on `outcomes`."""
     outcome: GroupOutcome
@@ -213,7 +213,7 @@ def _newest_groups(found: Preview, transport: Transport, min_siblings: int, num:
 
 
 def _places(transport: Transport, groups: Sequence[_RecordedGroup]) -> dict[str, tuple[TopicPartition, int]]:
-    """Return where the rollouts of these groups stand on `verified`."""
+    """Return the places of these groups' rollouts on `verified`."""
     wanted = {rollout.rollout_id for group in groups for rollout in group.outcome.rollouts}
     found: dict[str, tuple[TopicPartition, int]] = {}
     for record in Log(transport).read("verified", bodies=False):

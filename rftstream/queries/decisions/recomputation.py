@@ -1,4 +1,4 @@
-"""What came of computing the decisions of operators again, as counts, JSON and text."""
+"""The result of recomputing the decisions of operators, as counts, JSON and text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rftstream.queries.formatting import plural
 from rftstream.queries.plain import Report
 
 MAX_DIFFERENCES = 10
-"""Sentences about differences that are kept; all are counted."""
+"""Most sentences about differences that are kept; all differences are counted."""
 
 
 @dataclass(slots=True)
@@ -26,22 +26,22 @@ class Recomputation(Report):
     )
 
     num_draws: int = 0
-    """Problems that the operators of the task side were asked about again."""
+    """Problems for which the operators of the task side decided again."""
     num_groups: int = 0
-    """Groups that the operators of the experience side were asked about again."""
+    """Groups for which the operators of the experience side decided again."""
     num_rollouts: int = 0
     """Rollouts of batches whose rewards and masks were compared."""
     num_choices: int = 0
-    """Batches for which was chosen again what they have once more."""
+    """Batches whose choice of reused groups was recomputed."""
     num_unknown: int = 0
-    """Groups whose records are deleted, so that decisions about them cannot be computed again."""
+    """Groups whose records are deleted, so that decisions about them cannot be recomputed."""
     num_differences: int = 0
     differences: list[str] = field(default_factory=list)
-    """The first of them, a sentence each."""
+    """The first differences, a sentence each."""
 
     @property
     def fine(self) -> bool:
-        """Whether all that could be computed again is what stands on the log."""
+        """Whether everything that could be recomputed equals the log."""
         return not self.num_differences
 
     def differs(self, sentence: str) -> None:
@@ -51,7 +51,7 @@ class Recomputation(Report):
             self.differences.append(sentence)
 
     def expect(self, where: str, what: str, found: Any, expected: Any) -> None:
-        """Note a difference if there is one."""
+        """Note a difference if the values differ."""
         if found != expected:
             self.differs(f"{where}: {what} {shown(found)}, computed again {shown(expected)}")
 
@@ -74,17 +74,17 @@ class Recomputation(Report):
 
 
 def shown(value: Any) -> str:
-    """Return the value as Python writes it, cut to 300 characters."""
+    """Return the value's repr, cut to 300 characters."""
     text = repr(value)
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
-# ------------------------------ growing tasksets as they were when each group was drawn, for computing the draws again
+# ------------------------------ growing tasksets at the time when each group was drawn, for recomputing the draws
 
 
 class Growth:
-    """The growing tasksets at the moments of draws, one after the other. The recomputation makes it and calls `grow`
-    before each draw."""
+    """The growing tasksets at the times of successive draws. The recomputation makes it and calls `grow` before each
+    draw."""
 
     def __init__(
         self, growing: GrowingTasksets, records: Sequence[tuple[Record, Message | None]], found: Recomputation
@@ -96,7 +96,7 @@ class Growth:
         return bool(self._growing)
 
     def grow(self, where: str, end: int | None) -> bool:
-        """Bring the tasksets to the records below the offset `end`. Return whether that could be done."""
+        """Extend the tasksets to the records below the offset `end`. Return whether that was possible."""
         if not self._growing and end is None:
             return True
         if end is None or end < self._growing.end:

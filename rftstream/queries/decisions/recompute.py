@@ -1,9 +1,9 @@
-"""Every decision of the operators, computed again from the log and compared with what stands there.
+"""Recomputes every decision of the operators from the log, and compares it with the recorded one.
 
-Task side: the problems are drawn again in the feeder's order, each by the facts that its Task (or the Drawn without a
-group) says. Experience side: each group is judged again by the facts that its outcome says, and what its batch holds is
-compared with what comes of it. Topics are read in the order in which the flow writes them, so a live run can be asked,
-too: what is decided later is left for the next time.
+Task side: the problems are drawn again in the feeder's order, each with the facts that its Task names (or the Drawn
+message without a group). Experience side: each group is judged again with the facts that its outcome names, and the
+result is compared with its batch. Topics are read in the order in which the flow writes them, so this also works for a
+live run. Later decisions are left for the next call.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ MAX_DRAWS_OF_A_GROUP = 1 << 20
 """Problems that are drawn again in search of one group."""
 
 HELD_BYTES = 1 << 28
-"""Bodies of rollouts that are kept in memory; the others are read again when they are needed."""
+"""Bytes of rollout bodies that are kept in memory. The others are read again when they are needed."""
 
 
 def recompute(transport: Transport, config: RunConfig, spec: ModelSpec) -> Recomputation:
-    """Compute every decision of the operators again. `config` is the run's, `spec` its model, for the tokens of
-    prompts. ConfigError if a taskset or an operator cannot be opened.
+    """Recompute every decision of the operators. `config` is the run's; `spec` is its model, for the tokens of prompts.
+    ConfigError if a taskset or an operator cannot be opened.
 
-    Tasks are kept as digests; memory grows by about a kilobyte per rollout. If a trainer deletes records meanwhile, all
-    is read again."""
+    Tasks are kept as digests. Memory grows by about a kilobyte per rollout. If a trainer deletes records meanwhile,
+    everything is read again.
+    """
     for _ in range(MAX_TRIES):
         said = read_control(transport).deleted
         found = _recompute(transport, config, spec, said)
@@ -97,7 +98,7 @@ def _recompute(transport: Transport, config: RunConfig, spec: ModelSpec, said: T
 
 
 def recompute_run(run: OpenRun) -> Recomputation:
-    """Do the same for a run that is open, by the settings in its folder. ConfigError if its model is not here."""
+    """Recompute the decisions of an open run, with the settings in its folder. ConfigError if its model is not here."""
     spec = prepare_model(run.config.model, run.folder.model, run.config.run.seed)
     return recompute(run.transport, run.config, spec)
 
@@ -107,7 +108,7 @@ def recompute_run(run: OpenRun) -> Recomputation:
 
 @dataclass(frozen=True, slots=True)
 class _Admitted:
-    """A group as its first readable Task has it."""
+    """A group, taken from its first readable Task."""
 
     ids: RolloutIds
     seen: int | None
@@ -131,8 +132,7 @@ _IDS = RolloutIds.of("a/0/0/0", taskset="a")
 
 
 def _digest(what: Problem | Sampling) -> bytes:
-    """Return a digest of the problem as it is on the log. Images count only by their places, since the feeder copies
-    them."""
+    """Return a digest of the problem as on the log. Images count only by their places, since the feeder copies them."""
     problem, sampling = Problem(messages=()), Sampling()
     if isinstance(what, Sampling):
         sampling = what
@@ -168,7 +168,7 @@ class _TaskSide:
         self._cursor = FeederCursor(0, dict(zeros), dict(zeros))
 
     def check(self) -> None:
-        """Compare everything that was admitted or skipped."""
+        """Compare every admitted or skipped problem."""
         if not self._pass_deleted():
             return
         sequence = self._cursor.admitted
@@ -182,10 +182,10 @@ class _TaskSide:
             self._check_counts()
 
     def _pass_deleted(self) -> bool:
-        """Move the cursor behind the groups whose tasks are deleted. Return whether it could be found."""
+        """Move the cursor past the groups whose tasks are deleted. Return whether it could be found."""
         if not self._deleted:
             return True
-        if self._growth:  # their tasks said what was there to be drawn
+        if self._growth:  # their tasks recorded which problems were available
             self._found.num_unknown = max(self._admitted, default=self._deleted - 1) + 1
             return False
         groups = {outcome.sequence: outcome.group_id for outcome in self._outcomes if not outcome.late}
@@ -206,7 +206,7 @@ class _TaskSide:
         return True
 
     def _fold(self, where: str, seen: int | None) -> bool:
-        """Bring the facts to `seen` records of `outcomes`. Return whether that could be done."""
+        """Extend the facts to `seen` records of `outcomes`. Return whether that was possible."""
         if seen is None and not self._draws.pipeline:
             return True
         if seen is None or not self._num_folded <= seen <= len(self._outcomes):
@@ -218,12 +218,12 @@ class _TaskSide:
         return True
 
     def _check_alone(self, sequence: int) -> bool:
-        """Compare what was skipped with no group after it."""
+        """Compare the skipped problems that have no group after them."""
         for alone in [one for one in self._alone if one.admitted == sequence]:
             end, begin = sum(alone.drawn.values()), self._cursor.num_drawn
             where = f"control: drawn/{end}"
             if end < begin and self._deleted:
-                continue  # of a time of which little is known
+                continue  # too little is known about that time
             if not (self._fold(where, alone.seen) and self._growth.grow(where, alone.problems_end)):
                 return False
             result = self._draws.next(self._cursor, self._facts, end)
@@ -237,7 +237,7 @@ class _TaskSide:
         return True
 
     def _check_group(self, group: _Admitted) -> bool:
-        """Compare a group, and what was skipped before it. Return whether the next one can be computed."""
+        """Compare a group, and the problems skipped before it. Return whether the next one can be computed."""
         where = f"tasks: {group.ids.group_id}"
         if not (self._fold(where, group.seen) and self._growth.grow(where, group.problems_end)):
             return False
@@ -256,7 +256,7 @@ class _TaskSide:
         return True
 
     def _compare(self, where: str, group: _Admitted, draw: Draw) -> None:
-        """Compare the operators' changes of a draw. The other fields follow the run file, which may have changed."""
+        """Compare the operators' changes of a draw. Other fields depend on the run file, which may have changed."""
         source = self._draws.sources[draw.taskset]
         if _digest(draw.problem) != group.problem:
             self._found.differs(f"{where}: its problem, computed again another one")
@@ -267,7 +267,7 @@ class _TaskSide:
             self._found.expect(where, "group_size", group.ids.group_size, draw.group_size)
 
     def _check_counts(self) -> None:
-        """Compare the newest counts, if they are of the newest group that was read."""
+        """Compare the newest counts, if they belong to the newest group that was read."""
         newest = self._newest
         if newest is not None and newest.admitted == self._cursor.admitted and not self._deleted:
             self._compare_counts("control: drawn", newest)
@@ -315,7 +315,7 @@ class _ExperienceSide:
         self._operators = GroupOperators(pipeline, self._bodies)
 
     def check(self) -> None:
-        """Compare every group that operators were asked about, and what its batch holds."""
+        """Compare every group that operators decided about, and its content in its batch."""
         siblings = self._siblings()
         num_folded = 0
         trained: dict[str, _Trained] = {}
@@ -346,7 +346,7 @@ class _ExperienceSide:
         self._compare_batches(trained)
 
     def _siblings(self) -> dict[str, list[Sibling]]:
-        """Return the records of each rollout: several if a stranger copied one."""
+        """Return the records of each rollout. There are several if another writer copied one."""
         found: dict[str, list[Sibling]] = {}
         for record in self._log.read("verified"):
             verified = _verified(record)
@@ -403,7 +403,7 @@ class _ExperienceSide:
 
 
 def _verified(record: Record) -> VerifiedRollout | None:
-    """Return a record of `verified` as the buffer takes it; None for one that it passes over."""
+    """Return a record of `verified` as the buffer reads it; None for one that the buffer skips."""
     if record.value is None or codec.is_foreign(record):
         return None
     try:
@@ -419,8 +419,8 @@ def _verified(record: Record) -> VerifiedRollout | None:
 
 
 def _group_of(outcome: GroupOutcome, siblings: Mapping[str, Sequence[Sibling]]) -> Group | None:
-    """Return the group as the buffer had it; None if not all of it is on the log any more. If a rollout stands twice,
-    the buffer took the record that the outcome names, where it names one."""
+    """Return the group as the buffer had it; None if a part of it is no longer on the log. If a rollout has two
+    records, the buffer used the one that the outcome names, if it names one."""
     present: list[Sibling] = []
     for summary, offset in zip(outcome.rollouts, chain(outcome.offsets, repeat(None)), strict=False):
         records = siblings.get(summary.rollout_id)

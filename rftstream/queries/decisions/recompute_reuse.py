@@ -1,4 +1,4 @@
-"""Which groups batches have once more, chosen again from the log, and what batches hold of them."""
+"""Recomputes which groups batches use again, and compares it with the content of the batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rftstream.service.role import Log
 
 
 class ReuseAgain:
-    """Chooses again what batches have once more. `recompute` makes it and calls `choose`, and then `check_body` for
+    """Chooses again which groups batches use again. `recompute` makes it, calls `choose`, and then `check_body` for
     each experience of `batches` that is not in its group's own batch."""
 
     def __init__(
@@ -33,11 +33,10 @@ class ReuseAgain:
         self._bodies = ReusedBodies(log.transport, renderer)
         self._found = found
         self._chosen: dict[tuple[int, str], ChosenUse] = {}
-        """Batch and rollout -> the use that the batch has it by."""
+        """Batch and rollout -> the use by which the rollout is in the batch."""
 
     def choose(self, messages: Sequence[Message]) -> None:
-        """Compare each record of a batch with what comes of choosing again. `messages`: those of `outcomes`, in
-        order."""
+        """Compare each record of a use with the recomputed choice. `messages`: those of `outcomes`, in order."""
         sequences: dict[int, list[int]] = defaultdict(list)
         for message in messages:
             if isinstance(message, GroupOutcome) and message.batch_sequence is not None and not message.late:
@@ -67,7 +66,7 @@ class ReuseAgain:
             self._chosen |= {(batch, rollout_id): one for rollout_id in one.use.rollouts}
 
     def check_body(self, experience: Experience, said: Trimmed) -> bool:
-        """Return whether a batch holds the result of the use, computed again from `verified`. True for groups whose
+        """Return whether a batch holds the result of the use, recomputed from `verified`. True for groups whose
         rollouts may be gone."""
         one = self._chosen.get((experience.batch_sequence, experience.ids.rollout_id))
         if one is None:

@@ -1,4 +1,4 @@
-"""Two runs over the same recorded groups, side by side: batches, rewards, and what was rejected by which operator."""
+"""Compares two runs over the same recorded groups: batches, rewards, and rejections by operator."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ class RunSide(Report):
 
     run: str
     version: int = 0
-    """Also the number of batches that were trained."""
+    """The newest version, which is also the number of trained batches."""
     num_batches: int = 0
     num_rollouts: int = 0
-    """Rollouts in batches that were trained."""
+    """Rollouts in trained batches."""
     reward_sum: float = 0.0
     rewards: list[float] = field(default_factory=list)
-    """Mean reward of the rollouts of each trained batch, with what operators added."""
+    """Mean reward of the rollouts of each trained batch, with the operators' additions."""
     results: Counter[str] = field(default_factory=Counter)
-    """Groups by what became of them."""
+    """Result -> groups."""
     reasons: Counter[str] = field(default_factory=Counter)
-    """Groups that were filtered, by reason."""
+    """Reason -> filtered groups."""
     groups: Counter[Key] = field(default_factory=Counter)
     """Action of operators -> groups."""
     siblings: Counter[Key] = field(default_factory=Counter)
-    """Action of operators on some siblings of a group -> siblings."""
+    """Action of operators on only some siblings of a group -> siblings."""
     batched: set[str] = field(default_factory=set)
     """Ids of the groups in batches."""
 
     @property
     def mean_reward(self) -> float | None:
-        """Return the mean reward over all trained rollouts, with what operators added."""
+        """Return the mean reward over all trained rollouts, with the operators' additions."""
         return self.reward_sum / self.num_rollouts if self.num_rollouts else None
 
     def groups_to_json(self) -> dict[str, int]:
-        """Return how many groups came to each result."""
+        """Return the number of groups with each result."""
         return {str(result): self.results[str(result)] for result in GroupResult}
 
     def operators_to_json(self) -> list[dict[str, Any]]:
-        """Return to how many groups, and siblings of groups, operators did what."""
+        """Return the number of groups, and of siblings, for each action of operators."""
         names = ("operator", "action", "reason")
         return [
             {**dict(zip(names, key, strict=True)), "groups": count, "siblings": self.siblings[key]}
@@ -77,7 +77,7 @@ class SideBySide(Report):
 
     @property
     def num_in_both(self) -> int:
-        """Return how many groups are in batches of both."""
+        """Return how many groups are in batches of both runs."""
         return len(self.before.batched & self.after.batched)
 
     @property
@@ -128,12 +128,12 @@ class SideBySide(Report):
 
 
 def compare_runs(before: tuple[str, Transport], after: tuple[str, Transport]) -> SideBySide:
-    """Read two runs, each given by its name and its log. Memory grows by some 100 bytes for each group."""
+    """Read two runs, each given by its name and its log. Memory grows by about 100 bytes for each group."""
     return SideBySide(read_side(*before), read_side(*after))
 
 
 def read_side(name: str, transport: Transport) -> RunSide:
-    """Read what a run made of its groups."""
+    """Read one run's side: its batches, rewards and rejections."""
     side, log = RunSide(name), Log(transport)
     for _, message in log.in_force("outcomes"):
         if isinstance(message, GroupOutcome) and not message.late:

@@ -1,7 +1,7 @@
-"""What the records of a log say, one row a record, in an SQLite file that audits and traces ask.
+"""The facts of a log: an SQLite file with one row for each record, which audits and traces query.
 
-Rows are raw: twins, strangers and what cannot be read have rows, too, and a row depends on its record alone. What
-changes afterwards (the version in force, committed positions, deleted records) is looked up by whoever asks.
+Rows are raw: twins, foreign records and unreadable ones have rows, too, and a row depends on its record alone. Facts
+that change later (the version in force, committed positions, deleted records) are looked up by the caller.
 
 - `tables`    the schema, and the names behind the numbers of groups and rollouts
 - `writer`    turns records into rows

@@ -1,4 +1,4 @@
-"""The SQLite file of facts: how it is opened, read on from the log, and sealed.
+"""The SQLite file of facts: how it is opened, extended from the log, and sealed.
 
 RUN/index/ (for a run without a folder here, $XDG_CACHE_HOME/rftstream/index/<run>-<digest>/) has
 
@@ -6,8 +6,8 @@ RUN/index/ (for a run without a folder here, $XDG_CACHE_HOME/rftstream/index/<ru
   facts.json      the seal: size and CRC of the file, of which run it is, and in which format
   lock            held by whoever writes (exclusively) or only looks (shared)
 
-It saves work and is never needed: it can be deleted at any time, and what is damaged, of another run or at odds with
-the log is read anew. An audit writes in one transaction, and then the seal, so that it may die at any point.
+The file only saves work, and can be deleted at any time. Facts that are damaged, of another run or at odds with the log
+are read anew. An audit writes in one transaction, and then writes the seal, so that it may die at any point.
 """
 
 from __future__ import annotations
@@ -37,23 +37,25 @@ from rftstream.service.role import Log
 
 FILE, SEAL = "facts.sqlite3", "facts.json"
 CACHE_KIB = 32 * 1024
-"""Pages that are kept in memory."""
+"""Kibibytes of pages that are kept in memory."""
 _CHUNK_BYTES = 1 << 20
 
 StoreError = sqlite3.Error
-"""Error of a file that is damaged, or of a full disk."""
+"""Error for a damaged file, or for a full disk."""
 
 
 class Index:
-    """The facts of one run, while its lock is held; without a folder in a temporary file that ends with it.
+    """The facts of one run, while its lock is held. Without a folder, they are in a temporary file that ends with this
+    object.
 
-    `notes` has a sentence for each thing that was not as expected. `close` it in the end."""
+    `notes` has a sentence for each unexpected finding. The user calls `close` at the end.
+    """
 
     def __init__(self, folder: Path | None = None, identity: str = "", *, looking: bool = False) -> None:
-        """Open the file, or make it anew if it cannot be used. With `looking` it is only read, and an empty one is
-        shown in place of one that cannot be used. `identity` says which run it is."""
+        """Open the file, or make it anew if it cannot be used. With `looking` the file is only read, and an unusable
+        one is replaced by an empty one in memory. `identity` identifies the run."""
         self.folder = folder
-        """Where the file is; None: it is a temporary one."""
+        """Folder of the file. None: the file is temporary."""
         self._file = None if folder is None else _SealedFile(folder, identity)
         self._is_sealed = True
         self.notes: list[str] = []
@@ -61,7 +63,7 @@ class Index:
         self.names = Names(self._db)
 
     def close(self) -> None:
-        """Close the file. What was not kept is forgotten."""
+        """Close the file. Facts that were not kept are lost."""
         self._db.close()
 
     def rows(self, query: str, parameters: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -69,21 +71,21 @@ class Index:
         return self._db.execute(query, parameters)
 
     def number(self, query: str, parameters: tuple[Any, ...] = ()) -> int:
-        """Return the one number that a query asks for; 0 for none."""
+        """Return the single number that a query gives; 0 for none."""
         return int(self._db.execute(query, parameters).fetchone()[0] or 0)
 
     def execute(self, statement: str, parameters: tuple[Any, ...] = ()) -> None:
-        """Execute a statement. Whoever asks makes temporary tables and views by it."""
+        """Execute a statement. Callers make temporary tables and views with it."""
         self._db.execute(statement, parameters)
 
     def insert(self, table: str, width: int, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Put rows of so many columns into a temporary table."""
+        """Insert rows of `width` columns into a temporary table."""
         self._db.executemany(f"INSERT OR IGNORE INTO temp.{table} VALUES ({', '.join('?' * width)})", rows)
 
     # ------------------------------------------------------------------------------------------ reading on
 
     def read(self, log: Log, topic: str) -> None:
-        """Read the topic up to its end now. `keep` makes it last."""
+        """Read the topic up to its current end. `keep` makes the new rows permanent."""
         if not self._db.in_transaction:
             self._db.execute("BEGIN IMMEDIATE")
         try:
@@ -116,7 +118,7 @@ class Index:
             self._db.execute("INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def marks(self, topic: str) -> dict[TopicPartition, Mark]:
-        """Return how far the topic was read."""
+        """Return how far each partition of the topic was read."""
         rows = self._db.execute("SELECT partition, end, last, fingerprint FROM marks WHERE topic = ?", (topic,))
         return {TopicPartition(topic, partition): Mark(*mark) for partition, *mark in rows}
 
@@ -131,19 +133,19 @@ class Index:
     # ------------------------------------------------------------------------------------------ the file
 
     def keep(self) -> None:
-        """Make what was read last, and seal the file."""
+        """Make all new rows permanent, and seal the file."""
         if not self._db.in_transaction:
             return
         self._db.execute("COMMIT")
         if self._file is not None and not self._is_sealed:
             try:
                 self._file.seal()
-            except OSError as error:  # the next audit finds file and seal at odds
+            except OSError as error:  # the next audit finds that file and seal do not match
                 self.notes.append(f"{self._file.path}: cannot be sealed ({error.strerror or error}); not kept")
         self._is_sealed = True
 
     def give_up(self, error: StoreError) -> None:
-        """Go on with an empty temporary file, since this one cannot be used."""
+        """Continue with an empty temporary file, since this one cannot be used."""
         assert self._file is not None
         self.notes.append(f"{self._file.path}: cannot be used ({error}); the whole log is read")
         self._db.close()
@@ -176,7 +178,7 @@ class Index:
 
 
 class _SealedFile:
-    """The file on disk, and the seal beside it."""
+    """The file on disk, with its seal."""
 
     def __init__(self, folder: Path, identity: str) -> None:
         self._folder, self._identity = folder, identity
@@ -186,7 +188,7 @@ class _SealedFile:
         return self.path.exists() or self._seal.exists()
 
     def why_useless(self, looking: bool) -> str | None:
-        """Return why the file is not the one that was sealed, or None. Who only looks does not read all of it."""
+        """Return why the file is not the sealed one, or None. With `looking`, not all of the file is read."""
         try:
             told = json.loads(self._seal.read_text(encoding="ascii"))
             if told["format"] != FORMAT or told["columns"] != _columns():
@@ -194,14 +196,14 @@ class _SealedFile:
             if told["run"] != self._identity:
                 return "of another run of this name"
             with contextlib.closing(_connected(self.path, looking)) as db:
-                db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # undoes a transaction that was cut off
+                db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # rolls back an unfinished transaction
             found = {"bytes": self.path.stat().st_size, **({} if looking else {"crc32": self._crc32()})}
             return None if all(told[name] == value for name, value in found.items()) else "damaged"
         except (OSError, ValueError, TypeError, LookupError, sqlite3.Error):
             return "damaged"
 
     def seal(self) -> None:
-        """Note what the file is like now."""
+        """Record the state of the file in the seal."""
         size, crc32 = self.path.stat().st_size, self._crc32()
         told = {"format": FORMAT, "columns": _columns(), "run": self._identity, "bytes": size, "crc32": crc32}
         self._seal.write_text(json.dumps(told), encoding="ascii")
@@ -214,7 +216,7 @@ class _SealedFile:
         return crc32
 
     def remove(self) -> None:
-        """Remove the file and its seal, and what earlier releases kept in their place."""
+        """Remove the file and its seal, and those of earlier releases."""
         names = (FILE, f"{FILE}-journal", SEAL, *(f"{topic}.{end}" for topic in READ for end in ("rows", "json")))
         for name in names:
             (self._folder / name).unlink(missing_ok=True)
@@ -242,7 +244,7 @@ def _prepared(db: sqlite3.Connection, script: str) -> sqlite3.Connection:
 
 
 def _deletion(table: str, place: TopicPartition, begin: int) -> tuple[str, tuple[Any, ...]]:
-    """Return the statement that removes rows of records that were deleted from the log, with its parameters."""
+    """Return the statement that removes the rows of deleted records, with its parameters."""
     query, values = f"DELETE FROM {table} WHERE offset < ?", (begin,)
     if place.topic == "outcomes" and table != "unreadable":
         return query, values  # it has one partition
@@ -255,7 +257,7 @@ def _columns() -> dict[str, list[str]]:
     return {topic: list(TOPICS[topic].twin or ()) for topic in READ}
 
 
-# ---------------- the index of a run, which keeps what audits have read of its log, under its lock
+# ---------------- the index of a run, which keeps the facts that audits have read, under its lock
 
 
 LOCK_WAIT_S = 60.0
@@ -263,12 +265,13 @@ LOCK_WAIT_S = 60.0
 
 @contextlib.contextmanager
 def opened_index(run: OpenRun, *, looking: bool = False) -> Iterator[Index | None]:
-    """Open the index of a run under its lock; give None if there can be none.
+    """Open the index of a run under its lock. Yield None if there can be none.
 
-    With `looking` the index is only read. Where it cannot be used, an empty one is given that keeps nothing."""
+    With `looking` the index is only read. An unusable one is replaced by an empty one that keeps nothing.
+    """
     manifest = read_control(run.transport).manifest
     folder = folder_of(run)
-    if manifest is None or (looking and not folder.is_dir()):  # without a manifest there is nothing to be counted
+    if manifest is None or (looking and not folder.is_dir()):  # without a manifest there is nothing to count
         yield None
         return
     with contextlib.ExitStack() as stack:
@@ -288,7 +291,7 @@ def opened_index(run: OpenRun, *, looking: bool = False) -> Iterator[Index | Non
 
 
 def folder_of(run: OpenRun) -> Path:
-    """Return the folder of a run's index: in the run folder, or in the user's cache if there is no run folder here."""
+    """Return the folder of a run's index: in the run folder, or in the user's cache if this host has no run folder."""
     if run.folder.exists():
         return run.folder.index
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -297,7 +300,7 @@ def folder_of(run: OpenRun) -> Path:
 
 
 def identity_of(manifest: RunManifest) -> str:
-    """Return a text that two runs of the same name do not share."""
+    """Return a text that differs between two runs of the same name."""
     return hashlib.sha256(codec.encode(manifest)).hexdigest()
 
 

@@ -1,8 +1,9 @@
 """The tables of facts, and the numbers that stand for groups and rollouts in them.
 
-A group's number is its sequence, as the first record has it that names the group; where another group has that number
-already, or a record says none, it is one below zero. So each name has exactly one number, whatever records claim, and
-rows of one topic come nearly in the order of their numbers. A rollout's number is made of its group's and its own.
+A group's number is its sequence, taken from the first record that names the group. If another group has that number
+already, or if the record has none, it gets a number below zero. So each name has exactly one number, whatever records
+claim, and rows of one topic are nearly in the order of their numbers. A rollout's number combines its group's number
+and its index.
 """
 
 from __future__ import annotations
@@ -11,23 +12,23 @@ from rftstream.contracts.topics import TOPICS
 from rftstream.queries.catalog.database import Connection
 
 FORMAT = 6
-"""Version of the tables and of the rows' meaning. A file of another one is made anew."""
+"""Version of the tables and of the rows' meaning. A file of another version is made anew."""
 
 BITS = 20
-"""Bits of a rollout's number that say which sibling it is."""
+"""Bits of a rollout's number that hold the sibling's index."""
 WHOLE = (1 << BITS) - 1
-"""In place of the sibling: the name of the group is the whole name of the rollout."""
+"""Value in place of the sibling's index: the group's name is the full name of the rollout."""
 MAX_SIBLING_DIGITS = 6
 MAX_NAMES = 50_000
-"""How many numbers of groups a writer remembers."""
+"""Most numbers of groups that a writer remembers."""
 
 EXPERIENCE, DEMONSTRATION, MANIFEST, OTHER = range(4)
 """Kinds of rows of `batches`. OTHER: an experience that names no rollout or no group."""
 
 FLOW = ("tasks", "rollouts", "verified", "partials")
-"""Topics whose records speak of a rollout each."""
+"""Topics with records about one rollout each."""
 KEYED = ("experts", "problems", "questions", "judgements", "weights")
-"""Topics of which only the keys are of interest, and one number."""
+"""Topics of which only the keys matter, and one number."""
 READ = (*FLOW, "batches", "outcomes", *KEYED)
 
 NUMBERS = {
@@ -38,10 +39,10 @@ NUMBERS = {
     "partials": "piece",
     "experts": "number",
 }
-"""Topic -> header of the column `number`; `version` on others."""
+"""Topic -> header of the column `number`; other topics use `version`."""
 
 UNSAMPLED = {b"skipped", b"undecodable"}
-"""Statuses of rollouts for which no token was sampled: they have no length."""
+"""Statuses of rollouts without a sampled token: they have no length."""
 
 _FLOW_TABLE = """
 CREATE {temp} TABLE on_{topic}(
@@ -100,24 +101,24 @@ CREATE TABLE broken(offset INTEGER PRIMARY KEY, why TEXT NOT NULL);  -- outcomes
 COMPACTED = "".join(
     _FLOW_TABLE.format(topic=topic, temp="TEMP", temp_="temp.") for topic in FLOW if TOPICS[topic].compacted
 )
-"""Tables of compacted topics, which are read anew each time: what was compacted away counts no more."""
+"""Tables of compacted topics. They are read anew each time, since compacted records no longer count."""
 TABLES_OF = {
     **{topic: (f"on_{topic}",) for topic in (*FLOW, "batches")},
     "outcomes": ("on_outcomes", "on_named", "on_uses", "on_used", "broken"),
     **dict.fromkeys(KEYED, ("keyed",)),
 }
-"""Topic -> the tables that its records have rows in, beside `unreadable`."""
+"""Topic -> the tables for its records, beside `unreadable`."""
 
 
 class Names:
-    """Numbers of groups and rollouts by their names, and back."""
+    """Maps the names of groups and rollouts to numbers, and back."""
 
     def __init__(self, db: Connection) -> None:
         self._db = db
         self._known: dict[bytes, int] = {}
 
     def group(self, name: bytes, sequence: int) -> int:
-        """Return the number of a group; a new one gets its sequence, if that is free."""
+        """Return the number of a group. A new group gets its sequence, if that is free."""
         found = self._known.get(name)
         if found is None:
             if len(self._known) >= MAX_NAMES:
@@ -138,7 +139,7 @@ class Names:
         return self.group(name, -1) << BITS | WHOLE
 
     def find(self, name: bytes) -> int | None:
-        """Return the number of a group, or None if no record named it."""
+        """Return the number of a group, or None if no record has named it."""
         row = self._db.execute("SELECT ident FROM names WHERE name = ?", (name,)).fetchone()
         return None if row is None else int(row[0])
 

@@ -1,4 +1,4 @@
-"""From records to the rows of facts: what headers say, and of outcomes their bodies."""
+"""Turns records into rows of facts: from headers, and for outcomes also from bodies."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from rftstream.queries.facts.tables import (
 from rftstream.service.records.in_force import writer_epoch
 
 KINDS = (ReuseKind.replay, ReuseKind.hindsight)
-"""A kind of a use as a number: its place here."""
+"""The kinds of use in a fixed order. A kind is stored as its index."""
 MOST = 1 << 40
-"""Bound that no count reaches. Larger numbers, which somebody made up, count as it, so that sums stay in bounds."""
+"""Upper bound of all counts. Larger, invented numbers are replaced by it, so that sums stay in range."""
 
 
 class FactsWriter:
-    """Turns records into rows, in the transaction that its caller has begun."""
+    """Turns records into rows, in the transaction that the caller has begun."""
 
     def __init__(self, db: Connection) -> None:
         self._db = db
@@ -65,7 +65,7 @@ class FactsWriter:
         """Return the numbers of a rollout and its group; None for a group that is not named."""
         group_id, sequence = headers.get("group_id"), integer(headers.get("sequence"))
         if "expert" in headers:
-            sequence = -1  # of demonstrations, which have a count of their own
+            sequence = -1  # of demonstrations, which are counted separately
         group = None if group_id is None else self._names.group(group_id, sequence)
         return self._names.rollout(rollout_id, sequence), group
 
