@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import rftstream.algorithms
+
 ROOT = Path(__file__).resolve().parent.parent
 RUN_FILE = ROOT / "scripts" / "sums.toml"
 MEASURED = ROOT / "docs" / "measured" / "curves.json"
@@ -25,29 +27,22 @@ SEEDS = range(3)
 CHANCE, LEARNED = 0.2, 0.8
 """An algorithm learns here if it comes from below the one to above the other, in evaluations."""
 
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "grpo": {},
+NEED_MORE = {"opd", "sft", "dpo", "reward_model", "mix", "chord"}
+"""Algorithms that learn from more than rewards: a teacher, demonstrations, pairs. They are not measured here."""
+OWN_SETTINGS: dict[str, dict[str, Any]] = {
     "dr_grpo": {"row_tokens": 3},
     "dapo": {"overlong_penalty": 0.5, "buffer.zero_variance": "replace", "run.steps": 200},
-    "gspo": {},
-    "cispo": {},
-    "sapo": {},
-    "rloo": {},
-    "reinforce_plus_plus": {},
     "remax": {"run.steps": 500},
     "ppo": {"critic.lr": 4e-3},
     "gigpo": {"turn_weight": 0.0},
-    "maxrl": {},
-    "dppo": {},
-    "m2po": {},
     "topr": {"baseline": 0.1},
-    "asymre": {},
     "opmd": {"run.steps": 400},
-    "kimi": {},
 }
-"""All that learn from rewards alone, with their own settings where the defaults are for other rewards, lengths or
-models: answers of 3 tokens at most, rewards of 0 and 1, one turn, a critic that begins from nothing. A key that begins
-with a section of the run file is that section's."""
+"""Settings of an algorithm where its defaults are for other rewards, lengths or models: answers of 3 tokens at most,
+rewards of 0 and 1, one turn, a critic that begins from nothing. A key that begins with a section of the run file is
+that section's."""
+ALGORITHMS = {name: OWN_SETTINGS.get(name, {}) for name in rftstream.algorithms.ALGORITHMS if name not in NEED_MORE}
+"""Algorithms that are measured, all that learn from rewards alone, with their own settings."""
 
 STALENESS = (0, 2, 8, 16)
 LOSSES: dict[str, dict[str, Any]] = {

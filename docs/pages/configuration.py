@@ -73,7 +73,7 @@ def _inherits(where: str) -> list[str]:
     """Whose settings an algorithm shares, in words."""
     module, _, thing = where.partition(":")
     bases = _mirrored(module, f"{thing}.Config").__mro__
-    return [(cls.__doc__ or "").partition(":")[0].rstrip(".").replace("Of", "of")
+    return [(cls.__doc__ or "").partition(":")[0].rstrip(".").removeprefix("Settings ")
             for cls in reversed(bases) if cls.__module__ == settings.SHARED]  # fmt: skip
 
 

@@ -39,8 +39,6 @@ class Dapo(Grpo):
 
     GRPO with DAPO's settings as defaults."""
 
-    name = "dapo"
-
     @dataclass(frozen=True, kw_only=True)
     class Config(StepConfig, GrpoConfig):
         """The settings in `[algorithms.dapo]`."""
@@ -61,7 +59,6 @@ class DrGrpo(Clipped):
 
     PPO's clip on rewards that are only centred, summed over rows and divided by a constant."""
 
-    name = "dr_grpo"
     needs_spread = "group"
     normalise = "sum"
 
@@ -92,7 +89,6 @@ class Gspo(GroupRelative, Clipped):
 
     PPO's clip on the geometric mean of a row's ratios."""
 
-    name = "gspo"
     normalise = "sequence"
     clip_level = "geometric"
 
@@ -114,7 +110,6 @@ class Rloo(Clipped):
 
     PPO's clip on whole rows, with the mean of the other siblings as the baseline."""
 
-    name = "rloo"
     needs_spread = "group"
     normalise = "sequence"
     clip_level = "sequence"
@@ -137,7 +132,6 @@ class ReMax(Clipped):
 
     PPO's clip on rewards above that of the group's greedy sibling."""
 
-    name = "remax"
     needs_spread = "group"
 
     @dataclass(frozen=True, kw_only=True)
@@ -180,7 +174,6 @@ class MaxRl(Clipped):
 
     PPO's clip on rewards above the group's mean, divided by that mean."""
 
-    name = "maxrl"
     needs_spread = "group"
 
     @dataclass(frozen=True, kw_only=True)
@@ -215,7 +208,6 @@ class GiGpo(Grpo):
 
     GRPO whose turns have an advantage of their own beside their rollout's."""
 
-    name = "gigpo"
     needs_spread = "batch"
 
     @dataclass(frozen=True, kw_only=True)
@@ -275,7 +267,6 @@ class ReinforcePlusPlus(Clipped):
 
     PPO's clip on returns per token, whitened over the batch."""
 
-    name = "reinforce_plus_plus"
     takes_kl_by_token = True
 
     @dataclass(frozen=True, kw_only=True)

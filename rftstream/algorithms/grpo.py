@@ -23,8 +23,6 @@ from rftstream.algorithms.step_rewards import StepConfig, step_advantages, step_
 class Grpo(GroupRelative, Clipped):
     """PPO's clip on advantages relative to the group."""
 
-    name = "grpo"
-
     @dataclass(frozen=True, kw_only=True)
     class Config(StepConfig, GrpoConfig):
         """The settings in `[algorithms.grpo]`."""

@@ -33,7 +33,6 @@ TEACHER = "teacher_logprobs"
 class Opd(Grpo):
     """GRPO whose advantages come from a teacher's logprobs, with rewards beside them if wanted."""
 
-    name = "opd"
     needs_spread = "none"
 
     @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from rftstream.algorithms import ALGORITHMS
 from rftstream.algorithms.base import Denominators, MicroBatch, Spread, TrainingRow
 from rftstream.algorithms.scored import NOTHING, ScoredBatch, collect_scored, of_trained_tokens
 from rftstream.algorithms.settings import ClippedConfig, CorrectedConfig, PolicyGradientConfig
@@ -69,7 +70,7 @@ class PolicyGradient:
 
     Config: ClassVar[Any] = PolicyGradientConfig
     name: ClassVar[str]
-    """The algorithm's name in errors, as `algorithms.NAME`; `module:Class` unless a class sets it."""
+    """The algorithm's name in errors, as `algorithms.NAME`: its name in the table, else `module:Class`."""
     normalise: str = "token"
     """How `core.masks.reduce_loss` makes one number of the losses of tokens."""
     needs_spread: Spread = "batch"
@@ -77,8 +78,8 @@ class PolicyGradient:
     """Whether `token_advantages` takes the divergence from the reward itself."""
 
     def __init_subclass__(cls) -> None:
-        if "name" not in cls.__dict__:
-            cls.name = f"{cls.__module__}:{cls.__qualname__}"
+        where = f"{cls.__module__}:{cls.__qualname__}"
+        cls.name = next((name for name, record in ALGORITHMS.items() if record.path == where), where)
 
     def __init__(self, config: Any) -> None:
         self.config = config

@@ -32,7 +32,6 @@ VALUES, RETURNS = "values", "returns"
 class Ppo(Clipped):
     """PPO's clip on advantages that are estimated with a critic."""
 
-    name = "ppo"
     takes_kl_by_token = True
 
     @dataclass(frozen=True, kw_only=True)

@@ -32,8 +32,6 @@ class Cispo(GroupRelative, CorrectedPolicyGradient):
 
     REINFORCE on group-relative advantages, weighted by a ratio that is cut off and carries no gradient."""
 
-    name = "cispo"
-
     @dataclass(frozen=True, kw_only=True)
     class Config(CorrectedConfig, GroupRelativeConfig):
         """The settings in `[algorithms.cispo]`."""
@@ -57,7 +55,6 @@ class Sapo(GroupRelative, CorrectedPolicyGradient):
 
     Group-relative advantages with a smooth gate on each token's ratio."""
 
-    name = "sapo"
     normalise = "sequence"
 
     @dataclass(frozen=True, kw_only=True)
@@ -90,8 +87,6 @@ class Dppo(GroupRelative, PolicyGradient):
     ratios are mostly noise, stay, and likely ones are stopped before they have moved far.
 
     A policy gradient that drops tokens whose probability has moved too far since they were sampled."""
-
-    name = "dppo"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(PolicyGradientConfig, GroupRelativeConfig):
@@ -136,8 +131,6 @@ class M2po(GroupRelative, PolicyGradient):
     before the first step of a batch, for which their logprobs are computed.
 
     A policy gradient that leaves out the tokens with the most extreme ratios of a batch."""
-
-    name = "m2po"
 
     @dataclass(frozen=True, kw_only=True)
     class Config(PolicyGradientConfig, GroupRelativeConfig):
@@ -188,7 +181,6 @@ class Topr(PolicyGradient):
 
     REINFORCE whose bad rollouts count only as far as the policy would still sample them."""
 
-    name = "topr"
     needs_spread = "none"
     normalise = "sum"
 
@@ -228,7 +220,6 @@ class AsymRe(PolicyGradient):
 
     REINFORCE whose baseline is the group's mean reward plus `shift`."""
 
-    name = "asymre"
     needs_spread = "none"
     normalise = "sum"
 
@@ -254,7 +245,6 @@ class Opmd(PolicyGradient):
 
     REINFORCE with the group's value as baseline, divided by 1 + tau."""
 
-    name = "opmd"
     needs_spread = "group"
 
     @dataclass(frozen=True, kw_only=True)
@@ -287,7 +277,6 @@ class Kimi(PolicyGradient):
 
     A squared error between a row's reward above its group's and its log-ratio to the start."""
 
-    name = "kimi"
     needs_spread = "group"
     normalise = "sequence"
 

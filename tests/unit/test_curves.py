@@ -42,7 +42,8 @@ def loaded(experiment: Experiment, seed: int = 0) -> RunConfig:
 
 def test_every_algorithm_that_learns_from_rewards_alone_is_there() -> None:
     rl = {name for name in ALGORITHMS if loss_kinds(name, "trainer.algorithm") == {LossKind.rl}}
-    assert rl - {"opd"} == set(experiments.ALGORITHMS), "opd follows a teacher"
+    wrong = rl - {"opd"} ^ set(experiments.ALGORITHMS)
+    assert not wrong, f"scripts/experiments.py: NEED_MORE: put in or take out {sorted(wrong)}, by what it learns from"
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.name)
@@ -91,7 +92,7 @@ def test_a_digest_follows_what_a_run_learns_from(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("picks", "count"),
-    [(["algorithms"], 18), (["algorithms/gspo"], 1), (["staleness"], 8), (["staleness/2"], 2),
+    [(["algorithms"], len(experiments.ALGORITHMS)), (["algorithms/gspo"], 1), (["staleness"], 8), (["staleness/2"], 2),
      (["staleness/8/plain", "algorithms/gspo"], 2), (["arithmetic"], 0)],
 )  # fmt: skip
 def test_picks(picks: list[str], count: int) -> None:

@@ -32,13 +32,20 @@ def test_which_steps_have_none(values: dict[str, float], spread: Spread, without
     assert is_without_signal(values, spread) is without
 
 
+NEEDS: dict[str, Spread] = {
+    "opd": "none", "topr": "none", "asymre": "none", "ppo": "batch", "reinforce_plus_plus": "batch", "gigpo": "batch",
+    "remax": "group", "mix": "group", "chord": "group",
+}  # fmt: skip
+"""What algorithms need that do not say it by `compares_siblings` already."""
+
+
 def test_what_each_algorithm_needs() -> None:
-    found: dict[Spread, set[str]] = {"group": set(), "batch": set(), "none": set()}
-    for name in ALGORITHMS.keys() - {"sft", "dpo", "reward_model"}:
+    siblings: dict[str, Spread] = {name: "group" for name, record in ALGORITHMS.items() if record.compares_siblings}
+    for name, spread in {**siblings, **NEEDS}.items():
         part = registry.resolve("algorithm", name, where="here")
-        found[spread_needed(part(part.Config()))].add(name)
-    assert found["none"] == {"opd", "topr", "asymre"}
-    assert found["batch"] == {"ppo", "reinforce_plus_plus", "gigpo"}
+        assert spread_needed(part(part.Config())) == spread, (
+            f'{name}: its class sets needs_spread = "{spread}", or its line in ALGORITHMS changes compares_siblings'
+        )
     compared = registry.resolve("algorithm", "reinforce_plus_plus", where="here")
     assert spread_needed(compared(compared.Config(group_baseline=True))) == "group"
 

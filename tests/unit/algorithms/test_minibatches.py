@@ -60,7 +60,9 @@ def scored(sizes: list[int], *, taskset: str = "sums", seed: int = 0) -> list[Ex
     for group, size in enumerate(sizes):
         for sibling in range(size):
             segments = random_segments(int(random.integers(1, 4)), seed=seed + 100 * group + sibling)
-            one = experience(f"{taskset}/{group}", *segments, reward=float(random.random()), loss_kind=LossKind.rl)
+            one = experience(
+                f"{taskset}/{group}", *segments, reward=float(random.integers(5)) / 4, loss_kind=LossKind.rl
+            )
             count = sum(len(segment.token_ids.numpy()) for segment in segments)
             made.append(replace(
                 one, ids=replace(one.ids, rollout_id=f"{taskset}/{group}/{sibling}", taskset=taskset, sibling=sibling),
