@@ -45,7 +45,7 @@ def place(tmp_path: Path) -> Iterator[Workplace]:
 
 
 def test_there_is_a_file_for_each() -> None:
-    """That their text is up to date, tests/docs/test_generated.py holds."""
+    """That their text is up to date, tests/docs/test_extending.py holds."""
     assert set(NAMES) == {path.stem for path in (FOLDER / "dashboards").iterdir()}
     assert len({board["uid"] for board in BOARDS.values()}) == len(NAMES)
 

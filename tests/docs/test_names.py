@@ -163,7 +163,11 @@ def _has_place(word: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_names_in_prose_exist(page: Path) -> None:
-    assert missing(page) == []
+    found = missing(page)
+    assert not found, (
+        f"{shown(page)}: our code has no {', '.join(found)}; correct the names, or, where they are others', "
+        "put them into FOREIGN in tests/docs/test_names.py"
+    )
 
 
 def test_what_looks_like_ours_is_looked_up() -> None:

@@ -44,10 +44,6 @@ def test_targets_of_make_exist() -> None:
     assert {one or other for one, other in named} <= known
 
 
-def test_every_command_is_told() -> None:
-    assert set(commands(read(ROOT / "docs" / "cli.md"))) >= set(COMMANDS)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_nothing_is_left_to_be_filled_in(page: Path) -> None:
     """A word like TURNS_FIGURES in a sentence, where a figure was to come."""

@@ -19,4 +19,5 @@ class Imitate(CorrectedPolicyGradient):
         """Rewards that are imitated."""
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+        """Return 1 for each good rollout and 0 for the others."""
         return np.where(rewards_N >= self.config.at_least, 1.0, 0.0)
