@@ -33,7 +33,8 @@ def commands(text: str) -> Iterator[str]:
 def test_commands_exist(page: Path) -> None:
     shell = [line for block in blocks(page, "console", "sh") for line in block.commands or block.text.splitlines()]
     named = [name for text in (*code(page), *shell) for name in commands(text)]
-    assert set(named) <= set(COMMANDS)
+    unknown = sorted(set(named) - set(COMMANDS))
+    assert not unknown, f"{shown(page)}: no command {unknown}; correct it, or add it to GROUPS in rftstream/commands"
 
 
 def test_targets_of_make_exist() -> None:

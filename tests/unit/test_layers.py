@@ -189,7 +189,9 @@ def test_nothing_imports_what_stands_above_it() -> None:
             or (below == 0 and not lies_in(imported, *GROUND))
         ):
             wrong.append(str(one))
-    assert not wrong, "\n".join(wrong)
+    assert not wrong, "\n".join(
+        ["imports of rooms that stand later in ROOMS; move the code down, or have the object handed in:", *wrong]
+    )
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
@@ -213,7 +215,7 @@ def test_the_innermost_parts_know_little() -> None:
         for module, allowed in ONLY.items()
         if lies_in(one.module, module) and lies_in(one.name, *LIBRARY) and not lies_in(one.name, *allowed)
     ]
-    assert not wrong, "\n".join(wrong)
+    assert not wrong, "\n".join(["imports that ONLY does not allow; hand the value in as an argument:", *wrong])
 
 
 def test_roles_know_of_the_service_only_what_a_role_is() -> None:
@@ -234,7 +236,7 @@ def test_roles_know_of_the_service_only_what_a_role_is() -> None:
             "rftstream.service.records.summaries",
         )
     ]
-    assert not wrong, "\n".join(wrong)
+    assert not wrong, "\n".join(["imports of the service's inside; use rftstream.service.role:", *wrong])
 
 
 def test_every_exception_is_needed() -> None:
@@ -250,7 +252,7 @@ def test_a_class_name_means_one_thing() -> None:
             if found.at_top:
                 places.setdefault(found.name, []).append(source.module)
     twice = {name: modules for name, modules in places.items() if len(modules) > 1}
-    assert not twice, f"classes of the same name: {twice}"
+    assert not twice, f"classes of the same name; rename the newer one: {twice}"
 
 
 ROLE_WORDS = (
@@ -274,7 +276,7 @@ def test_role_names_are_declared_once() -> None:
         for line, text in source.strings
         if text in words and not is_section_or_header(source, line)
     ]
-    assert not wrong, "\n".join(wrong)
+    assert not wrong, "\n".join(["names of roles as text; use RoleName of rftstream/contracts/role_names.py:", *wrong])
 
 
 def is_section_or_header(source: Source, line: int) -> bool:
@@ -296,7 +298,7 @@ def test_packages_of_others_have_one_door() -> None:
         for package, owner in OWNERS.items()
         if lies_in(one.name, package) and not one.module.startswith(owner) and not excepted(one)
     ]
-    assert not wrong, "\n".join(wrong)
+    assert not wrong, "\n".join(["packages that only their room in OWNERS imports; call that room:", *wrong])
 
 
 @pytest.mark.law("no-pickle")
@@ -311,7 +313,7 @@ def test_no_pickle() -> None:
                     wrong.append(f"{place}: {call.function} that could read pickles")
             if call.function == "torch.save":
                 wrong.append(f"{place}: torch.save writes pickles; use safetensors")
-    assert not wrong, "\n".join(wrong)
+    assert not wrong, "\n".join(["pickles run code; write and read without them:", *wrong])
 
 
 def test_few_modules_fork() -> None:
@@ -337,7 +339,9 @@ def test_settings_come_from_one_place() -> None:
         for line, name in source.attributes
         if name in ("environ", "getenv")
     ]
-    assert not wrong, f"environment read in {', '.join(wrong)}"
+    assert not wrong, (
+        f"environment read in {', '.join(wrong)}; make it a setting of a Config, or read it where config is loaded"
+    )
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -350,14 +354,14 @@ def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     loaded = set(json.loads(done.stdout.splitlines()[-1]))
     heavy = loaded & (HEAVY | {"prometheus_client", "sqlite3"})
-    assert not heavy, f"rftstream --help imports {', '.join(sorted(heavy))}"
+    assert not heavy, f"rftstream --help imports {', '.join(sorted(heavy))}; import it inside the command's function"
 
 
 def test_importing_the_library_imports_nothing_heavy() -> None:
     code = "import json, sys, rftstream, workers\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
-    assert not loaded & HEAVY, f"import rftstream imports {', '.join(sorted(loaded & HEAVY))}"
+    assert not loaded & HEAVY, f"import rftstream imports {', '.join(sorted(loaded & HEAVY))}; import it in a function"
 
 
 def test_no_bags() -> None:
@@ -377,7 +381,7 @@ def test_what_the_head_of_a_room_lists_is_there() -> None:
         for name in names.split(", ")
         if not (at := source.path.parent.joinpath(*name.split("."))).is_dir() and not at.with_suffix(".py").is_file()
     ]
-    assert missing == []
+    assert not missing, f"named in the list of an __init__, and not there; correct the list: {missing}"
 
 
 def test_a_room_with_many_modules_is_divided() -> None:

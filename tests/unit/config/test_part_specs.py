@@ -96,7 +96,9 @@ def test_settings_that_records_name_exist() -> None:
         assert not record.update_setting or hasattr(registry.resolve("policy", name).Config, record.update_setting)
     for name, algorithm in ALGORITHMS.items():
         setting = algorithm.max_tokens_setting
-        assert not setting or hasattr(registry.resolve("algorithm", name).Config(), setting)
+        assert not setting or hasattr(registry.resolve("algorithm", name).Config(), setting), (
+            f"{name}: its Config has no field {setting!r}, which its line in ALGORITHMS names as max_tokens_setting"
+        )
     assert list(TRACKERS) == [field.name for field in dataclasses.fields(TrackersSection)]
 
 
