@@ -1,5 +1,5 @@
-"""The endpoint for agents that others wrote: OpenAI's chat completions and responses, Anthropic's messages.
+"""The endpoint for other people's agents: OpenAI's chat completions and responses, Anthropic's messages.
 
-`server` speaks HTTP and checks keys (`keys`); a dialect (`dialects/`) reads a request and writes its answer; the
-explorer's agent loop (`roles/explorer/agents/loop.py`) samples, commits, and only then hands the answer out.
+`server` speaks HTTP and checks keys (`keys`). A dialect (`dialects/`) reads a request and writes its answer. The
+explorer's agent loop (`roles/explorer/agents/loop.py`) samples, commits, and only then returns the answer.
 """

@@ -1,4 +1,4 @@
-"""Where the gateways of a run listen, and under which URL agents reach them."""
+"""Where the gateways of a run listen, and the URLs under which agents reach them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rftstream.errors import ConfigError
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-"""Seconds between two looks for other gateways."""
+"""Seconds between two searches for other gateways."""
 
 
 def parse_address(address: str, num_workers: int = 1, *, section: str = RoleName.explorer.value) -> tuple[str, int]:
-    """Return host and port of `HOST:PORT`. ConfigError if it is none, or if so many workers, of which each takes a port
-    from a fixed one on, have no ports."""
+    """Return host and port of `HOST:PORT`. ConfigError for another text, or if there are too few ports for so many
+    workers, which take consecutive ports from a fixed one on."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{section}.gateway_address: got {address!r}, expected HOST:PORT")
@@ -32,23 +32,23 @@ def parse_address(address: str, num_workers: int = 1, *, section: str = RoleName
 
 
 def worker_number(process: str) -> int:
-    """Return the number of a worker that its run has started, as 1 for `explorer-1`; 0 for one started by hand."""
+    """Return the number of a worker that its run started, such as 1 for `explorer-1`; 0 for one started by hand."""
     match = re.fullmatch(r"[a-z]+-(\d{1,4})", process)
     return 0 if match is None else int(match[1])
 
 
 def base_url(public_url: str, host: str, port: int) -> str:
-    """Return what clients take as their base URL. In the `public_url` of the run file `{port}` is the port."""
+    """Return the clients' base URL. In the run file's `public_url`, `{port}` stands for the port."""
     shown = f"[{host}]" if ":" in host else host
     return public_url.rstrip("/").replace("{port}", str(port)) or f"http://{shown}:{port}/v1"
 
 
 class OtherGateways:
-    """The other gateways of the run where rollouts wait for an agent. A gateway's server makes it, and awaits
-    `addresses` for a request that it has no rollout for."""
+    """The run's other gateways where rollouts wait for an agent. A gateway's server makes it, and awaits `addresses`
+    when it has no rollout for a request."""
 
     def __init__(self, find: Callable[[], Sequence[str]]) -> None:
-        """`find` looks for them, and may block; it is called in a thread, once in LOOK_S seconds."""
+        """`find`: looks for the gateways. It may block, and is called in a thread, once in LOOK_S seconds."""
         self._find = find
         self._look: asyncio.Task[Sequence[str]] | None = None
         self._looked_at = 0.0

@@ -1,8 +1,8 @@
-"""What passes between the gateway's event loop and the agent loop, which runs in another thread.
+"""The exchange between the gateway's event loop and the agent loop, which runs in another thread.
 
-Waking a thread is dear, and so is a transaction for each call. So what comes in one turn of the event loop is handed
-over as one group: the agent loop wakes up once, and the calls share a transaction. Answers that come close together
-wake the event loop once, too.
+Waking a thread is expensive, and so is a transaction for each call. So all requests of one turn of the event loop are
+handed over together: the agent loop wakes up once, and the calls share a transaction. Answers that come close together
+also wake the event loop once.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class AgentExchange:
     def __init__(self, inbox: CallInbox) -> None:
         self._inbox = inbox
         self._arrived: list[AgentRequest | Delivered] = []
-        """Items that came in this turn of the event loop."""
+        """Items that arrived in this turn of the event loop."""
         self._answers: deque[tuple[HttpConnection, TakesAnswer, AgentAnswer]] = deque()
         """Answers on their way from the agent loop's thread."""
         self._hands_out = False
-        """Whether the event loop was asked to take them."""
+        """Whether the event loop was asked to hand them out."""
 
     def ask(self, owner: KeyOwner, wanted: Wanted, connection: HttpConnection, answered: TakesAnswer) -> None:
-        """Hand a request to the agent loop. `answered` is called with its answer, in the event loop."""
+        """Hand a request to the agent loop. `answered` is called in the event loop with its answer."""
         loop = asyncio.get_running_loop()
 
         def reply(answer: AgentAnswer) -> None:
@@ -59,13 +59,13 @@ class AgentExchange:
         self._put(request)
 
     def answer_to(self, owner: KeyOwner, wanted: Wanted, connection: HttpConnection) -> asyncio.Future[AgentAnswer]:
-        """Hand a request to the agent loop; return where its answer will be."""
+        """Hand a request to the agent loop; return the future of its answer."""
         found: asyncio.Future[AgentAnswer] = asyncio.get_running_loop().create_future()
         self.ask(owner, wanted, connection, lambda answer: None if found.done() else found.set_result(answer))
         return found
 
     def note_delivered(self, owner: KeyOwner, answer: CallAnswer) -> None:
-        """Tell the agent loop that the client's side has taken the answer to a call."""
+        """Tell the agent loop that the client has taken the answer to a call."""
         self._put(Delivered(rollout_id=owner.rollout_id, launch=owner.launch, number=answer.number))
 
     def _put(self, item: AgentRequest | Delivered) -> None:
@@ -78,8 +78,8 @@ class AgentExchange:
         self._inbox.put(*arrived)
 
     def _hand_out(self) -> None:
-        """Hand the answers that have come to their requests."""
-        self._hands_out = False  # before it looks: what comes meanwhile asks again
+        """Pass the arrived answers to their requests."""
+        self._hands_out = False  # before reading: later answers ask again
         while self._answers:
             connection, answered, answer = self._answers.popleft()
             try:

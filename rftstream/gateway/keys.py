@@ -1,8 +1,8 @@
 """Keys of the gateway. Each rollout has one, and so has the run; all derive from the run's secret.
 
 A rollout's key is `rft-` + its id + `.` + HMAC-SHA256(secret, id). So the server finds the rollout by the key, and
-nobody can make the key of another rollout. An agent that an explorer starts gets a key of that launch: its name
-stands behind the id, and the HMAC is over both. So the calls of a launch that was given up are known as such.
+nobody can make the key of another rollout. An agent that an explorer starts gets a key of that launch: the launch's
+name follows the id, and the HMAC covers both. So calls from an abandoned launch can be recognised.
 
 The secret is never written to the run folder, to a topic or to a log:
 
@@ -29,11 +29,11 @@ from rftstream.errors import ConfigError
 
 SECRET_VARIABLE = "RFTSTREAM_GATEWAY_SECRET"
 MIN_SECRET_BYTES = 16
-"""Shortest secret that is accepted from the environment."""
+"""Smallest number of bytes of a secret from the environment."""
 PREFIX = "rft-"
 _MAX_KEY = 1024
 MAX_KNOWN = 10_000
-"""Most keys that are remembered as good ones."""
+"""Largest number of valid keys that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class GatewayKeys:
         self._secret = secret
         self._run_id = run_id
         self._known: dict[str, KeyOwner] = {}
-        """Keys that were found to be of this run: an agent sends its key with each call."""
+        """Keys that were found valid for this run: an agent sends its key with each call."""
 
     def __repr__(self) -> str:
         return f"GatewayKeys(run {self._run_id})"  # without the secret
@@ -64,7 +64,7 @@ class GatewayKeys:
         return f"{PREFIX}{name}{'~' if launch else ''}{launch}.{self._rollout_mac(rollout_id, launch)}"
 
     def owner_of(self, key: str) -> KeyOwner | None:
-        """Return what a key belongs to; None if it is no key of this run."""
+        """Return the rollout and launch of a key; None if it is no key of this run."""
         found = self._known.get(key)
         if found is None and (found := self._checked(key)) is not None:
             if len(self._known) >= MAX_KNOWN:
@@ -85,7 +85,7 @@ class GatewayKeys:
         return KeyOwner(rollout_id, launch) if is_ours else None
 
     def session_token(self) -> str:
-        """Return the token by which agents elsewhere ask for rollouts of this run."""
+        """Return the token with which agents elsewhere ask for this run's rollouts."""
         return f"{PREFIX}run.{self._mac('sessions', '')}"
 
     def is_session_token(self, token: str) -> bool:
@@ -93,7 +93,7 @@ class GatewayKeys:
         return token.isascii() and hmac.compare_digest(token, self.session_token())
 
     def annotator(self, name: str) -> str:
-        """Return what stands on the log for an annotator: 32 hex digits, from which nobody can tell the name."""
+        """Return an annotator's id on the log: 32 hex digits that do not reveal the name."""
         return self._mac("annotator", name)[:32]
 
     def _rollout_mac(self, rollout_id: str, launch: str) -> str:
@@ -105,8 +105,8 @@ class GatewayKeys:
 
 
 def run_secret(run_id: str, environment: Mapping[str, str] | None = None) -> bytes:
-    """Return the secret of a run: from the environment, else from this user's file, which is made if need be.
-    ConfigError if the one is too short, or the other may be read by others."""
+    """Return the secret of a run: from the environment, else from this user's file, which is made if it does not exist.
+    ConfigError if the secret is too short, or if others may read the file."""
     environment = os.environ if environment is None else environment
     given = _given_secret(environment)
     if given is not None:
@@ -117,7 +117,7 @@ def run_secret(run_id: str, environment: Mapping[str, str] | None = None) -> byt
 
 
 def known_secret(run_id: str, environment: Mapping[str, str] | None = None) -> bytes | None:
-    """Return the secret of a run if there is one here; None, and none is made, if not. ConfigError as for
+    """Return the secret of a run if there is one here, else None; no secret is made. ConfigError as for
     `run_secret`."""
     environment = os.environ if environment is None else environment
     given, path = _given_secret(environment), secret_file(run_id, environment)
@@ -135,7 +135,7 @@ def _given_secret(environment: Mapping[str, str]) -> bytes | None:
 
 
 def secret_file(run_id: str, environment: Mapping[str, str] | None = None) -> Path:
-    """Return where the secret of a run is kept if the environment has none."""
+    """Return the file with a run's secret, which is used if the environment has none."""
     environment = os.environ if environment is None else environment
     state = environment.get("XDG_STATE_HOME")
     base = Path(state) if state and Path(state).is_absolute() else Path.home() / ".local" / "state"
@@ -149,7 +149,7 @@ def _make_secret(path: Path) -> None:
         with os.fdopen(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_bytes(32).hex().encode())
         try:
-            os.link(own, path)  # whole, or not at all; the first one wins
+            os.link(own, path)  # completely, or not at all; the first process wins
         except FileExistsError:
             pass
         finally:

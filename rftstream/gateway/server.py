@@ -1,7 +1,8 @@
 """The HTTP server of the gateway: an event loop in a thread of the explorer.
 
-It checks keys, reads requests by their dialect, and hands them to the agent loop through a `CallInbox`. An answer is
-sent when the agent loop has it on the log. A stream is sent whole, then, too; until then it has keep-alives.
+It checks keys, reads requests with their dialect, and hands them to the agent loop through a `CallInbox`. An answer is
+sent after the agent loop has written it to the log. Even a stream is sent as a whole then; before that, it only sends
+keep-alives.
 
 | path | key | what |
 |---|---|---|
@@ -50,13 +51,13 @@ from rftstream.roles.explorer.model_calls import (
 log = logging.getLogger(__name__)
 
 LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
-"""Address that listens everywhere -> where this machine reaches it."""
+"""Address that listens everywhere -> the address under which this machine reaches it."""
 
 ALIAS = "policy"
 """A name of the model in every run."""
 
 MAX_PARTS = 256
-"""Most parts or metrics that an agent may post."""
+"""Largest number of parts or metrics that an agent may post."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,28 +65,28 @@ class GatewaySettings:
     """Where the gateway listens, and its limits."""
 
     section: str = RoleName.explorer.value
-    """The section of the run file that has these settings."""
+    """The section of the run file with these settings."""
     address: str = "127.0.0.1:0"
-    """`HOST:PORT`; port 0: any free one."""
+    """`HOST:PORT`; port 0: any free port."""
     number: int = 0
-    """Number of the explorer on its host. A fixed port is that of number 0; each further number adds 1 to the port."""
+    """Number of the explorer on its host. A fixed port belongs to number 0; each further number adds 1."""
     public_url: str = ""
-    """The URL up to `/v1` under which agents elsewhere reach it, with the port for `{port}`; empty: made from the
-    address."""
+    """The URL up to `/v1` under which agents elsewhere reach the gateway, with `{port}` for the port; empty: made from
+    the address."""
     model: str = ALIAS
     """The name of the model in the list of models."""
     max_body_bytes: int = 4 << 20
-    """Largest body of a request."""
+    """Largest body of a request, in bytes."""
     max_connections: int = 1024
-    """Most connections at once."""
+    """Largest number of connections at once."""
     keep_alive_s: float = 15.0
-    """Seconds between two signs of life in a stream that waits. A refusal within the first ones has a status of its
-    own; later it is an event."""
+    """Seconds between two keep-alives in a waiting stream. A refusal within the first of these intervals has its own
+    status; later it is an event."""
 
 
 class GatewayServer:
     """The gateway of one explorer. Its composition root makes it, calls `start` once, and `close` at the end, after
-    the inbox was closed."""
+    closing the inbox."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class GatewayServer:
         inbox: CallInbox,
         others: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """`others` returns the base URLs of other gateways of the run where rollouts wait; it may block."""
+        """`others`: returns the base URLs of the run's other gateways where rollouts wait; it may block."""
         self._others = OtherGateways(others)
         self._settings, self._keys = settings, keys
         self._exchange = AgentExchange(inbox)
@@ -112,12 +113,12 @@ class GatewayServer:
             ("POST", "sessions"): self._session,
         }
         self.base_url = ""
-        """The base_url for OpenAI's and Anthropic's clients; known after `start`."""
+        """The base_url for OpenAI's and Anthropic's clients; set by `start`."""
         self.local_url = ""
-        """The same for clients on this machine: it leads to this explorer and no other."""
+        """The same for clients on this machine: it reaches this explorer and no other."""
 
     def start(self) -> str:
-        """Listen, and return the base URL. ConfigError if that address cannot be had."""
+        """Start listening, and return the base URL. ConfigError if the address is not available."""
         number = self._settings.number
         host, port = parse_address(self._settings.address, number + 1, section=self._settings.section)
         port += number if port else 0
@@ -139,7 +140,7 @@ class GatewayServer:
         return self.base_url
 
     def close(self) -> None:
-        """Stop to listen, and cut all connections."""
+        """Stop listening, and close all connections."""
         if self._loop is not None:
             self._loop.call(self._listener.close())
             self._loop.close()
@@ -182,7 +183,8 @@ class GatewayServer:
     def _call(
         self, dialect: ServedDialect, request: HttpRequest, connection: HttpConnection
     ) -> Awaitable[WhenDelivered] | None:
-        """Hand a call to the agent loop. Its answer comes by a callback: a task for each call would be dear."""
+        """Hand a call to the agent loop. Its answer comes through a callback, since a task for each call would be
+        expensive."""
         owner = self._owner(request)
         self._check_size(request)
         call = read_call(dialect, request.body, request.headers)
@@ -314,7 +316,7 @@ class GatewayServer:
 
 
 def _key_of(request: HttpRequest) -> str:
-    """Return the key as OpenAI's clients send it, or as Anthropic's do."""
+    """Return the key from the headers of OpenAI's or of Anthropic's clients."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return token.strip()
@@ -322,7 +324,7 @@ def _key_of(request: HttpRequest) -> str:
 
 
 def _session_wanted(body: Mapping[str, Any], name: str) -> SessionWanted:
-    """Return what an agent asks for that has no rollout yet."""
+    """Return the request for a rollout from an agent without one."""
     for setting in body:
         if setting != "idle_timeout_s":
             _refuse(400, f"{setting}: unknown; expected idle_timeout_s, or nothing")
@@ -334,7 +336,7 @@ def _session_wanted(body: Mapping[str, Any], name: str) -> SessionWanted:
 
 
 def _rollout_end(body: Mapping[str, Any]) -> RolloutEnd:
-    """Return what an agent says at the end. RequestRefused for numbers that are none."""
+    """Return an agent's message at the end of a rollout. RequestRefused for invalid numbers."""
     for name in body:
         if name not in ("reward", "parts", "metrics", "error"):
             _refuse(400, f"{name}: unknown; expected reward, parts, metrics or error")
@@ -376,8 +378,8 @@ def _refusal(answer: AgentAnswer) -> Refusal:
 
 
 def _refused(dialect: ServedDialect, refusal: Refusal, more: Mapping[str, Any] | None = None) -> HttpAnswer:
-    """Return a refusal with headers that tell clients whether to try again: by themselves they would for 409, and not
-    for all that pass."""
+    """Return a refusal with headers that tell clients whether to retry. By default they would retry after 409, and not
+    after all temporary errors."""
     headers = {"x-should-retry": "false" if refusal.retry_after_s is None else "true"}
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(refusal.retry_after_s))
@@ -398,7 +400,7 @@ def _numbered(rollout_id: str, answer: CallAnswer) -> dict[str, str]:
 
 
 def _model(name: str) -> dict[str, Any]:
-    """Return a model as both OpenAI's and Anthropic's clients read it."""
+    """Return a model in the form that both OpenAI's and Anthropic's clients read."""
     return {
         "id": name,
         "object": "model",

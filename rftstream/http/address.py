@@ -1,4 +1,4 @@
-"""The addresses of servers, and the keys that are sent to them."""
+"""Addresses of servers, and the keys that are sent to them."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ PORTS = {"http": 80, "https": 443}
 
 
 def split_url(url: str) -> SplitResult | None:
-    """Return the parts of a server's address; None for what is none. The caller decides whether it may hold a user or
-    a query."""
+    """Return the parts of a server's address; None for an invalid one. The caller decides whether it may contain a user
+    or a query."""
     try:
         parts = urlsplit(url)
         is_address = parts.scheme in PORTS and bool(parts.hostname) and parts.port != 0
         (parts.hostname or "").encode("idna")
-    except ValueError:  # a port that is no number, brackets, a host that no name can be
+    except ValueError:  # a port that is no number, unbalanced brackets, an invalid host name
         return None
     target = target_of(parts, "")
     return parts if is_address and re.fullmatch(r"[!-~]*", target) else None  # a request's first line holds no other
 
 
 def target_of(parts: SplitResult, resource: str) -> str:
-    """Return what a request for a resource below an address names in its first line."""
+    """Return the target, in a request's first line, of a resource below an address."""
     path = parts.path.rstrip("/") + resource if resource else parts.path or "/"
     return f"{path}?{parts.query}" if parts.query else path
 
 
 def host_and_port(parts: SplitResult) -> tuple[str, int]:
-    """Return where the address leads."""
+    """Return the host and port of the address."""
     return str(parts.hostname), parts.port or PORTS[parts.scheme]
 
 
 def keep_alive_options(idle_s: int, every_s: int, times: int) -> tuple[tuple[int, int, int], ...]:
-    """Return socket options by which the system asks whether the other host is there: after how many idle seconds, how
-    often, and how many times in vain. Not every system has all of them."""
+    """Return socket options with which the system checks that the other host is there: after how many idle seconds, how
+    often, and how many times without an answer. Not every system has all of them."""
     wanted = {"TCP_KEEPIDLE": idle_s, "TCP_KEEPINTVL": every_s, "TCP_KEEPCNT": times}
     names = [(getattr(socket, name), value) for name, value in wanted.items() if hasattr(socket, name)]
     return ((socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *((socket.IPPROTO_TCP, *pair) for pair in names))
 
 
 def check_key(key: str, setting: str) -> None:
-    """Raise ConfigError for a key that no header can hold: clients would say so with the key in it."""
+    """Raise ConfigError for a key that no HTTP header can hold: a client's own error would show the key."""
     if not re.fullmatch(r"[!-~]+", key):
         raise ConfigError(
             f"{setting}: found a space, a line break or another sign that no header can hold (it is not shown here), "
@@ -54,7 +54,7 @@ def check_key(key: str, setting: str) -> None:
 
 
 def hide(text: str, *keys: str) -> str:
-    """Return the text without the keys: servers repeat keys that they refuse."""
+    """Return the text without the keys: servers repeat rejected keys in their answers."""
     for key in keys:
         text = text.replace(key, "***") if key else text
     return secrets.hidden(text)

@@ -1,8 +1,8 @@
-"""The client of all servers that are asked over HTTP/1.1. It follows no redirects and uses no proxies.
+"""The client for all calls over HTTP/1.1. It follows no redirects and uses no proxies.
 
-Connections are those of httpcore, the part of httpx that speaks HTTP. The client of httpx is not used. With 64
-requests on their way it takes five times the processor time, most of it in its pool, which looks at every connection
-for every request."""
+Connections are those of httpcore, the part of httpx that speaks HTTP. httpx's own client is not used: with 64
+concurrent requests it takes five times the processor time, mostly in its pool, which checks every connection for every
+request."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ import httpcore
 from rftstream.http.address import hide, host_and_port, keep_alive_options, target_of
 
 KEPT_OPEN_S = 3.0
-"""Seconds that a connection may be idle before it is used again. Servers close theirs after 5 s and more, so a request
-hardly ever meets a connection that is just being closed."""
+"""Seconds that a connection may be idle and still be used again. Servers close idle connections after 5 s or more, so a
+request hardly ever meets a connection that is just being closed."""
 
 CONNECT_S = 10.0
-"""Most seconds that a server may take to accept a connection, however long its answers may take."""
+"""Largest number of seconds for a server to accept a connection, regardless of the answer's time limit."""
 
 KEEP_ALIVE = keep_alive_options(30, 15, 4)
-"""A machine that is gone is noticed after some 90 s, however long its answer may take."""
+"""A dead machine is noticed after about 90 s, regardless of the answer's time limit."""
 
 MAX_ANSWER_BYTES = 256 << 20
-"""Largest size of an answer in bytes: many times that of the logprobs of the longest prompts."""
+"""Largest size of an answer in bytes: many times the size of the logprobs of the longest prompts."""
 
 BUSY = frozenset({408, 429, 500, 502, 503, 504})
 """HTTP statuses after which another try may help."""
@@ -46,8 +46,8 @@ FAILED = (OSError, httpcore.NetworkError, httpcore.TimeoutException, httpcore.Pr
 
 
 class RequestFailed(Exception):
-    """A request has no whole answer. `timed_out` says whether it did not come in time, `was_sent` whether a server
-    took the connection."""
+    """A request has no complete answer. `timed_out`: whether the time was up. `was_sent`: whether a server accepted the
+    connection."""
 
     def __init__(self, text: str, *, timed_out: bool = False, was_sent: bool = True) -> None:
         super().__init__(text)
@@ -55,7 +55,7 @@ class RequestFailed(Exception):
 
 
 class AnswerTooLong(RequestFailed):
-    """An answer is longer than the client takes."""
+    """An answer is longer than the client accepts."""
 
 
 class RequestCancelled(RequestFailed):
@@ -67,12 +67,12 @@ class Answer(NamedTuple):
 
     status: int
     headers: Mapping[str, str]
-    """By their names in lower case."""
+    """Headers by name in lower case."""
     body: bytes
 
     @property
     def retry_after_s(self) -> float:
-        """For how many seconds the server wants to be left alone, which it says as a number or as a date."""
+        """Seconds that the server asks to be left alone. The server gives them as a number or as a date."""
         text = self.headers.get("retry-after", "").strip()
         if text.isdecimal():
             return float(text[:9])
@@ -84,7 +84,7 @@ class Answer(NamedTuple):
 
 
 class Call:
-    """A request on its way. The thread that asks attaches the connection that it uses; any other thread may cancel."""
+    """A running request. Its thread attaches the connection; any other thread may cancel it."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()
@@ -92,34 +92,34 @@ class Call:
         self._socket: socket.socket | None = None
 
     def attach(self, connection: socket.socket | None) -> None:
-        """Note the connection that the request goes over, so that `cancel` can end it; None when it is over."""
+        """Record the request's connection, so that `cancel` can end it; None when the request is over."""
         with self._lock:
             self._socket = connection
             self._shut_if_cancelled()
 
     def cancel(self) -> None:
-        """Cancel the request: its thread gives up, and the server sees that nobody listens any more."""
+        """Cancel the request: its thread gives up, and the server sees the connection close."""
         self.cancelled.set()
         with self._lock:
             self._shut_if_cancelled()
 
     def _shut_if_cancelled(self) -> None:
         if self._socket is not None and self.cancelled.is_set():
-            with contextlib.suppress(OSError):  # it has ended already
+            with contextlib.suppress(OSError):  # it has already ended
                 self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def pause_s(number: int, first_s: float, *, most_s: float = 3600.0) -> float:
-    """Return the seconds to wait before try `number`, counted from 0: `first_s` before the second, twice as long before
-    each further one, give or take a half, so that requests that failed together come back apart."""
+    """Return the seconds to wait before try `number`, counted from 0: `first_s` before the second try, doubled before
+    each further one. The pause is randomised by half, so that requests that failed together do not return together."""
     return min(most_s, first_s * 2.0 ** min(number - 1, 20)) * random.uniform(0.5, 1.5)
 
 
 class _Asker:
-    """The common part of the clients of threads and of event loops: address, headers, and the text of a failure."""
+    """The common part of the clients for threads and for event loops: address, headers, and the text of a failure."""
 
     def __init__(self, address: SplitResult, *, key: str = "", max_bytes: int) -> None:
-        """`key` is sent as the bearer token, to this server alone, and hidden in errors."""
+        """`key`: sent as the bearer token, only to this server, and hidden in errors."""
         self._address, self._key, self._max_bytes = address, key, max_bytes
         self._url = httpcore.URL(
             scheme=address.scheme.encode(), host=str(address.hostname).encode("idna"), port=address.port, target=b"/"
@@ -145,7 +145,8 @@ class _Asker:
         timeout_s: float | None,
         trace: Any = None,
     ) -> httpcore.Request:
-        """Return a request. Those with a body, which may be empty, say that it is JSON unless `headers` say more."""
+        """Return a request. A request with a body, which may be empty, is declared as JSON unless `headers` say
+        otherwise."""
         sent = dict(self._headers)
         if content is not None:
             sent |= {"Content-Type": "application/json", "Content-Length": str(len(content))}
@@ -175,7 +176,7 @@ class HttpClient(_Asker):
     `close`."""
 
     def __init__(self, address: SplitResult, *, key: str = "", max_bytes: int | None = None) -> None:
-        """`address` is that of `split_url`; resources are below it."""
+        """`address`: from `split_url`; resources are below it."""
         super().__init__(address, key=key, max_bytes=MAX_ANSWER_BYTES if max_bytes is None else max_bytes)
         self._idle: deque[_Connection] = deque()
         self._close_idle = weakref.finalize(self, _close_all, self._idle)
@@ -190,8 +191,8 @@ class HttpClient(_Asker):
         headers: Mapping[str, str] | None = None,
         call: Call | None = None,
     ) -> Answer:
-        """Send a request once, and return its answer, whatever its status. Raises RequestFailed. `timeout_s` is for
-        the whole answer."""
+        """Send a request once, and return its answer, whatever its status. Raises RequestFailed. `timeout_s` covers the
+        whole answer."""
         call = call or Call()
         connection = self._take()
         request = self._request(method, resource, content, headers or {}, timeout_s, connection.trace_for(call))
@@ -243,7 +244,7 @@ class HttpClient(_Asker):
             return Answer(response.status, _named(response.headers), b"".join(parts))
 
     def _take(self) -> _Connection:
-        """Return a connection that is open and idle, the one used last, or a new one."""
+        """Return an open idle connection, the most recently used one, or a new one."""
         with contextlib.suppress(IndexError):
             while True:
                 connection = self._idle.pop()
@@ -254,8 +255,8 @@ class HttpClient(_Asker):
 
 
 class _Connection:
-    """A connection that is opened by its first request and kept for the next. It is used by one request at a time.
-    After an error it must be closed."""
+    """A connection that its first request opens and that is kept for later ones. It serves one request at a time. After
+    an error it must be closed."""
 
     def __init__(self, http: httpcore.HTTPConnection) -> None:
         self.http = http
@@ -268,7 +269,7 @@ class _Connection:
         return self.http.is_closed() or self.http.has_expired()
 
     def trace_for(self, call: Call) -> Any:
-        """Return what httpcore tells when it has opened the connection."""
+        """Return the trace function with which httpcore reports that it has opened the connection."""
 
         def note_socket(event: str, info: Mapping[str, Any]) -> None:
             if event in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
@@ -279,8 +280,8 @@ class _Connection:
 
 
 class LoopClient(_Asker):
-    """The same for an event loop: its requests are coroutines of one loop, and cancelling one ends its connection. One
-    connection is kept for the next request; further ones at the same time have connections of their own."""
+    """The same for an event loop: its requests are coroutines of one loop, and cancelling one closes its connection.
+    One connection is kept for the next request; further concurrent requests open their own."""
 
     def __init__(self, address: SplitResult, *, key: str = "", max_bytes: int) -> None:
         super().__init__(address, key=key, max_bytes=max_bytes)
@@ -297,7 +298,7 @@ class LoopClient(_Asker):
         is_last: bool = False,
     ) -> Answer:
         """Send a request once, and return its answer, whatever its status. Raises RequestFailed. Without `timeout_s`
-        the answer may take forever. `is_last`: the connection is not kept."""
+        there is no time limit. `is_last`: the connection is not kept."""
         connection, self._idle = self._idle, None
         if connection is None or connection.is_closed() or connection.has_expired():
             await _close(connection)
@@ -346,7 +347,7 @@ def _named(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the innermost cause of an error: what the system said, or else what the client says."""
+    """Return the innermost cause of an error: the system's message, or else the client's."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}"
@@ -354,5 +355,6 @@ def _reason(error: BaseException) -> str:
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Return what checks certificates. Each connection with one of its own would load all authorities again."""
+    """Return the TLS context that checks certificates. It is shared, since a separate one for each connection would
+    load all authorities again."""
     return ssl.create_default_context()

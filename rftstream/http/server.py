@@ -1,4 +1,5 @@
-"""HTTP/1.1 for a server in one event loop. httptools parses the requests. It knows nothing of what is served."""
+"""HTTP/1.1 for a server in one event loop. httptools parses the requests. This module knows nothing about the
+content."""
 
 from __future__ import annotations
 
@@ -20,23 +21,23 @@ from rftstream.http.outgoing import Outgoing
 log = logging.getLogger(__name__)
 
 MAX_REFUSED_BYTES = 64 << 20
-"""How much of a body that is too large is read and forgotten, so that the client reads the answer; then the connection
-is cut."""
+"""Bytes of a too large body that are read and dropped, so that the client can read the answer; then the connection is
+closed."""
 
 MAX_HEAD_BYTES = 65_536
-"""Largest request line and headers together, if they come in more than one read."""
+"""Largest size, in bytes, of request line and headers together, if they come in more than one read."""
 
 IDLE_S = 120.0
-"""Seconds after which a connection is closed on which no request comes, or the rest of one, or whose answer is not
+"""Seconds after which a connection is closed if no request comes, a request stays incomplete, or an answer is not
 taken."""
 
 JSON_TYPE = "application/json"
 
 MAX_WAITING = 1024
-"""Most connections that wait to be accepted."""
+"""Largest number of connections that wait to be accepted."""
 
 WhenDelivered = Callable[[], object] | None
-"""Called when the client's side has taken an answer; None: nobody wants to know."""
+"""Called when the client has taken an answer; None if nobody needs to know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +46,16 @@ class HttpRequest:
 
     method: str
     path: str
-    """Without the query."""
+    """Path without the query."""
     headers: Mapping[str, str]
-    """By name in lower case; of a name that comes twice, the last."""
+    """Headers by name in lower case; of a repeated name, the last one."""
     body: bytes
     is_too_large: bool = False
-    """Whether the body was larger than the limit; it is empty then."""
+    """Whether the body was larger than the limit; it is then empty."""
     is_chunkable: bool = True
-    """Whether the client understands an answer in chunks."""
+    """Whether the client understands a chunked answer."""
     keeps_alive: bool = True
-    """Whether another request may come after this one."""
+    """Whether another request may follow on the connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +69,12 @@ class HttpAnswer:
 
 
 class HttpConnection(Outgoing):
-    """One client's connection. The event loop makes it and feeds it. For each request, one after the other, it calls
-    `handle` with itself; that calls `send`, or `begin_events`, `send_events` and `end_events`.
+    """One client's connection. The event loop makes it and feeds it. For one request after the other it calls `handle`
+    with itself; the handler calls `send`, or `begin_events`, `send_events` and `end_events`.
 
-    A handler may return something to wait for; the request is done when that ends, and what it returns is called when
-    the answer is delivered. Otherwise the handler returns None, and calls `finish` when the answer is sent, at once or
-    later: most requests are done like that, without a task.
+    A handler may return an awaitable. The request is done when it ends, and its result is called when the answer is
+    delivered. Otherwise the handler returns None, and calls `finish` when the answer is sent, at once or later. Most
+    requests take this way, which needs no task.
 
     `is_lost` says whether the client has gone away, and `when_lost` is called then."""
 
@@ -87,37 +88,37 @@ class HttpConnection(Outgoing):
         name: str = "server",
         refuses: Callable[[HttpRequest], bool] | None = None,
     ) -> None:
-        """`name` is what errors call the server. `refuses` gets each request without its body, which is not read if it
-        says so: the handler gets the request as it is, and the connection ends with its answer."""
+        """`name`: the server's name in errors. `refuses`: gets each request without its body. If it refuses, the body
+        is not read, the handler gets the request without it, and the connection ends with the answer."""
         super().__init__()
         self._handle, self._name = handle, name
         self._connections, self._max_connections = connections, max_connections
         self.parser = httptools.HttpRequestParser(_Incoming(self, max_body_bytes, refuses))
-        """Asked by what it calls about the request that it has read."""
+        """The parser. Its callbacks ask it about the request that it has read."""
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[HttpRequest] = deque()
-        """Whole requests that came while one is being done."""
+        """Complete requests that came while another is being handled."""
         self._request: HttpRequest | None = None
-        """The request that is being done, or was done last."""
+        """The current request, or the last one."""
         self._has_begun = self._has_ended = False
-        """Whether its answer has."""
+        """Whether the answer to the request has begun, and whether it has ended."""
         self._is_broken = False
-        """Whether what came last is no request. Those before it are answered."""
+        """Whether the last data was no valid request. Earlier requests are answered."""
         self._num_head_bytes = 0
-        """Bytes of a head that is not whole yet, or of what stands between the pieces of a body and behind them."""
+        """Bytes of an incomplete head, or of the text between the chunks of a body and after them."""
         self._is_busy = False
-        """Whether a request is being done."""
+        """Whether a request is being handled."""
         self._task: asyncio.Task[None] | None = None
-        """Task that the request waits for, if it waits in a coroutine."""
+        """The task of the current request, if it runs in a coroutine."""
         self._timer: asyncio.TimerHandle | None = None
         self._closes_at = math.inf
-        """When the connection is closed if nothing comes, by the event loop's clock."""
+        """Time, by the event loop's clock, at which the connection is closed if nothing comes."""
         self.when_lost: Callable[[], object] | None = None
 
     # ------------------------------------------------------------------------------------------ the event loop's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to listen to a client; one too many is cut off."""
+        """Start listening to a client. A connection above the limit is closed."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if len(self._connections) >= self._max_connections:
@@ -130,7 +131,7 @@ class HttpConnection(Outgoing):
         self._close_if_idle()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Note that the client is gone. A request that is being done is done all the same."""
+        """Record that the client is gone. The current request is still completed."""
         self._connections.discard(self)
         self.is_lost = True
         if self._timer is not None:
@@ -140,7 +141,7 @@ class HttpConnection(Outgoing):
             self.when_lost()
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sent."""
+        """Read the client's data."""
         if self._is_broken:
             return
         waits = self._is_busy or bool(self._waiting)
@@ -148,7 +149,7 @@ class HttpConnection(Outgoing):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # it goes on in HTTP/1.1, and the connection is closed after it
+            pass  # the connection stays with HTTP/1.1, and is closed after the request
         except httptools.HttpParserError:
             self.refuse(http.HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
             return
@@ -161,25 +162,25 @@ class HttpConnection(Outgoing):
             self._closes_at = self._loop.time() + IDLE_S
             self._begin()
         elif self._transport is not None:
-            self._transport.pause_reading()  # it does not wait for its answer; one request at a time is enough
+            self._transport.pause_reading()  # the client does not wait for its answer; one request at a time is enough
 
     def eof_received(self) -> bool:
-        """Close the connection: a client that sends no more waits for nothing, either."""
+        """Close the connection: a client that sends no more does not wait for an answer, either."""
         return False
 
     # ------------------------------------------------------------------------------------------ the parser's side
 
     def part_received(self) -> None:
-        """Note that the head of a request is whole, or that a piece of its body has come."""
+        """Record that the head of a request is complete, or that a piece of its body has come."""
         self._num_head_bytes = 0
 
     def go_on(self) -> None:
-        """Tell a client that waits for that to send its body."""
+        """Tell a client that waits for `100 Continue` to send its body."""
         if not self._is_busy and not self._waiting:
             self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def request_received(self, request: HttpRequest, *, is_last: bool = False) -> None:
-        """Take a whole request; `is_last`: what comes after it cannot be told any more."""
+        """Accept a complete request. `is_last`: the data after it cannot be parsed any more."""
         self._num_head_bytes = 0
         self._waiting.append(request)
         self._is_broken |= is_last
@@ -215,17 +216,17 @@ class HttpConnection(Outgoing):
             self._write(b"0\r\n\r\n")
 
     def finish(self, when_delivered: WhenDelivered = None) -> None:
-        """Go on with the next request once the client's side has taken the answer to this one. `when_delivered` is
-        called then, unless the client went away before."""
+        """Continue with the next request after the client has taken the answer to this one. `when_delivered` is called
+        then, unless the client went away first."""
         if self._drained.is_set():
             self._finished(when_delivered)
-        else:  # who takes no answers gets no more
+        else:  # a client that takes no answers gets no more
             self._closes_at = self._loop.time() + IDLE_S
             self._task = self._loop.create_task(self._finish_when_taken(when_delivered))
 
     def fail(self) -> None:
-        """Log the exception that is being handled, and go on with the next request. The client is told if it was told
-        nothing yet."""
+        """Log the current exception, and continue with the next request. The client gets an error unless its answer has
+        begun."""
         log.exception("%s: %s failed", self._name, "a request" if self._request is None else self._request.path)
         if not self._has_begun:
             self.send(HttpAnswer(status=500, body=_error(f"the {self._name} failed; see its log")))
@@ -234,7 +235,7 @@ class HttpConnection(Outgoing):
     # ------------------------------------------------------------------------------------------ one request
 
     def _begin(self) -> None:
-        """Begin with the next request, if a whole one is here and none is being done."""
+        """Begin the next request, if a complete one is here and none is being handled."""
         if not self._waiting or self._is_busy or self.is_lost:
             return
         self._closes_at = math.inf
@@ -270,15 +271,15 @@ class HttpConnection(Outgoing):
         if not self.is_lost and self._has_ended and goes_on:
             assert self._transport is not None
             self._closes_at = self._loop.time() + IDLE_S
-            if self._waiting:  # others have their turn before
+            if self._waiting:  # other connections take their turn first
                 self._loop.call_soon(self._begin)
-            else:  # else each answer would let in more than one request
+            else:  # otherwise each answer would let in more than one request
                 self._transport.resume_reading()
         else:
             self.close()
 
     def refuse(self, status: http.HTTPStatus, sentence: str) -> None:
-        """Cut a connection whose requests cannot be told any more, once those that came before are answered."""
+        """Close a connection whose data cannot be parsed any more, after earlier requests are answered."""
         self._is_broken = True
         if not self._is_busy and not self._waiting:
             self._request = None
@@ -290,11 +291,11 @@ class HttpConnection(Outgoing):
     # ------------------------------------------------------------------------------------------ writing
 
     def _close_if_idle(self) -> None:
-        """Close the connection if it is time. A timer looks at that now and then, since moving a timer at each request
-        is dear."""
+        """Close the connection if it is time. A timer checks that now and then, since moving a timer for each request
+        is expensive."""
         left_s = self._closes_at - self._loop.time()
         if left_s <= 0 and self._transport is not None and not self._drained.is_set():
-            self._transport.abort()  # it would wait until all that was sent is taken
+            self._transport.abort()  # it would wait until all sent data is taken
         elif left_s <= 0:
             self.close()
         else:
@@ -308,23 +309,23 @@ class HttpListener:
     """Listens, in the running event loop, until `close`."""
 
     def __init__(self, handle: Handler, **settings: Any) -> None:
-        """`settings` are those of each `HttpConnection`."""
+        """`settings`: those of each `HttpConnection`."""
         self._handle, self._settings = handle, settings
         self._connections: set[HttpConnection] = set()
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> int:
-        """Begin to listen, and return the port. OSError if that address cannot be had."""
+        """Start listening, and return the port. OSError if the address is not available."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self._connection, host, port, backlog=MAX_WAITING)
         found: int = self._server.sockets[0].getsockname()[1]
         return found
 
     async def close(self) -> None:
-        """Stop to listen, and cut all connections."""
+        """Stop listening, and close all connections."""
         assert self._server is not None
         self._server.close()
-        await asyncio.sleep(0)  # answers that are ready leave before their connections are cut
+        await asyncio.sleep(0)  # ready answers leave before their connections are closed
         for connection in list(self._connections):
             connection.close()
 
@@ -333,14 +334,14 @@ class HttpListener:
 
 
 class _Incoming:
-    """Puts requests together from what the parser finds. A connection makes it for its parser, which calls it."""
+    """Assembles requests from the parser's callbacks. A connection makes it for its parser, which calls it."""
 
     def __init__(
         self, connection: HttpConnection, max_body_bytes: int, refuses: Callable[[HttpRequest], bool] | None
     ) -> None:
         self._connection, self._max_body_bytes, self._refuses = connection, max_body_bytes, refuses
         self._is_refused = False
-        """Whether what has come is answered already, and nothing more is taken."""
+        """Whether the request is already answered, and no more data is accepted."""
         self._clear()
 
     def _clear(self) -> None:
@@ -358,7 +359,7 @@ class _Incoming:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._has_head:  # what stands behind the body says nothing about the request
+        if not self._has_head:  # text after the body says nothing about the request
             lower = name.decode("latin-1").lower()
             self._num_hosts += lower == "host"
             self._headers[lower] = value.decode("latin-1")
@@ -421,7 +422,7 @@ class _Incoming:
 
 
 def _path_of(target: str) -> str:
-    """Return the path of a request's target, which may be a whole URL, as proxies are sent it."""
+    """Return the path in a request's target, which may be a whole URL, as proxies get it."""
     if not target.startswith("/") and "://" in target:
         target = "/" + target.partition("://")[2].partition("/")[2]
     return target.partition("?")[0]

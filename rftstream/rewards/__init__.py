@@ -1,7 +1,8 @@
 """Rewards.
 
-To add one: a module with a class that has a `Config` and keeps `rftstream.rewards.base.Reward`, and a line here;
-or, outside, any function of ours, verl's or TRL's signature (functions.py), named `module:function`.
+To add one, write a module with a class that has a `Config` and implements `rftstream.rewards.base.Reward`, and add a
+line here. Outside this package any function with our signature, verl's or TRL's is a reward (functions.py), named
+`module:function`.
 """
 
 from rftstream.config.parts.part_specs import RewardSpec

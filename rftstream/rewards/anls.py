@@ -1,7 +1,8 @@
-"""ANLS: how similar the answer is to the problem's, by its letters, as DocVQA scores text that is read off pictures.
+"""ANLS: the similarity of the answer and the problem's answer by their letters, as DocVQA scores text read from
+pictures.
 
-Source: Biten et al., Scene Text Visual Question Answering, 2019. ANLS = max over the right answers of 1 - NL if
-NL < 1 - threshold, else 0; NL is Levenshtein's distance divided by the length of the longer text.
+Source: Biten et al., Scene Text Visual Question Answering, 2019. For each right answer the score is 1 - NL if NL < 1 -
+threshold, else 0; ANLS is the largest score. NL is Levenshtein's distance divided by the length of the longer text.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MAX_GOLD_CHARS = 4000
 
 
 class AnlsReward:
-    """The similarity of the answer to the nearest of the right ones, from 0 to 1; 0 if they have too little in common.
+    """The similarity of the answer and the nearest right answer, from 0 to 1; 0 if the similarity is too low.
 
     Metric: `parsed` (the completion has an answer).
     """
@@ -37,7 +38,7 @@ class AnlsReward:
         casefold: bool = True
         """Ignore the case of letters."""
         boxed_only: bool = False
-        r"""Take the answer from \boxed{} alone."""
+        r"""Take the answer only from \boxed{}."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -77,7 +78,7 @@ def similarity(one: str, other: str, *, above: float = 0.0) -> float:
     if longer == 0:
         return 1.0
     if min(len(one), len(other)) <= above * longer:
-        return 0.0  # the lengths alone are too different
+        return 0.0  # the difference in length alone is too large
     found = 1.0 - edit_distance(one, other) / longer
     return found if found > above else 0.0
 

@@ -1,4 +1,4 @@
-"""The arguments that users' functions get, by their signature: ours, verl's or TRL's. Sources: see functions.py."""
+"""The arguments of users' functions, by signature: ours, verl's or TRL's. Sources: see functions.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Convention = Literal["ours", "verl", "verl batch", "TRL"]
 
 
 class RewardArguments:
-    """Makes the arguments of a user's function from what is to be scored. `FunctionReward` makes it and asks it.
+    """Builds the arguments of a user's function from rollouts. `FunctionReward` makes it and calls it.
 
     `names` are the function's parameters. `columns` maps our names to the source's; the function may use either.
     """
@@ -35,7 +35,7 @@ class RewardArguments:
         return self._verl(item) if self._convention == "verl" else self._ours(item)
 
     def for_list(self, item: RewardInput, conversational: bool) -> dict[str, Any]:
-        """Return what this rollout adds to the lists that a function over many rollouts gets."""
+        """Return this rollout's entries in the lists for a function over many rollouts."""
         if self._convention == "verl batch":
             return {f"{name}s": value for name, value in _of_verl(item).items()}
         return self._trl_row(item, conversational)
@@ -47,7 +47,7 @@ class RewardArguments:
     def _verl(self, item: RewardInput) -> dict[str, Any]:
         """Return verl's four arguments, the settings, and the columns that the function names.
 
-        As with verl, a function that takes **kwargs gets no other column.
+        As in verl, a function with **kwargs gets no other column.
         """
         columns = self._columns(item)
         named = {name: columns[name] for name in self._names if name in columns}
@@ -57,7 +57,7 @@ class RewardArguments:
         return {**item.info, **{theirs: getattr(item, ours) for theirs, ours in self._aliases.items()}}
 
     def _trl_row(self, item: RewardInput, conversational: bool) -> dict[str, Any]:
-        """Return every column of the dataset, as TRL does. The answer and data_source are there by our names, too."""
+        """Return every column of the dataset, as TRL does. The answer and data_source also have our names."""
         prompt = list(item.messages[: item.num_prompt_messages])
         said = list(item.messages[item.num_prompt_messages :])
         return {
@@ -71,7 +71,7 @@ class RewardArguments:
 
 
 def find_convention(names: Collection[str]) -> Convention:
-    """Return whose signature a function has, by the names of its parameters."""
+    """Return the convention of a function, by the names of its parameters."""
     if "solution_strs" in names:
         return "verl batch"
     if "solution_str" in names:
@@ -82,7 +82,7 @@ def find_convention(names: Collection[str]) -> Convention:
 
 
 def is_conversation(item: RewardInput) -> bool:
-    """Return whether the rollout is more than one prompt message and one completion."""
+    """Return whether the rollout has more than one prompt message and one completion."""
     return item.num_prompt_messages != 1 or len(item.messages) > 2
 
 
@@ -98,13 +98,13 @@ def _of_verl(item: RewardInput) -> dict[str, Any]:
 
 
 def _ground_truth(item: RewardInput) -> Any:
-    """Return the answer. Without one, return `reward_model.ground_truth`, where verl's own data sets have it."""
+    """Return the answer. Without one, return `reward_model.ground_truth`, which verl's own data sets use."""
     nested = item.info.get("reward_model")
     return nested.get("ground_truth") if item.answer is None and isinstance(nested, Mapping) else item.answer
 
 
 def _extra_info(item: RewardInput) -> dict[str, Any]:
-    """Return the column `extra_info`, else all columns, and add the number of turns as verl does."""
+    """Return the column `extra_info`, or else all columns, with the number of turns added as verl does."""
     column = item.info.get("extra_info")
     turns = sum(message.get("role") != "system" for message in item.messages)
     return {**(column if isinstance(column, Mapping) else item.info), "num_turns": turns}

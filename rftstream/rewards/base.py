@@ -1,7 +1,7 @@
-"""Rewards: functions from a finished rollout to a number with named parts, run where they can do no harm.
+"""Rewards: functions from a finished rollout to a number with named parts.
 
-A reward is `module:function` or a built-in name. It is called in a child process of the verifier (scorer.py), so
-that it may hang, crash or eat memory without taking anything with it.
+A reward is `module:function` or a built-in name. The verifier calls it in a child process (scorer.py), so that it may
+hang, crash or use up memory without harming anything else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TokenSegment:
     mask_data: bytes
     """uint8 [T]: 1 where the policy sampled the token."""
     logprob_data: bytes
-    """float32 [T]: logprobs by the policy that sampled the tokens."""
+    """float32 [T]: logprobs under the policy that sampled the tokens."""
 
     @property
     def token_ids(self) -> np.ndarray:
@@ -55,39 +55,40 @@ class TokenSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardInput:
-    """The rollout as a reward sees it. The verifier and the evaluator make it; a scorer passes it to the reward."""
+    """A rollout as a reward sees it. The verifier and the evaluator make it; a scorer passes it to the reward."""
 
     completion: str
-    """The text of the last assistant turn. Those who look for an answer in it read `conclusion`."""
+    """The text of the last assistant turn. Rewards that look for an answer read `conclusion` instead."""
     answer: str | None
     prompt: str
     """The last user message."""
     messages: tuple[dict[str, Any], ...]
-    """The whole conversation, problem and completion, as {role, content}, with `tool_calls` where there are any:
-    `{"id", "type": "function", "function": {"name", "arguments"}}`. The arguments are a map, or the text as the model
-    wrote it where that is no JSON object."""
+    """The whole conversation, problem and completion, as {role, content}, with `tool_calls` if there are any: `{"id",
+    "type": "function", "function": {"name", "arguments"}}`. The arguments are a map, or the model's text if that is no
+    JSON object."""
     info: Mapping[str, Any]
-    """Further columns that the taskset has for the problem."""
+    """Further columns of the problem in the taskset."""
     data_source: str
     num_tokens: int
     truncated: bool
     num_prompt_messages: int = 1
-    """How many of `messages` are the problem; the others are what policy and environment said."""
+    """Number of `messages` that belong to the problem; policy and environment wrote the others."""
     segments: tuple[TokenSegment, ...] = ()
     """Prompt and completion as the policy saw them."""
     environment_reward: float | None = None
-    """Reward that the environment or agent gave, as the sum over all turns. None if they gave none, which is not 0."""
+    """Reward from the environment or agent, as the sum over all turns. None if they gave none, which is not a reward of
+    0."""
     environment_parts: Mapping[str, float] = field(default_factory=dict)
     """The named parts of that reward, summed over turns."""
     environment_error: str | None = None
     """Fault of the given reward, for example that it is not finite."""
     reasoning: str = ""
-    """The thinking that the completion begins with, without marks around it; empty if there is none."""
+    """The reasoning at the beginning of the completion, without its marks; empty if there is none."""
 
     @property
     def conclusion(self) -> str:
-        """Return what may be an answer: the completion without the thinking that it begins with, which the prompt may
-        have opened, so that no mark tells it apart. Empty where the thinking has no end."""
+        """Return the text that may contain an answer: the completion without the reasoning at its beginning. If the
+        prompt opened the reasoning, no mark in the completion shows that. Empty if the reasoning is not closed."""
         return without_reasoning(self.completion, self.reasoning)
 
     @property
@@ -99,7 +100,7 @@ class RewardInput:
 def message_seen(
     role: str, content: str, tool_calls: Sequence[Mapping[str, Any]] = (), media: Sequence[Media] = ()
 ) -> dict[str, Any]:
-    """Return a message as a reward sees it."""
+    """Return a message in the form that rewards get."""
     message: dict[str, Any] = {"role": role, "content": content}
     if media:
         message["media"] = [dataclasses.asdict(one) for one in media]
@@ -107,7 +108,7 @@ def message_seen(
 
 
 def problem_input(problem: Problem) -> RewardInput:
-    """Return what a reward sees of a problem without a completion."""
+    """Return a problem without a completion, in the form that rewards get."""
     asked = [message for message in problem.messages if message.role == "user"]
     return RewardInput(
         completion="",
@@ -140,11 +141,12 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     additions: Mapping[str, Array] = field(default_factory=dict)
-    """Finite arrays for the algorithm. An array with one element per token covers all segments in order."""
+    """Finite arrays for the algorithm. An array with one element per token covers the tokens of all segments in
+    order."""
 
 
 class Reward(Protocol):
-    """A function from a rollout to a score. `rewards.resolve` makes it as `Class(config: Class.Config)` in each child
+    """A function from a rollout to a score. `rewards.resolve` builds it as `Class(config: Class.Config)` in each child
     of the scorer, which then calls it for each rollout. `rewards.functions` wraps a plain function as a Reward.
 
     These members are optional:
@@ -164,10 +166,11 @@ class Reward(Protocol):
     """
 
     version: str
-    """Text that changes whenever the same input could get another score."""
+    """A text that changes whenever the same input could get another score."""
 
     def __call__(self, item: RewardInput) -> Score | float:
-        """Return the score of a rollout. RewardError if it cannot be computed; any other exception counts as one."""
+        """Return the score of a rollout. RewardError if it cannot be computed; any other exception counts as a
+        RewardError."""
         ...
 
 
@@ -177,44 +180,44 @@ class ScoreRequest:
 
     request_id: str
     taskset: str
-    """Name of the taskset, or `eval:` and the name of the evaluation, whose reward scores the rollout."""
+    """Name of the taskset whose reward scores the rollout, or `eval:` and the name of the evaluation."""
     item: RewardInput
     rollout_id: str = ""
     """Id of the rollout in the log. If empty, the request_id is used."""
     group_id: str = ""
-    """Group of the rollout. Rollouts of one problem may hang together. Empty: the rollout has no siblings."""
+    """Group of the rollout: rollouts of one problem may all hang. Empty: the rollout has no siblings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreReply:
-    """The answer to a ScoreRequest: a score, or the reason why there is none."""
+    """The answer to a ScoreRequest: a score, or the reason for its absence."""
 
     request_id: str
     score: Score | None
-    """The score. None if it could not be computed; `reason` is then timeout, error, missing_checker or no_reward."""
+    """The score, or None if it could not be computed; `reason` is then timeout, error, missing_checker or no_reward."""
     scorer: str
     scorer_version: str
     reason: str | None = None
     detail: str = ""
     tries: int = 1
-    """How often the rollout was tried. 0 if it was given up without a try, since all others hung."""
+    """Number of times that the rollout was tried. 0 if it was given up without a try, since all others hung."""
 
 
 class Scorer(Protocol):
-    """Scores many requests at once, without blocking the loop that uses it.
+    """Scores many requests at once without blocking its caller.
 
     The verifier and the evaluator submit requests, poll for replies in each step, and close the scorer at the end.
     """
 
     def submit(self, request: ScoreRequest) -> None:
-        """Take a request. The reply comes from a later `poll`."""
+        """Accept a request. The reply comes from a later `poll`."""
 
     def poll(self, wait_s: float = 0.0) -> Sequence[ScoreReply]:
-        """Return what has finished; wait up to `wait_s` seconds for the first."""
+        """Return finished replies; wait up to `wait_s` seconds for the first."""
 
     @property
     def num_active(self) -> int:
-        """Return how many requests were submitted and have no reply yet."""
+        """Return the number of submitted requests without a reply."""
 
     def close(self) -> None:
-        """End all children. Requests without a reply get none."""
+        """End all children. Requests without a reply stay without one."""

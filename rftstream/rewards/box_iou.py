@@ -1,4 +1,4 @@
-"""Boxes in pictures: the boxes of the answer are matched with those of the problem, one to one, and compared by IoU."""
+"""Boxes in pictures: the answer's boxes are matched one to one with the problem's, and compared by IoU."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rftstream.rewards.evaluating import evaluating_answer
 from rftstream.rewards.version import config_version
 
 COLUMNS = ("objects", "boxes", "bboxes", "bbox")
-"""Columns that may hold the boxes where the problem has no answer."""
+"""Columns that may contain the boxes if the problem has no answer."""
 
 
 class BoxReward:
-    """How well boxes agree, from 0 to 1. The matching is the one that is best for the answer.
+    """The agreement of boxes, from 0 to 1, under the matching that gives the answer the highest score.
 
     Metrics: `parsed` (the answer has boxes that can be read), `boxes` (how many) and `over_limit` (too many).
     """
@@ -38,28 +38,28 @@ class BoxReward:
         """The settings in `[rewards.box_iou]`."""
 
         give: Literal["mean", "f1", "all"] = "mean"
-        """`mean`: the sum of the IoUs of matched boxes, divided by the number of boxes of the problem or of the answer,
-        whichever is larger. `f1`: matched boxes with at least `at_least`, as an F1 score. `all`: 1 if every box has
-        such a match and none is left over."""
+        """`mean`: the sum of the IoUs of matched boxes, divided by the larger of the problem's and the answer's numbers
+        of boxes. `f1`: an F1 score over matched boxes with at least `at_least`. `all`: 1 if every box has such a match
+        and none is left over."""
         at_least: Annotated[float, Meta(gt=0, le=1)] = 0.5
-        """The IoU from which on a match counts for `f1` and `all`."""
+        """The smallest IoU of a match that counts for `f1` and `all`."""
         form: Literal["xyxy", "xywh", "cxcywh", "yxyx"] = "xyxy"
-        """Meaning of the four numbers of a list in the answer."""
+        """Meaning of a list's four numbers in the answer."""
         scale: Literal["absolute", "unit", "thousand"] = "absolute"
         """Unit of the numbers in the answer: pixels of the problem's picture, shares of it from 0 to 1, or
         thousandths."""
         gold_form: Literal["xyxy", "xywh", "cxcywh", "yxyx"] = "xyxy"
-        """Meaning of the four numbers of a list in the problem; COCO's are `xywh`."""
+        """Meaning of a list's four numbers in the problem; COCO uses `xywh`."""
         gold_scale: Literal["absolute", "unit", "thousand"] = "absolute"
         """Unit of the numbers in the problem."""
         column: str = ""
         """Column with the problem's boxes. Empty: its answer, else `objects`, `boxes`, `bboxes` or `bbox`."""
         width_column: str = "width"
-        """Column with the width of the picture in pixels. It is needed if one scale is `absolute` and one is not."""
+        """Column with the width of the picture in pixels. It is needed if exactly one scale is `absolute`."""
         height_column: str = "height"
         """Column with its height."""
         labels: bool = False
-        """Match only boxes with the same label, letter case aside. Each of the problem's boxes then needs one."""
+        """Match only boxes with the same label, ignoring case. Each of the problem's boxes then needs a label."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -76,7 +76,7 @@ class BoxReward:
             return _score(self._agreement(gold, boxes), boxes=len(boxes), parsed=True)
 
     def check(self, item: RewardInput) -> None:
-        """Raise RewardError if the problem has no boxes that can be read, or lacks labels or a size that are needed."""
+        """Raise RewardError if the problem's boxes cannot be read, or required labels or sizes are missing."""
         self._gold(item)
 
     def _agreement(self, gold: Sequence[Rectangle], boxes: Sequence[Rectangle]) -> float:
@@ -131,8 +131,8 @@ class BoxReward:
         return item.info[name], f"they stand in the column {name!r}"
 
     def _size(self, item: RewardInput) -> tuple[float, float] | None:
-        """Return width and height of the picture. None if pixels need not be compared with shares: the scale of both
-        axes changes no IoU."""
+        """Return width and height of the picture. None if pixels are not compared with shares: scaling both axes
+        changes no IoU."""
         if (self._config.scale == "absolute") == (self._config.gold_scale == "absolute"):
             return None
         names = (self._config.width_column, self._config.height_column)
@@ -147,7 +147,7 @@ class BoxReward:
 
 
 def _to_unit(box: Rectangle, scale: BoxScale, size: tuple[float, float] | None) -> Rectangle:
-    """Return the box in shares of the picture; in pixels, if both sides are in pixels."""
+    """Return the box in shares of the picture; in pixels, if both sides use pixels."""
     if scale == "thousand":
         return box.scaled(1e-3, 1e-3)
     return box.scaled(1 / size[0], 1 / size[1]) if scale == "absolute" and size is not None else box

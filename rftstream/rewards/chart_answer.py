@@ -1,6 +1,6 @@
-"""Answers read off charts, as ChartQA scores them: numbers with a relative tolerance, words exactly.
+"""Answers about charts, as ChartQA scores them: numbers with a relative tolerance, words exactly.
 
-Source: Masry et al., ChartQA, 2022 (relaxed accuracy, 5 %). A percent sign on one side alone is read both ways.
+Source: Masry et al., ChartQA, 2022 (relaxed accuracy, 5 %). If only one side has a percent sign, both readings count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rftstream.rewards.evaluating import evaluating_answer
 from rftstream.rewards.version import config_version
 
 YEARS = (1500, 2100)
-"""Whole numbers of four digits that are taken for years."""
+"""Range of four-digit whole numbers that count as years."""
 MAX_CHARS = 500
 
 _SCALES = {
@@ -50,7 +50,7 @@ class ChartNumber:
 
 
 class ChartReward:
-    """1 if the answer is the problem's, a number within the tolerance; else 0. If the problem has several right
+    """1 if the answer equals the problem's, numbers within the tolerance; else 0. If the problem has several right
     answers, one is enough.
 
     Metrics: `parsed` (the completion has an answer) and `numeric` (it can be read as a number).
@@ -63,10 +63,10 @@ class ChartReward:
         tolerance: Annotated[float, Meta(ge=0, lt=1)] = 0.05
         """Relative error that a number may have."""
         exact_years: bool = True
-        """Compare exactly where the problem's answer is a whole number from 1500 to 2100, mostly a year. False:
-        as published."""
+        """Compare exactly if the problem's answer is a whole number from 1500 to 2100, mostly a year. False: as
+        published."""
         boxed_only: bool = False
-        r"""Take the answer from \boxed{} alone."""
+        r"""Take the answer only from \boxed{}."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -99,7 +99,8 @@ class ChartReward:
 
 
 def _comparable(answer: ChartNumber, gold: ChartNumber) -> list[tuple[Fraction, Fraction]]:
-    """Return the values to be compared. If one side alone is a percentage, 28 % may be 28 or 0.28 on the other side."""
+    """Return the pairs of values to compare. If only one side is a percentage, 28 % may be 28 or 0.28 on the other
+    side."""
     pairs = [(answer.value, gold.value)]
     if answer.is_percent and not gold.is_percent:
         pairs.append((answer.value / 100, gold.value))
@@ -109,7 +110,7 @@ def _comparable(answer: ChartNumber, gold: ChartNumber) -> list[tuple[Fraction, 
 
 
 def read_number(text: str) -> ChartNumber | None:
-    """Return the number that a text consists of, or None if it is something else: `1,234`, `$1.2 million`, `28%`."""
+    """Return the number if the whole text is one, such as `1,234`, `$1.2 million`, `28%`; else None."""
     text = text.strip().strip("*`").strip()
     if len(text) > MAX_CHARS:
         return None

@@ -1,7 +1,8 @@
-"""A child of the scorer: `python -m rftstream.rewards.child PARENT_PID PAGE_FD`. It may hang or die without harm.
+"""A child process of the scorer: `python -m rftstream.rewards.child PARENT_PID PAGE_FD`. It may hang or die without
+harm.
 
-Rewards run in the child's main thread. What they print goes to stderr, and their stdin is empty. The child dies when
-its parent dies.
+Rewards run in the child's main thread. Their output goes to stderr, and their stdin is empty. The child dies when its
+parent dies.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ from rftstream.rewards.functions import BatchFailed
 
 READ_BYTES = 1 << 20
 FLUSH_S = 0.005
-"""Most seconds that results are kept back, to be sent together."""
+"""Largest number of seconds that results are held back, to be sent together."""
 MAX_DETAIL = 2000
 PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Score the items that come in on stdin, until stdin ends."""
+    """Score the items that arrive on stdin, until stdin ends."""
     parent, page_fd = int(sys.argv[1]), int(sys.argv[2])
     _die_with(parent)
     requests, replies = _take_pipes()
@@ -81,11 +82,11 @@ def score_items(
     *,
     over_limit: int = 0,
 ) -> list[tuple[Score | None, str | None, str]]:
-    """Return for each item a score, or the reason and the detail why there is none. The parts in the bits of
-    `over_limit` are 0 for all of them.
+    """Return for each item a score, or the reason and the detail of its absence. The parts in the bits of `over_limit`
+    are 0 for all items.
 
     If a batch fails as a whole, its items are tried one by one, so that only the bad item has no score. `begin` is
-    called before each try with the place of its first item and the number of its items.
+    called before each try with the index of its first item and the number of its items.
     """
     if isinstance(reward, MissingChecker):
         return [_reply(reward)] * len(items)
@@ -99,7 +100,7 @@ def score_items(
 
 
 def _scored(reward: Any, items: Sequence[RewardInput], **more: Any) -> list[Score | BaseException]:
-    """Return the outcome of each item. Whatever leaves the reward is one, so that it does not end the child."""
+    """Return the outcome of each item. Every exception becomes an outcome, so that a reward cannot end the child."""
     outcomes = caught(reward.score_all, items, **more)
     return [outcomes] * len(items) if isinstance(outcomes, BaseException) else outcomes
 
@@ -125,8 +126,8 @@ def _reply(outcome: Score | BaseException) -> tuple[Score | None, str | None, st
 def _score_all(
     items: list[ScoreItem], rewards: Mapping[str, Any], page: mmap.mmap, replies: int, slow_s: float = math.inf
 ) -> None:
-    """Score the items and write the results. After a slow failure, the other items of that reward go back untried:
-    the parent decides whether they are tried now."""
+    """Score the items and write the results. After a slow failure, the reward's other items go back untried: the parent
+    decides whether to try them now."""
     results: list[Result] = []
     suspicious: set[str] = set()
     flush_at = time.monotonic() + FLUSH_S
@@ -198,8 +199,8 @@ def _set_up(setup: Setup, replies: int) -> Mapping[str, Any]:
 
 
 def _die_with(parent: int) -> None:
-    """End this process with its parent. On Linux the kernel does so even when a reward hangs; elsewhere the end of
-    stdin does."""
+    """End this process when its parent ends. On Linux the kernel does so even if a reward hangs; on other systems the
+    end of stdin does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -208,7 +209,7 @@ def _die_with(parent: int) -> None:
 
 
 def _take_pipes() -> tuple[int, int]:
-    """Return descriptors for the protocol alone. Rewards see an empty stdin, and stderr for stdout."""
+    """Return descriptors reserved for the protocol. Rewards get an empty stdin, and stderr as stdout."""
     requests, replies = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -1,4 +1,5 @@
-"""A sequence classifier in the verifier's own process: conversations become tokens, and many of them one forward pass.
+"""A sequence classifier in the verifier's own process: conversations become tokens, and many are computed in one
+forward pass.
 
 Shapes: B texts of a pass, T tokens of the longest, L labels.
 """
@@ -25,13 +26,13 @@ WHERE = "rewards.reward_model"
 
 
 class ClassifierTexts:
-    """Makes the tokens that a classifier reads: of a conversation by the folder's chat template, or of a plain text.
+    """Makes a classifier's input tokens: of a conversation with the folder's chat template, or of a plain text.
     `rewards.reward_model` makes it."""
 
     def __init__(
         self, classifier: ClassifierFolder, *, text: str | None, chat_template: str | None, rendering: str | None
     ) -> None:
-        """ConfigError if the folder has no chat template, and no `text` says what to do without one."""
+        """ConfigError if the folder has no chat template and there is no `text` to use instead."""
         self._folder = classifier.folder
         self._rendering = rendering or classifier.rendering
         self._renderer: HfRenderer | None = None
@@ -42,8 +43,8 @@ class ClassifierTexts:
                 raise ConfigError(f'{WHERE}: {error}; or set `text`, e.g. "{{prompt}}\\n{{completion}}"') from None
 
     def of_item(self, item: RewardInput, text: str) -> list[int]:
-        """Return the tokens of a rollout. `text` is what its template made of it, if there is one. RewardError if the
-        chat template or the tokenizer refuses it."""
+        """Return the tokens of a rollout. `text`: the filled-in text setting, if there is one. RewardError if the chat
+        template or the tokenizer refuses the rollout."""
         if self._renderer is None:
             return list(_tokenizer(self._folder).encode_whole(text))
         messages = [
@@ -56,7 +57,7 @@ class ClassifierTexts:
             if self._rendering == "template":
                 return list(self._renderer.render_whole(messages))
             while messages and messages[-1].role != "assistant":
-                messages.pop()  # what an environment said last
+                messages.pop()  # the last message is an environment's
             if not messages:
                 raise RewardError(
                     "reward_model: the conversation has no turn of the assistant's, expected one to score"
@@ -68,7 +69,7 @@ class ClassifierTexts:
 
 
 class LocalClassifier:
-    """The classifier of a folder. `rewards.reward_model` makes it, opens it once, and asks it for many texts at a
+    """The classifier in a folder. `rewards.reward_model` makes it, opens it once, and calls it for many texts at a
     time."""
 
     def __init__(self, classifier: ClassifierFolder, *, device: str, dtype: str, threads: int, batch_size: int) -> None:
@@ -82,7 +83,7 @@ class LocalClassifier:
         self._model = _load(self._classifier.folder, self._classifier.loader, *self._settings)
 
     def logits(self, texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """Return the outputs for each text, float32 [L], whatever they are. RewardError as `in_batches`."""
+        """Return the raw outputs for each text, float32 [L]. RewardError as in `in_batches`."""
         return self.in_batches(
             texts, lambda ids_BT, mask_BT: self._model(input_ids=ids_BT, attention_mask=mask_BT).logits
         )
@@ -93,9 +94,9 @@ class LocalClassifier:
         return self._model
 
     def in_batches(self, texts: Sequence[Sequence[int]], compute: Callable[[Any, Any], Any]) -> list[np.ndarray]:
-        """Return what `compute` makes of ids and attention mask [B, T], for each text: float32 [L], or [T, L] without
-        what it made of padding. RewardError for a token that the model does not know. Texts of like lengths go
-        together, so that little is padding."""
+        """Return for each text the result of `compute`, which gets ids and attention mask [B, T]: float32 [L], or [T,
+        L] without padding. RewardError for an unknown token. Texts of similar lengths are computed together, to need
+        little padding."""
         import torch
 
         if self._model is None:
@@ -119,15 +120,16 @@ class LocalClassifier:
 
 
 class StepClassifier:
-    """The classifier of a folder, read at several tokens of a text: what it says of the text so far. A process reward
-    model is one, for sequences or for tokens. `rewards.reward_model` makes it, opens it once, and asks it."""
+    """The classifier in a folder, read at several tokens of a text: its output for the text so far. A process reward
+    model is such a classifier, of sequences or of tokens. `rewards.reward_model` makes it, opens it once, and calls
+    it."""
 
     def __init__(self, local: LocalClassifier) -> None:
         self._local = local
         self._head: Any = None
 
     def open(self) -> None:
-        """Load the model. ConfigError if what it says of a text's beginning depends on what comes later."""
+        """Load the model. ConfigError if its output for the beginning of a text depends on later tokens."""
         import torch
 
         self._local.open()
@@ -150,8 +152,7 @@ class StepClassifier:
         return self._head(self._local.model.base_model(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state)
 
     def _reads_along(self) -> bool:
-        """Return whether the output at a token is the one that the model gives for the text up to there, found by
-        trying."""
+        """Return whether the output at a token equals the output for the text up to that token. This is tried."""
         import torch
 
         one_T, other_T = [1, 2, 3, 1], [1, 2, 3, 2]
@@ -184,8 +185,8 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def _load(folder: Path, loader_name: str, device: str, dtype: str, threads: int) -> Any:
-    """Load a classifier. ConfigError if it cannot be read, or if its head is not in the files: transformers would make
-    one up."""
+    """Load a classifier. ConfigError if it cannot be read, or if its head is not in the files: transformers would
+    initialise a random one."""
     check_device(device, where=f"{WHERE}.device")
     model, missing = load_model(folder, loader_name, device, dtype, threads, f"{WHERE}.path", "a classifier")
     if missing:
@@ -195,7 +196,7 @@ def _load(folder: Path, loader_name: str, device: str, dtype: str, threads: int)
         )
     config = model.config.get_text_config()
     if config.pad_token_id is None and isinstance(config.eos_token_id, int):
-        config.pad_token_id = config.eos_token_id  # as trainers of reward models do; it marks where a text ends
+        config.pad_token_id = config.eos_token_id  # as trainers of reward models do; the token marks where a text ends
     return model
 
 
@@ -203,8 +204,8 @@ def _load(folder: Path, loader_name: str, device: str, dtype: str, threads: int)
 def load_model(
     folder: Path, loader_name: str, device: str, dtype: str, threads: int, where: str, what: str
 ) -> tuple[Any, Sequence[str]]:
-    """Load a model of transformers, once for all tasksets of a process that ask for it; return it with the names of
-    weights that its files lack. ConfigError, which begins with `where`, if it cannot be read as `what`."""
+    """Load a transformers model, once for all tasksets of a process that use it, and return it with the names of
+    weights missing in its files. ConfigError, whose message begins with `where`, if it cannot be read as `what`."""
     import torch
     import transformers
     from transformers import logging

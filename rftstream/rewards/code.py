@@ -42,7 +42,7 @@ _REASONS = ("wrong", "crash", "compile", "wall", "cpu", "memory", "output")
 class CodeReward:
     """1 if the program passes all tests, or the share of tests that it passes.
 
-    The program's faults are 0 and counted as metrics by their reason. A sandbox that fails gives no reward.
+    A program's failure is 0 and is counted in a metric by its reason. If the sandbox fails, there is no reward.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -56,17 +56,17 @@ class CodeReward:
         language: str = "python"
         """The language of programs, unless the problem has a column `language`."""
         max_tests: Annotated[int, Meta(ge=0)] = 0
-        """Most tests of a problem that are run, from the first on. 0: all."""
+        """Largest number of a problem's tests that are run, beginning with the first. 0: all."""
         tolerance: Annotated[float, Meta(ge=0)] = 0.0
-        """Greatest difference of numbers that count as equal, relative or absolute."""
+        """Greatest difference, relative or absolute, of numbers that count as equal."""
         imports: bool = True
         """Put the usual imports before a Python program (`from typing import *` and others), as the graders of these
         data sets do."""
         solution: str = ""
-        """The column with a right program, or several, which `rftstream check` runs on the tests. Empty: `solution`,
+        """The column with one or several right programs, which `rftstream check` runs on the tests. Empty: `solution`,
         `solutions`, `canonical_solution` or `code`."""
         wall_s: Annotated[float, Meta(gt=0)] = 10.0
-        """Seconds for each test; for all calls of a function together ten times as many at most."""
+        """Seconds for each test; at most ten times as many for all calls of a function together."""
         cpu_s: Annotated[float, Meta(gt=0)] = 10.0
         """Processor seconds for each test."""
         memory_mib: Annotated[int, Meta(ge=32)] = 512
@@ -76,11 +76,11 @@ class CodeReward:
         auth_token: str = ""
         """The token of that server, as `env:NAME`."""
         isolation: Literal["full", "shared_user"] = "full"
-        """`shared_user`: programs run as the user of the verifier, for machines that let only root make user
-        namespaces. That is weaker: `check`, `doctor` and the scorer's version name it."""
+        """`shared_user`: programs run as the verifier's user, for machines on which only root may make user namespaces.
+        That is weaker: `check`, `doctor` and the scorer's version name it."""
         wait_s: Annotated[float, Meta(gt=0)] = 600.0
-        """Most seconds for an answer of that server, which may have no free place for a while, beside those that a
-        program may take."""
+        """Largest number of seconds to wait for the server's answer, in addition to the programs' time. The server may
+        have no free place for a while."""
 
     def __init__(self, config: Config) -> None:
         language_name(config.language)
@@ -94,7 +94,7 @@ class CodeReward:
         )
 
     def open(self) -> None:
-        """Remove what killed processes have left of their sandboxes on this machine."""
+        """Remove the remains of killed processes' sandboxes on this machine."""
         if self._remote is None:
             cgroups.sweep_all()
 
@@ -118,15 +118,15 @@ class CodeReward:
         return Score(reward=reward, metrics={**metrics, "tests_passed": share, "no_program": 0.0})
 
     def check(self, item: RewardInput) -> None:
-        """Raise RewardError if the problem has no tests that can be read, or a language that is unknown."""
+        """Raise RewardError if the problem's tests cannot be read, or its language is unknown."""
         self._tests(item)
 
     def references(self, item: RewardInput) -> list[str]:
-        """Return completions that are right: those of the problem's own right programs."""
+        """Return right completions: those with the problem's own right programs."""
         return [f"```\n{text}\n```" for text in reference_solutions(item.info, self._config.solution)]
 
     def doubts(self, items: Sequence[RewardInput]) -> list[str]:
-        """Return a hint at `tolerance` if outputs hold decimals, which right programs print with other digits."""
+        """Return a hint about `tolerance` if outputs contain decimals, since right programs may print other digits."""
         if self._config.tolerance:
             return []
         decimal = sum(holds_decimals(self._tests(item)) for item in items)
@@ -185,8 +185,8 @@ class CodeReward:
                 return [result.passed], [result]
 
     def _is_right(self, call: CallEnd, expected: object) -> bool:
-        """Return whether a call gave the expected value. Some data sets put it into a list of one, and JSON makes texts
-        of its keys."""
+        """Return whether a call gave the expected value. Some data sets wrap it in a list of one, and JSON turns its
+        keys into texts."""
         if call.error:
             return False
         meant = [expected, int_keys(expected)]
@@ -195,7 +195,7 @@ class CodeReward:
         return any(same_value(call.value, one, tolerance=self._config.tolerance) for one in meant)
 
     def _limits(self, tests: ProblemTests, most: int | None) -> Limits:
-        """Return the limits of one run. A program may write a multiple of what is expected of it."""
+        """Return the limits of one run. A program may write a multiple of the expected output."""
         config, times, expected = self._config, 1, 0
         if isinstance(tests, FunctionTests):
             times, expected = min(10, len(tests.calls[:most])), len(plain.encode(tests.expected[:most]))
@@ -209,7 +209,8 @@ class CodeReward:
 
 @dataclass(frozen=True, slots=True)
 class _TimedBackend:
-    """A back end that asks the scorer for as many seconds as a sandbox may take, each time that it makes one."""
+    """A back end that asks the scorer for more time whenever it makes a sandbox: as many seconds as the sandbox may
+    take."""
 
     backend: SandboxBackend
     seconds: float
@@ -220,5 +221,5 @@ class _TimedBackend:
         return self.backend.create(disk_bytes=disk_bytes)
 
     def close(self) -> None:
-        """End all that the back end holds."""
+        """End everything that the back end holds."""
         self.backend.close()

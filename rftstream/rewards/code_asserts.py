@@ -1,4 +1,4 @@
-"""Finds the function that a test of assertions is about, such as one of MBPP's."""
+"""Finds the function that a test of assertions checks, such as one of MBPP's."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rftstream.sandbox.imports import USUAL_IMPORTS
 
 _BUILTIN = frozenset(dir(builtins))
 _PLAIN = frozenset(name for kind in (str, bytes, int, float, complex, list, tuple, dict, set) for name in dir(kind))
-"""Attributes of the plain values that come out of a sandbox."""
+"""Attributes of the plain values that a sandbox returns."""
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def find_entry_point(test: str, context: str, *, known: set[str], also: str = "") -> str:
-    """Return the name of the function under test: one that the test calls and that somebody else has to define.
+    """Return the name of the function under test: one that the test calls and does not define.
 
-    `context` runs before the test. `known` are the names that a right program or the prompt defines. `also` are more
-    assertions about the same function. ValueError if there is none, or if it cannot be told which of several it is."""
+    `context` runs before the test. `known`: names that a right program or the prompt defines. `also`: further
+    assertions about the same function. ValueError if there is no such function, or if several are possible."""
     tree, more = ast.parse(test), ast.parse(also)
     given = _BUILTIN | _bound(tree) | (defined_in(context) - known)
     called: list[str] = []
@@ -38,7 +38,7 @@ def find_entry_point(test: str, context: str, *, known: set[str], also: str = ""
 
 
 def defined_in(text: str) -> set[str]:
-    """Return the names that the statements of a text define or import. Empty if it is no Python."""
+    """Return the names that the statements of a text define or import. Empty if the text is not Python."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -52,7 +52,7 @@ def _bound(tree: ast.Module) -> set[str]:
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.stmt]:
-    """Yield a module's statements, and those inside of its conditions, loops and blocks."""
+    """Yield a module's statements, including those inside conditions, loops and blocks."""
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.stmt):
             yield child
@@ -76,7 +76,7 @@ def _names_of(statement: ast.stmt) -> Iterator[str]:
 
 
 def _star(module: str) -> set[str]:
-    """Return what a usual module of the standard library gives to `import *`."""
+    """Return the names that `import *` brings from a usual module of the standard library."""
     if f"from {module} import *" not in USUAL_IMPORTS:
         return set()
     import importlib
@@ -90,13 +90,14 @@ def _assertions(tree: ast.Module) -> list[ast.AST]:
 
 
 def _called(places: Sequence[ast.AST]) -> list[str]:
-    """Return the names that are called, each once."""
+    """Return the called names, each once."""
     calls = (node for place in places for node in ast.walk(place) if isinstance(node, ast.Call))
     return list(dict.fromkeys(call.func.id for call in calls if isinstance(call.func, ast.Name)))
 
 
 def _check_mappable(tree: ast.Module, name: str) -> None:
-    """Raise ValueError if a test asks the function's value for what no plain value has: that is a class."""
+    """Raise ValueError if a test uses an attribute of the function's value that no plain value has: the value would be
+    an object."""
     values = {
         target.id
         for node in ast.walk(tree)

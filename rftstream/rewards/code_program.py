@@ -1,4 +1,4 @@
-"""Finds the program in an answer: among its fenced blocks, the last one of the wanted language."""
+"""Finds the program in an answer: the last fenced block in the required language."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from rftstream.sandbox.languages import language_name
 
 _FENCE = re.compile(r"(`{3,}+(?=[^`]*$)|~{3,}+)", re.DOTALL)
 _BROKEN = re.compile(r"^\s*(?:(?:def|class|for|while|if|with|try)\b.*:\s*$|(?:import|from)\s+\w)", re.MULTILINE)
-"""A line of a program that Python does not read as a whole."""
+"""A line of a program that Python cannot parse as a whole."""
 _TAG = re.compile(r"[\s{.]*([A-Za-z+#]+\d*)")
 
 
 @dataclass(frozen=True, slots=True)
 class FencedBlock:
-    """A fenced block: what stands behind its opening fence, and what is in it."""
+    """A fenced block: the text after its opening fence, and its content."""
 
     tag: str
     text: str
 
 
 def find_program(completion: str, tests: ProblemTests, language: str = "python") -> str | None:
-    """Return the program in an answer: its last fenced block of the language, or all of it if there is none. None if
-    it is empty.
+    """Return the program in an answer: its last fenced block in the language, or the whole answer if there is none.
+    None if the program is empty.
 
-    A block of another language counts only if there is no other; one without a language counts if it reads like a
-    program, since sample output stands in such blocks, too. If tests are for a function, a block that defines it
-    is meant. If none does, the answer may go on where the prompt ends, as with HumanEval's completions.
+    A block in another language counts only if there is no other. A block without a language counts if it reads like a
+    program, since sample output is also in such blocks. If tests are for a function, a block that defines the function
+    is preferred. If no block does, the answer may continue the prompt, as HumanEval's completions do.
     """
     completion = after_thoughts(completion)
     blocks = _blocks(completion)
@@ -70,7 +70,7 @@ def _is_wanted(block: FencedBlock, language: str) -> bool:
 
 
 def _reads_like_program(text: str, language: str) -> bool:
-    """Return whether a block without a language holds a program, and not what one prints."""
+    """Return whether a block without a language is a program, not a program's output."""
     if language != "python":
         return bool(re.search(r"[;{}]", text)) or language == "bash"
     try:
@@ -86,8 +86,8 @@ def _defines(source: str, name: str) -> bool:
 
 
 def _blocks(text: str) -> list[FencedBlock]:
-    """Return the fenced blocks. It takes linear time, whatever the text is: each fence is looked for once, and one that
-    is not closed is text."""
+    """Return the fenced blocks, in linear time for any text: each fence is searched for once, and an unclosed one is
+    text."""
     lines = text.split("\n")
     last_with = {line.strip(): number for number, line in enumerate(lines)}
     found, number = list[FencedBlock](), 0

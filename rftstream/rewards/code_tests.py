@@ -1,11 +1,11 @@
-"""The tests of a programming problem, read from the columns that data sets have them in.
+"""The tests of a programming problem, read from the columns of known data sets.
 
 APPS and TACO: `input_output`, JSON with inputs, outputs and fn_name. LiveCodeBench: `public_test_cases` and
 `private_test_cases` (packed), and the function's name in `metadata` or `starter_code`. DeepCoder: `tests`, in one of
-these forms. HumanEval: `test` with `entry_point` and `prompt`. MBPP: `test_list` with `test_setup_code`. One's own:
+these forms. HumanEval: `test` with `entry_point` and `prompt`. MBPP: `test_list` with `test_setup_code`. Your own data:
 `tests`, in any of these forms.
 
-What cannot be mapped for certain is an error, and the problem is then unscorable. A guess would give right programs 0.
+If the mapping is not certain, that is an error, and the problem is unscorable: a guess would give right programs 0.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MAX_UNPACKED_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StdioTests:
-    """Pairs of stdin and the stdout that is expected."""
+    """Pairs of stdin and the expected stdout."""
 
     pairs: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTests:
-    """Calls of a function, and the values that are expected."""
+    """Calls of a function, and their expected values."""
 
     function: str
     calls: tuple[list[Any], ...]
@@ -44,14 +44,14 @@ class FunctionTests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckTests:
-    """A test that asserts, on a function."""
+    """A test with assertions on a function."""
 
     test: str
     entry_point: str
     context: str
-    """Text that runs before the test: what the prompt defines, and the setup."""
+    """Text that runs before the test: definitions of the prompt, and the setup."""
     stub: str = ""
-    """The prompt, where it is Python text that the answer may go on with."""
+    """The prompt, if it is Python text that the answer may continue."""
 
 
 ProblemTests = StdioTests | FunctionTests | CheckTests
@@ -61,7 +61,7 @@ _DECIMAL = re.compile(r"\d\.\d")
 
 
 def holds_decimals(tests: ProblemTests) -> bool:
-    """Return whether an output that is compared holds decimals. A test that asserts compares by itself."""
+    """Return whether a compared output contains decimals. A test with assertions compares by itself."""
     match tests:
         case StdioTests():
             return any(_DECIMAL.search(stdout) for _, stdout in tests.pairs)
@@ -110,7 +110,7 @@ def _read(name: str, value: Any, columns: Mapping[str, Any], prompt: str) -> Pro
 
 
 def _loaded(value: Any) -> Any:
-    """Return JSON as its value, and other text as it is."""
+    """Return the value of JSON text, and any other text unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -120,7 +120,7 @@ def _loaded(value: Any) -> Any:
 
 
 def _json(text: str) -> Any:
-    """Return the value of JSON text. Its numbers may have more digits than Python reads at once."""
+    """Return the value of JSON text. Its numbers may have more digits than Python reads by default."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:
@@ -159,7 +159,7 @@ def _pairs(
 
 
 def _text(value: Any) -> str:
-    """Return what a program reads or prints: a text, or its lines."""
+    """Return a program's input or output: a text, or joined lines."""
     lines = value if isinstance(value, list) else [value]
     if not all(isinstance(line, str | int | float) for line in lines):
         raise ValueError(f"text or lines are expected of a program that reads and prints, got {str(value)[:80]!r}")
@@ -167,8 +167,8 @@ def _text(value: Any) -> str:
 
 
 def _call(arguments: Any, expected: Any) -> tuple[list[Any], Any]:
-    """Return the arguments of a call and the expected value. APPS and TACO have them as they are, LiveCodeBench as
-    lines of JSON."""
+    """Return the arguments of a call and the expected value. APPS and TACO store them directly, LiveCodeBench as lines
+    of JSON."""
     if isinstance(arguments, str):
         call = [_value(line) for line in arguments.split("\n") if line.strip()]
         return call, _value(expected) if isinstance(expected, str) else expected
@@ -184,14 +184,15 @@ def _value(text: str) -> Any:
 
 
 def int_keys(value: Any) -> Any:
-    """Return a map of JSON with its keys as numbers where all of them are, as the graders of APPS do."""
+    """Return a JSON map with numbers as keys if all its keys are numbers, as the graders of APPS do."""
     if not isinstance(value, dict) or not value or not all(re.fullmatch(r"-?\d{1,18}", str(key)) for key in value):
         return value
     return {int(key): item for key, item in value.items()}
 
 
 def _cases(cases: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> ProblemTests:
-    """Read a list of tests that each say whether they call a function: DeepCoder's, LiveCodeBench's, SYNTHETIC-1's."""
+    """Read a list of tests in which each says whether it calls a function: DeepCoder's, LiveCodeBench's,
+    SYNTHETIC-1's."""
     kinds = {str(case.get("testtype") or case.get("type") or "") for case in cases}
     names = {name for case in cases if (name := _function_name(case))}
     shared = _function_name({"metadata": columns.get("metadata")})
@@ -216,13 +217,14 @@ def _function_name(case: Mapping[str, Any]) -> str:
 
 
 def _last_function(starter: Any) -> str:
-    """Return the function of a LeetCode stub, which has no body yet."""
+    """Return the name of the function in a LeetCode stub, which has no body."""
     found = re.findall(r"^\s*def\s+(\w+)", starter, re.MULTILINE) if isinstance(starter, str) else []
     return found[-1] if found else ""
 
 
 def _check_plain(columns: Mapping[str, Any]) -> None:
-    """Raise ValueError if a function takes or gives what JSON cannot hold: linked lists and trees of LeetCode."""
+    """Raise ValueError if a function takes or returns something that JSON cannot represent: linked lists and trees of
+    LeetCode."""
     starter = columns.get("starter_code")
     if isinstance(starter, str) and (found := re.search(r"\b(ListNode|TreeNode|Node)\b", starter)):
         raise ValueError(f"the function is about {found[1]}, and only plain values can be handed over")
@@ -249,8 +251,8 @@ def _asserts(test: str, columns: Mapping[str, Any], prompt: str = "") -> CheckTe
 
 
 def _as_context(prompt: Any) -> str:
-    """Return a prompt that is Python text, and nothing for any other. A lone word, which Python reads, is not.
-    A function without a body gets one."""
+    """Return a prompt that is Python text, and an empty text for others. A single word, which Python can parse, does
+    not count. A function without a body gets one."""
     if not isinstance(prompt, str):
         return ""
     for text in (prompt, f"{prompt.rstrip()}\n    pass\n"):
@@ -270,11 +272,11 @@ SOLUTION_COLUMNS = (
     "reference_solution",
     "gold_standard_solution",
 )
-"""Columns that data sets have right programs in, in the order in which they are looked for."""
+"""Columns in which data sets keep right programs, in the order of the search."""
 
 
 def reference_solutions(columns: Mapping[str, Any], column: str = "") -> list[str]:
-    """Return the right programs that a problem brings, in the order of its columns. Empty: it has none."""
+    """Return the problem's right programs, in the order of its columns; empty if it has none."""
     for name in (column,) if column else SOLUTION_COLUMNS:
         found = columns.get(name)
         if isinstance(found, str) and found.lstrip().startswith("["):
@@ -286,7 +288,7 @@ def reference_solutions(columns: Mapping[str, Any], column: str = "") -> list[st
 
 
 def _unpacked(value: Any) -> list[Any]:
-    """Return LiveCodeBench's private tests: JSON, or JSON in a pickled string, packed by zlib, in base64."""
+    """Return LiveCodeBench's private tests: JSON, or JSON in a pickled string, compressed with zlib, in base64."""
     loaded = _loaded(value)
     if isinstance(loaded, list):
         return loaded
@@ -297,7 +299,7 @@ def _unpacked(value: Any) -> list[Any]:
 
 
 def _pickled_text(data: bytes) -> str:
-    """Return the string in a pickle that holds nothing but one string. Nothing of it is run."""
+    """Return the string in a pickle that contains only one string. No code of it is run."""
     position = 2 if data[:1] == b"\x80" else 0
     if data[position : position + 1] == b"\x95":  # a frame and its length
         position += 9

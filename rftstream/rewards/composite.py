@@ -1,7 +1,7 @@
-"""Several rewards of a taskset as one: sum, minimum, gates, and second opinions.
+"""Several rewards of a taskset as one: sum, minimum, gates, and checks.
 
-What each reward is used for is in `config/parts/reward_uses.py`. The whole is `unscorable` if any reward that was asked
-has no result, gates included; a check alone may fail, which is a metric.
+`config/parts/reward_uses.py` explains the uses of a reward. The whole is `unscorable` if any called reward has no
+result, gates included. Only a check may fail, which is a metric.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ OVER_LIMIT = Score(reward=0.0, metrics={"over_limit": 1.0})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardPart:
-    """One reward of a taskset, with the name of its part and what it is used for."""
+    """One reward of a taskset, with the name of its part and its use."""
 
     name: str
     use: RewardUse
     reward: Reward
     is_always_asked: bool = False
-    """Whether it is asked although a gate is closed, since the algorithm needs the arrays that it adds."""
+    """Whether the reward is called even if a gate is closed, since the algorithm needs its arrays."""
 
     @property
     def version(self) -> str:
-        """Return the reward's version, with whatever else of its use changes the whole."""
+        """Return the reward's version, with all settings of its use that change the whole."""
         use, version = self.use, self.reward.version
         if use.use == "gate":
             return f"gate({use.at_least!r},{use.otherwise!r})*{version}"
@@ -77,8 +77,8 @@ class CompositeReward:
         return outcome
 
     def score_all(self, items: Sequence[RewardInput], *, over_limit: int = 0) -> list[Score | BaseException]:
-        """Return for each item its score, or what went wrong with it. Gates are asked first. The parts in the bits of
-        `over_limit` are 0 for these items, since the policy's answer exceeded their limits (evaluating.py)."""
+        """Return for each item its score or its error. Gates are called first. The parts in the bits of `over_limit`
+        are 0 for these items, since the policy's answer exceeded their limits (evaluating.py)."""
         if len(self._parts) == 1:
             return [self._weighed(outcome) for outcome in self._outcomes(self._parts[0], items, over_limit)]
         found: list[dict[str, Outcome]] = [{} for _ in items]
@@ -100,7 +100,7 @@ class CompositeReward:
         return part.use.use == "gate" or part.is_always_asked or self._closed(found) is None
 
     def _closed(self, found: dict[str, Outcome]) -> RewardPart | None:
-        """Return the first gate that is closed. One that failed or does not apply is not."""
+        """Return the first closed gate. A gate that failed or does not apply is not closed."""
         for part in self._parts:
             outcome = found.get(part.name)
             if part.use.use == "gate" and isinstance(outcome, Score) and outcome.reward < part.use.at_least:
@@ -108,7 +108,7 @@ class CompositeReward:
         return None
 
     def _weighed(self, outcome: Outcome) -> Score | BaseException:
-        """Return the score of the only part, with its weight."""
+        """Return the weighted score of the only part."""
         if not isinstance(outcome, Score):
             return self._nothing() if outcome is None else outcome
         part = self._parts[0]
@@ -122,7 +122,7 @@ class CompositeReward:
         return RewardError(f"{self.scorer}: returned None, so no reward applies to this rollout; add one that does")
 
     def _whole(self, found: dict[str, Outcome]) -> Score | BaseException:
-        """Return the score of a rollout from those of its parts, by name."""
+        """Return the score of a rollout from the scores of its parts, by name."""
         checks = {part.name for part in self._parts if part.use.use == "check"}
         counted = {name: outcome for name, outcome in found.items() if name not in checks}
         errors = [outcome for outcome in counted.values() if isinstance(outcome, BaseException)]
@@ -134,7 +134,7 @@ class CompositeReward:
         if not math.isfinite(total):
             return RewardError(f"{self.scorer}: the weighted sum is {total}, expected a finite number")
         numbers_of, metrics, additions = {}, {}, dict[str, Array]()
-        for part in self._parts:  # in the order of the run file, whatever was asked first
+        for part in self._parts:  # in the order of the run file, independent of the order of the calls
             score = found.get(part.name)
             if part.name in checks:
                 metrics.update(_second_opinion(part.name, score, total) if part.name in found else {})
@@ -148,7 +148,7 @@ class CompositeReward:
         return Score(reward=total, parts=numbers_of, metrics=metrics, additions=additions)
 
     def _total(self, counted: dict[str, Outcome]) -> float | None:
-        """Return the number to train on, or None if no reward that counts applies."""
+        """Return the number to train on, or None if no counting reward applies."""
         if (gate := self._closed(counted)) is not None:
             return gate.use.otherwise
         terms: dict[str, list[float]] = {"sum": [], "minimum": []}
@@ -162,7 +162,7 @@ class CompositeReward:
 
 
 def _second_opinion(name: str, outcome: Outcome, total: float) -> dict[str, float]:
-    """Return the metrics of a check: its own, and how far it is from the whole, or that it failed."""
+    """Return the metrics of a check: its own, and its distance from the whole, or its failure."""
     if not isinstance(outcome, Score):
         return {f"{name}.failed": 1.0}
     measured = {f"{name}.{key}": value for key, value in outcome.metrics.items()}
@@ -170,7 +170,7 @@ def _second_opinion(name: str, outcome: Outcome, total: float) -> dict[str, floa
 
 
 def _chance(name: str, item: RewardInput) -> float:
-    """Return a number from 0 to 1 that is the same whenever the rollout is scored."""
+    """Return a number from 0 to 1 that is the same each time the rollout is scored."""
     digest = hashlib.sha256("\0".join((name, item.prompt, item.completion)).encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 

@@ -1,15 +1,16 @@
-"""Tells whose fault it is when a reward exceeds its limits: the policy's, while its answer is being evaluated.
+"""Determines who is to blame when a reward exceeds its limits: the policy, while its answer is being evaluated.
 
-A reward that evaluates what the policy wrote first reads the problem's own answer. From then on only the policy's
-answer can take long. It says so with `evaluating_answer`, which a child of the scorer notes in the page that it shares
+A reward that evaluates the policy's text first reads the problem's own answer. After that only the policy's answer can
+take long. The reward marks this with `evaluating_answer`, which the scorer's child records in the page that it shares
 with its parent. If the child is then killed for its time limit, the rollout is scored again, with 0 for that reward: an
-answer that cannot be evaluated is a wrong one, or policies would learn to escape a 0. Without the note, the limit is
-our own failure, and the rollout is unscorable.
+answer that cannot be evaluated counts as wrong, since policies would otherwise learn to escape a 0. Without the mark,
+the limit is our own failure, and the rollout is unscorable.
 
-Memory is limited meanwhile, so that a huge answer ends as a MemoryError in the reward and not as a killed process.
+Memory is limited during the evaluation, so that a huge answer raises MemoryError in the reward and does not kill the
+process.
 
-A reward that runs programs in a sandbox has limits of its own for them. It says with `allow_time` how long the scorer
-has to wait for a program, so that a program at its limit is a 0 and not a reward that hangs.
+A reward that runs programs in a sandbox has its own limits for them. With `allow_time` it tells the scorer how long to
+wait for a program, so that a program at its limit gives 0 and does not count as a hung reward.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 MAX_MEMORY_BYTES = 2 << 30
-"""Memory that evaluating one answer may take."""
+"""Bytes of memory that the evaluation of one answer may use."""
 
 _watch: Callable[[int], None] | None = None
 _part = 1
@@ -29,32 +30,33 @@ _allow: Callable[[float], None] | None = None
 
 
 def watch_evaluations(watch: Callable[[int], None] | None) -> None:
-    """Let `watch` be called with the number of the part that begins to evaluate an answer, and with 0 afterwards."""
+    """Call `watch` with the number of each part that begins to evaluate an answer, and with 0 afterwards."""
     global _watch
     _watch = watch
 
 
 def watch_allowances(allow: Callable[[float], None] | None) -> None:
-    """Let `allow` be called with the seconds that a reward asks for."""
+    """Call `allow` with the seconds that a reward asks for."""
     global _allow
     _allow = allow
 
 
 def allow_time(seconds: float) -> None:
-    """Let the scorer's time limit begin anew, `seconds` from now. Rewards call it that stop by themselves by then."""
+    """Restart the scorer's time limit: it ends `seconds` from now. For rewards that stop by themselves within that
+    time."""
     if _allow is not None:
         _allow(seconds)
 
 
 def begin_part(number: int) -> None:
-    """Note which part of a composite reward is asked from now on, from 1."""
+    """Record which part of a composite reward is called next, counted from 1."""
     global _part
     _part = number
 
 
 @contextlib.contextmanager
 def evaluating_answer() -> Iterator[None]:
-    """Say that from here to the end of the block, a time or memory limit is the fault of the policy's answer."""
+    """Declare that inside this block a time or memory limit is the fault of the policy's answer."""
     if _watch is None:
         yield
         return
@@ -77,7 +79,8 @@ def evaluating_answer() -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart_from_answer() -> Iterator[None]:
-    """Say that in this block, inside of `evaluating_answer`, the time limit is not the fault of the policy's answer."""
+    """Declare that inside this block, within `evaluating_answer`, the time limit is not the fault of the policy's
+    answer."""
     if _watch is None or not _is_evaluating:
         yield
         return

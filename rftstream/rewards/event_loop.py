@@ -1,8 +1,8 @@
-"""Awaits what async rewards return, in one event loop for the life of the process.
+"""Awaits the results of async rewards, in one event loop for the life of the process.
 
-A session of aiohttp or httpx belongs to the loop that it was first used in. A loop for each call would break the
-sessions that a reward keeps. The loop runs in the caller's thread, since libraries that rewards use set alarms, which
-only the main thread may.
+A session of aiohttp or httpx belongs to the loop in which it was first used. A loop for each call would break sessions
+that a reward keeps. The loop runs in the caller's thread, since libraries in rewards set alarms, which only the main
+thread may do.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _own = threading.local()
 
 
 def caught(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """Return what a call returns, or what it raises. A reward may raise anything: it may exit, or cancel itself. Only
-    the user's ctrl-C goes through."""
+    """Return what a call returns or raises. A reward may raise anything: it may exit, or cancel itself. Only the user's
+    ctrl-C passes through."""
     try:
         return function(*arguments, **keywords)
     except KeyboardInterrupt:
@@ -30,8 +30,8 @@ def caught(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> An
 
 
 def run_together(values: Sequence[Any]) -> list[Any]:
-    """Await all awaitables among the values at the same time. Return what each gives or raises, and other values as
-    they are."""
+    """Await all awaitables among the values at the same time. Return what each returns or raises, and other values
+    unchanged."""
     result: list[Any] = _runner().run(_gathered(values))
     return result
 

@@ -1,7 +1,7 @@
-"""How a scorer and its children talk: frames of length and msgpack over pipes, and one shared page.
+"""The protocol between a scorer and its children: frames of length and msgpack over pipes, and one shared page.
 
-The parent sends a Setup, then lists of ScoreItems. The child sends a Ready, then lists of Results. The page holds what
-the child works on (an At). So the parent knows, without waking the child, which items hang or killed it.
+The parent sends a Setup, then lists of ScoreItems. The child sends a Ready, then lists of Results. The page holds the
+child's current work (an At). So the parent knows, without waking the child, which items hang or killed it.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ _PAGE = struct.Struct("<dqqdqd")
 
 
 class Setup(msgspec.Struct, kw_only=True):
-    """The first message to a child: all that the child needs to build the rewards of the run."""
+    """The first message to a child: everything that it needs to build the rewards of the run."""
 
     config: dict[str, Any]
     """The resolved run file as plain values."""
     path: list[str]
-    """The parent's sys.path, so that the child can import what the parent can."""
+    """The parent's sys.path, so that the child can import the same modules."""
     slow_s: float = math.inf
-    """Seconds. After a failure that slow, the child sends the reward's other items of that list back untried."""
+    """Seconds of a failure after which the child returns the reward's other items of the list untried."""
 
 
 class Ready(msgspec.Struct, kw_only=True):
-    """The first message of a child. It says that the rewards are built, or why they cannot be built."""
+    """The first message from a child: the rewards are built, or they cannot be built."""
 
     error: str | None = None
     """Why the run file's rewards cannot be built; None if they are."""
     rewards: dict[str, tuple[str, str]] = {}
     """Name of the reward -> scorer and its version."""
     batched: list[str] = []
-    """Names of rewards that take several rollouts at once."""
+    """Names of rewards that score several rollouts at once."""
 
 
 class ScoreItem(msgspec.Struct, array_like=True):
-    """A rollout for a child to score, with the number that its Result will name."""
+    """A rollout for a child to score. Its Result has the same number."""
 
     number: int
     reward: str
     input: RewardInput
     over_limit: int = 0
-    """Parts of the reward whose limits the policy's answer exceeded, as bits: those parts are 0."""
+    """Parts of the reward whose limits the policy's answer exceeded, as bits; these parts are 0."""
 
 
 class Result(msgspec.Struct, array_like=True):
@@ -64,9 +64,9 @@ class Result(msgspec.Struct, array_like=True):
     reason: str | None = None
     detail: str = ""
     seconds: float = 0.0
-    """Seconds that the call took, for all items that were scored in it, without what others had of the processor."""
+    """Seconds of the call, for all items that it scored, without the time in which others had the processor."""
     tried: bool = True
-    """False if the item comes back untried, since an item before it was slow and gave no score."""
+    """False if the item comes back untried, since an earlier item was slow and gave no score."""
 
 
 def pack(value: Any) -> bytes:
@@ -75,34 +75,35 @@ def pack(value: Any) -> bytes:
 
 
 class At(NamedTuple):
-    """The item that a child works on, or the first of several that are scored in one call."""
+    """The item that a child works on, or the first of several items in one call."""
 
     number: int
     """Number of the item, or of the first of several. IDLE if there is none."""
     num_items: int
     since: float
-    """When the call began, in seconds of `time.monotonic`, or until when the reward asked for time (evaluating.py)."""
+    """When the call began, in seconds of `time.monotonic`, or the time until which the reward asked to wait
+    (evaluating.py)."""
     part: int = 0
-    """Number of the part of the reward, from 1, that evaluates the policy's answer (evaluating.py). 0: none does."""
+    """Number of the part of the reward, from 1, that is evaluating the policy's answer (evaluating.py). 0: none."""
     cpu_s: float = 0.0
-    """Seconds of CPU time that the child had used when that began."""
+    """Seconds of CPU time that the child had used at that moment."""
     delay_s: float = 0.0
-    """Seconds that the child had waited for a processor, because of others, when the call began."""
+    """Seconds that the child had waited for a processor because of others when the call began."""
 
 
 def write_page(page: Any, at: At) -> None:
-    """Write into the shared page what the child works on."""
+    """Write the child's current work into the shared page."""
     _PAGE.pack_into(page, 0, at.since, at.number, at.num_items, at.cpu_s, at.part, at.delay_s)
 
 
 def read_page(page: Any) -> At:
-    """Return what the child works on, from the shared page."""
+    """Return the child's current work from the shared page."""
     since, number, num_items, cpu_s, part, delay_s = _PAGE.unpack_from(page, 0)
     return At(number, num_items, since, part, cpu_s, delay_s)
 
 
 def waited_s(pid: int | str = "self") -> float:
-    """Return the seconds that a process has stood in the run queue while others ran, 0 where nobody says."""
+    """Return the seconds that a process has spent in the run queue while others ran; 0 if the system does not say."""
     try:
         file = os.open(f"/proc/{pid}/schedstat", os.O_RDONLY)
     except OSError:

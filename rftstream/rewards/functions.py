@@ -12,11 +12,11 @@ The names of the parameters say which signature a function has:
 
 The settings in `[rewards."module:function"]` are passed as further keyword arguments (verl's `reward_kwargs`). Any
 function may be `async`. The calls of an async function for single rollouts run at the same time. All calls of a process
-run in one event loop, so a session of aiohttp or httpx that a module keeps goes on working (rewards/event_loop.py).
+run in one event loop, so an aiohttp or httpx session that a module keeps stays usable (rewards/event_loop.py).
 
 A function returns a number; a dict with `reward` or `score`, whose other numbers become metrics; a pair of a number and
-such a dict; or a Score. A function over lists returns a list of these. TRL's list may hold None where the reward does
-not apply to the rollout.
+such a dict; or a Score. A function over lists returns a list of these. TRL's list may contain None for a rollout to
+which the reward does not apply.
 
 Sources: verl, verl/workers/reward_manager/{naive,batch}.py, verl/experimental/reward_loop, and docs "Implement Reward
 Function for Dataset"; TRL, trl/trainer/grpo_trainer.py `_calculate_rewards` and docs "GRPO Trainer, Using a custom
@@ -45,7 +45,7 @@ MAX_NUMBERS = 200
 """The most parts and metrics of one score."""
 
 Outcome = Score | None | BaseException
-"""The result of a reward for one rollout: a score, an error, or None where the reward does not apply."""
+"""The result of a reward for one rollout: a score, an error, or None if the reward does not apply."""
 
 
 class BatchFailed(RewardError):
@@ -55,9 +55,9 @@ class BatchFailed(RewardError):
 class FunctionReward:
     """A user's function as a Reward. `rewards.resolve` makes it; a CompositeReward calls `score_all`.
 
-    `columns` maps our names to the source's; the function may name a column either way. `conversational` says that the
-    taskset's prompts are lists of messages: TRL's functions then get messages, else texts. As in TRL, the dataset
-    decides this. A problem with more than one user message is a conversation in any case.
+    `columns` maps our names to the source's; the function may name a column either way. `conversational`: whether the
+    taskset's prompts are lists of messages; TRL's functions then get messages, otherwise texts. As in TRL, the dataset
+    decides this. A problem with more than one user message is always a conversation.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class FunctionReward:
         return outcome
 
     def score_all(self, items: Sequence[RewardInput]) -> list[Outcome]:
-        """Return for each item its score, or what went wrong with it."""
+        """Return for each item its score or its error."""
         if not self._over_lists:
             return self._one_by_one(items)
         forms = [self._conversational or is_conversation(item) for item in items]
@@ -118,7 +118,7 @@ class FunctionReward:
 
     @property
     def gets_texts(self) -> bool:
-        """Return whether the function has TRL's signature and gets texts for prompts of a single message."""
+        """Return whether the function has TRL's signature and gets single-message prompts as texts."""
         return self.convention == "TRL" and not self._conversational
 
     def check(self, item: RewardInput) -> None:
@@ -152,7 +152,7 @@ class FunctionReward:
     # ------------------------------------------------------------------------------------------ for many
 
     def _together(self, items: Sequence[RewardInput], conversational: bool) -> list[Outcome]:
-        """Call the function once, for all items that have what the function needs."""
+        """Call the function once, for all items that have the columns that it needs."""
         rows = [self._arguments.for_list(item, conversational) for item in items]
         outcomes: list[Outcome] = [None] * len(rows)
         places = []
@@ -191,7 +191,7 @@ class FunctionReward:
         return [error if count == 1 else BatchFailed(f"{self.name}: {error!r}")] * count
 
     def _expects_messages(self, error: BaseException, known: Mapping[str, Any]) -> bool:
-        """Return whether the function may have failed because it got texts."""
+        """Return whether the function may have failed because it got texts, not messages."""
         prompts = known.get("prompts") or [None]
         return isinstance(error, TypeError | AttributeError) and isinstance(prompts[0], str)
 
@@ -241,7 +241,7 @@ class FunctionReward:
 def to_score(value: Any, *, where: str, key: str | None = None) -> Score:
     """Return a reward's result as a Score. RewardError unless the reward, its parts and its metrics are finite numbers.
 
-    `key` names the reward in a dict; by default it is `reward`, else `score`. `where` begins the errors.
+    `key` names the reward in a dict; by default it is `reward`, else `score`. Error messages begin with `where`.
     """
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping):
         score = Score(reward=value[0], metrics=_numbers_in(value[1]))
@@ -268,9 +268,9 @@ def to_score(value: Any, *, where: str, key: str | None = None) -> Score:
 
 
 class _Log:
-    """Collects what a function says by TRL's `log_metric(name, value)` and `log_extra(column, values)`.
+    """Collects a function's calls of TRL's `log_metric(name, value)` and `log_extra(column, values)`.
 
-    A metric becomes its mean over all calls. The numbers of a column become metrics of each rollout.
+    A metric becomes the mean of its calls. The numbers of a column become metrics of each rollout.
     """
 
     NAMES = ("log_metric", "log_extra")
@@ -296,7 +296,7 @@ def _numbers_in(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return the number in a scalar of numpy or torch, and any other value unchanged."""
+    """Return the number in a numpy or torch scalar, and any other value unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 

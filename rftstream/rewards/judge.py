@@ -1,8 +1,9 @@
-r"""A judge: a served model reads problem and completion and judges; any server with OpenAI's `/v1/chat/completions`.
+r"""A judge: a served model that reads and judges problem and completion, on any server with OpenAI's
+`/v1/chat/completions`.
 
-It says a score in prose, gives a number for each criterion of a rubric, or compares the completion with a reference in
-both orders (judge_forms.py). What it said without a judgement in it is no score of 0: the rollout then has no reward.
-What it said is kept on the host (judge_cache.py), so that a retry or a later scoring does not pay for it again.
+The judge gives a score in prose, gives a number for each criterion of a rubric, or compares the completion with a
+reference in both orders (judge_forms.py). An answer without a judgement is not a score of 0: the rollout then has no
+reward. Answers are cached on the host (judge_cache.py), so that a retry or a later scoring does not pay again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rftstream.rewards.served import UNSEEN, AskedModel, Concurrent, ServedConfi
 from rftstream.rewards.version import config_version
 
 MAX_REPEATED = 4000
-"""Characters of an answer that could not be read which are shown to the judge when it is asked again."""
+"""Largest number of characters of an unreadable answer that the judge is shown when it is asked again."""
 
 
 @dataclass(slots=True)
@@ -39,14 +40,14 @@ class _Spent:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     is_counted: bool = True
-    """Whether the server said how many tokens each request had."""
+    """Whether the server reported the tokens of each request."""
     num_cached: int = 0
     """Questions that the cache answered."""
     num_asked: int = 0
     """Questions that the cache did not answer."""
 
     def count(self, usage: Any) -> None:
-        """Count a request by what the server says of it."""
+        """Add a request's cost, from the server's usage report."""
         self.requests += 1
         prompt, completion = (
             usage.get(name) if isinstance(usage, dict) else None for name in ("prompt_tokens", "completion_tokens")
@@ -75,10 +76,10 @@ class _Spent:
 class JudgeReward(Concurrent):
     """The judgement as a reward from 0 to 1; the criteria of a rubric are its parts.
 
-    Metrics: `score` (of prose, as it was said), `orders_disagree` and `prefers_first` (of comparisons: the judge
-    contradicts itself; 1 if it chose the answer shown first both times, -1 the one shown last), `cached` (share of the
-    questions that the cache answered), and what it cost: `spent_requests`, `spent_prompt_tokens`,
-    `spent_completion_tokens` and `spent_money`.
+    Metrics: `score` (in prose: the raw score), `orders_disagree` and `prefers_first` (in comparisons: whether the judge
+    contradicts itself; 1 if it chose the first shown answer both times, -1 the last), `cached` (share of the questions
+    that the cache answered), and the cost: `spent_requests`, `spent_prompt_tokens`, `spent_completion_tokens` and
+    `spent_money`.
     """
 
     takes_base = True
@@ -88,33 +89,35 @@ class JudgeReward(Concurrent):
         """The settings in `[rewards.judge]`."""
 
         prompt: str | None = None
-        """Prompt for the judge. {prompt}, {completion} and {answer} are filled in, {rubric} with a rubric, {first} and
-        {second} with `compare_with`. Default: the question how well the completion solves the problem."""
+        """Prompt for the judge. {prompt}, {completion} and {answer} are filled in; with a rubric, {rubric}; with
+        `compare_with`, {first} and {second}. Default: a question about how well the completion solves the problem."""
         system: str | None = None
         """System prompt of the judge."""
         rubric: tuple[JudgeCriterion, ...] = ()
-        """Criteria that the judge gives a number for, in JSON. Each becomes a part of the verdict, from 0 to 1; the
+        """Criteria for which the judge gives numbers, in JSON. Each becomes a part of the verdict, from 0 to 1; the
         reward is their weighted mean."""
         compare_with: str = ""
-        """Compare the completion with this, in both orders: `answer`, or a column with an answer of a baseline. 1: it
-        is better, 0: worse, 0.5: as good, or the orders disagree."""
+        """Text to compare the completion with, in both orders: `answer`, or a column with a baseline's answer. 1: the
+        completion is better, 0: worse, 0.5: equally good, or the orders disagree."""
         pattern: str = r"(?i)score:\W*(-?\d+(?:\.\d+)?)"
-        """Without rubric and comparison: a regular expression; the first group of its last match in what the judge said
+        """Without rubric and comparison: a regular expression. The first group of its last match in the judge's answer
         is the score."""
         low: float = 0.0
-        """The score that becomes a reward of 0; below it there is none."""
+        """The score that becomes a reward of 0. A lower score gives no reward."""
         high: float = 10.0
-        """The score that becomes a reward of 1; above it there is none."""
+        """The score that becomes a reward of 1. A higher score gives no reward."""
         max_tokens: Annotated[int, Meta(ge=1)] = 1024
-        """Most tokens of the judge's answer."""
+        """Largest number of tokens of the judge's answer."""
         asks: Annotated[int, Meta(ge=1)] = 2
-        """Number of times that the judge is asked in all if its answer cannot be read; it is told what is wrong."""
+        """Number of times that the judge is asked in all if its answer cannot be read. It is told what is wrong."""
         response_format: Literal["schema", "object", "none"] = "schema"
-        """How the server is told that the answer is JSON. A server that refuses it is asked without."""
+        """Way to tell the server that the answer is JSON. If a server refuses it, the request is repeated without
+        it."""
         fenced: bool = True
-        """Put what is filled into `prompt` between tags that it cannot close. The default prompts always do."""
+        """Enclose texts that are filled into `prompt` in tags that these texts cannot close. The default prompts always
+        do."""
         cache_mib: Annotated[int, Meta(ge=0)] = 256
-        """Size of what judges said, on disk. All runs of this user on a host share it. 0: it is not kept."""
+        """Size of the cache of judges' answers, on disk. All runs of this user on a host share it. 0: no cache."""
         cache_folder: str | None = None
         """Folder of the cache, relative to the run file. Default: `rftstream/judge` in $XDG_CACHE_HOME, or in
         ~/.cache."""
@@ -143,7 +146,7 @@ class JudgeReward(Concurrent):
         return replace(score, metrics={**score.metrics, **spent.metrics(prices)})
 
     def check(self, item: RewardInput) -> None:
-        """Raise RewardError if the problem lacks what the completion is compared with."""
+        """Raise RewardError if the problem lacks the text that the completion is compared with."""
         self._form.questions(item)
 
     def _judgement(self, question: str, spent: _Spent) -> Any:
@@ -155,7 +158,7 @@ class JudgeReward(Concurrent):
         key = self._model.digest({**self._body(messages), "response_format": self._config.response_format})
         with self._cache.asking(key):
             if (kept := self._cache.get(key)) is not None:
-                with contextlib.suppress(UnreadableJudgement):  # it was kept by code that read it otherwise
+                with contextlib.suppress(UnreadableJudgement):  # it was cached by code that read it differently
                     found = self._form.read(kept)
                     spent.num_cached += 1
                     return found
@@ -164,8 +167,8 @@ class JudgeReward(Concurrent):
         return found
 
     def _read(self, messages: list[dict[str, str]], spent: _Spent) -> tuple[Any, str]:
-        """Ask until the answer can be read. Return the judgement, and what the judge said. RewardError if it never can
-        be."""
+        """Ask until the answer can be read. Return the judgement and the judge's answer. RewardError if no answer can
+        be read."""
         problem = ""
         for _ in range(self._config.asks):
             said = self._said(messages, spent)
@@ -210,7 +213,7 @@ class JudgeReward(Concurrent):
                 answer = self._model.ask(body)
             except RewardError:
                 raise refusal from None
-            self._takes_format = False  # it was the format that the server does not know
+            self._takes_format = False  # the server does not know the format
             return answer
 
     def _body(self, messages: list[dict[str, str]]) -> dict[str, Any]:

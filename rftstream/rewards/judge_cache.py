@@ -1,8 +1,8 @@
-"""What judges said, on this host's disk: a question that was answered once is not paid for again.
+"""Judges' answers on this host's disk: a question that was answered once is not paid for again.
 
 All verifiers of a host share one SQLite file. Its entries are found by a digest of the whole question, so another
-model, prompt, rubric, sampling, problem or answer is another entry. SQLite keeps the file whole if a process is killed.
-A cache that cannot be used is passed over: the judge is then asked.
+model, prompt, rubric, sampling, problem or answer has another entry. SQLite keeps the file consistent if a process is
+killed. If the cache cannot be used, it is ignored and the judge is asked.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 WAIT_S = 2.0
-"""Seconds to wait for another process that writes."""
+"""Seconds to wait for another writing process."""
 USED_S = 3600.0
-"""Seconds after which the time of an entry's last use is written anew."""
+"""Seconds after which an entry's time of last use is updated."""
 KEPT_SHARE = 0.9
-"""Share of the limit that is kept when the cache has grown beyond it."""
+"""Share of the size limit that is kept after the cache has grown beyond it."""
 ENTRY_BYTES = 100
 """Bytes that an entry takes beside its text."""
 
@@ -41,16 +41,17 @@ _TABLES = (
 
 @dataclass(slots=True)
 class _AskedNow:
-    """A question that is being asked, and how many threads ask it or wait for that."""
+    """A question that is being asked, and the number of threads that ask it or wait for its answer."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     num_waiting: int = 0
 
 
 class JudgeCache:
-    """Texts by digest, at most `max_bytes` of them; those used last are kept. A JudgeReward makes it; threads share it.
+    """Texts by digest, with `max_bytes` bytes at most; the most recently used are kept. A JudgeReward makes it; threads
+    share it.
 
-    The file is opened by the first `get`.
+    The first `get` opens the file.
     """
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
@@ -64,7 +65,8 @@ class JudgeCache:
 
     @contextlib.contextmanager
     def asking(self, key: str) -> Iterator[None]:
-        """Let one thread at a time ask a question: siblings often say the same, and the second finds the answer."""
+        """Let one thread at a time ask a question: siblings often give the same completion, and the second finds the
+        answer."""
         with self._lock:
             turn = self._turns.setdefault(key, _AskedNow())
             turn.num_waiting += 1
@@ -78,7 +80,7 @@ class JudgeCache:
                     del self._turns[key]
 
     def get(self, key: str) -> str | None:
-        """Return what was said to the question of this digest, or None."""
+        """Return the answer to the question with this digest, or None."""
         with self._lock:
             try:
                 database = self._open()
@@ -93,10 +95,10 @@ class JudgeCache:
         return None if row is None else str(row[0])
 
     def put(self, key: str, said: str) -> None:
-        """Keep what was said, in one transaction, and forget what was not used for long if there is too much."""
+        """Store an answer in one transaction, and drop the least recently used ones if there are too many bytes."""
         try:
             num_bytes = len(said.encode()) + len(key) + ENTRY_BYTES
-        except UnicodeEncodeError:  # half a character, which SQLite cannot hold
+        except UnicodeEncodeError:  # an unpaired surrogate, which SQLite cannot store
             return
         if num_bytes > self._max_bytes:
             return
@@ -107,7 +109,7 @@ class JudgeCache:
                     return
                 database.execute("BEGIN IMMEDIATE")
                 try:
-                    # not REPLACE: it would take the old entry away without the trigger
+                    # not REPLACE: it would delete the old entry without the trigger
                     database.execute("DELETE FROM answers WHERE key = ?", (key,))
                     database.execute("INSERT INTO answers VALUES (?, ?, ?, ?)", (key, said, num_bytes, time.time()))
                     self._shrink(database)
@@ -133,7 +135,7 @@ class JudgeCache:
             self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             try:
                 self._database = _connect(self._file)
-            except sqlite3.OperationalError:  # it is busy, or cannot be opened
+            except sqlite3.OperationalError:  # the file is busy, or cannot be opened
                 raise
             except sqlite3.DatabaseError as error:
                 log.warning("judge: %s is no database (%s); it is made anew", self._file, error)
@@ -150,7 +152,7 @@ class JudgeCache:
         database.execute(f"DELETE FROM answers WHERE key IN (SELECT key FROM ({older}) WHERE before < ?)", (excess,))
 
     def _pass_over(self, error: Exception) -> None:
-        """Go on without the cache: for this question if it was busy, else for good."""
+        """Continue without the cache: for this question if it was busy, otherwise for good."""
         if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
             return
         log.warning("judge: %s cannot be used (%s); judges are asked without a cache", self._file, error)
@@ -161,7 +163,7 @@ class JudgeCache:
 
 
 def cache_folder(folder: str | None, base: str) -> Path:
-    """Return the folder of the cache: the one that is set, relative to `base`, else the user's own."""
+    """Return the folder of the cache: the configured one, relative to `base`, else the user's own."""
     if folder is not None:
         return Path(base, folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rftstream" / "judge"

@@ -1,6 +1,6 @@
 """The forms of a judgement: a score in prose, a rubric in JSON, or a comparison in both orders.
 
-A form says what is asked, reads what the judge said, and makes a score of it.
+A form defines the questions, reads the judge's answers, and makes a score from them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rftstream.rewards.judge_prompts import (
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 _SHOWN = 300
-"""Characters of what a judge said that an error shows."""
+"""Number of characters of a judge's answer that an error shows."""
 
 
 class UnreadableJudgement(Exception):
-    """A judge said something that is no judgement of the form."""
+    """The judge's answer has no judgement in the required form."""
 
 
 class JudgeForm(Protocol):
@@ -43,16 +43,16 @@ class JudgeForm(Protocol):
     schema: dict[str, Any] | None
     """JSON schema of an answer; None if the judge answers in prose."""
     wanted: str
-    """Instruction to the judge when its answer could not be read."""
+    """Instruction to the judge after an unreadable answer."""
 
     def questions(self, item: RewardInput) -> list[str]:
-        """Return what the judge is asked about a rollout. RewardError if the problem lacks something."""
+        """Return the questions to the judge about a rollout. RewardError if the problem lacks something."""
 
     def read(self, said: str) -> Any:
-        """Return the judgement in what the judge said. UnreadableJudgement if there is none."""
+        """Return the judgement in the judge's answer. UnreadableJudgement if there is none."""
 
     def score(self, found: Sequence[Any]) -> Score:
-        """Return the score of the judgements, which are in the order of the questions."""
+        """Return the score of the judgements, in the order of the questions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +60,11 @@ class JudgeCriterion:
     """A criterion of a rubric."""
 
     name: str
-    """Name of the part of the verdict, letters, digits and `_`."""
+    """Name of the part of the verdict: letters, digits and `_`."""
     about: str = ""
-    """Aspect that the judge looks at."""
+    """The aspect that the judge looks at."""
     weight: Annotated[float, Meta(ge=0)] = 1.0
-    """Share of the criterion in the reward, relative to the others."""
+    """Weight of the criterion in the reward, relative to the others."""
     low: float = 0.0
     """The worst number that the judge may give."""
     high: float = 10.0
@@ -94,7 +94,7 @@ class ScoreForm:
         return [fill_prompt(self._prompt, texts_of(item), {}, fenced=self._fenced)]
 
     def read(self, said: str) -> float:
-        """Return the score as the judge said it."""
+        """Return the judge's score, on the judge's own scale."""
         found = list(self._pattern.finditer(after_thoughts(said)))
         try:
             score = float(found[-1][1])
@@ -107,7 +107,7 @@ class ScoreForm:
         return score
 
     def score(self, found: Sequence[float]) -> Score:
-        """Return the score, moved to 0 to 1."""
+        """Return the score, rescaled to 0 to 1."""
         return Score(reward=(found[0] - self._low) / (self._high - self._low), metrics={"score": found[0]})
 
 
@@ -166,7 +166,7 @@ class RubricForm:
 
 
 class PairForm:
-    """Which answer is better, the policy's or a reference: asked in both orders."""
+    """A comparison of the policy's answer with a reference, in both orders."""
 
     def __init__(self, prompt: str | None, column: str, *, fenced: bool) -> None:
         if prompt is not None and not ("{first}" in prompt and "{second}" in prompt):
@@ -227,7 +227,7 @@ def _schema(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _objects_with(said: str, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the JSON objects in what the judge said, after its thoughts, that have all names."""
+    """Return the JSON objects with all names in the judge's answer, after its reasoning."""
     text = after_thoughts(said)
     found = [one for one in json_objects(text) if all(name in one for name in names)]
     if not found:
@@ -236,7 +236,8 @@ def _objects_with(said: str, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _only(found: list[Any], said: str) -> Any:
-    """Return what all objects say alike. One of several might be quoted from the policy's answer."""
+    """Return the value on which all objects agree. One of several objects might be a quotation from the policy's
+    answer."""
     if any(one != found[0] for one in found):
         raise UnreadableJudgement(f"{len(found)} JSON objects that differ in {said[-_SHOWN:]!r}, expected one")
     return found[0]

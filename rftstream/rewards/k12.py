@@ -1,6 +1,6 @@
 """School problems: choice, true or false, numbers with units, blanks, orders and matching, in English and Chinese.
 
-The kind of a problem stands in a column, or is recognised from its answer (and its options):
+The kind of a problem is in a column, or is recognised from its answer (and its options):
 
     choice  letters: `C`, `A, C`; with options also their texts      truth   true, false, 对, 错
     number  `9.8 m/s^2`, `三分之二`, `twenty-one`                     blank   words; `;` between blanks, `|` or
@@ -43,7 +43,8 @@ from rftstream.rewards.version import config_version
 
 KINDS = ("choice", "truth", "number", "blank", "order", "match")
 _IN_SENTENCES = ("blank", "number")
-"""Kinds whose answers may stand in a sentence: one that is not right as a whole is looked at again from its verb on."""
+"""Kinds whose answers may be in a sentence: if the whole answer is not right, the part from its verb on is checked
+again."""
 _ALSO_CALLED = {
     "choice": "multiple_choice, multiple choice, mcq, single_choice, 选择题, 单选题, 多选题",
     "truth": "true_false, true/false, boolean, 判断题",
@@ -57,7 +58,7 @@ _KNOWN_AS = {word: kind for kind, words in _ALSO_CALLED.items() for word in word
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SchoolProblem:
-    """A problem as it is scored: its kind, its answer, and its options by letter."""
+    """A problem in the form for scoring: its kind, its answer, and its options by letter."""
 
     kind: str
     answer: str
@@ -67,7 +68,7 @@ class _SchoolProblem:
 class SchoolReward:
     """1 if the answer is right, else 0; with `partial`, the share of a problem's blanks, places or pairs.
 
-    Metrics: `parsed` (an answer of the problem's kind was found) and `over_limit` (it would take too long to evaluate).
+    Metrics: `parsed` (an answer of the problem's kind was found) and `over_limit` (its evaluation would take too long).
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -77,17 +78,18 @@ class SchoolReward:
         kind: str = ""
         """Kind of all problems: choice, truth, number, blank, order or match. Empty: by column, or recognised."""
         kind_column: str = "kind"
-        """Column that says the kind of each problem. A problem without it is recognised."""
+        """Column with the kind of each problem. Without it, the kind is recognised."""
         options_column: str = "options"
-        """Column with the options of a choice: a list, or a map from letters. Else they are read off the prompt."""
+        """Column with the options of a choice: a list, or a map from letters. Otherwise the options are read from the
+        prompt."""
         partial: bool = False
-        """Give the share of the blanks, places or pairs that are right. Choices with a wrong letter are 0 anyway."""
+        """Give the share of right blanks, places or pairs. Choices with a wrong letter are always 0."""
         need_unit: bool = False
-        """Refuse a number without a unit where the problem's answer has one."""
+        """Reject a number without a unit if the problem's answer has one."""
         tolerance: float = 0.0
         """Relative error that a number may have, such as 0.01. 0: decimals are compared to six places."""
         boxed_only: bool = False
-        r"""Take the answer from \boxed{} alone."""
+        r"""Take the answer only from \boxed{}."""
 
     def __init__(self, config: Config) -> None:
         if config.kind and _kind_name(config.kind) is None:
@@ -116,7 +118,8 @@ class SchoolReward:
         return Score(reward=reward, metrics={"parsed": float(share is not None), "over_limit": float(too_costly)})
 
     def check(self, item: RewardInput) -> None:
-        """Raise RewardError if the problem has no answer, none of its kind, or a choice that is none of its options."""
+        """Raise RewardError if the problem has no answer, no answer of its kind, or a choice that is not among its
+        options."""
         self._problem(item)
 
     # ------------------------------------------------------------------------------------------ the problem
@@ -151,7 +154,7 @@ class SchoolReward:
         return "number" if self._is_answer("number", answer) and not re.search(r"[;；|]", answer) else "blank"
 
     def _gold_letters(self, answer: str, options: dict[str, str]) -> frozenset[str] | None:
-        """Return the letters of the right options: they are given, or the text of an option is. None: neither."""
+        """Return the letters of the right options: the answer gives them, or the text of an option. None: neither."""
         letters = letters_of(answer)
         if letters is not None and (not options or letters <= options.keys()):
             return letters
@@ -185,7 +188,7 @@ class SchoolReward:
     # ------------------------------------------------------------------------------------------ the policy's answer
 
     def _share(self, problem: _SchoolProblem, answer: str) -> float | None:
-        """Return how much of an answer is right, or None if it is no answer of that kind."""
+        """Return the share of an answer that is right, or None if it is no answer of that kind."""
         check_size(answer)
         match problem.kind:
             case "choice":
@@ -260,7 +263,7 @@ _ASIDE = re.compile(r"(?<=\w)\s*[(（][^()（）]*[^\W\d_][^()（）]*[)）]\s*\
 
 
 def _has_value(reading: Reading) -> bool:
-    """Return whether more than words was read: not a list of words either."""
+    """Return whether more than words was read; a list of words does not count."""
     return any(not _is_words(form) for form in reading.forms)
 
 

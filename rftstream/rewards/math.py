@@ -1,7 +1,8 @@
-"""Mathematical equality of answers: our own readers first, math-verify where they cannot tell (see answers/).
+"""Mathematical equality of answers: our own readers decide first, and math-verify if they cannot tell (see answers/).
 
-The problem's answer is read whole. The completion's answer is its last box, else what follows "the answer is", else
-all of a short completion. An answer whose evaluation exceeds the limits is wrong; one of the problem's is unscorable.
+The problem's answer is read as a whole. The completion's answer is its last box, else the text after "the answer is",
+else the whole of a short completion. If the evaluation of an answer exceeds the limits, the policy's answer is wrong,
+but the problem's answer makes the rollout unscorable.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from rftstream.rewards.evaluating import apart_from_answer, evaluating_answer
 from rftstream.rewards.version import config_version
 
 MAX_PLAIN_GOLD = 300
-"""Characters above which a problem's answer is taken for a solution, in which the answer stands somewhere."""
+"""Number of characters above which a problem's answer counts as a solution that contains the answer somewhere."""
 MAX_VERDICT = 20
-"""Characters of a problem's answer that may be no more than yes, no, true or false."""
+"""Largest number of characters of a problem's answer that may be just yes, no, true or false."""
 MAX_SECOND_CHARS = 400
-"""Longest answer that is also given to math-verify although our readers decided."""
+"""Greatest length, in characters, of an answer that math-verify also gets after our readers decided."""
 
 
 _PROSE = re.compile(
@@ -46,7 +47,7 @@ _WORD = re.compile(
     r"(?<![\\a-zA-Z{])(?!(?:sin|cos|tan|cot|sec|csc|log|ln|lg|exp|arc\w+|sqrt|and|or|pi)\b)(?:[a-zA-Z]{2,}|I(?=[ ']))"
     r"|[\u4e00-\u9fff]{2}"
 )
-"""A word, with which a short completion is a sentence. Read as an expression it would be a product of letters."""
+"""A word. A short completion with such a word is a sentence; as an expression it would be a product of letters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +58,11 @@ class _Gold:
     reading: Reading
     letter: str | None
     letters: frozenset[str] | None
-    """The letters of a choice of several."""
+    """The letters of a multiple choice."""
     verdict: str | None
     """yes, no, true or false."""
     second: Callable[[], list[Any]]
-    """Returns what math-verify reads of it. It is asked when that is needed, since it takes long."""
+    """Returns math-verify's reading of the answer. It is called only if needed, since it takes long."""
     too_costly: str
 
 
@@ -78,7 +79,7 @@ class MathReward:
     """1 if the completion's answer equals the problem's, else 0.
 
     Metrics: `parsed` (an answer was found and read), `second` (math-verify decided), `over_limit` (evaluating the
-    answer would take too long), and where both decided, `disagree` (our readers and math-verify say different things).
+    answer would take too long), and if both decided, `disagree` (our readers and math-verify differ).
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -88,13 +89,13 @@ class MathReward:
         float_rounding: int = 6
         """Decimal places to which decimals are compared."""
         strict: bool = True
-        """Variables must have the same names, and sets are not tuples."""
+        """Variables must have the same names, and sets do not equal tuples."""
         boxed_only: bool = False
-        r"""Take the completion's answer from \boxed{} alone."""
+        r"""Take the completion's answer only from \boxed{}."""
         gold_marker: str = "####"
-        """Where the problem's answer holds this, what follows its last occurrence is the answer (GSM8K)."""
+        """If the problem's answer contains this text, the answer is the part after its last occurrence (GSM8K)."""
         second_share: float = 0.05
-        """Share of the answers that our readers decided for which math-verify is asked, too: metric `disagree`."""
+        """Share of the answers decided by our readers for which math-verify is also asked: metric `disagree`."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -122,7 +123,7 @@ class MathReward:
         return Score(reward=float(judgement.equal), metrics=metrics)
 
     def check(self, item: RewardInput) -> None:
-        """Raise RewardError if the problem has no answer, or one that nobody can read or evaluate."""
+        """Raise RewardError if the problem has no answer, or one that cannot be read or evaluated."""
         gold = self._readable_gold(item)
         if gold.too_costly:
             raise RewardError(f"math: the problem's answer {gold.text[:200]!r} cannot be evaluated: {gold.too_costly}")
@@ -168,7 +169,7 @@ class MathReward:
         )  # fmt: skip
 
     def _read_second(self, text: str) -> list[Any]:
-        """Return how math-verify reads a problem's answer. A limit that this exceeds is not the policy's fault."""
+        """Return math-verify's reading of a problem's answer. If it exceeds a limit, that is not the policy's fault."""
         with apart_from_answer():
             try:
                 return self._second.read_gold(text)
@@ -190,7 +191,7 @@ class MathReward:
         return self._ask_second(gold, answers[-1].text if boxed else text, boxed=boxed)
 
     def _judge_answer(self, gold: _Gold, answer: FoundAnswer) -> _Judgement | None:
-        """Return what our own readers say of an answer, or None if they cannot tell."""
+        """Return our own readers' judgement of an answer, or None if they cannot tell."""
         if answer.text.strip() == gold.text:
             return _Judgement(equal=True, parsed=True)
         if gold.letter is not None and (letters := chosen_letters(answer.text)) is not None:
@@ -213,9 +214,9 @@ class MathReward:
         )
 
     def _is_decisive(self, gold: _Gold, answer: FoundAnswer, found: Reading) -> bool:
-        """Return whether a wrong answer that stands in no box is the completion's answer; it may stand elsewhere."""
+        """Return whether a wrong answer outside a box is the completion's answer. The right one may be elsewhere."""
         if answer.how == "stated":
-            return False  # the box itself decides
+            return False  # the box decides
         if answer.how in ("tail", "formula"):
             return _has_variables(found) or (_has_unit(gold.reading) and _has_unit(found))
         if answer.how == "whole" and _WORD.search(answer.text):
@@ -231,7 +232,7 @@ class MathReward:
         return _Judgement(equal=equal, parsed=bool(found), by_second=True)
 
     def _disagreement(self, gold: _Gold, answer: FoundAnswer, *, equal: bool) -> bool | None:
-        """Return whether math-verify says something else, for a share of the answers; None for the others."""
+        """Return whether math-verify disagrees, for a share of the answers; None for the others."""
         chance = zlib.crc32(f"{gold.text}\n{answer.text}".encode()) / 2**32
         if chance >= self._config.second_share or not gold.second() or len(answer.text) > MAX_SECOND_CHARS:
             return None
@@ -247,7 +248,7 @@ def _has_unit(reading: Reading) -> bool:
 
 
 def _has_variables(reading: Reading) -> bool:
-    """Return whether an answer is one expression with variables, which math-verify might read in part."""
+    """Return whether an answer is one expression with variables, of which math-verify might read only a part."""
     return bool(reading.forms) and all(isinstance(form, Value) and symbols_of(form.node) for form in reading.forms)
 
 

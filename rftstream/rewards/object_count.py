@@ -1,4 +1,4 @@
-"""A number of objects: digits or number words, English or Chinese, also with the objects' name ("three dogs")."""
+"""A number of objects, in digits or number words, English or Chinese, also with the objects' name ("three dogs")."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _NONE = re.compile(r"\b(?:none|nothing|no\s+(?!idea|clue|way|answer|doubt|one\b)
 
 
 class CountReward:
-    """1 if the number is right, else 0; or less the further off it is.
+    """1 if the number is right, else 0; with `closeness`, less the further off it is.
 
-    Metrics: `parsed` (the answer has one number that can be a count) and, if so, `off`: how far it is from the right
-    one.
+    Metrics: `parsed` (the answer has one number that can be a count) and then `off`: its distance from the right
+    number.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,9 @@ class CountReward:
         """The settings in `[rewards.object_count]`."""
 
         give: Literal["exact", "closeness"] = "exact"
-        """`exact`: 1 for the right number. `closeness`: 1 less the relative error, at least 0."""
+        """`exact`: 1 for the right number. `closeness`: 1 minus the relative error, at least 0."""
         boxed_only: bool = False
-        r"""Take the answer from \boxed{} alone."""
+        r"""Take the answer only from \boxed{}."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -78,9 +78,9 @@ class CountReward:
 
 
 def read_count(text: str) -> int | None:
-    """Return the one count in a text, or None if there is none, or several that differ, or one that is no whole number.
+    """Return the single count in a text. None if there is none, if several differ, or if one is no whole number.
 
-    "No dogs" and "none" are 0 if no number stands beside them."""
+    "No dogs" and "none" are 0 if there is no number beside them."""
     text = text[: MAX_CHARS + 1]
     if len(text) > MAX_CHARS or _FRACTIONS.search(_GROUPED.sub("", text)):
         return None

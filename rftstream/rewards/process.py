@@ -37,27 +37,29 @@ from rftstream.rewards.frames import (
 from rftstream.rewards.queue import Pending
 
 TARGET_S = 0.05
-"""Seconds of work that a child is sent ahead of time."""
+"""Seconds of work that a child gets in advance."""
 MAX_HELD = 512
 MAX_CHUNK_BYTES = 8 << 20
 START_TIMEOUT_S = 600.0
-"""Most seconds that a child may take to start, since a reward may load a model first."""
+"""Largest number of seconds for a child to start, since a reward may load a model first."""
 DYING_S = 0.5
-"""Seconds to wait for a child's exit code after the end of its pipe."""
+"""Seconds to wait for a child's exit code after its pipe has ended."""
 
 BUSY_SHARE = 0.5
-"""Share of the time limit. An answer is at fault if its evaluation used that much CPU time when its time is up."""
+"""Share of the time limit. If the time is up, an answer is to blame if its evaluation used at least that much CPU
+time."""
 PATIENCE = 60
-"""Times the time limit that a call may last while the machine is too busy to run it."""
+"""Largest duration of a call, in time limits, while the machine is too busy to run it."""
 
 _RESULTS = msgspec.msgpack.Decoder(list[Result])
 
 
 class BatchSizes:
-    """Decides how many rollouts a batched reward gets at once. A ProcessScorer makes it for all of its children.
+    """Decides how many rollouts a batched reward gets at once. A ProcessScorer makes it for all its children.
 
-    The limit is what the reward can do in half of the time limit, by the seconds that its calls have taken. A reward
-    that goes through its list in a loop gets few, so it is not killed; a reward that is as quick for many gets many.
+    The limit is the number of rollouts that the reward can score in half of the time limit, measured by its calls so
+    far. A reward that loops over its list gets few, so that it is not killed; a reward that is just as quick for many
+    gets many.
     """
 
     def __init__(self, *, max_batch: int, timeout_s: float) -> None:
@@ -66,39 +68,39 @@ class BatchSizes:
         self._item_s: dict[str, float] = {}
 
     def limit(self, reward: str) -> int:
-        """Return how many rollouts the reward may get at once."""
+        """Return the largest number of rollouts that the reward may get at once."""
         return max(1, int(min(self._max_batch, self._patience_s / self._item_s.get(reward, 1e-9))))
 
     def took(self, reward: str, num_items: int, seconds: float) -> None:
-        """Note that a call for `num_items` rollouts took `seconds`."""
+        """Record that a call for `num_items` rollouts took `seconds`."""
         item_s = max(1e-9, seconds / num_items)
         self._item_s[reward] = 0.5 * self._item_s.get(reward, item_s) + 0.5 * item_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerEvaluation:
-    """The work of a child that was lost: the evaluation of an answer that a policy wrote."""
+    """The work of a lost child: the evaluation of a policy's answer."""
 
     part: int
     """Number of the part of the reward, from 1."""
     busy: bool
-    """Whether it used much CPU time for that. If not, the machine is to blame, or something that it waits for."""
+    """Whether the evaluation used much CPU time. If not, the machine or something that it waited for is to blame."""
 
 
 class RewardChild:
     """A child process that computes rewards, as its parent sees it.
 
-    A ProcessScorer makes it, which starts the process. It then calls `take` to send requests and `receive` to read
-    results, `flush` when the pipe can be written, and `kill` at the end or when the child `hangs`.
+    A ProcessScorer makes it, which starts the process. It then calls `take` to send requests, `receive` to read
+    results, `flush` when the pipe is writable, and `kill` at the end or when the child `hangs`.
     """
 
     def __init__(self, setup: bytes, selector: selectors.BaseSelector, sizes: BatchSizes) -> None:
         self.held: dict[int, Pending] = {}
-        """Number -> request that was sent and has no answer yet."""
+        """Number -> request that was sent and has no result yet."""
         self.versions: dict[str, tuple[str, str]] = {}
         """Name of the reward -> scorer and version. Empty until the child is ready."""
         self.batched: frozenset[str] = frozenset()
-        """Names of rewards that take several items at once."""
+        """Names of rewards that score several items at once."""
         self._sizes = sizes
         self.error: str | None = None
         """Why the rewards cannot be built; None if they can."""
@@ -125,7 +127,7 @@ class RewardChild:
 
     @property
     def current(self) -> list[Pending]:
-        """Return the requests that the child works on: one, or those of a batch."""
+        """Return the requests that the child works on: one, or a batch."""
         at = read_page(self._page)
         if at.num_items > 1:
             return [pending for pending in self.held.values() if pending.batch == at.number]
@@ -138,7 +140,7 @@ class RewardChild:
 
     @property
     def load(self) -> float:
-        """Return the seconds of work that the child has, by what items took so far. Infinite until it is ready."""
+        """Return the seconds of work that the child has, estimated from earlier items. Infinite until it is ready."""
         return len(self.held) * self._item_s if self.versions else float("inf")
 
     def take(self, waiting: deque[Pending], selector: selectors.BaseSelector) -> bool:
@@ -158,8 +160,8 @@ class RewardChild:
         return True
 
     def _choose(self, waiting: deque[Pending]) -> list[Pending]:
-        """Remove and return the front of the queue, as far as there is room. For a batched reward, take all requests
-        that wait for it, up to a limit."""
+        """Remove and return requests from the front of the queue while there is room. For a batched reward, take all
+        its waiting requests, up to a limit."""
         first = waiting[0]
         if first.reward not in self.batched:
             limit = max(1, min(MAX_HELD, int(TARGET_S / self._item_s)))
@@ -172,7 +174,7 @@ class RewardChild:
                 waiting.popleft()
             return chosen
         if self.held:
-            return []  # the next batch is chosen when this one is done, from all that wait by then
+            return []  # the next batch is chosen after this one, from all requests that wait by then
         same = (one for one in waiting if one.reward == first.reward and not one.alone)
         chosen = [first] if first.alone else _fit(itertools.islice(same, self._sizes.limit(first.reward)))
         numbers = {one.number for one in chosen}
@@ -182,14 +184,14 @@ class RewardChild:
         return chosen
 
     def flush(self, selector: selectors.BaseSelector) -> None:
-        """Write as much as the pipe takes. The selector says when it takes more."""
+        """Write as much as the pipe accepts. The selector reports when it accepts more."""
         try:
             while self._out:
                 del self._out[: os.write(self._stdin, memoryview(self._out)[: 1 << 18].tobytes())]
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            self._out.clear()  # the child is gone: the end of its stdout says so, too
+            self._out.clear()  # the child is gone: the end of its stdout will report it
         if bool(self._out) != self._writing:
             self._writing = bool(self._out)
             if self._writing:
@@ -198,7 +200,7 @@ class RewardChild:
                 selector.unregister(self._stdin)
 
     def receive(self) -> tuple[list[Result], bool]:
-        """Return the results that have come, and whether the child still lives and sends valid frames."""
+        """Return the results that arrived, and whether the child is alive and sends valid frames."""
         results: list[Result] = []
         try:
             while data := os.read(self._stdout, 1 << 20):
@@ -211,8 +213,8 @@ class RewardChild:
         return results, False
 
     def hangs(self, now: float, timeout_s: float) -> bool:
-        """Return whether the child works on one call for longer than `timeout_s`, or takes too long to start. The time
-        in which it would have run, but others had the processor, does not count."""
+        """Return whether the child works on one call for longer than `timeout_s`, or takes too long to start. Time in
+        which it was ready to run but others had the processor does not count."""
         if not self.versions:
             return now - self._started_at > START_TIMEOUT_S
         at = read_page(self._page)
@@ -221,7 +223,7 @@ class RewardChild:
         return read_page(self._page) == at
 
     def evaluation(self, timeout_s: float) -> AnswerEvaluation | None:
-        """Return which part of a reward evaluates a policy's answer at this moment, or None if none does."""
+        """Return the part of a reward that is evaluating a policy's answer now, or None if none is."""
         at = read_page(self._page)
         if at.number == IDLE or at.part == 0 or at.num_items != 1:
             return None
@@ -233,7 +235,7 @@ class RewardChild:
 
     @property
     def crashed(self) -> bool:
-        """Return whether the process ended by a fault of its own, such as a stack that overflowed."""
+        """Return whether the process ended by its own fault, such as a stack overflow."""
         return self._process.returncode in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
 
     def kill(self, selector: selectors.BaseSelector, *, dying: bool = False) -> str:
@@ -269,7 +271,7 @@ class RewardChild:
                 stdout=subprocess.PIPE,
                 bufsize=0,
                 pass_fds=(file.fileno(),),
-                start_new_session=True,  # a terminal's ctrl-C does not reach it, and its group can be killed
+                start_new_session=True,  # a terminal's ctrl-C does not reach it, and its process group can be killed
                 env={**os.environ, "PYTHONPATH": path},
             )
         return page, process
@@ -296,7 +298,7 @@ class RewardChild:
 
 
 def is_overdue(at: At, now: float, waited: Callable[[], float], timeout_s: float) -> bool:
-    """Return whether a call has had its time: by the clock, less what the child waited for a processor meanwhile."""
+    """Return whether a call's time is up: by the clock, without the time in which the child waited for a processor."""
     lasts_s = now - at.since
     if lasts_s <= timeout_s:
         return False
@@ -304,7 +306,7 @@ def is_overdue(at: At, now: float, waited: Callable[[], float], timeout_s: float
 
 
 def _fit(pending: Iterable[Pending]) -> list[Pending]:
-    """Return the first requests that fit into one chunk, at least one."""
+    """Return the first requests that fit into one chunk; at least one."""
     chosen: list[Pending] = []
     num_bytes = 0
     for one in pending:

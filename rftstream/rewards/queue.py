@@ -1,4 +1,4 @@
-"""The work of a scorer: requests without a reply, how often each was tried, and which may be tried now."""
+"""The work of a scorer: requests without a reply, the number of their tries, and which of them may be tried now."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from rftstream.rewards.breaker import FINAL_REASONS, SLOW_SHARE, Breaker, is_slo
 logger = logging.getLogger(__name__)
 
 HELD_SHARE = 0.25
-"""Share of the time limit that a rollout waits at most for the probe of a reward that was given up."""
+"""Share of the time limit that a rollout waits at most for the probe of a given-up reward."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Pending:
-    """A request that has no reply yet. `ScoringQueue.submit` makes it."""
+    """A request without a reply. `ScoringQueue.submit` makes it."""
 
     number: int
     request: ScoreRequest = field(repr=False)
     item: msgspec.Raw = field(default_factory=msgspec.Raw, repr=False)
-    """The item as it is sent to a child."""
+    """The item in the form in which it is sent to a child."""
     tries: int = 0
     detail: str = ""
     """Detail of the last try."""
     alone: bool = False
-    """Whether the request is sent by itself, since it may have spoilt a batch, or is a probe."""
+    """Whether the request is sent alone, since it may have spoilt a batch, or is a probe."""
     batch: int = -1
-    """Number of the first item of the batch that the request was sent in."""
+    """Number of the first item in the request's batch."""
     held_at: float = 0.0
     over_limit: int = 0
     """Parts of the reward whose limits the policy's answer exceeded, as bits."""
@@ -46,7 +46,7 @@ class Pending:
 
     @property
     def group_id(self) -> str:
-        """Return the group of the rollout, or the request's id if it has no group."""
+        """Return the rollout's group, or the request's id if it has no group."""
         return self.request.group_id or self.request.request_id
 
     @property
@@ -58,13 +58,13 @@ class Pending:
 class ScoringQueue:
     """The requests of a scorer, which makes the queue.
 
-    The scorer calls `submit` for each request. It calls `prepare` and then takes from `waiting` the requests that it
-    begins. For each it says how the try ended: `ended`, `failed`, `batch_failed` or `not_tried`. It takes the
-    replies from `finished`.
+    The scorer calls `submit` for each request. It calls `prepare` and then takes the requests to begin from `waiting`.
+    It reports the end of each try: `ended`, `failed`, `batch_failed` or `not_tried`. It takes the replies from
+    `finished`.
     """
 
     def __init__(self, *, tries: int, timeout_s: float, now: Callable[[], float]) -> None:
-        """Make an empty queue. `now` returns the seconds of any clock that only goes forward."""
+        """Make an empty queue. `now` returns the seconds of a clock that never goes back."""
         self.waiting: deque[Pending] = deque()
         """Requests to begin now, in order."""
         self.finished: list[ScoreReply] = []
@@ -81,15 +81,15 @@ class ScoringQueue:
 
     @property
     def num_active(self) -> int:
-        """Return how many requests have no reply."""
+        """Return the number of requests without a reply."""
         return len(self._active)
 
     def find(self, number: int) -> Pending | None:
-        """Return the request of this number, or None if it has its reply."""
+        """Return the request with this number, or None if it has its reply."""
         return self._active.get(number)
 
     def submit(self, request: ScoreRequest, encode: Callable[[int], msgspec.Raw] | None = None) -> None:
-        """Take a request. `encode` makes the item for a child from the request's number."""
+        """Accept a request. `encode` makes the item for a child from the request's number."""
         number = self._next_number
         self._next_number += 1
         item = encode(number) if encode is not None else msgspec.Raw()
@@ -97,7 +97,7 @@ class ScoringQueue:
         self._queue(pending)
 
     def prepare(self) -> None:
-        """Let a probe begin where a reward is suspected, and reply to requests that waited too long for a probe."""
+        """Let a probe begin if a reward is suspected, and reply to requests that waited too long for a probe."""
         for reward, held in self._held.items():
             breaker = self._breakers[reward]
             if held and breaker.probe is None:
@@ -110,14 +110,15 @@ class ScoringQueue:
                 self._give_up(pending, breaker)
 
     def next_at(self) -> float | None:
-        """Return the time at which `prepare` gives up a request next. None: it has nothing to do before a try ends."""
+        """Return the time at which `prepare` will next give up a request. None: it has nothing to do before a try
+        ends."""
         given_up = [held for reward, held in self._held.items() if self._breakers[reward].given_up]
         return min((self._give_up_at(pending) for held in given_up for pending in held), default=None)
 
     # ------------------------------------------------------------------------------------------ how a try ended
 
     def ended(self, pending: Pending, score: Score | None, reason: str | None, detail: str, *, seconds: float) -> None:
-        """Note that a try ended by itself, after so many seconds: with a score, or with a reason why there is none."""
+        """Record that a try ended by itself after these seconds: with a score, or with a reason for its absence."""
         if score is None and reason not in FINAL_REASONS:
             self.failed(pending, reason or "error", detail, seconds=seconds)
             return
@@ -126,8 +127,8 @@ class ScoringQueue:
         self._reply(pending, score, reason, detail)
 
     def failed(self, pending: Pending, reason: str, detail: str, *, seconds: float = math.inf) -> None:
-        """Note that a try ended without a score. `seconds` is what an error took. The default means that there was no
-        error: the process was lost."""
+        """Record that a try ended without a score. `seconds` is the duration of an error. The default means that there
+        was no error: the process was lost."""
         pending.tries += 1
         pending.detail = detail
         pending.alone = True
@@ -154,7 +155,8 @@ class ScoringQueue:
             self._give_up_held(pending.reward)
 
     def batch_failed(self, batch: Sequence[Pending], reason: str, detail: str) -> None:
-        """Note that a batch was lost with its process. Nobody knows which request did it, so none counts a try."""
+        """Record that a batch was lost with its process. It is unknown which request caused that, so no request counts
+        a try."""
         logger.warning(
             "%s and %d more: %s: %s; each is tried alone",
             batch[0].rollout_id,
@@ -168,7 +170,7 @@ class ScoringQueue:
         self._suspect(batch, reason, detail)
 
     def not_tried(self, pendings: Iterable[Pending]) -> None:
-        """Put requests back that were not tried, at the front."""
+        """Put untried requests back, at the front."""
         for pending in reversed(list(pendings)):
             breaker = self._breakers.get(pending.reward)
             if breaker is None or breaker.closed:
@@ -225,7 +227,8 @@ class ScoringQueue:
         return pending.held_at + HELD_SHARE * self._timeout_s
 
     def _give_up_held(self, reward: str) -> None:
-        """Give up all requests that waited for the probe. The probe gave nothing, and another one would not either."""
+        """Give up all requests that waited for the probe. The probe gave no result, and another one would not
+        either."""
         held = self._held[reward]
         while held:
             self._give_up(held.popleft(), self._breakers[reward])

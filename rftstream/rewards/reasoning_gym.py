@@ -1,4 +1,4 @@
-"""The scorer that a reasoning-gym task brings along."""
+"""The scorer of a reasoning-gym task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ReasoningGymReward:
         """The settings in `[rewards.reasoning_gym]`."""
 
         tag: str | None = "answer"
-        """The answer is what the last <tag>...</tag> holds, or the whole text when it has none."""
+        """The answer is the content of the last <tag>...</tag>, or the whole text if there is none."""
         require_tag: bool = False
         """A completion without the tag gets 0."""
 

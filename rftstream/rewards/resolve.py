@@ -1,4 +1,4 @@
-"""From the run file's `reward = ...` to something that scores: built-in classes and users' functions, as one."""
+"""From the run file's `reward = ...` to something that scores: built-in classes and users' functions alike."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def build_reward(
     where: str = "reward",
     section: TasksetSection | EvaluationSection | None = None,
 ) -> CompositeReward:
-    """Build the reward that `named` holds, for the taskset of `section`. ConfigError for unknown rewards,
-    MissingChecker for absent packages."""
+    """Build the reward in `named`, for the taskset of `section`. ConfigError for unknown rewards, MissingChecker for
+    missing packages."""
     parts: list[RewardPart] = []
     uses = reward_uses(named, where)
     for use, name in zip(uses, part_names(uses), strict=True):
@@ -36,8 +36,8 @@ def build_reward(
 
 
 def reward_specs(config: RunConfig) -> dict[str, RewardNamed]:
-    """Return the reward of each name that ScoreRequest.taskset may have: of each taskset by its name, and of each
-    evaluation by `eval:<name>`."""
+    """Return the reward for each possible ScoreRequest.taskset: of each taskset by its name, and of each evaluation by
+    `eval:<name>`."""
     return {name: section.reward for name, section in _sections(config).items()}
 
 
@@ -46,8 +46,8 @@ def _sections(config: RunConfig) -> dict[str, TasksetSection | EvaluationSection
 
 
 def build_rewards(config: RunConfig) -> dict[str, CompositeReward | MissingChecker]:
-    """Build and open all rewards of a run, by the name of their taskset or evaluation. If a reward's package is absent,
-    the result has the error in its place."""
+    """Build and open all rewards of a run, by the name of their taskset or evaluation. If a reward's package is
+    missing, the result has the error instead."""
     rewards: dict[str, CompositeReward | MissingChecker] = {}
     for name, section in _sections(config).items():
         place = f"evaluations.{name.removeprefix('eval:')}" if name.startswith("eval:") else f"tasksets.{name}"

@@ -2,8 +2,8 @@
 
     reward = scale (activation(output of the label) - offset)
 
-In a child it is loaded once, and all rollouts that wait are scored in a few forward passes. What has no finite output,
-or is longer than the model's context, has no reward, which is not 0.
+A child loads the model once, and scores all waiting rollouts in a few forward passes. A rollout without a finite
+output, or longer than the model's context, has no reward, which is not a reward of 0.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from rftstream.rewards.step_scores import Marked, StepScores
 from rftstream.rewards.version import config_version
 
 UNSEEN_HERE = {**UNSEEN, "path": None, "device": "cpu", "threads": 1, "batch_size": 1}
-"""Settings that change no score but for rounding; the digest of the files stands for the path."""
+"""Settings that change scores only by rounding; the digest of the files stands for the path."""
 
 
 class ModelReward:
-    """The output of a sequence classifier as the reward. Metric `score`: the output as the model gave it; metric `cut`:
-    1 where the text was cut to fit into the model's context."""
+    """The output of a sequence classifier as the reward. Metric `score`: the model's raw output; metric `cut`: 1 if the
+    text was cut to fit into the model's context."""
 
     batched = True
     takes_base = True
@@ -50,35 +50,36 @@ class ModelReward:
         Each of `verifier.processes` children holds it."""
         endpoint: Literal["classify", "pooling", "score"] = "classify"
         """Endpoint of a served model below `url`, in vLLM's forms. `classify` gives outputs between 0 and 1 unless
-        `extra = { use_activation = false }`; `score` reads the last user message and the completion alone."""
+        `extra = { use_activation = false }`; `score` reads only the last user message and the completion."""
         label: int | str | None = None
         """The label whose output is the reward: its number, or (in a folder) its name. Unset: the model has only
         one."""
         activation: Literal["none", "sigmoid", "softmax"] = "none"
         """Function that is applied to the outputs before the label's output is taken."""
         offset: float = 0.0
-        """Taken from it: for example the mean over the reference's answers, so that rewards lie around 0."""
+        """Number that is subtracted from it: for example the mean over the reference's answers, so that rewards are
+        around 0."""
         scale: float = 1.0
         """Factor of the result."""
         text: str | None = None
         """Text that the model reads instead of the conversation; {prompt}, {completion} and {answer} are filled in. The
-        tokenizer adds its special tokens to the text."""
+        tokenizer adds its special tokens."""
         chat_template: str | None = None
         """A Jinja file, relative to the run file, instead of the folder's chat template."""
         rendering: Literal["template", "turn"] | None = None
-        """How a conversation ends: as the chat template writes it, or with the token that ends the last turn. Unset:
-        as the folder says, if the model was trained here, else by the template."""
+        """How a conversation ends: as the chat template writes it, or with the token that ends the last turn. Unset: as
+        the folder says, if the model was trained here, otherwise by the template."""
         max_tokens: Annotated[int, Meta(ge=1)] | None = None
-        """The longest text that a folder's model reads. Unset: its context."""
+        """The longest text, in tokens, that a folder's model reads. Unset: its context."""
         too_long: Literal["unscorable", "cut_left", "cut_right"] = "unscorable"
-        """Treatment of longer texts: no reward, or they lose their beginning or their end, which metric `cut` counts. A
-        served model decides itself which texts are too long; these have no reward."""
+        """Treatment of longer texts: no reward, or their beginning or end is cut off, which metric `cut` counts. A
+        served model decides by itself which texts are too long; these have no reward."""
         steps: str | None = None
         """Separator of the steps of an answer, for example "\\n\\n". It makes the model a process reward model: a
         folder with the tokenizer of the run's model, whose outputs are read at the end of each step. Algorithms with
         `step_rewards` learn from its rewards of steps."""
         steps_as: Literal["min", "last", "mean", "sum"] = "min"
-        """Way to make the rollout's reward from the rewards of its steps. `min`: Math-Shepherd."""
+        """How the rewards of the steps make the rollout's reward. `min`: Math-Shepherd."""
         device: str = "cpu"
         """Device of a folder's model: cpu, cuda, cuda:0 or the like."""
         dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -86,7 +87,8 @@ class ModelReward:
         threads: Annotated[int, Meta(ge=1)] = 1
         """CPU threads of each child."""
         batch_size: Annotated[int, Meta(ge=1)] = 16
-        """Texts of one forward pass; those of like lengths go together. `verifier.max_batch` rollouts come at once."""
+        """Number of texts in one forward pass; texts of similar lengths are computed together. `verifier.max_batch`
+        rollouts come at once."""
 
     def __init__(self, config: Config, *, base: str = ".") -> None:
         if (config.url is None) == (config.path is None):
@@ -108,16 +110,16 @@ class ModelReward:
 
     @property
     def context(self) -> int | None:
-        """The longest conversation that has a reward, in tokens; None if there is no limit that is known here."""
+        """The longest conversation that has a reward, in tokens; None if no limit is known here."""
         return None if self._local is None or self._config.too_long != "unscorable" else self._local.limit
 
     @property
     def held(self) -> HeldClassifier | None:
-        """The model that each process which scores holds; None if it is served. `check` estimates its memory."""
+        """The model that each scoring process holds; None if it is served. `check` estimates its memory."""
         return None if self._local is None else self._local.held
 
     def open(self) -> None:
-        """Load the model, where it is a folder."""
+        """Load the model, if it is a folder."""
         if self._local is not None:
             self._local.open()
 
@@ -133,7 +135,7 @@ class ModelReward:
         return outcome
 
     def score_all(self, items: Sequence[RewardInput]) -> list[Score | BaseException]:
-        """Return the score of each item, or the exception that says why there is none."""
+        """Return the score of each item, or the exception that explains its absence."""
         if self._local is None:
             return list(self._threads.map(lambda item: caught(self._ask, item), items))
         if self._local.steps is not None:
@@ -151,7 +153,7 @@ class ModelReward:
         return self._score(np.asarray(self._endpoint.outputs(item, text), np.float64), {})
 
     def _score(self, outputs_L: np.ndarray, metrics: dict[str, float]) -> Score:
-        """Return the score of the model's outputs. RewardError if there is no such label, or no finite number."""
+        """Return the score for the model's outputs. RewardError if there is no such label, or no finite number."""
         return Score(reward=self._value(outputs_L), metrics={"score": float(outputs_L[self._place]), **metrics})
 
     def _score_steps(self, segments: Sequence[Marked]) -> Score:
@@ -174,8 +176,7 @@ class ModelReward:
         )
 
     def _value(self, outputs_L: np.ndarray) -> float:
-        """Return the reward that the model's outputs make. RewardError if there is no such label, or no finite
-        number."""
+        """Return the reward for the model's outputs. RewardError if there is no such label, or no finite number."""
         config = self._config
         if config.label is None and len(outputs_L) != 1:
             raise RewardError(f"reward_model: got {len(outputs_L)} outputs, expected one; set `label`")
@@ -196,11 +197,11 @@ _WHOLES: dict[str, Callable[[np.ndarray], Any]] = {
     "mean": np.mean,
     "sum": np.sum,
 }
-"""Setting `steps_as` -> how the rewards of steps make one."""
+"""Setting `steps_as` -> how the rewards of steps make one reward."""
 
 
 class _Local:
-    """A folder's model with its texts and its limits."""
+    """A folder's model with its texts and limits."""
 
     def __init__(self, config: ModelReward.Config, folder: ClassifierFolder, template: str | None) -> None:
         self._config = config
@@ -211,7 +212,7 @@ class _Local:
                 f"{folder.folder}"
             )
         self.limit = min(limits, default=None)
-        """Largest number of tokens that the model reads; None if nobody knows."""
+        """Largest number of tokens that the model reads; None if unknown."""
         self.held = HeldClassifier(
             folder=folder.folder,
             device=config.device,
@@ -243,7 +244,7 @@ class _Local:
             )
 
     def outputs(self, items: Sequence[RewardInput]) -> list[tuple[np.ndarray, dict[str, float]] | BaseException]:
-        """Return for each item the outputs of the model, float32 [L], and metrics; or why there are none."""
+        """Return for each item the model's outputs, float32 [L], and metrics; or the error."""
         found: list[Any] = [caught(self._read, item) for item in items]
         places = [place for place, one in enumerate(found) if not isinstance(one, BaseException)]
         texts = [found[place][0] for place in places]
@@ -252,7 +253,7 @@ class _Local:
         return found
 
     def _read(self, item: RewardInput) -> tuple[list[int], dict[str, float]]:
-        """Return the tokens that the model reads of a rollout, and whether they were cut, if that is allowed."""
+        """Return the model's input tokens for a rollout, and whether they were cut."""
         whole = self._tokens(item)
         text = self._fitted(whole)
         return text, {} if self._config.too_long == "unscorable" else {"cut": float(whole != text)}
@@ -265,7 +266,8 @@ class _Local:
         return tokens
 
     def _fitted(self, tokens: list[int]) -> list[int]:
-        """Return the tokens, cut to the limit if the settings say so. RewardError if they say that it has no reward."""
+        """Return the tokens, cut to the limit if the settings say so. RewardError if the settings give such a rollout
+        no reward."""
         limit = self.limit
         if limit is None or len(tokens) <= limit:
             return tokens
@@ -278,7 +280,7 @@ class _Local:
 
 
 def _check_steps(config: ModelReward.Config) -> None:
-    """Raise ConfigError for settings that mean nothing for a process reward model."""
+    """Raise ConfigError for settings that have no meaning for a process reward model."""
     if not config.steps:
         raise ConfigError(f'{WHERE}.steps: got an empty text, expected what stands between steps, such as "\\n\\n"')
     unused = {"text": None, "chat_template": None, "rendering": None, "too_long": "unscorable"}
@@ -290,7 +292,7 @@ def _check_steps(config: ModelReward.Config) -> None:
 
 
 def _chat_template(config: ModelReward.Config, base: str) -> str | None:
-    """Return the text of the run file's own template, or None. ConfigError if it is not there."""
+    """Return the text of the run file's own template, or None. ConfigError if the file does not exist."""
     if config.chat_template is None:
         return None
     file = Path(base, config.chat_template).expanduser()
@@ -300,7 +302,7 @@ def _chat_template(config: ModelReward.Config, base: str) -> str | None:
 
 
 def _served_place(config: ModelReward.Config) -> int:
-    """Return the place of the label in the answers of a server. ConfigError for settings that a server cannot keep."""
+    """Return the label's index in the answers of a server. ConfigError for settings that a server cannot follow."""
     if isinstance(config.label, str):
         raise ConfigError(f"{WHERE}.label: got {config.label!r}, expected a number: a server's outputs have no names")
     if config.text is not None and config.endpoint == "score":

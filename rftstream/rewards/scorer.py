@@ -1,11 +1,11 @@
 """Scorers: ProcessScorer runs rewards in children that may hang or crash, InlineScorer in the caller's own thread.
 
 A child that works on one item for longer than the time limit is killed with its process group and replaced. The item is
-tried up to `tries` times; then the reply names the reason. The other items of that child lose nothing. If a batch hangs
-or kills its child, nobody knows which item did it, so each is tried alone. The breaker (breaker.py) notices a reward
-that hangs on every rollout. The rollouts then have fewer tries, or none.
+tried up to `tries` times; then the reply has the reason. The child's other items lose nothing. If a batch hangs or
+kills its child, it is unknown which item caused that, so each is tried alone. The breaker (breaker.py) detects a reward
+that hangs on every rollout. The rollouts then get fewer tries, or none.
 
-If a reward said that it was evaluating the policy's own answer (evaluating.py), then the limit is the answer's fault:
+If a reward had marked that it was evaluating the policy's answer (evaluating.py), the answer is to blame for the limit:
 the rollout is scored again at once, with 0 for that reward.
 """
 
@@ -36,14 +36,14 @@ from rftstream.rewards.resolve import build_rewards, reward_specs
 logger = logging.getLogger(__name__)
 
 CHECK_S = 0.05
-"""Seconds between two looks at the children while waiting."""
+"""Seconds between two checks of the children while waiting."""
 MAX_BAD_STARTS = 3
 
 
 class ProcessScorer:
     """A Scorer that runs rewards in `processes` children of its own. All defaults come from [verifier].
 
-    The worker of a verifier or evaluator makes it, which starts the children. One thread alone may use it.
+    The worker of a verifier or evaluator makes it, which starts the children. Only one thread may use it.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class ProcessScorer:
 
     @property
     def num_active(self) -> int:
-        """Return how many requests were submitted and not yet handed out by `poll`."""
+        """Return the number of submitted requests that `poll` has not returned yet."""
         return self._queue.num_active + len(self._queue.finished)
 
     def submit(self, request: ScoreRequest) -> None:
-        """Take a request. RewardError if its taskset or evaluation is unknown."""
+        """Accept a request. RewardError if its taskset or evaluation is unknown."""
         _check_known(request.taskset, self._names)
         self._queue.submit(
             request,
@@ -82,7 +82,7 @@ class ProcessScorer:
         )
 
     def poll(self, wait_s: float = 0.0) -> Sequence[ScoreReply]:
-        """Return what has finished; wait up to `wait_s` seconds for the first. ConfigError if the rewards cannot be
+        """Return finished replies; wait up to `wait_s` seconds for the first. ConfigError if the rewards cannot be
         built."""
         deadline, queue = time.monotonic() + wait_s, self._queue
         while True:
@@ -99,7 +99,7 @@ class ProcessScorer:
                 return replies
 
     def close(self) -> None:
-        """End all children. Requests without a reply get none."""
+        """End all children. Requests without a reply stay without one."""
         for child in self._children:
             child.kill(self._selector)
         self._children.clear()
@@ -109,7 +109,7 @@ class ProcessScorer:
         return RewardChild(self._setup, self._selector, self._sizes)
 
     def _feed(self) -> None:
-        """Give waiting items to the children with the least work, until none has room."""
+        """Give waiting items to the children with the least work, until no child has room."""
         self._queue.prepare()
         while self._queue.waiting:
             child = min(self._children, key=lambda child: child.load)
@@ -125,7 +125,7 @@ class ProcessScorer:
             self._lost(child)
 
     def _receive(self, child: RewardChild) -> bool:
-        """Take the child's results. Return False if the child is gone, or sends invalid frames."""
+        """Read the child's results. Return False if the child is gone, or sends invalid frames."""
         results, alive = child.receive()
         if child.error is not None:
             raise ConfigError(child.error)
@@ -146,12 +146,12 @@ class ProcessScorer:
             self._queue.ended(pending, result.score, result.reason, result.detail, seconds=result.seconds)
 
     def _check(self) -> None:
-        """Replace the children that hang or are gone."""
+        """Replace children that hang or are gone."""
         now = time.monotonic()
         self._check_at = now + min(CHECK_S, self._timeout_s / 4)
         for child in list(self._children):
             if child.exited:
-                self._receive(child)  # what the child said before it died is still in the pipe
+                self._receive(child)  # the child's last output is still in the pipe
                 self._lost(child)
             elif child.hangs(now, self._timeout_s):
                 self._lost(child, timed_out=True)
@@ -200,9 +200,9 @@ class _Begun:
 
 
 class InlineScorer:
-    """A Scorer that runs rewards in the caller's thread, without protection. The simulation and tests make it.
+    """A Scorer that runs rewards in the caller's thread, without protection. Simulations and tests make it.
 
-    Time is that of the given clock. `latency_s` says how many seconds a request takes. A request that takes longer
+    It uses the time of the given clock. `latency_s` gives the seconds that a request takes. A request that takes longer
     than the time limit hangs. All requests that may be tried begin at once.
     """
 
@@ -227,17 +227,17 @@ class InlineScorer:
 
     @property
     def num_active(self) -> int:
-        """Return how many requests were submitted and not yet handed out by `poll`."""
+        """Return the number of submitted requests that `poll` has not returned yet."""
         return self._queue.num_active + len(self._queue.finished)
 
     def submit(self, request: ScoreRequest) -> None:
-        """Take a request, and begin it if it may be tried. RewardError if its taskset or evaluation is unknown."""
+        """Accept a request, and begin it if it may be tried. RewardError if its taskset or evaluation is unknown."""
         _check_known(request.taskset, self._rewards)
         self._queue.submit(request)
         self._begin()
 
     def poll(self, wait_s: float = 0.0) -> Sequence[ScoreReply]:
-        """Return what is due, in order of due time and submission. Sleep on the clock up to `wait_s` for the first."""
+        """Return due replies, ordered by due time and submission. Sleep on the clock up to `wait_s` for the first."""
         queue = self._queue
         self._work()
         times = [begun.due for begun in self._begun] + [at for at in [queue.next_at()] if at is not None]
@@ -248,7 +248,7 @@ class InlineScorer:
         return replies
 
     def close(self) -> None:
-        """Forget all that was begun. Requests without a reply get none."""
+        """Drop all begun requests. Requests without a reply stay without one."""
         self._begun.clear()
 
     def _now(self) -> float:
@@ -263,7 +263,7 @@ class InlineScorer:
             self._begun.append(_Begun(due, pending.number, pending, seconds > self._timeout_s))
 
     def _work(self) -> None:
-        """End all that is due, also what begins meanwhile and is due at once."""
+        """End all due tries, including tries that begin meanwhile and are due at once."""
         self._begin()
         while due := sorted(begun for begun in self._begun if begun.due <= self._now()):
             self._begun = [begun for begun in self._begun if begun.due > self._now()]

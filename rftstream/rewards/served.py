@@ -1,4 +1,4 @@
-"""The common ground of rewards that ask a served model: settings, errors, several rollouts at once."""
+"""The common base of rewards that call a served model: settings, errors, several rollouts at once."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from rftstream.rewards.event_loop import caught
 
 @dataclass(frozen=True, kw_only=True)
 class ServedConfig:
-    """Settings of a reward that asks a served model."""
+    """Settings of a reward that calls a served model."""
 
     url: str | None = None
     """URL of the server's API: `http://127.0.0.1:8000/v1`."""
     model: str | None = None
     """Name of the model on the server."""
     api_key: str | None = None
-    """`"env:NAME"`: sent as the bearer token; it is looked up in the environment and written nowhere."""
+    """`"env:NAME"`: sent as the bearer token. The value is read from the environment and never written."""
     max_concurrent: Annotated[int, Meta(ge=1)] = 32
-    """Requests on the way at once, of each of `verifier.processes` children."""
+    """Requests at once, for each of `verifier.processes` children."""
     timeout_s: Annotated[float, Meta(gt=0)] = 60.0
-    """Seconds to wait for one answer. No call takes longer than `verifier.timeout_s`: raise that setting, too."""
+    """Seconds to wait for one answer. No call takes longer than `verifier.timeout_s`, so raise that setting as well."""
     tries: Annotated[int, Meta(ge=1)] = 3
-    """Tries of a request that reaches no server, or a busy one."""
+    """Tries of a request if the server cannot be reached or is busy."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Further fields of each request, as the server knows them."""
+    """Further fields of each request, as the server defines them."""
 
 
 UNSEEN = {"api_key": None, "max_concurrent": 1, "timeout_s": 1.0, "tries": 1}
@@ -42,18 +42,19 @@ UNSEEN = {"api_key": None, "max_concurrent": 1, "timeout_s": 1.0, "tries": 1}
 
 
 GREEDY = {"temperature": 0.0}
-"""Fields of requests to models that generate."""
+"""Fields of requests to generating models."""
 
 
 class ServerRefusal(RewardError):
-    """The server does not take a request of this form. Another try would not change that."""
+    """The server rejects a request of this form. Another try would not change that."""
 
 
 class AskedModel:
-    """A served model, asked through `resource` of its server. A reward makes it; RewardErrors begin with `name`."""
+    """A served model that is called through `resource` of its server. A reward makes it; RewardErrors begin with
+    `name`."""
 
     def __init__(self, name: str, config: ServedConfig, resource: str, *, fixed: Mapping[str, Any] = GREEDY) -> None:
-        """`fixed`: fields of every request beside the model's name."""
+        """`fixed`: fields of every request besides the model's name."""
         if not config.url or not config.model:
             raise ConfigError(f"rewards.{name}: expected url and model, where the model is served and its name there")
         self._name = name
@@ -69,13 +70,13 @@ class AskedModel:
         )
 
     def digest(self, body: dict[str, Any]) -> str:
-        """Return a digest of a request: of the server, the model, its sampling, and all that is in the body."""
+        """Return a digest of a request: the server, the model, its sampling, and the whole body."""
         whole = [self._server.where, {**self._fixed, **body, **self._extra}]
         return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
 
     def ask(self, body: dict[str, Any], *, hint: str = "") -> dict[str, Any]:
-        """Return the server's answer. RewardError if there is none. `hint` ends the error if the server refuses, and
-        says what to look at."""
+        """Return the server's answer. RewardError if there is none. `hint`: advice at the end of the error if the
+        server refuses."""
         try:
             return self._server.ask({**self._fixed, **body, **self._extra})
         except Refused as error:
@@ -96,7 +97,7 @@ class Concurrent:
         raise NotImplementedError
 
     def score_all(self, items: Sequence[RewardInput]) -> list[Score | BaseException]:
-        """Return the score of each item, or the exception that says why there is none. The calls run at once."""
+        """Return the score of each item, or the exception that explains its absence. The calls run at the same time."""
         return list(self._threads.map(lambda item: caught(self, item), items))
 
 
@@ -104,12 +105,12 @@ class Concurrent:
 
 Endpoint = Literal["classify", "pooling", "score"]
 MAX_SHOWN = 200
-"""Most characters of an answer that an error shows."""
+"""Largest number of characters of an answer that an error shows."""
 
 
 class ScoringEndpoint:
-    """A reward model behind an endpoint: vLLM's `/classify`, `/pooling` and `/score`, and whatever speaks one of them.
-    `rewards.reward_model` makes it and asks it about one rollout at a time, in threads.
+    """A reward model behind an endpoint: vLLM's `/classify`, `/pooling` and `/score`, or a compatible one.
+    `rewards.reward_model` makes it and calls it for one rollout at a time, in threads.
 
     Sources of the forms: vLLM, vllm/entrypoints/pooling/{classify,pooling,score}/protocol.py."""
 
@@ -118,8 +119,8 @@ class ScoringEndpoint:
         self._model = AskedModel("reward_model", config, endpoint, fixed={})
 
     def outputs(self, item: RewardInput, text: str | None) -> list[float]:
-        """Return what the model gives for a rollout: one number, or one for each label. `text` stands for the
-        conversation, if it is given. RewardError for an answer without numbers."""
+        """Return the model's output for a rollout: one number, or one for each label. `text` replaces the conversation,
+        if given. RewardError for an answer without numbers."""
         hint = "; is its context longer than the conversation?"
         answer = self._model.ask(self._body(item, text), hint=hint)
         try:
@@ -146,7 +147,7 @@ def _numbers(data: Mapping[str, Any], endpoint: Endpoint) -> list[float]:
     if endpoint == "score":
         found = [found]
     if isinstance(found, list) and found and isinstance(found[0], list):
-        found = found[-1]  # one row for each token: the last has seen all of it
+        found = found[-1]  # one row for each token: the last one has seen all tokens
     if not isinstance(found, list) or not found:
         raise TypeError
     if any(isinstance(one, bool) or not isinstance(one, int | float) for one in found):
@@ -155,7 +156,7 @@ def _numbers(data: Mapping[str, Any], endpoint: Endpoint) -> list[float]:
 
 
 def _openai(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message in OpenAI's form, where the arguments of calls are JSON text."""
+    """Return a message in OpenAI's form, in which the arguments of calls are JSON text."""
     calls = [
         {**call, "function": {**call["function"], "arguments": _as_text(call["function"].get("arguments", {}))}}
         for call in message.get("tool_calls", ())

@@ -1,4 +1,4 @@
-"""Rewards of a few lines each: what the environment gave, an exact match, a form, and two penalties."""
+"""Rewards of a few lines each: the environment's reward, an exact match, a form, and two penalties."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rftstream.rewards.version import config_version
 
 
 class EnvironmentReward:
-    """The reward that environment or agent gave, as it is.
+    """The reward that the environment or agent gave, unchanged.
 
-    It is the sum of the rewards for the turns, with their named parts. Alone it trains on what the environment says. In
-    a list of rewards it is one part beside others:
+    It is the sum of the turns' rewards, with their named parts. Used alone, it trains on the environment's reward. In a
+    list of rewards it is one part among others:
 
         reward = [{ name = "environment" }, { name = "my_pkg.rewards:is_short", weight = 0.1 }]
 
@@ -43,19 +43,19 @@ class EnvironmentReward:
 
 
 class ExactMatch:
-    """Exact match: 1 if the completion, or what a pattern finds in it, is the answer, else 0."""
+    """Exact match: 1 if the completion, or the match of a pattern in it, equals the answer, else 0."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[rewards.exact]`."""
 
         strip: bool = True
-        """White space around both is ignored."""
+        """Ignore white space around both."""
         casefold: bool = False
-        """Upper and lower case are the same."""
+        """Treat upper and lower case as the same."""
         extract: str | None = None
-        r"""A regular expression: its last match in the completion (its first group, if it has one) is compared, and
-        no match is 0. For example `####\s*(.+)`."""
+        r"""A regular expression: its last match in the completion (the first group, if it has one) is compared; no
+        match gives 0. For example `####\s*(.+)`."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -87,10 +87,10 @@ class ExactMatch:
 
 
 class WellFormedReward:
-    """Whether a completion has the form that was asked for, such as `<think> ... </think> <answer> ... </answer>`.
+    """1 or 0 for whether a completion has the required form, such as `<think> ... </think> <answer> ... </answer>`.
 
-    1 if the whole completion has the form, else 0. It is most useful as a gate, so that an answer in the wrong form has
-    no reward, whatever it says:
+    The whole completion must have the form. The reward is most useful as a gate, so that an answer in the wrong form
+    gets no reward:
 
         reward = [{ name = "well_formed", use = "gate" }, { name = "math" }]
 
@@ -103,10 +103,10 @@ class WellFormedReward:
         tags: tuple[str, ...] = ("think", "answer")
         """These blocks, in this order, each once and with nothing but white space between them."""
         pattern: str | None = None
-        """A regular expression that the whole completion has to match, instead of the blocks; `.` is any character,
-        also the end of a line."""
+        """A regular expression that the whole completion has to match, instead of the blocks; `.` matches any
+        character, including line breaks."""
         begun: str = ""
-        """Beginning of the answer that the chat template has written already, such as `<think>`. It is put before the
+        """Beginning of the answer that the chat template has already written, such as `<think>`. It is put before the
         completion.
         """
 
@@ -130,22 +130,22 @@ class WellFormedReward:
 class LengthPenalty:
     """A penalty for long completions.
 
-    0 up to `soft` sampled tokens, then falling evenly to -1 at `hard`, and -1 from there on. It stands beside a reward
-    for what they say:
+    0 up to `soft` sampled tokens, then falling evenly to -1 at `hard`, and -1 from there on. Use it beside a reward for
+    the content:
 
         reward = [{ name = "math" }, { name = "length_penalty", soft = 800, hard = 1000, weight = 0.5 }]
 
-    Source: DAPO (arXiv 2503.14476), equation 13, soft overlong punishment. That setting exists in the algorithms, too
-    (`overlong_share`), relative to `max_tokens`; there the recorded reward stays as it was."""
+    Source: DAPO (arXiv 2503.14476), equation 13, soft overlong punishment. The algorithms also have such a setting
+    (`overlong_share`), relative to `max_tokens`; it does not change the recorded reward."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[rewards.length_penalty]`."""
 
         soft: Annotated[int, Meta(ge=0)]
-        """Tokens of all turns that cost nothing."""
+        """Number of tokens, over all turns, without a penalty."""
         hard: Annotated[int, Meta(ge=1)]
-        """Tokens from which on the penalty is whole."""
+        """Number of tokens from which on the penalty is -1."""
 
     def __init__(self, config: Config) -> None:
         if not config.soft < config.hard:
@@ -161,10 +161,10 @@ class LengthPenalty:
 
 
 class NgramPenalty:
-    """A penalty for completions that say the same again and again.
+    """A penalty for repetitive completions.
 
-    Minus the share of the completion's token n-grams that were there before: 0 for none, near -1 for a loop. It stands
-    beside a reward for what they say:
+    The reward is minus the share of the completion's token n-grams that occurred before in it: 0 for none, near -1 for
+    a loop. Use it beside a reward for the content:
 
         reward = [{ name = "math" }, { name = "ngram_penalty", weight = 0.5 }]
 
@@ -176,7 +176,7 @@ class NgramPenalty:
         """The settings in `[rewards.ngram_penalty]`."""
 
         n: Annotated[int, Meta(ge=1)] = 8
-        """Tokens of an n-gram. Fewer: also short phrases count, which honest texts repeat as well."""
+        """Tokens of an n-gram. With fewer, short phrases count as well, which honest texts also repeat."""
 
     def __init__(self, config: Config) -> None:
         self._n = config.n

@@ -1,7 +1,7 @@
-"""A process reward model: what a classifier says at the end of each step, over the very tokens of the rollout.
+"""A process reward model: a classifier's outputs at the end of each step, over exactly the tokens of the rollout.
 
-Its tokenizer must be that of the run's model, since what it says goes to tokens. Shapes: T tokens of a segment, S steps
-of it, L labels.
+Its tokenizer must be that of the run's model, since its outputs are assigned to tokens. Shapes: T tokens of a segment,
+S steps of it, L labels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Marked = tuple[np.ndarray, np.ndarray]
 
 
 class StepScores:
-    """Reads the steps of rollouts. `rewards.reward_model` makes it, and asks it for many rollouts at a time."""
+    """Scores the steps of rollouts. `rewards.reward_model` makes it, and calls it for many rollouts at a time."""
 
     def __init__(self, folder: ClassifierFolder, model: StepClassifier, *, separator: str, limit: int | None) -> None:
         spec = ModelSpec(name=folder.folder.name, folder=folder.folder, dtype="float32", context=None)
@@ -32,7 +32,7 @@ class StepScores:
         self._model, self._separator, self._limit = model, separator, limit
 
     def of_items(self, items: Sequence[RewardInput]) -> list[list[Marked] | BaseException]:
-        """Return for each rollout what was found of each of its segments, or why there is nothing."""
+        """Return for each rollout the result for each of its segments, or the error."""
         ends: list[list[np.ndarray] | BaseException] = [caught(self._ends, item) for item in items]
         wanted = [
             (place, number)

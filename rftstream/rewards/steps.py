@@ -10,10 +10,10 @@ import numpy as np
 def find_step_ends(
     token_ids_T: np.ndarray, loss_mask_T: np.ndarray, separator: str, decode: Callable[[Sequence[int]], str]
 ) -> np.ndarray:
-    """Return where steps end, bool [T]: at sampled tokens only.
+    """Return where steps end, bool [T]; only sampled tokens count.
 
     A step ends with the token that completes a separator, and with the last token of each run of sampled tokens. A step
-    has text: what is nothing but separators, white space or the token that ends the turn belongs to its neighbour."""
+    has text: a piece that is only separators, white space or the token that ends the turn belongs to its neighbour."""
     ends_T = np.zeros(len(token_ids_T), bool)
     sampled = np.flatnonzero(np.asarray(loss_mask_T) != 0)
     for run in np.split(sampled, np.flatnonzero(np.diff(sampled) != 1) + 1):
@@ -24,8 +24,8 @@ def find_step_ends(
 
 
 def _ends_of_run(tokens: Sequence[int], separator: str, decode: Callable[[Sequence[int]], str]) -> list[int]:
-    """Return the places in the run at which steps end. Whole beginnings are decoded, since a character may take several
-    tokens; only where a token may complete a separator, since that is all it takes."""
+    """Return the indices in the run at which steps end. Whole prefixes are decoded, since a character may take several
+    tokens. This is done only for tokens that may complete a separator, since nothing else matters."""
     text = decode(tokens)
     ends: list[int] = []
     known, length = 0, 0

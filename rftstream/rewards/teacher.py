@@ -1,8 +1,8 @@
-"""A teacher: the log-probabilities that another model gives to exactly the tokens of a rollout, stamped into its
-verdict as `teacher_logprobs`, for algorithms that learn from them (`opd`).
+"""A teacher: another model's log-probabilities of exactly the tokens of a rollout. They are stored in its verdict as
+`teacher_logprobs`, for algorithms that learn from them (`opd`).
 
-It is served (vLLM's `/v1/completions`, which takes token ids and gives `prompt_logprobs`; SGLang's form is another one
-and not spoken here), or a folder, computed in the verifier's children. Its tokenizer must be that of the run's model:
+The teacher is served (vLLM's `/v1/completions`, which takes token ids and gives `prompt_logprobs`; SGLang's different
+form is not supported), or a folder that the verifier's children compute. Its tokenizer must be that of the run's model:
 ids are compared, never texts. Its logprobs are those of temperature 1.
 
 As a reward it is the mean over sampled tokens of logp_teacher - logp_behavior, an estimate of -KL(policy || teacher).
@@ -26,10 +26,11 @@ from rftstream.rewards.served import UNSEEN, AskedModel, Concurrent, ServedConfi
 from rftstream.rewards.version import config_version
 
 ADDITION = "teacher_logprobs"
-"""Name of the addition, float32 [T]: a logprob for each token of all segments in order, 0 where not sampled."""
+"""Name of the addition, float32 [T]: a logprob for each token of all segments in order, 0 for tokens that were not
+sampled."""
 
 CHUNK = 256
-"""Tokens whose logits are in float32 at once."""
+"""Number of tokens whose logits are in float32 at once."""
 
 
 class TeacherReward(Concurrent):
@@ -39,7 +40,7 @@ class TeacherReward(Concurrent):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ServedConfig):
-        """`url` and `model` of a served one, or `path`."""
+        """`url` and `model` of a served teacher, or `path`."""
 
         path: str | None = None
         """Folder of a small teacher: a Hugging Face model, relative to the run file. Each of `verifier.processes`
@@ -60,7 +61,7 @@ class TeacherReward(Concurrent):
         super().__init__(1 if config.path else config.max_concurrent)
 
     def open(self) -> None:
-        """Open the teacher: load its model, where it is a folder."""
+        """Open the teacher: load its model, if it is a folder."""
         self._teacher.open()
 
     def __call__(self, item: RewardInput) -> Score:
@@ -88,10 +89,10 @@ def _check(logprobs_T: np.ndarray, sampled_T: np.ndarray) -> None:
 
 
 class Teacher(Protocol):
-    """A model that says how likely tokens are. A TeacherReward opens it once and then asks it for each segment."""
+    """A model that gives logprobs of tokens. A TeacherReward opens it once and then calls it for each segment."""
 
     def open(self) -> None:
-        """Load what the teacher needs. Called once, before the first rollout."""
+        """Load what the teacher needs. The reward calls it once, before the first rollout."""
 
     def logprobs(self, token_ids_T: np.ndarray) -> np.ndarray:
         """Return the logprob of each token given the tokens before it, float32 [T], 0 for the first. RewardError if
@@ -115,7 +116,8 @@ class ServedTeacher:
 
 
 def _prompt_logprobs(answer: Mapping[str, Any], token_ids_T: np.ndarray) -> np.ndarray:
-    """Return the logprobs in vLLM's answer, which has for each token of the prompt but the first a map by token id."""
+    """Return the logprobs in vLLM's answer. It has a map by token id for each token of the prompt, except for the
+    first."""
     try:
         places = answer["choices"][0]["prompt_logprobs"]
         if len(places) != len(token_ids_T):
@@ -167,7 +169,7 @@ class LocalTeacher:
 
 
 def _logprobs(logits_CV: Any, ids_C: Any) -> np.ndarray:
-    """Return the logprobs of tokens, float32 [C]. Few rows at a time are in float32."""
+    """Return the logprobs of tokens, float32 [C]. Only a few rows at a time are in float32."""
     logits_CV = logits_CV.float()
     found: np.ndarray = (logits_CV.gather(1, ids_C[:, None])[:, 0] - logits_CV.logsumexp(-1)).numpy()
     return found

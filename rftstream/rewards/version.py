@@ -13,7 +13,8 @@ import msgspec
 
 
 def config_version(code: str, config: Any, *packages: str) -> str:
-    """Return `<code>[+package-1.2]+<hash of the config>`. `code` is raised by hand when the code's verdicts change."""
+    """Return `<code>[+package-1.2]+<hash of the config>`. `code` is raised by hand when the code gives other
+    verdicts."""
     installed = [f"{package}-{importlib.metadata.version(package)}" for package in packages]
     return "+".join([code, *installed, _short(msgspec.json.encode(config, order="deterministic"))])
 

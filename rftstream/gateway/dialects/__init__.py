@@ -1,6 +1,7 @@
-"""The dialects of the gateway: each reads the requests of one HTTP API and writes its answers. Pure functions of JSON.
+"""The dialects of the gateway. Each reads the requests of one HTTP API and writes its answers, with pure functions of
+JSON.
 
-To add one: a module here with a class as `ServedDialect` describes it, and a line in `DIALECTS`.
+To add one, write a module here with a class as `ServedDialect` describes it, and add a line to `DIALECTS`.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ MAX_KEY_CHARACTERS = 256
 
 
 class ServedDialect(Dialect, Protocol):
-    """A dialect as the server needs it, too. For each request it asks `read`, then, when the answer is on the log,
-    `events` if the request wanted a stream; `error` for whatever is refused."""
+    """A dialect as the server uses it. For each request it calls `read`. When the answer is on the log, it calls
+    `events` if the request wanted a stream. It calls `error` for every refusal."""
 
     @property
     def settings(self) -> Table:
-        """Return the table of the settings of a request."""
+        """Return the table of a request's settings."""
 
     def read(self, body: Mapping[str, Any], *, digest: str, idempotency_key: str | None, is_retry: bool) -> ModelCall:
-        """Return the call that a request asks for; the arguments beside its body are fields of the call. RequestRefused
-        for what cannot be done exactly."""
+        """Return the call that a request describes; the arguments besides its body are fields of the call.
+        RequestRefused for anything that cannot be done exactly."""
 
     def events(self, answer: Mapping[str, Any], *, include_usage: bool) -> list[Event]:
         """Return a recorded answer as a stream. The same answer gives the same bytes."""
@@ -49,7 +50,7 @@ DIALECTS: dict[str, ServedDialect] = {
 
 
 def read_call(dialect: ServedDialect, body: bytes, headers: Mapping[str, str]) -> ModelCall | Refusal:
-    """Return the call that a request asks for, or why it is refused. `headers` have names in lower case."""
+    """Return the call that a request describes, or its refusal. `headers` have names in lower case."""
     key = headers.get("idempotency-key")
     tries = headers.get("x-stainless-retry-count", "0")
     try:

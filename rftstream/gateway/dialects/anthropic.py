@@ -21,7 +21,7 @@ THINKING = ("thinking", "redacted_thinking")
 
 
 class AnthropicMessages(ReadDialect):
-    """The dialect of messages, as `Dialect` describes it; `read` and `events` are the server's."""
+    """The dialect of messages, as `Dialect` describes it; the server uses `read` and `events`."""
 
     name = "anthropic"
     settings = MESSAGES_SETTINGS
@@ -49,8 +49,8 @@ class AnthropicMessages(ReadDialect):
         return tuple(messages)
 
     def _tools(self, body: Json) -> Iterator[dict[str, Any] | str]:
-        """Yield tools as the base does. Others are the server's, and those whose schema the model would have to
-        know."""
+        """Yield tools as the base does. The other tools run on Anthropic's servers, or have schemas that only its
+        models know."""
         for i, tool in enumerate(fields.items(body, "tools")):
             if tool.get("type", "custom") in ("custom", None):
                 name, description, schema = (tool.get(name) for name in ("name", "description", "input_schema"))
@@ -85,7 +85,7 @@ class AnthropicMessages(ReadDialect):
         return _assistant(answer, "")
 
     def events(self, answer: Json, *, include_usage: bool) -> list[Event]:
-        """Return the answer as the events of a stream. Usage is among them in any case."""
+        """Return the answer as the events of a stream. Usage is always among them."""
         events: list[Event] = []
 
         def add(kind: str, /, **data: Any) -> None:
@@ -160,7 +160,7 @@ def _assistant(message: Json, where: str) -> ChatMessage:
 
 
 def _user(message: Json, where: str) -> list[ChatMessage]:
-    """Return a user's message: results of tools are messages of their own, before what else is said."""
+    """Return a user's message: results of tools become separate messages before the rest."""
     content, role = message.get("content"), str(message["role"])
     if not isinstance(content, list):
         return [ChatMessage(role=role, content=fields.text_of(content, where, text_types=TEXT))]

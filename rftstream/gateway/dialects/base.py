@@ -1,4 +1,4 @@
-"""The reading of requests that all dialects have in common."""
+"""The common part of all dialects: reading requests."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Unresolved = Callable[[AnswerOf], tuple[ChatMessage, ...] | Refusal]
 
 
 class ReadDialect:
-    """A base of dialects. `read` is the server's; a subclass says where a request has its messages, its tools, its
-    limit and the form of its answer."""
+    """A base class of dialects. The server calls `read`; a subclass says where a request has its messages, its tools,
+    its token limit and the form of its answer."""
 
     name: ClassVar[str]
     settings: ClassVar[Table]
     limits: ClassVar[tuple[str, ...]]
-    """Settings of the limit of tokens, the first that is there."""
+    """Settings of the token limit; the first one present counts."""
     stop: ClassVar[str] = ""
-    """Setting of stop strings."""
+    """Setting of the stop strings."""
     formats: ClassVar[tuple[str, ...]]
-    """Settings of the form of an answer."""
+    """Settings of an answer's form."""
 
     def read(self, body: Json, *, digest: str, idempotency_key: str | None, is_retry: bool) -> ModelCall:
-        """Return the call that a request asks for. RequestRefused for what cannot be done exactly."""
+        """Return the call that a request describes. RequestRefused for anything that cannot be done exactly."""
         check(body, self.settings)
         listed = list(self._tools(body))
         choice, options = body.get("tool_choice"), body.get("stream_options")
@@ -55,13 +55,13 @@ class ReadDialect:
         )
 
     def _messages(self, body: Json) -> tuple[ChatMessage, ...] | Unresolved:
-        """Return the conversation, or what makes it once earlier answers are known."""
+        """Return the conversation, or a function that returns it when earlier answers are known."""
         raise NotImplementedError
 
     def _tools(self, body: Json) -> Iterator[dict[str, Any] | str]:
-        """Yield the tools that a model is shown, and the types of others: it could not call them."""
+        """Yield the tools that the model is shown, and the types of other tools, which it could not call."""
         raise NotImplementedError
 
     def _constraints(self, body: Json) -> Iterable[Constraint]:
-        """Return what else says something about the form of the answer."""
+        """Return further constraints on the form of the answer."""
         return ()

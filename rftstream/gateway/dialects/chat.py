@@ -20,7 +20,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class ChatCompletions(ReadDialect):
-    """The dialect of chat completions, as `Dialect` describes it; `read` and `events` are the server's."""
+    """The dialect of chat completions, as `Dialect` describes it; the server uses `read` and `events`."""
 
     name = "chat"
     settings = CHAT_SETTINGS
@@ -46,7 +46,7 @@ class ChatCompletions(ReadDialect):
             yield fields.tool(name, description, parameters, f"tools[{i}].function.")
 
     def _constraints(self, body: Json) -> Iterator[Constraint]:
-        """Yield what the settings of vLLM say, by their newer name or by one of the older ones."""
+        """Yield the constraints in vLLM's settings, by their newer name or by one of the older ones."""
         given = body.get("structured_outputs")
         if given is not None and not isinstance(given, dict):
             raise RequestRefused(f"structured_outputs: got {kind(given)}, expected an object")
@@ -86,7 +86,7 @@ class ChatCompletions(ReadDialect):
         }
 
     def served(self, answer: Mapping[str, Any]) -> ChatMessage:
-        """Return the message of a chat completion as a history holds it."""
+        """Return the message of a chat completion in the form of a history."""
         return _message(answer["choices"][0]["message"], "")
 
     def events(self, answer: Json, *, include_usage: bool) -> list[Event]:
@@ -127,7 +127,7 @@ class ChatCompletions(ReadDialect):
 
 
 def openai_error(status: int, sentence: str) -> dict[str, Any]:
-    """Return a refusal as OpenAI's APIs write it."""
+    """Return a refusal in the form of OpenAI's APIs."""
     kinds = {401: "authentication_error", 409: "conflict_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": sentence, "type": kind, "param": None, "code": None}}

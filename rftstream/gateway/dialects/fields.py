@@ -1,4 +1,4 @@
-"""Reading the fields of a request, alike for all dialects. Whatever is wrong raises RequestRefused with a sentence."""
+"""Reading the fields of a request, for all dialects. Every error raises RequestRefused with a sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rftstream.policies.base import Constraint
 from rftstream.roles.explorer.model_calls import Refusal
 
 MAX_ASKED_BYTES = 1024
-"""Largest setting that is recorded as it is, in bytes of JSON."""
+"""Largest setting that is recorded in full, in bytes of JSON."""
 
 FORMS: Mapping[str, tuple[type, ...]] = {
     "json": (dict, str),
@@ -33,7 +33,7 @@ Json = Mapping[str, Any]
 
 
 class RequestRefused(Exception):
-    """A request that is not done. `refusal` is what the client is told."""
+    """A request that is not carried out. `refusal` is the message to the client."""
 
     def __init__(self, sentence: str, *, status: int = 400) -> None:
         super().__init__(sentence)
@@ -77,8 +77,8 @@ def items(body: Json, name: str, where: str = "") -> list[Json]:
 
 
 def text_of(value: Any, where: str, *, text_types: Collection[str], passed_over: Collection[str] = ()) -> str:
-    """Return the text of a content: a string, or a list of parts, which stand on lines of their own, as servers join
-    them. Parts of `passed_over` types are left out."""
+    """Return the text of a content: a string, or a list of parts, joined by line breaks as servers do. Parts of
+    `passed_over` types are left out."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -96,7 +96,7 @@ def text_of(value: Any, where: str, *, text_types: Collection[str], passed_over:
 
 
 def tool(name: Any, description: Any, parameters: Any, where: str) -> dict[str, Any]:
-    """Return a tool as chat templates take it."""
+    """Return a tool in the form that chat templates take."""
     if not isinstance(name, str) or not name:
         raise RequestRefused(f"{where}name: got {kind(name)}, expected the tool's name")
     if parameters is not None and not isinstance(parameters, dict):
@@ -112,14 +112,15 @@ def tool(name: Any, description: Any, parameters: Any, where: str) -> dict[str, 
 
 
 def left_out(types: Collection[Any]) -> dict[str, Any]:
-    """Return what is recorded of tools that the model is not shown: it could not call them."""
+    """Return the record of tools that the model is not shown, since it could not call them."""
     return {"tools left out": sorted({str(one)[:64] for one in types})[:16]} if types else {}
 
 
 def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
-    """Return a tool call of the assistant as chat templates take it. Arguments that are the text of a JSON object
-    become the object, so that one call has one form in all dialects; if it is deeper than a request may be, they stay
-    text."""
+    """Return the assistant's tool call in the form that chat templates take.
+
+    Arguments that are the text of a JSON object become the object, so that a call has the same form in all dialects. If
+    the object is nested too deeply for a request, they stay text."""
     if isinstance(arguments, str):
         try:
             read = msgspec.json.decode(arguments or "{}")
@@ -135,7 +136,7 @@ def assistant(content: str, tool_calls: list[dict[str, Any]]) -> ChatMessage:
 
 
 def limit(body: Json, *names: str) -> int | None:
-    """Return the limit of tokens that the first of these settings has which is there; None if there is none."""
+    """Return the token limit in the first of these settings that is present; None if none is."""
     name = next((name for name in names if body.get(name) is not None), None)
     if name is None:
         return None
@@ -146,7 +147,7 @@ def limit(body: Json, *names: str) -> int | None:
 
 
 def stops(body: Json, name: str) -> tuple[str, ...]:
-    """Return a setting of stop strings: one, or a list of them."""
+    """Return a setting of stop strings: one, or a list."""
     value = body.get(name)
     found = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found) or len(found) > MAX_STOPS:
@@ -155,8 +156,8 @@ def stops(body: Json, name: str) -> tuple[str, ...]:
 
 
 def constraint(has_tools: bool, *found: Constraint | None) -> Constraint | None:
-    """Return the one thing that a request says about the form of its answer; None if it says nothing. With tools it is
-    refused: the model could call none."""
+    """Return the only constraint of a request on its answer; None if there is none. A constraint together with tools is
+    refused, since the model could call no tool."""
     given = [one for one in found if one is not None]
     for one in given:
         if not isinstance(one.value, FORMS[one.kind]):
@@ -172,7 +173,7 @@ def constraint(has_tools: bool, *found: Constraint | None) -> Constraint | None:
 
 
 def schema_format(form: Any, setting: str) -> Constraint | None:
-    """Return what a format of OpenAI's or Anthropic's APIs constrains an answer to."""
+    """Return the constraint in a format of OpenAI's or Anthropic's APIs."""
     if form is None or (isinstance(form, dict) and form.get("type") == "text"):
         return None
     if isinstance(form, dict) and form.get("type") == "json_object":

@@ -21,11 +21,11 @@ from rftstream.roles.explorer.model_calls import AnswerOf, Refusal, SampledCall
 ROLES = ("system", "developer", "user", "assistant")
 TEXT_PARTS = ("input_text", "output_text", "text")
 _ITEM_ID = re.compile(r"(?:msg|rs|fc)-(.+/call/\d+)(?:/\d+)?")
-"""The id of an item of an answer; in it is the id of the call."""
+"""The id of an item in an answer; it contains the id of the call."""
 
 
 class Responses(ReadDialect):
-    """The dialect of responses, as `Dialect` describes it; `read` and `events` are the server's."""
+    """The dialect of responses, as `Dialect` describes it; the server uses `read` and `events`."""
 
     name = "responses"
     settings = RESPONSES_SETTINGS
@@ -117,7 +117,7 @@ class Responses(ReadDialect):
         return message
 
     def events(self, answer: Json, *, include_usage: bool) -> list[Event]:
-        """Return the answer as the events of a stream. Usage is in the last one in any case."""
+        """Return the answer as the events of a stream. Usage is always in the last one."""
         events: list[Event] = []
 
         def add(kind: str, /, **data: Any) -> None:
@@ -176,8 +176,8 @@ def _messages(body: Json) -> tuple[ChatMessage, ...]:
 
 
 def _joined(given: list[Json], name: str) -> list[ChatMessage]:
-    """Return the messages of a list of items. Text and tool calls of the assistant that follow each other are one
-    message, as the model said them."""
+    """Return the messages in a list of items. Consecutive text and tool calls of the assistant become one message, as
+    the model wrote them."""
     messages: list[ChatMessage] = []
     calls: list[dict[str, Any]] | None = None
     content = ""
@@ -191,7 +191,7 @@ def _joined(given: list[Json], name: str) -> list[ChatMessage]:
     for i, item in enumerate(given):
         where = f"{name}[{i}]."
         match item.get("type", "message"):
-            case "reasoning":  # what the template shows of it is the template's affair
+            case "reasoning":  # the template decides what to show of it
                 continue
             case "function_call":
                 calls = calls or []
@@ -245,7 +245,7 @@ def _resolved(body: Json, answer_of: AnswerOf) -> tuple[ChatMessage, ...] | Refu
 
 
 def _referred(item: Json, where: str, answer_of: AnswerOf) -> Json:
-    """Return the item that one refers to."""
+    """Return the item to which a reference refers."""
     item_id = fields.string(item, "id", f"{where}.")
     match = _ITEM_ID.fullmatch(item_id)
     answer = None if match is None else answer_of(match[1])
@@ -259,7 +259,7 @@ def _referred(item: Json, where: str, answer_of: AnswerOf) -> Json:
 
 
 def _full_name(namespace: Any, name: str) -> str:
-    """Return the name by which a model is shown a tool. Names of functions have no dots."""
+    """Return the name under which a model is shown a tool. Function names contain no dots."""
     return f"{namespace}.{name}" if isinstance(namespace, str) and namespace else name
 
 

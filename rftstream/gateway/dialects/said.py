@@ -1,4 +1,4 @@
-"""What the model said, as all dialects tell it: text, reasoning, and the tool calls that could be read."""
+"""The model's turn in the form that all dialects use: text, reasoning, and the tool calls that could be read."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Said:
     """An assistant's turn. `said_of` makes it; the dialects write it into their answers."""
 
     content: str
-    """The text. A call that could not be read is in it as the model wrote it, so that the agent sees it."""
+    """The text. It includes an unreadable call as the model wrote it, so that the agent sees it."""
     reasoning: str
     tool_calls: tuple[SaidCall, ...]
     is_cut_short: bool
     """Whether a limit ended the turn."""
     stop: str | None
-    """The agent's stop string that ended it; it is not in the text."""
+    """The agent's stop string that ended the turn; the text does not include it."""
 
 
 def said_of(result: SampledCall) -> Said:
-    """Return what was said in a call."""
+    """Return the model's turn in a call."""
     said = result.said
     content, calls = said.content, []
     for call in said.tool_calls:

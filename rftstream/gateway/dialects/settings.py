@@ -1,7 +1,7 @@
-"""What becomes of each setting of a request: one table for each dialect, which its `read` follows and the docs show.
+"""The treatment of each setting of a request: one table for each dialect, which its `read` follows and the docs show.
 
-A setting is done as asked, or taken and recorded without another effect, or refused. What a table does not name is
-recorded: clients send new settings each month, and most concern their makers' own servers.
+A setting is honoured, or recorded without another effect, or refused. A setting that is not in the table is recorded:
+clients send new settings each month, and most concern only their makers' own servers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from rftstream.gateway.dialects.fields import MAX_ASKED_BYTES, Json, RequestRefu
 from rftstream.roles.explorer.model_calls import canonical
 
 ABSENT: tuple[Any, ...] = (None, False, [], {}, "", 0)
-"""Values of a refused setting that ask for nothing."""
+"""Values of a refused setting that request nothing."""
 MAX_RECORDED = 64
-"""Most settings of a call that are recorded."""
+"""Largest number of recorded settings of a call."""
 
 
 class Fate(StrEnum):
@@ -30,33 +30,33 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestSetting:
-    """A line of a table. `honoured`, `recorded` and `refused` make it."""
+    """A row of a table. `honoured`, `recorded` and `refused` make it."""
 
     fate: Fate
     note: str
-    """Effect of the setting, or why it has none. For a refused setting: the message to the client."""
+    """Effect of the setting, or the reason why it has none. For a refused setting: the message to the client."""
     is_recorded: bool = False
-    """Whether the call on the log has it."""
+    """Whether the setting is recorded with the call on the log."""
     passes: tuple[Any, ...] = ()
-    """Values of a refused setting that are taken."""
+    """Values of a refused setting that are accepted."""
 
 
 Table = Mapping[str, RequestSetting]
-"""Name of a setting -> its line. A name with a dot is a setting within another one."""
+"""Name of a setting -> its row. A name with a dot is a setting inside another one."""
 
 
 def honoured(note: str, *, is_recorded: bool = False) -> RequestSetting:
-    """Return the line of a setting that is done as asked. Not recorded is what stands elsewhere on the log."""
+    """Return the row of a setting that is carried out. It is not recorded if it is elsewhere on the log."""
     return RequestSetting(Fate.honoured, note, is_recorded)
 
 
 def recorded(note: str) -> RequestSetting:
-    """Return the line of a setting that is recorded with the call, and has no other effect."""
+    """Return the row of a setting that is recorded with the call, and has no other effect."""
     return RequestSetting(Fate.recorded, note, True)
 
 
 def refused(note: str, *passes: Any) -> RequestSetting:
-    """Return the line of a setting that is refused, unless it asks for nothing or has one of these values."""
+    """Return the row of a setting that is refused, unless it requests nothing or has one of these values."""
     return RequestSetting(Fate.refused, note, True, passes)
 
 
@@ -182,7 +182,7 @@ RESPONSES_SETTINGS: Table = {
 
 
 def check(body: Json, table: Table) -> None:
-    """Refuse a body with a setting that cannot be done."""
+    """Raise RequestRefused for a body with a setting that cannot be carried out."""
     for name, setting in table.items():
         if setting.fate is Fate.refused:
             value = value_of(body, name)
@@ -191,8 +191,7 @@ def check(body: Json, table: Table) -> None:
 
 
 def asked_for(body: Json, table: Table) -> dict[str, Any]:
-    """Return the settings of a body that are recorded, also those that no table names. A large one is recorded as its
-    size."""
+    """Return a body's settings to record, including those that are in no table. A large one is recorded as its size."""
     found: dict[str, Any] = {}
     elsewhere = {name for name, setting in table.items() if not setting.is_recorded}
     for name in sorted(body.keys() - elsewhere)[:MAX_RECORDED]:

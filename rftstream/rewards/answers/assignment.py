@@ -1,4 +1,4 @@
-"""The assignment of things to each other that has the largest sum: the Hungarian method with potentials.
+"""The one-to-one assignment with the largest sum of weights: the Hungarian method with potentials.
 
 Shapes: R rows, C columns.
 """
@@ -21,7 +21,7 @@ def best_assignment(weights_RC: Sequence[Sequence[float]]) -> list[tuple[int, in
         return sorted((row, column) for column, row in best_assignment(turned))
     import numpy as np
 
-    # Row 0 and column 0 stand for "nothing"; the costs are the weights turned round.
+    # Row 0 and column 0 stand for "nothing"; the costs are the negated weights.
     cost_RC = np.zeros((num_rows + 1, num_columns + 1))
     cost_RC[1:, 1:] = -np.asarray(weights_RC, dtype=np.float64)
     of_rows_R, of_columns_C = np.zeros(num_rows + 1), np.zeros(num_columns + 1)

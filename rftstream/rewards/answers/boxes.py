@@ -1,4 +1,5 @@
-r"""Finds the answer in a completion: the last `\boxed{}`, what follows "the answer is", or all of a short text."""
+r"""Finds the answer in a completion: the last `\boxed{}`, the text after "the answer is", or the whole of a short
+text."""
 
 from __future__ import annotations
 
@@ -71,14 +72,15 @@ _TAIL = re.compile(
     re.IGNORECASE,
 )
 MAX_MARKS = 50
-"""Most marks that are tried, from the end of the text. The answer is the text after the last of these marks that is
-followed by any."""
+"""Largest number of marks that are tried, from the end of the text. The answer follows the last mark that has text
+after it."""
 MAX_MARKED = 4000
-"""Characters after a mark in which the answer ends."""
+"""Largest number of characters after a mark in which the answer must end."""
 MAX_JOINED = 20
-"""Boxes with nothing but commas between them that make one answer. If there are more, the last box is the answer."""
+"""Largest number of boxes, separated only by commas, that make one answer. If there are more, the last box is the
+answer."""
 MAX_WHOLE = 200
-"""Characters up to which a completion may be an answer as it is."""
+"""Greatest length, in characters, of a completion that may be the answer as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +90,11 @@ class FoundAnswer:
     text: str
     how: str
     """`box`, `stated` (it follows words in a box), `mark` (it follows "the answer is"), `whole` (the whole completion),
-    `tail` (it follows the last "is", or is the last line) or `formula` (the last one)."""
+    `tail` (it follows the last "is", or is the last line) or `formula` (the last formula)."""
 
 
 def find_answers(completion: str, *, boxed_only: bool = False) -> list[FoundAnswer]:
-    """Return what may be the answer, the best first. If there is a box, nothing else counts."""
+    """Return the possible answers, the best first. If there is a box, only boxes count."""
     text = final_part(completion)
     boxed = last_boxes(text)
     if boxed is None and boxed_only:
@@ -121,12 +123,12 @@ def find_answers(completion: str, *, boxed_only: bool = False) -> list[FoundAnsw
 
 
 def _bare(sentence: str) -> str:
-    """Return a sentence without the words that lead to it, such as "so we get", and those that end it."""
+    """Return a sentence without introductory words, such as "so we get", and without closing words."""
     return _SAID_AFTER.sub("", _LED_BY.sub("", sentence, count=1))
 
 
 def _stated(boxed: str) -> str | None:
-    """Return what follows words such as "the area is" in a box, or None if it does not begin with such words."""
+    """Return the text after words such as "the area is" in a box, or None if the box does not begin with such words."""
     if len(boxed) > MAX_WHOLE or not re.search(r"[a-z]{2}", boxed):
         return None
     text = _OPENED.sub(r" \1 ", boxed).replace("~", " ").strip()
@@ -143,7 +145,7 @@ def _stated(boxed: str) -> str | None:
 
 
 def last_boxes(text: str) -> str | None:
-    r"""Return the content of the last box; with those right before it if only commas or "and" stand between them.
+    r"""Return the content of the last box, with preceding boxes that only commas or "and" separate from it.
 
     A box that is not closed reaches to the end of its line. None: there is no box."""
     boxes: list[tuple[int, int, str]] = []
@@ -204,7 +206,7 @@ def _unclosed(text: str, start: int) -> str:
 
 
 def _after_mark(text: str) -> str | None:
-    """Return what follows the last "the answer is", up to the end of its sentence."""
+    """Return the text after the last "the answer is", up to the end of its sentence."""
     for pattern in _MARKS:
         matches = list(pattern.finditer(text))
         for match in reversed(matches[-MAX_MARKS:]):
@@ -223,7 +225,7 @@ def _without_hope(text: str) -> str:
 
 
 def _tail(text: str) -> str | None:
-    """Return what follows the last verb such as "is" in the last sentence, if it is short."""
+    """Return the text after the last verb such as "is" in the last sentence, if that text is short."""
     line = text.rstrip().rpartition("\n")[2]
     matches = list(_TAIL.finditer(line))
     if not matches:
@@ -233,7 +235,7 @@ def _tail(text: str) -> str | None:
 
 
 def _end_of_sentence(text: str) -> int:
-    """Return where the first sentence ends; a dot inside of a formula does not end one."""
+    """Return where the first sentence ends. A dot inside a formula does not end it."""
     begin, end, _ = next(_formulas(text), (0, 0, ""))
     match = _SENTENCE_END.search(text, end if not text[:begin].strip("*_ ") else 0)
     return match.start() if match else len(text)
@@ -242,12 +244,12 @@ def _end_of_sentence(text: str) -> int:
 def _last_formula(text: str) -> str | None:
     last = next(iter(deque(_formulas(text), maxlen=1)), None)
     if last is None or re.search(r"\d", text[last[1] :]):
-        return None  # a number follows: the formula need not be the answer
+        return None  # a number follows: the answer need not be the formula
     return last[2]
 
 
 def _formulas(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the start, end and content of each formula. The search for a missing end is made once, not from each
+    """Yield the start, end and content of each formula. A missing end is searched for only once, not from each
     start."""
     place = 0
     never: set[str] = set()

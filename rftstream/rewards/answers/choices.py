@@ -1,4 +1,4 @@
-r"""Choices: which letters an answer names. Only a lone letter is a choice, never one inside of a word.
+r"""Choices: the letters that an answer names. Only a single letter is a choice, never a letter inside a word.
 
 `C`, `(C)`, `C.`, `\text{(C)}`, "Option C", `C. carbon`, "选C", "I choose C because A is cold" and "not A, so C" name C;
 "carbon" and "the answer is carbon" do not.
@@ -72,8 +72,8 @@ def chosen_letters(text: str) -> frozenset[str] | None:
 
 
 def _stated_letters(plain: str) -> frozenset[str] | None:
-    """Return the letters of the last clause that says which ones are right. A clause that denies says nothing, nor does
-    one that only speaks of letters."""
+    """Return the letters in the last clause that states which ones are right. A clause that negates, or only mentions
+    letters, does not count."""
     found: frozenset[str] | None = None
     for clause in _CLAUSE_END.split(plain[-2000:]):
         letters = _letters_in(clause)
@@ -86,7 +86,8 @@ def _stated_letters(plain: str) -> frozenset[str] | None:
 
 
 def _letters_in(clause: str) -> frozenset[str]:
-    """Return the lone capitals of a clause: no article, no pronoun, and runs such as AC only after a Chinese word."""
+    """Return the single capitals in a clause, without articles and pronouns. Runs such as AC count only after a Chinese
+    word."""
     letters = [match[1] for match in _STANDALONE.finditer(clause) if not _ARTICLE.match(clause, match.start())]
     letters = [letter for letter in letters if letter != "I" or len(clause.strip()) < 3]
     for run in re.findall(r"(?<=[选为是])\s*([A-J]{2,10})(?![A-Za-z])", clause):
@@ -95,19 +96,19 @@ def _letters_in(clause: str) -> frozenset[str]:
 
 
 def choice_text(text: str) -> str:
-    """Return what follows the letter in an answer such as `C. carbon`; empty if nothing does."""
+    """Return the text after the letter in an answer such as `C. carbon`; empty if there is none."""
     led = _LED.fullmatch(_plain(text))
     return led.group(2).strip() if led else ""
 
 
 def lone_letter(text: str) -> str | None:
-    """Return the one capital letter that a problem's answer consists of, if it is no more than that."""
+    """Return the capital letter if a problem's answer is only one letter, else None."""
     match = re.fullmatch(r"\(?\s*([A-J])\s*\)?", _plain(text))
     return match.group(1) if match else None
 
 
 def listed_letters(text: str) -> frozenset[str] | None:
-    """Return the capitals that a problem's answer consists of, at least two, in the order of the alphabet."""
+    """Return the capitals if a problem's answer consists of at least two capitals in alphabetical order, else None."""
     letters = re.sub(r"[\s,;()、]|\band\b", "", _plain(text))
     is_list = re.fullmatch(r"[A-H]{2,8}", letters) and list(letters) == sorted(set(letters))
     return frozenset(letters) if is_list else None

@@ -1,6 +1,6 @@
-r"""One spelling for answers: Unicode, LaTeX decoration, brackets and spaces.
+r"""Normalises answers: Unicode, LaTeX decoration, brackets and spaces.
 
-`clean` keeps what a text means. What it removes says nothing about the value: sizes of brackets, spacing, fonts.
+`clean` keeps the meaning of a text. It removes only formatting: sizes of brackets, spacing, fonts.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _RENAMED = {
     "phi": "varphi",
     "setminus": "backslash smallsetminus",
 }
-"""Command -> others for the same."""
+"""Command -> other commands with the same meaning."""
 _PLAIN = {"<": "lt", ">": "gt", "[": "lbrack", "]": "rbrack", "|": "lvert rvert vert mid", ":": "colon"}
 _PLAIN |= {r"^\circ": "degree degrees"}
-"""Plain text -> commands for it."""
+"""Plain text -> commands with the same meaning."""
 _MEANT = {name: f"\\{command}" for command, names in _RENAMED.items() for name in names.split()}
 _MEANT |= {name: text for text, names in _PLAIN.items() for name in names.split()}
 _COMMAND = re.compile(rf"\\({'|'.join(_MEANT)})(?![a-zA-Z])")
@@ -82,9 +82,9 @@ _COLOUR = re.compile(r"\\(?:text)?color\s*(?:\[[^\]]*\])?\{[^{}]*\}")
 
 
 def clean(text: str) -> str:
-    """Return a text in one spelling: NFKC, plain commands, no decoration, no dollar signs around formulas."""
+    """Return a text in normal form: NFKC, plain commands, no decoration, no dollar signs around formulas."""
     text = plain_characters(without_hidden(text))
-    if text.count("$") == 1:  # it marks no formula
+    if text.count("$") == 1:  # it is no mark of a formula
         text = _LONE_DOLLAR.sub(r"\\$", text)
     text = _MARKDOWN.sub(lambda match: match.group(1) or match.group(2), text)
     text = _COLOUR.sub("", text)
@@ -104,18 +104,19 @@ def clean(text: str) -> str:
 
 
 def without_hidden(text: str) -> str:
-    """Return a text without characters that nobody sees: of no width, marks of direction, soft hyphens."""
+    """Return a text without invisible characters: zero-width ones, direction marks, soft hyphens."""
     return _HIDDEN.sub("", text)
 
 
 def opened_text(text: str) -> str:
-    r"""Return a text in NFKC with `\text{}` opened, and without formulas' marks."""
+    r"""Return a text in NFKC with `\text{}` replaced by its content, and without formula marks."""
     text = _OPENED.sub(lambda match: match.group(1) or "", text)
     return unicodedata.normalize("NFKC", without_hidden(text))
 
 
 def plain_characters(text: str) -> str:
-    """Return a text with one character for each sign, and LaTeX for raised, lowered and mathematical ones."""
+    """Return a text with one character for each sign, and LaTeX for superscripts, subscripts and mathematical
+    letters."""
     text = _RAISED.sub(lambda match: "^{" + match.group().translate(_SUPERSCRIPTS) + "}", text)
     text = _LOWERED.sub(lambda match: "_{" + match.group().translate(_SUBSCRIPTS) + "}", text)
     text = _VULGAR.sub(lambda match: " " + unicodedata.normalize("NFKC", match.group()).replace("⁄", "/") + " ", text)
@@ -125,7 +126,7 @@ def plain_characters(text: str) -> str:
 
 
 def strip_end(text: str) -> str:
-    """Return a text without the punctuation that ends a sentence. Dots after digits and factorials stay."""
+    """Return a text without closing punctuation. Dots after digits and factorials stay."""
     while match := _TRAILING.search(text):
         tail = match.group()
         if "!" in tail:
@@ -139,7 +140,7 @@ def strip_end(text: str) -> str:
 
 
 def bare_words(text: str) -> str:
-    r"""Return a text as words alone: `\text{}` opened, small letters, no decoration, one space between words."""
+    r"""Return a text as plain words: `\text{}` replaced by its content, lower case, no decoration, single spaces."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"\\(?:dollar|ldots|[,;:! ])", " ", text)
     text = text.replace("{", "").replace("}", "").replace("$", "").replace('"', "")
@@ -158,7 +159,7 @@ def compact(text: str) -> str:
 
 
 def is_formula(text: str) -> bool:
-    """Return whether a text holds more than words."""
+    """Return whether a text contains more than words."""
     return bool(re.search(r"[\d\\^_=<>+*/|{}()\[\]]", re.sub(r"\\text\{([^{}]*)\}", r"\1", text)))
 
 
@@ -168,7 +169,7 @@ def _without_math_marks(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str | None:
-    """Return what stands between marks around the whole text, such as quotes or braces; None if there are none."""
+    """Return the text inside marks around the whole text, such as quotes or braces; None if there are none."""
     for left, right in (('"', '"'), ("`", "`"), ("*", "*"), ("'", "'")):
         if len(text) > 2 and text.startswith(left) and text.endswith(right) and text.count(left) == 2:
             return text[len(left) : -len(right)]
@@ -180,7 +181,8 @@ def _unwrapped(text: str) -> str | None:
 
 
 def matching_brace(text: str, start: int) -> int | None:
-    r"""Return the place of the brace that closes the one at `start`; None if none does. `\{` and `\}` do not count."""
+    r"""Return the index of the brace that closes the one at `start`; None if there is none. `\{` and `\}` do not
+    count."""
     depth = 0
     place = start
     while place < len(text):

@@ -33,7 +33,7 @@ from rftstream.rewards.answers.maths.values import are_near, constant, equal_tre
 from rftstream.rewards.answers.reading import assigned_name
 
 MAX_MATCHED = 60
-"""Most items of two lists that are compared each with each."""
+"""Largest number of items in two lists that are all compared with each other."""
 
 _BARE_LOG = re.compile(r"(?<![a-zA-Z])log(?!\s*_|[a-z])")
 
@@ -51,14 +51,14 @@ class AnswerComparison:
     """Compares answers with fixed settings. `math` and `k12` make one and call `readings`."""
 
     places: int = 6
-    """Decimal places to which decimals are compared."""
+    """Decimal places to which decimal numbers are compared."""
     strict: bool = True
-    """A set is no tuple."""
+    """Whether a set never equals a tuple."""
     tolerance: float = 0.0
     """Relative error that a number may have."""
 
     def readings(self, gold: Reading, found: Reading) -> Equality:
-        """Return whether any form of the one answer equals any form of the other."""
+        """Return whether any form of one answer equals any form of the other."""
         if gold.text and compact(gold.text) == compact(found.text):
             return Equality.EQUAL
         verdicts = set()
@@ -137,7 +137,7 @@ class AnswerComparison:
             return Equality.UNKNOWN
         if {gold.unit, found.unit} <= {"degree", "degC", "degF"} and "degree" in (gold.unit, found.unit):
             return self._trees(gold.node, found.node)
-        if {gold.unit, found.unit} == {"pound_sterling", "lb"}:  # `pounds` are either
+        if {gold.unit, found.unit} == {"pound_sterling", "lb"}:  # `pounds` may be weight or money
             return self._trees(gold.node, found.node)
         rounded = is_rounded(gold.node) or is_rounded(found.node)
         try:
@@ -192,7 +192,7 @@ class AnswerComparison:
         kinds = {gold.kind, found.kind}
         if kinds == {"tuple"}:
             if (gold.left == "[") != (found.left == "[") and len(gold.items) == 2 and gold.left and found.left:
-                return Equality.DIFFERENT  # an open and a closed interval, perhaps
+                return Equality.DIFFERENT  # perhaps an open and a closed interval
             return self._in_order(gold.items, found.items)
         if (kinds == {"set", "tuple"} and self.strict) or ("tuple" in kinds and "," in (gold.left, found.left)):
             return Equality.DIFFERENT
@@ -202,7 +202,7 @@ class AnswerComparison:
         return self._in_any_order(gold.items, found.items)
 
     def _without_repeats(self, gold: AnswerGroup, found: AnswerGroup) -> Equality:
-        """Compare sets, in which an element may stand twice."""
+        """Compare sets in which an element may be repeated."""
         if gold.open_ended or found.open_ended or "tuple" in (gold.kind, found.kind):
             return Equality.DIFFERENT
         if len(gold.items) > MAX_MATCHED or len(found.items) > MAX_MATCHED or "set" not in (gold.kind, found.kind):
@@ -221,7 +221,7 @@ class AnswerComparison:
         return _all([self._items(left, right) for left, right in zip(gold, found, strict=True)])
 
     def _items(self, gold: Form, found: Form) -> Equality:
-        """Compare items of groups: there an equation is not its value."""
+        """Compare items of groups. Inside a group an equation does not equal its value."""
         if isinstance(gold, Relation) != isinstance(found, Relation):
             relation, other = (gold, found) if isinstance(gold, Relation) else (found, gold)
             assert isinstance(relation, Relation)
@@ -229,7 +229,7 @@ class AnswerComparison:
         return self.forms(gold, found)
 
     def _in_any_order(self, gold: tuple[Form, ...], found: tuple[Form, ...]) -> Equality:
-        """Match each item of the one list with an item of the other that is equal to it."""
+        """Match each item of one list with an equal item of the other."""
         if len(gold) > MAX_MATCHED:
             return self._in_order(gold, found)
         left = list(found)
@@ -275,7 +275,7 @@ class AnswerComparison:
         return self._real_sets(*sets)
 
     def _vector(self, matrix: Matrix, group: AnswerGroup) -> Equality:
-        """Compare a column or a row with a tuple: the same vector."""
+        """Compare a column or row matrix with a tuple, as vectors."""
         if group.kind != "tuple" or group.left == "[":
             return Equality.UNKNOWN
         flat = tuple(cell for row in matrix.rows for cell in row)
@@ -286,7 +286,8 @@ class AnswerComparison:
     # ------------------------------------------------------------------------------------------ relations
 
     def _relation_and_value(self, relation: Relation, other: Form, *, lenient: bool) -> Equality:
-        """Compare `x = 5` with `5`. An equation such as `2x + 1 = 0` has no value; if `lenient`, `x + y = 5` has."""
+        """Compare `x = 5` with `5`. An equation such as `2x + 1 = 0` has no value; with `lenient`, `x + y = 5` has
+        one."""
         if isinstance(other, Words):
             return Equality.DIFFERENT
         if (real := from_inequality(relation)) is not None:
@@ -321,7 +322,8 @@ class AnswerComparison:
         return Equality.UNKNOWN
 
     def _equations(self, gold: Relation, found: Relation) -> Equality:
-        """Compare two equations: equal if the difference of sides is the same up to a constant factor."""
+        """Compare two equations. They are equal if the differences of their sides are the same up to a constant
+        factor."""
         differences = [_difference(gold), _difference(found)]
         if differences[0] is None or differences[1] is None:
             return Equality.UNKNOWN
@@ -338,8 +340,8 @@ class AnswerComparison:
 
 
 def _is_unread(reading: Reading) -> bool:
-    """Return whether a text is a formula that nobody read, or has a logarithm without a base, which may be 10 or e. The
-    empty set is read, although it is a word."""
+    """Return whether a text is a formula that could not be read, or has a logarithm without a base, which may be 10 or
+    e. The empty set counts as read, although it is a word."""
     if _BARE_LOG.search(reading.text):
         return True
     is_word = bool(reading.forms) and re.search(r"[\\{}^_]", reading.text) is not None
@@ -354,7 +356,7 @@ def _difference(relation: Relation) -> Tree | None:
 
 
 def _renamed(node: Tree, names: list[str]) -> Tree:
-    """Return a tree with other numbers for its variables: a constant factor is the same for these, too."""
+    """Return a tree with other values for its variables. A constant factor stays the same under this change."""
     if node.op == "symbol":
         place = names.index(node.name) + 2
         shifted = Tree("mul", (node, number(Fraction(place * place + 1, place))))
@@ -395,7 +397,7 @@ def _is_names(form: Form) -> bool:
 
 
 def _is_plain_sum(node: Tree) -> bool:
-    """Return whether a tree is a sum, difference or product of variables alone."""
+    """Return whether a tree is a sum, difference or product of only variables."""
     if node.op == "symbol":
         return True
     return node.op in ("add", "neg", "mul", "div", "abs", "pow") and all(

@@ -1,4 +1,4 @@
-"""Answers of problems that hold several right ones."""
+"""Problems with several right answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rftstream.rewards.base import RewardInput, needed_answer
 
 
 def right_answers(item: RewardInput, reward: str) -> list[str]:
-    """Return the right answers of a problem, at least one, none empty: its answer, or the items of a JSON list.
+    """Return the right answers of a problem: its answer, or the items of a JSON list. There is at least one, and none
+    is empty.
 
     RewardError, which names `reward`, if there is none."""
     text = needed_answer(item, reward).strip()

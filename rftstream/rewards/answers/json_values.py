@@ -1,4 +1,4 @@
-"""JSON that stands in a text, as models write it: alone, in fences, between words, with a comma too many."""
+"""JSON inside a text, as models write it: alone, in fences, between words, or with a trailing comma."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from typing import Any
 
 MAX_TRIES = 500
-"""Most places of a text where a JSON value may begin."""
+"""Largest number of places in a text that are tried as the beginning of a JSON value."""
 
 _OPENING = re.compile(r"[\[{]")
 _LAST_COMMA = re.compile(r",(\s*[}\]])")
 
 
 def json_values(text: str) -> list[Any]:
-    """Return the JSON lists and objects in a text that are not inside of another one, in order."""
+    """Return the outermost JSON lists and objects in a text, in order."""
     decoder = json.JSONDecoder()
     values: list[Any] = []
     place = tries = 0
@@ -30,8 +30,8 @@ def json_values(text: str) -> list[Any]:
 
 
 def json_objects(text: str) -> list[dict[str, Any]]:
-    """Return the JSON objects in a text that are not inside of another value, in order. If there is none, commas before
-    closing brackets are taken out, and it is looked again."""
+    """Return the outermost JSON objects in a text, in order. If there are none, trailing commas are removed and the
+    search is repeated."""
     for form in (text, _LAST_COMMA.sub(r"\1", text)):
         if objects := [value for value in json_values(form) if isinstance(value, dict)]:
             return objects

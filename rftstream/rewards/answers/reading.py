@@ -1,6 +1,6 @@
-r"""Reads a whole answer. Each kind of answer has a reader of its own; the first that can read the text decides.
+r"""Reads a whole answer. Each kind of answer has its own reader; the first that can read the text decides.
 
-A text may have several readings: `1,234` is a number and a list, `5 m` a length and a product. Each is a form.
+A text may have several readings: `1,234` is a number and a list, `5 m` a length and a product. Each reading is a form.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _SET_BUILDER = re.compile(r"^([^|:]{1,20}?)\s*(?:\||:)\s*(.+)$", re.DOTALL)
 
 
 def read_answer(text: str) -> Reading:
-    """Return all that an answer may mean. TooCostly if it is too long."""
+    """Return all possible meanings of an answer. TooCostly if it is too long."""
     check_size(text)
     cleaned = clean(text)
     forms = read_forms(cleaned)
@@ -88,7 +88,7 @@ def read_answer(text: str) -> Reading:
 
 
 def _word(text: str, *, read: bool) -> Words | None:
-    """Return a text as words, or None if it is a formula: there capitals and braces matter."""
+    """Return a text as words, or None if it is a formula, in which capitals and braces matter."""
     words = bare_words(text)
     if not words or (is_formula(text) and (read or re.search(r"[\\{}^_]", text))):
         return None
@@ -97,7 +97,7 @@ def _word(text: str, *, read: bool) -> Words | None:
 
 
 def read_forms(text: str, depth: int = 0) -> list[Form]:
-    """Return what a cleaned text may be, other than words. Empty if it is not read to its end."""
+    """Return the possible forms of a cleaned text, apart from words. Empty if the text cannot be read completely."""
     text = text.strip()
     if not text or depth > _MAX_DEPTH:
         return []
@@ -146,7 +146,7 @@ def _decimal_comma(text: str) -> list[Form]:
 
 
 def _listed(text: str, depth: int) -> list[Form]:
-    """Read what commas, semicolons, "and" and "or" separate outside of brackets."""
+    """Read items that are separated by commas, semicolons, "and" or "or" outside brackets."""
     found: list[Form] = []
     grouped = _THOUSANDS.sub("{,}", text)
     if _GROUPED.fullmatch(text) and len(split_outside(grouped, _SEPARATOR)) == 1:
@@ -210,7 +210,7 @@ def _solutions(items: list[Form], text: str) -> list[Form]:
 
 
 def assigned_name(relation: Relation) -> str:
-    """Return what a relation assigns to: its left side, if that is a variable, a function value or a name."""
+    """Return the name to which a relation assigns: its left side, if that is a variable, a function value or a name."""
     if set(relation.operators) != {"="}:
         return ""
     left = relation.sides[0]
@@ -233,7 +233,7 @@ def _is_differential(node: Tree) -> bool:
 
 
 def _application(node: Tree) -> str:
-    """Return the name of a product that is a function value: `f(x)`, `P(2)`, or side lengths such as `AB`."""
+    """Return the name if a product is really a function value, `f(x)` or `P(2)`, or side lengths such as `AB`."""
     name, argument = node.parts[0].name, node.parts[1]
     if name[:1].isalpha() and name[:1] in "fghpqFGHPQSTVuvwyLNA" and argument.op in ("symbol", "number"):
         return f"{name}({argument.name or argument.number})"
@@ -310,7 +310,7 @@ def _bracketed(text: str, depth: int) -> list[Form]:
 
 
 def _items(content: str, depth: int) -> tuple[Form, ...] | None:
-    """Return the items between brackets, or None if there are not at least two or one is not read."""
+    """Return the items between brackets, or None if there are fewer than two or one cannot be read."""
     masked = _THOUSANDS.sub("{,}", content) if ", " in content or ";" in content else content
     separator = re.compile(r"\s*;\s*") if ";" in content else re.compile(r"\s*,\s*")
     parts = split_outside(masked, separator)

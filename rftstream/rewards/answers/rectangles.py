@@ -1,11 +1,11 @@
-"""Boxes in pictures: how they are read, and how much two of them have in common (IoU).
+"""Boxes in pictures: reading them, and the overlap of two boxes (IoU).
 
 Forms that are read, in JSON or in text:
 
-    [12, 30, 80, 95]                                [[12, 30, 80, 95], [4, 4, 9, 9]]
+[12, 30, 80, 95]                                [[12, 30, 80, 95], [4, 4, 9, 9]]
     {"bbox_2d": [12, 30, 80, 95], "label": "cat"}   also `bbox`, `box`, `box_2d`; a list of such objects
     {"x": 12, "y": 30, "width": 68, "height": 65}   corners by names: x1 y1 x2 y2, xmin ..., left top right bottom
-    {"bbox": [[12, 30, 80, 95]], "category": [3]}   lists side by side, as COCO's are in tables
+    {"bbox": [[12, 30, 80, 95]], "category": [3]}   parallel lists, as in tables of COCO
     <ref>cat</ref><box>(12,30),(80,95)</box>        and `(12,30),(80,95)`: always corners
 """
 
@@ -22,14 +22,14 @@ from rftstream.rewards.answers.json_values import json_values
 from rftstream.rewards.answers.thoughts import after_thoughts
 
 BoxForm = Literal["xyxy", "xywh", "cxcywh", "yxyx"]
-"""Meaning of the four numbers of a list: two corners, corner and size, centre and size, or two corners with y first."""
+"""Meaning of a list's four numbers: two corners, corner and size, centre and size, or two corners with y first."""
 BoxScale = Literal["absolute", "unit", "thousand"]
 """Unit of the numbers: pixels, shares of the picture from 0 to 1, or thousandths of it."""
 
 MAX_BOXES = 200
-"""Most boxes that are matched."""
+"""Largest number of boxes that are matched."""
 MAX_TEXT = 20_000
-"""Characters of a completion, from its end, that are looked at."""
+"""Number of characters, from a completion's end, that are searched."""
 MAX_NUMBER = 1e7
 
 _LABELS = ("label", "labels", "name", "class", "category", "categories", "objects_label")
@@ -55,12 +55,12 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 
 
 class NotBoxes(Exception):
-    """A value holds something else than boxes."""
+    """A value contains something other than boxes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """A box with sides along those of the picture; x grows to the right, y downwards."""
+    """A box whose sides are parallel to the picture's. x grows to the right, y downwards."""
 
     left: float
     top: float
@@ -70,16 +70,16 @@ class Rectangle:
 
     @property
     def area(self) -> float:
-        """Return the area; 0 if the corners are the wrong way round."""
+        """Return the area; 0 if the corners are swapped."""
         return max(0.0, self.right - self.left) * max(0.0, self.bottom - self.top)
 
     def scaled(self, x: float, y: float) -> Rectangle:
-        """Return the box in other units: all x times `x`, all y times `y`."""
+        """Return the box in other units: all x multiplied by `x`, all y by `y`."""
         return replace(self, left=self.left * x, top=self.top * y, right=self.right * x, bottom=self.bottom * y)
 
 
 def box_overlap(one: Rectangle, other: Rectangle) -> float:
-    """Return the intersection over the union of two boxes, from 0 to 1. A box without area has 0 with every box."""
+    """Return the intersection over union of two boxes, from 0 to 1. A box without area gives 0 with every box."""
     width = min(one.right, other.right) - max(one.left, other.left)
     height = min(one.bottom, other.bottom) - max(one.top, other.top)
     if width <= 0 or height <= 0 or not one.area or not other.area:
@@ -89,7 +89,7 @@ def box_overlap(one: Rectangle, other: Rectangle) -> float:
 
 
 def read_boxes(value: Any, form: BoxForm) -> list[Rectangle]:
-    """Return the boxes of a value from a column: what JSON can hold, or a text. NotBoxes if it holds something else."""
+    """Return the boxes in a column's value: a JSON value, or a text. NotBoxes if it contains something else."""
     if isinstance(value, str):
         found = find_boxes(value, form)
         if found is None:
@@ -99,12 +99,11 @@ def read_boxes(value: Any, form: BoxForm) -> list[Rectangle]:
 
 
 def find_boxes(text: str, form: BoxForm) -> list[Rectangle] | None:
-    r"""Return the boxes in a completion, or None if there is nothing that can be read as boxes. An empty list of boxes
-    is an answer.
+    r"""Return the boxes in a completion, or None if nothing can be read as boxes. An empty list of boxes is an answer.
 
-    The answer is the last fenced block with boxes, else the last `\boxed{}`, else what stands in `<answer>`, else the
-    whole text without its thoughts. If there are several JSON values, the last one that holds a list of boxes or an
-    object counts; if there are only single boxes, all of them do."""
+    The answer is in the last fenced block with boxes, else in the last `\boxed{}`, else in `<answer>`, else in the
+    whole text without its reasoning. If there are several JSON values, the last one that contains a list of boxes or an
+    object counts; if there are only single boxes, all of them count."""
     text = after_thoughts(text)[-MAX_TEXT:]
     for block in reversed(_FENCED.findall(text)):
         if (found := _boxes_of_text(block, form)) is not None:

@@ -1,4 +1,4 @@
-"""Splits cleaned texts at places outside of brackets."""
+"""Splits cleaned texts at places outside brackets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _PIECE = re.compile(r"\\(?:[a-zA-Z]+|.)|[\s\S]")
 
 
 def pieces(text: str) -> Iterator[tuple[int, int, str, int]]:
-    """Yield the start, end, text and depth of brackets of each command and character. Brackets have the depth that is
-    outside of them. Round and square brackets may close each other, as intervals need it."""
+    """Yield the start, end, text and bracket depth of each command and character. A bracket has the depth outside it.
+    Round and square brackets may close each other, as intervals need."""
     depth = 0
     for match in _PIECE.finditer(text):
         piece = match.group()
@@ -24,7 +24,7 @@ def pieces(text: str) -> Iterator[tuple[int, int, str, int]]:
 
 
 def is_balanced(text: str) -> bool:
-    """Return whether every bracket has its other half, of any shape for round and square ones."""
+    """Return whether every bracket is matched. Round and square brackets may match each other."""
     last = 0
     for _, _, piece, depth in pieces(text):
         if depth < 0:
@@ -34,7 +34,7 @@ def is_balanced(text: str) -> bool:
 
 
 def split_outside(text: str, separator: re.Pattern[str]) -> list[str]:
-    """Return the parts of a text between matches of `separator` that lie outside of all brackets."""
+    """Return the parts of a text between matches of `separator` outside all brackets."""
     depths = [0] * (len(text) + 1)
     for start, end, piece, depth in pieces(text):
         for place in range(start, end):
@@ -50,7 +50,7 @@ def split_outside(text: str, separator: re.Pattern[str]) -> list[str]:
 
 
 def whole_brackets(text: str) -> tuple[str, str, str] | None:
-    """Return the bracket on the left, the content and the bracket on the right, if one pair encloses the whole text."""
+    """Return the left bracket, the content and the right bracket, if one pair encloses the whole text; else None."""
     left = next((one for one in (r"\langle", r"\{", "(", "[", "{") if text.startswith(one)), None)
     if left is None:
         return None

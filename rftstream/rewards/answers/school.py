@@ -1,4 +1,4 @@
-"""Reads what school problems ask for: options, an order, pairs that belong together, blanks to fill."""
+"""Reads answers to school problems: options, an order, matching pairs, blanks to fill."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ _ALTERNATIVES = re.compile(r"\s*(?:\||//|\s/\s)\s*")
 
 
 def options_of(column: Any, prompt: str) -> dict[str, str]:
-    """Return the options of a problem by letter: from its column (a list, a map or their JSON), else from its text."""
+    """Return the options of a problem by letter: from its column (a list, a map or their JSON), else from its
+    prompt."""
     if isinstance(column, str):
         try:
             column = json.loads(column)
@@ -73,8 +74,8 @@ def _options_in(text: str) -> dict[str, str]:
 
 
 def pairs_of(text: str, *, loose: bool = False) -> dict[str, str] | None:
-    """Return which thing belongs to which, from `1-B, 2-A`, `1B 2A` or a JSON map; None if the text is not that. If
-    `loose`, numbers and letters that take turns in a sentence are pairs, too."""
+    """Return matched pairs from `1-B, 2-A`, `1B 2A` or a JSON map; None for other texts. With `loose`, alternating
+    numbers and letters in a sentence count as pairs, too."""
     try:
         value = json.loads(_FENCE.sub("", text))
     except ValueError:
@@ -102,7 +103,8 @@ def pairs_of(text: str, *, loose: bool = False) -> dict[str, str] | None:
 
 
 def codes_in_order(text: str, codes: Sequence[str]) -> list[str] | None:
-    """Return in what order a sentence names codes such as letters, each once; None if it does not, or says "before"."""
+    """Return the order in which a sentence names codes such as letters, each once. None if it does not name them so, or
+    contains "before"."""
     words = plain(text)
     if _DENIAL.search(words) or re.search(r"\b(?:before|after|precedes?)\b|之前|之后", words):
         return None
@@ -111,26 +113,26 @@ def codes_in_order(text: str, codes: Sequence[str]) -> list[str] | None:
 
 
 def _every_other_and(words: str) -> str:
-    """Return `1 and C, 2 and A` with arrows, where commas stand between the pairs."""
+    """Return `1 and C, 2 and A` with arrows, if commas separate the pairs."""
     return _AND.sub(" → ", re.sub(r"([,;])\s*and\s+", r"\1 ", words))
 
 
 def _unique(pairs: Sequence[Sequence[str]]) -> dict[str, str] | None:
-    """Return pairs as a map, or None if they are fewer than two or a left side stands twice."""
+    """Return pairs as a map, or None if there are fewer than two or a left side is repeated."""
     found = {_item(left): _item(right) for left, right in pairs}
     return found if len(found) == len(pairs) >= 2 else None
 
 
 def same_pairs(gold: Mapping[str, str], found: Mapping[str, str]) -> float:
-    """Return the share of the pairs that were found, whichever side stands first. A pair too many makes it 0."""
+    """Return the share of the right pairs that were found, in either direction. With too many pairs it is 0."""
     turned = {right: left for left, right in found.items()}
     best = max(sum(one.get(left) == right for left, right in gold.items()) for one in (found, turned))
     return best / len(gold) if len(found) <= len(gold) else 0.0
 
 
 def order_of(text: str) -> list[str] | None:
-    """Return the things of an order, from `B, A, C`, `B→A→C`, `③①②`, `3 > 1 > 2`, `BAC`, `first B, then A`; None
-    if it is none."""
+    """Return the items of an order, from `B, A, C`, `B→A→C`, `③①②`, `3 > 1 > 2`, `BAC`, `first B, then A`; None for
+    other texts."""
     words = plain(text).strip("()[]{} .。\"'")
     if re.fullmatch(r"[A-J]{2,10}|\d{3,9}", words) and len(set(words)) == len(words):
         return [_item(letter) for letter in words]
@@ -145,7 +147,7 @@ def order_of(text: str) -> list[str] | None:
 
 
 def is_order(text: str) -> bool:
-    """Return whether a problem's answer can only be an order: letters that are not sorted, or arrows."""
+    """Return whether a problem's answer can only be an order: unsorted letters, or arrows."""
     items = order_of(text)
     if items is None or len(items) < 3:
         return False
@@ -170,7 +172,7 @@ _PLACES = {
 
 
 def enumerated(text: str) -> list[str] | None:
-    """Return the parts of `1. x 2. y`, `(1) x (2) y`, `第一空x，第二空y`; None if it is not numbered from 1 on."""
+    """Return the parts of `1. x 2. y`, `(1) x (2) y`, `第一空x，第二空y`; None if the text is not numbered from 1."""
     text = re.sub("[①-⑳]", lambda match: f"({unicodedata.normalize('NFKC', match[0])}) ", text)
     found = list(_ENUMERATOR.finditer(text))
     numbers = [_PLACES.get(next(filter(None, match.groups())).lower()) for match in found]
@@ -181,7 +183,7 @@ def enumerated(text: str) -> list[str] | None:
 
 
 def blanks_of(text: str) -> list[list[str]]:
-    """Return the blanks of a problem's answer, `;` between them, each with its alternatives, `|` between those."""
+    """Return the blanks in a problem's answer, which `;` separates, each with its alternatives, which `|` separates."""
     if (numbered := enumerated(text.strip())) is not None:
         text = ";".join(numbered)
     blanks = [_ALTERNATIVES.split(blank.strip()) for blank in _BLANKS.split(text.strip()) if blank.strip()]
@@ -194,7 +196,7 @@ def letters_of(text: str) -> frozenset[str] | None:
 
 
 def plain(text: str) -> str:
-    """Return a text without formulas' marks, in NFKC, with one sign for every arrow."""
+    """Return a text without formula marks, in NFKC, with one sign for every kind of arrow."""
     text = _TAGS.sub(lambda match: match.group(1) or "", re.sub("([①-⑳])", r"\1 ", text))
     return unicodedata.normalize("NFKC", _ARROW.sub(" → ", without_hidden(text))).strip()
 
@@ -207,8 +209,8 @@ _NUMBER = re.compile(r"(?<![A-Za-z0-9.])[-−]?\$?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d
 
 
 def lone_number(text: str) -> str | None:
-    """Return the only number of a sentence, with the word after it, or None if there is none or more than one. A number
-    in words counts if there is no other."""
+    """Return the only number of a sentence with the word after it; None if there is none or more than one. A number in
+    words counts if there are no digits."""
     if re.search(r"[\\=<>^]", text):
         return None
     found = _NUMBER.findall(text)
@@ -226,7 +228,7 @@ _SYMBOLS = re.compile(r"(?:[A-Z][a-z]?|[\d()\[\]+\-=·→]|\s)+")
 
 
 def same_symbols(left: str, right: str) -> bool:
-    """Return whether two texts are the same formula of elements, such as H₂O and `H_2O`. Capitals matter."""
+    """Return whether two texts are the same chemical formula, such as H₂O and `H_2O`. Capitals matter."""
     one, other = _symbols(left), _symbols(right)
     return one == other and _SYMBOLS.fullmatch(one) is not None and re.search("[A-Z]", one) is not None
 

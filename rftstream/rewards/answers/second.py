@@ -1,7 +1,7 @@
-"""math-verify as the second checker: asked where our own readers cannot tell, and on a sample of what they decided.
+"""math-verify as the second checker: used if our own readers cannot tell, and on a sample of their decisions.
 
-math-verify limits its own time with SIGALRM and then says "not equal", which would make a reward of 0 out of what could
-not be computed. So its limits are switched off here.
+math-verify limits its own time with SIGALRM and then returns "not equal". That would turn a failed computation into a
+reward of 0, so its limits are switched off here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class SecondChecker:
     def __init__(self, *, places: int, strict: bool, boxed_only: bool) -> None:
         with importing("rewards.math", "math-verify", install="math-verify", error_type=MissingChecker):
             import math_verify  # type: ignore[import-untyped]
-        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the time limits that we switch off
+        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns about the time limits that are switched off
         logging.getLogger("latex2sympy2_extended").setLevel(logging.ERROR)
         self._places, self._strict = places, strict
         self._verify = math_verify.verify
@@ -28,15 +28,16 @@ class SecondChecker:
         self._gold_targets = [boxed, math_verify.ExprExtractionConfig()]
 
     def read_gold(self, text: str) -> list[Any]:
-        """Return what math-verify reads of the problem's answer, which it is given in a box. Empty: nothing."""
+        """Return math-verify's reading of the problem's answer, which it gets in a box. Empty: it reads nothing."""
         return self._expressions(self._read(rf"\boxed{{{text}}}", self._gold_targets))
 
     def read_found(self, text: str, *, boxed: bool) -> list[Any]:
-        """Return what math-verify reads of a completion, or of the answer that was found in it (`boxed`)."""
+        """Return math-verify's reading of a completion, or of the answer that was found in it (`boxed`)."""
         return self._read(rf"\boxed{{{text}}}" if boxed else text, self._targets)
 
     def equal(self, gold: list[Any], found: list[Any]) -> bool:
-        """Return whether math-verify takes the answers for equal, or the other way round where none is an equation."""
+        """Return whether math-verify says that the answers are equal. If neither is an equation, either order of the
+        two counts."""
         if not gold or not found:
             return False
         if self._compare(gold, found):
@@ -48,7 +49,7 @@ class SecondChecker:
         return bool(self._verify(gold, found, float_rounding=self._places, strict=self._strict, timeout_seconds=None))
 
     def _expressions(self, found: list[Any]) -> list[Any]:
-        """Return the expressions without the text, unless the text is all there is."""
+        """Return the expressions without the text, unless there is only the text."""
         return [one for one in found if not isinstance(one, str)] or found
 
     def _read(self, text: str, targets: list[Any]) -> list[Any]:

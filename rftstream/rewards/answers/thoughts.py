@@ -1,4 +1,5 @@
-"""Finds the part of a completion that is its answer: after its thoughts, and inside of `<answer>` where it has that."""
+"""Finds the part of a completion that contains its answer: after its reasoning, and inside `<answer>` if there is
+one."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ _MAX_JSON = 2000
 
 
 def after_thoughts(completion: str) -> str:
-    """Return what stands after the last thought. A thought that is not finished has no answer after it: empty."""
+    """Return the text after the last reasoning block. If a block is not closed, there is no answer, and the result is
+    empty."""
     last = None
     for match in _END.finditer(completion):
         last = match
@@ -24,8 +26,8 @@ def after_thoughts(completion: str) -> str:
 
 
 def without_reasoning(completion: str, reasoning: str) -> str:
-    """Return what follows the reasoning that a completion begins with, with or without a mark before it. The mark after
-    it stays."""
+    """Return the text after the reasoning at the beginning of a completion, with or without an opening mark. The
+    closing mark stays."""
     if not reasoning:
         return completion
     opened = _BEGIN.match(completion.strip())
@@ -33,8 +35,8 @@ def without_reasoning(completion: str, reasoning: str) -> str:
 
 
 def final_part(completion: str) -> str:
-    """Return the part of a completion that holds its answer: the last `<answer>`, else all after its thoughts. If that
-    part is a JSON object with an answer, the answer alone is returned."""
+    """Return the part of a completion that contains its answer: the last `<answer>`, else everything after its
+    reasoning. If that part is a JSON object with an answer, only that answer is returned."""
     text = without_hidden(after_thoughts(completion)).strip()
     opened = [match for match in _TAG.finditer(text) if match[0][1] != "/"]
     if opened:

@@ -1,4 +1,5 @@
-"""Reads whether an answer says true or false, in sentences of English and Chinese, and in words of other languages."""
+"""Reads whether an answer means true or false, from sentences in English and Chinese, and from words in other
+languages."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ _LAST = re.compile(
 )
 _DENIED = re.compile(r"\bnot\b|n't\b", re.IGNORECASE)
 MAX_SHORT = 60
-"""Characters of a sentence that ends with its verdict."""
+"""Largest number of characters of a sentence that may end with its verdict."""
 _CHINESE_CLAUSE = re.compile(r"[,.;，。；!！\n]|因为|所以|因此")
 _CHINESE_HEAD = re.compile(
     r"^(?:这|该|此|那|本|上述|以上)?(?:个|种|句|道|一)?(?:话|说法|命题|判断|句子|答案|题|结论|观点|叙述|陈述|描述|表述)?"
@@ -44,7 +45,7 @@ _CHINESE_TAIL = re.compile(r"(?:的(?:说法|判断|命题|结论|句子|叙述)
 
 
 def truth_of(text: str) -> bool | None:
-    """Return whether a text says true or false, or None if it says neither."""
+    """Return whether a text means true or false; None if it means neither."""
     text = opened_text(text).strip()
     if (said := _word(text)) is not None:
         return said
@@ -67,7 +68,7 @@ def truth_of(text: str) -> bool | None:
 
 
 def verdict_word(text: str) -> str | None:
-    """Return `yes`, `no`, `true` or `false` if a text is that word or begins with it, else None."""
+    """Return `yes`, `no`, `true` or `false` if a text is or begins with that word, else None."""
     text = opened_text(text).strip().casefold()
     match = re.match(
         r"(?:so\s*,?\s*|therefore\s*,?\s*)?(yes|no|true|false)(?![\w'-])\s*(?:$|[,.;:!\n—–-]|because\b|since\b)", text

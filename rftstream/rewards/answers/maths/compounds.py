@@ -17,13 +17,13 @@ _FEET = re.compile(r"(\d+)\s*'\s*(\d+(?:\.\d+)?)\s*(?:\"|'')")
 _REMAINDER = re.compile(r"(-?\d+)\s*(?:r\.?|rem\.?|remainder|余|(?:\\ldots\s*)+)\s*(\d+)", re.IGNORECASE)
 _OPENED = re.compile(r"\\text\{([^{}]*)\}")
 _SHORT = {"h": {"m": "min", "分": "min"}, "yuan": {"分": "fen"}, "jiao": {"分": "fen"}}
-"""Name of the first unit -> units that are short for another one after it."""
+"""Name of the first unit -> short names of units that may follow it."""
 _ALONE = {"时": "h", "点": "h", "分": "min"}
 _MAX_CHARS = 80
 
 
 def read_compound(text: str) -> list[Form]:
-    """Return what a cleaned text says as a whole, or nothing if it is no such quantity."""
+    """Return the readings of a cleaned text as such a quantity; empty if it is none."""
     if len(text) > _MAX_CHARS:
         return []
     text = _OPENED.sub(r" \1 ", text).strip()
@@ -54,7 +54,7 @@ def _pieces(text: str) -> list[Form]:
 
 
 def _with_digits(text: str) -> str:
-    """Return `1 hour and 45 minutes` for the same in words."""
+    """Return the text with digits instead of number words: `1 hour and 45 minutes`."""
     parts = [_in_words(part) for part in re.split(r"\s*(?:,|\band\b)\s*", text)]
     values = [part[0] for part in parts if part and isinstance(part[0], Value)]
     if len(values) != len(parts) or len(parts) < 2:

@@ -38,11 +38,11 @@ _ENDS = (*_CLOSING.values(), "|")
 _ALONE = {"pi": Tree("pi"), "infty": Tree("infinity")}
 """Commands without an argument."""
 _FLOORS = {"lfloor": ("rfloor", "floor"), "lceil": ("rceil", "ceil")}
-"""Command that opens brackets -> the one that closes them, and what they do."""
+"""Command that opens brackets -> the command that closes them, and the function."""
 
 
 def read_expression(text: str) -> Tree:
-    """Return the tree of a cleaned expression. Unreadable if it is none, or is not read to its end."""
+    """Return the tree of a cleaned expression. Unreadable if the text is no expression, or not completely one."""
     tokens = cut(text)
     if not tokens:
         raise Unreadable("nothing")
@@ -54,7 +54,7 @@ def read_expression(text: str) -> Tree:
 
 
 class _TokenCursor:
-    """A place in a list of tokens, with what can be read there without looking further. `place` says where it is."""
+    """A position in a list of tokens, with readers that need no lookahead. `place` is the position."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = tokens
@@ -110,7 +110,7 @@ class _TokenCursor:
 
 
 class _ExpressionReader(_TokenCursor):
-    """Reads one list of tokens. `sum` reads as far as it goes; `place` then says where it stopped."""
+    """Reads one list of tokens. `sum` reads as far as possible; `place` is then the position where it stopped."""
 
     def __init__(self, tokens: list[Token]) -> None:
         super().__init__(tokens)
@@ -184,7 +184,7 @@ class _ExpressionReader(_TokenCursor):
         return Tree("mul", (left, right))
 
     def _mixed(self, left: Tree, before: Token) -> Tree | None:
-        """Read `3 1/2` as one number, if the next tokens say so."""
+        """Read `3 1/2` as one number, if the next tokens have that form."""
         top, slash, bottom = self._peek(), self._peek(1), self._peek(2)
         if before.kind != "number" or left.op != "number" or before.rounded or not (top and slash and bottom):
             return None
@@ -229,7 +229,7 @@ class _ExpressionReader(_TokenCursor):
         return Tree("pow", (base, exponent))
 
     def _degrees(self, node: Tree) -> Tree:
-        r"""Return an angle in degrees: its number, and inside of `\sin` and the like its size in radians."""
+        r"""Return an angle in degrees: the number itself, or its size in radians inside `\sin` and the like."""
         if not self._functions:
             return node
         return Tree("mul", (node, Tree("div", (Tree("pi"), number(180)))))
@@ -376,7 +376,7 @@ class _ExpressionReader(_TokenCursor):
         return Tree("pow", (node, power))
 
     def _function_argument(self) -> Tree:
-        r"""Read what a function applies to: brackets, or factors side by side up to the next function: `\sin 2x`."""
+        r"""Read the argument of a function: brackets, or adjacent factors up to the next function: `\sin 2x`."""
         token = self._peek()
         if token is None:
             raise Unreadable("the argument of a function is missing")

@@ -1,4 +1,4 @@
-"""Limits on what is evaluated, so that hardly any answer has to be stopped by killing a process."""
+"""Limits on what is evaluated, so that a process rarely has to be killed to stop an evaluation."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 MAX_CHARS = 3000
 MAX_DEPTH = 40
 MAX_EXACT_BITS = 200_000
-"""Bits of the largest integer that is computed exactly."""
+"""Largest size, in bits, of an integer that is computed exactly."""
 MAX_LOG2 = 1e12
 """Largest logarithm of a number that is computed as a float."""
 MAX_EXACT_FACTORIAL = 5000
 MAX_FACTORIAL = 1e15
 MAX_TERMS = 4000
-"""Most terms of a sum or product that a computer algebra system may be asked to write out."""
+"""Largest number of terms of a sum or product that a computer algebra system may expand."""
 
 _TOWER = re.compile(r"\^\s*\{?\s*\(?\s*[\d.]+\s*\^\s*\{?\s*\(?\s*[\d.]+\s*\^")
 _BIG_TOWER = re.compile(r"\d\s*\^\s*\{?\s*\(?\s*\d+\s*\^\s*\{?\s*\(?\s*(\d+)")
@@ -29,7 +29,7 @@ class TooCostly(Exception):
 
 
 def check_size(text: str) -> None:
-    """Raise TooCostly if the text is too long, or nested too deeply, to be read."""
+    """Raise TooCostly if the text is too long or too deeply nested to be read."""
     if len(text) > MAX_CHARS:
         raise TooCostly(f"the answer has {len(text)} characters, at most {MAX_CHARS} are read")
     depth = deepest = 0
@@ -44,7 +44,7 @@ def check_size(text: str) -> None:
 
 
 def check_text(text: str) -> None:
-    """Raise TooCostly if a text holds what a computer algebra system would take very long to evaluate."""
+    """Raise TooCostly if a text contains something that a computer algebra system would evaluate very slowly."""
     check_size(text)
     if _TOWER.search(text):
         raise TooCostly("a tower of powers")

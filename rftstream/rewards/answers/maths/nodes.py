@@ -10,22 +10,22 @@ from fractions import Fraction
 class Tree:
     """A part of an expression.
 
-    `op` says what it is: number, symbol, add, mul, div, neg, pow, pm, factorial, abs, floor, ceil, binom, log (of the
-    first part, to the base of the second), root (of the first, with the second as index), or the name of a function.
+    `op` is its kind: number, symbol, add, mul, div, neg, pow, pm, factorial, abs, floor, ceil, binom, log (of the first
+    part, to the base of the second), root (of the first, with the second as index), or the name of a function.
     """
 
     op: str
     parts: tuple[Tree, ...] = ()
     name: str = ""
-    """Name of a symbol; for `pm`, `+` where the plus stands above."""
+    """Name of a symbol; for `pm`, `+` if the plus is the upper sign."""
     number: Fraction = Fraction(0)
     rounded: bool = False
-    """Whether a number was written with a decimal point, so that it may be a rounded one."""
+    """Whether a number was written with a decimal point, so that it may be rounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """An answer that is one expression, perhaps a percentage or with a unit."""
+    """An answer that is one expression, possibly a percentage or with a unit."""
 
     node: Tree
     unit: str = ""
@@ -37,7 +37,7 @@ class Value:
 class AnswerGroup:
     """Several answers: a list without brackets (any order), a set, or a tuple (in order).
 
-    A pair in round or square brackets is a tuple that may also be an interval: `left` and `right` are its brackets.
+    A pair in round or square brackets is a tuple that may also be an interval; `left` and `right` are its brackets.
     """
 
     kind: str
@@ -46,12 +46,12 @@ class AnswerGroup:
     left: str = ""
     right: str = ""
     open_ended: bool = False
-    """Whether dots end the list."""
+    """Whether the list ends with dots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An interval of real numbers. A point is an interval from itself to itself. None is infinity."""
+    """An interval of real numbers. A point is an interval from itself to itself. None stands for infinity."""
 
     low: Tree | None
     high: Tree | None
@@ -61,17 +61,17 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealSet:
-    """A union of intervals, or with `excluded` all real numbers but these points."""
+    """A union of intervals. With `excluded`, all real numbers except these points."""
 
     intervals: tuple[Interval, ...]
     excluded: tuple[Tree, ...] = ()
     variable: str = ""
-    """The variable, where the set was written as an inequality."""
+    """The variable, if the set was written as an inequality."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
-    """A chain of comparisons, such as `a < b = c`: one operator less than sides."""
+    """A chain of comparisons, such as `a < b = c`. There is one operator less than there are sides."""
 
     sides: tuple[Form, ...]
     operators: tuple[str, ...]
@@ -87,14 +87,14 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """An answer in words, in small letters and without decoration."""
+    """An answer in words, in lower case and without decoration."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Based:
-    """A whole number with the base that it is written in."""
+    """A whole number with the base in which it is written."""
 
     number: int
     base: int
@@ -102,13 +102,13 @@ class Based:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """Numbers with colons between them: a ratio, or the time of a day."""
+    """Numbers separated by colons: a ratio, or a time of day."""
 
     parts: tuple[Tree, ...]
     clock: bool = False
-    """Whether it looks like a time, as 12:00 does."""
+    """Whether it looks like a time, such as 12:00."""
     half_day: str = ""
-    """`am`, `pm` or nothing."""
+    """`am`, `pm` or empty."""
 
 
 Form = Value | AnswerGroup | RealSet | Relation | Matrix | Words | Based | Ratio
@@ -116,14 +116,14 @@ Form = Value | AnswerGroup | RealSet | Relation | Matrix | Words | Based | Ratio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The reading of one answer: its cleaned text, and all forms that the text may have."""
+    """The reading of one answer: its cleaned text, and all possible forms of the text."""
 
     text: str
     forms: tuple[Form, ...] = field(default=())
 
     @property
     def whole(self) -> bool:
-        """Return whether the text was read to its end as more than words."""
+        """Return whether the text was read completely, as more than words."""
         return any(not isinstance(form, Words) for form in self.forms)
 
 
@@ -145,10 +145,10 @@ def symbols_of(node: Tree) -> frozenset[str]:
 
 
 def has(node: Tree, op: str) -> bool:
-    """Return whether a tree holds a part of this kind."""
+    """Return whether a tree contains a part of this kind."""
     return node.op == op or any(has(part, op) for part in node.parts)
 
 
 def is_rounded(node: Tree) -> bool:
-    """Return whether a tree holds a number with a decimal point."""
+    """Return whether a tree contains a number with a decimal point."""
     return node.rounded or any(is_rounded(part) for part in node.parts)

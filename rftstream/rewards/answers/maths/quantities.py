@@ -55,7 +55,8 @@ _HOUR = re.compile(r"^(\d{1,2})\s*(?:\\text\{\s*)?\s*([ap])\.?\s*m\.?\s*\}?$", r
 
 
 def read_value(text: str) -> list[Form]:
-    """Return what one value may mean: a plain expression, one with a unit, a number in words. Empty if unread."""
+    """Return the possible meanings of one value: a plain expression, one with a unit, a number in words. Empty if it
+    cannot be read."""
     text = _ASIDE.sub("", text)
     while (match := _ABOUT.match(text)) and len(text) > match.end():
         text = text[match.end() :].strip()
@@ -113,7 +114,7 @@ def _number_tree(text: str) -> Tree | None:
 
 
 def _with_unit(text: str, currency: str) -> list[Value]:
-    """Return the readings of a number that a unit or a counted thing follows."""
+    """Return the readings of a number followed by a unit or a counted thing."""
     if match := _DEGREE_UNIT.search(text):
         node = _number_tree(text[: match.start()])
         letter = match.group(1) or match.group(2) or ""
@@ -135,13 +136,13 @@ def _with_unit(text: str, currency: str) -> list[Value]:
 
 
 def _counted(unit: str) -> str:
-    """Return the name of a counted thing; empty for words that add nothing."""
+    """Return the name of a counted thing; empty for words without meaning here."""
     text = unit.strip().casefold()
     return "" if text in ("", "unit", "units") or text in COUNTERS else text
 
 
 def _splits(text: str) -> list[tuple[str, str, bool]]:
-    """Return ways to cut a text into a number and its unit: rest, unit, and whether the unit stands in \\text{}."""
+    """Return possible splits of a text into a number and its unit: rest, unit, and whether the unit is in \\text{}."""
     ways = []
     rest, unit = text, ""
     while match := re.search(r"\\text\{([^{}]*)\}\s*(\^\s*\{?\s*-?\d\s*\}?)?\s*(?:/\s*)?$", rest):
@@ -187,7 +188,7 @@ def read_based(text: str) -> list[Form]:
 
 
 def read_ratio(text: str) -> list[Form]:
-    """Return numbers with colons between them: a ratio, the time of a day, or what may be both."""
+    """Return numbers separated by colons: a ratio, a time of day, or both readings."""
     if match := _HOUR.match(text):
         return [Ratio(parts=(number(int(match.group(1))), number(0)), clock=True, half_day=_half(match.group(2)))]
     if match := _CLOCK.match(text):

@@ -36,7 +36,7 @@ def interval_of(group: AnswerGroup) -> RealSet | None:
 
 
 def _end(item: Form) -> Tree | str | bool:
-    """Return an end of an interval: its tree, `-` or `+` for the infinities, or False if it is no end."""
+    """Return an end of an interval: its tree, `-` or `+` for the infinities, or False for anything else."""
     if not isinstance(item, Value) or item.percent:
         return False
     node = item.node
@@ -60,7 +60,7 @@ def _point(node: Tree) -> Interval:
 
 
 def from_inequality(relation: Relation) -> RealSet | None:
-    """Return the set that `x > 1`, `1 < x <= 2`, `x != 3` or `-x < 1` describes. None if it is none of these."""
+    """Return the set that `x > 1`, `1 < x <= 2`, `x != 3` or `-x < 1` describes; None for other relations."""
     sides = []
     if relation.operators == ("!=",) and (without := _without_several(relation)) is not None:
         return without
@@ -152,7 +152,7 @@ def _is_infinite(node: Tree) -> bool:
 
 
 def _variable(node: Tree) -> tuple[str, bool] | None:
-    """Return the name of a lone variable and whether a minus stands before it; for `f(x)`, too."""
+    """Return the name of a single variable, or of `f(x)`, and whether a minus stands before it."""
     if node.op == "symbol":
         return node.name, False
     if node.op == "neg" and node.parts[0].op == "symbol":
@@ -165,7 +165,7 @@ def _negated(node: Tree, flips: bool) -> Tree:
 
 
 def united(sets: list[RealSet]) -> RealSet | None:
-    """Return the union of sets, or None if it cannot be told (of complements)."""
+    """Return the union of sets, or None if it cannot be computed (for complements)."""
     if any(one.excluded for one in sets):
         return sets[0] if len(sets) == 1 else None
     variables = {one.variable for one in sets if one.variable}
@@ -177,7 +177,7 @@ def united(sets: list[RealSet]) -> RealSet | None:
 
 
 def intersected(sets: list[RealSet]) -> RealSet | None:
-    """Return the intersection of half-lines and complements that inequalities for one variable describe."""
+    """Return the intersection of the half-lines and complements that inequalities for one variable describe."""
     if len({one.variable for one in sets}) != 1:
         return None
     excluded = tuple(node for one in sets for node in one.excluded)
@@ -207,7 +207,8 @@ def intersected(sets: list[RealSet]) -> RealSet | None:
 
 
 def without_points(real: RealSet) -> RealSet:
-    """Return the set as a union of intervals: excluded points split them. Sorted and merged where ends are numbers."""
+    """Return the set as a union of intervals: excluded points split intervals. The result is sorted and merged if its
+    ends are numbers."""
     intervals = list(real.intervals)
     for node in real.excluded:
         intervals = [piece for interval in intervals for piece in _split(interval, node)]
@@ -255,7 +256,7 @@ def _split(interval: Interval, node: Tree) -> list[Interval]:
 
 
 def _joined(first: Interval, second: Interval) -> Interval | None:
-    """Return the union of two intervals in order, if they touch."""
+    """Return the union of two ordered intervals if they touch, else None."""
     if first.high is None:
         return first
     if second.low is None:

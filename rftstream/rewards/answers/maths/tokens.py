@@ -1,6 +1,6 @@
 r"""Cuts a cleaned expression into tokens: numbers, names, commands, brackets and operators.
 
-A number token holds its exact value. `1{,}234` and `1 234` are numbers; `1,234` is one where a list cannot be meant.
+A number token holds its exact value. `1{,}234` and `1 234` are numbers; `1,234` is a number if it cannot be a list.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MAX_TOKENS = 1500
 
 
 class Unreadable(Exception):
-    """The text is no expression that this reader knows."""
+    """This reader cannot read the text as an expression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Token:
     number: Fraction = Fraction(0)
     rounded: bool = False
     spaced: bool = False
-    """Whether white space stands before it."""
+    """Whether white space precedes it."""
 
 
 _NUMBER = re.compile(
@@ -52,7 +52,7 @@ SYMBOL_COMMANDS = set(_SYMBOLS.split())
 
 
 def cut(text: str) -> list[Token]:
-    """Return the tokens of a cleaned expression. Unreadable if it holds what no expression has."""
+    """Return the tokens of a cleaned expression. Unreadable if the text contains something else."""
     tokens: list[Token] = []
     place = 0
     spaced = False
@@ -135,7 +135,7 @@ def _repeating(digits: str, repeat: str) -> Fraction:
 
 
 def _text(text: str, place: int, tokens: list[Token]) -> int:
-    r"""Read `\text{i}` and `\text{sin}` as what stands in it; other words are no part of an expression."""
+    r"""Read `\text{i}` and `\text{sin}` as their content; other words are not part of an expression."""
     end = text.find("}", place)
     content = text[place + 1 : end].strip() if end > 0 else ""
     if content.isalpha() and (len(content) == 1 or content in NAMES):
@@ -148,7 +148,7 @@ def _text(text: str, place: int, tokens: list[Token]) -> int:
 
 
 def _letters(word: str, tokens: list[Token]) -> None:
-    """Read letters as known names, else each as a variable of its own. Long words are words."""
+    """Read letters as known names, or else each letter as a variable. Long words stay words."""
     if word in NAMES:
         tokens.append(Token("command", word))
         return

@@ -1,4 +1,4 @@
-"""Names of units, English and Chinese, their exact sizes, and whether two quantities are equal."""
+"""Names of units in English and Chinese, their exact sizes, and the equality of two quantities."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 
 
 def _named(text: str) -> dict[str, str]:
-    """Return what `name=word=word` says: word -> name of the unit."""
+    """Return a map from text of the form `name=word=word`: word -> name of the unit."""
     groups = (group.split("=") for group in text.split())
     return {word: name for name, *words in groups for word in words}
 
@@ -25,7 +25,7 @@ _CHINESE = _named(_CHINESE_NAMES)
 COUNTERS = set(
     "个只人本张条头匹辆台件支枝根块棵朵颗粒把双对组次种名位间层页篇座艘架套杯瓶盒箱袋包筐排行列倍道题步岁时分点"
 )
-"""Chinese words that follow a count and say nothing about its size."""
+"""Chinese words that follow a count and do not change its size."""
 
 _ENGLISH_NAMES = """
 m=meter=metre=meters cm=centimeter=centimetre=cm mm=millimeter=millimetre=mm km=kilometer=kilometre=km dm=decimeter=dm
@@ -38,7 +38,7 @@ acre=acre hectare=hectare cal=calorie atm=atm=atmosphere kJ=kilojoule=kj nm=nm k
 """
 _ENGLISH = _named(_ENGLISH_NAMES)
 _SINGLE = {"m", "g", "s", "h", "L", "l", "t", "N", "J", "W", "V", "A", "K", "C", "F", "Ω"}
-"""Symbols of one letter, which might also be variables."""
+"""Symbols of one letter, which could also be variables."""
 _CURRENCY = {"€": "euro", "£": "pound_sterling", "¥": "yuan", "₹": "rupee", "dollar": "dollar"}
 _DEFINITIONS = """
 km=1000*m dm=m/10 cm=m/100 mm=m/1000 um=mm/1000 nm=um/1000 inch=cm*254/100 ft=12*inch yd=3*ft mi=1760*yd
@@ -51,10 +51,10 @@ Pa=N/m^2 kPa=1000*Pa atm=101325*Pa C=A*s V=W/A ohm=V/A F=C/V degC=K degF=K*5/9
 rad=1 degree=314159265358979323846/18000000000000000000000
 dollar=100*cent jiao=yuan/10 fen=yuan/100
 """
-"""Units by others; those that stand for none are the base units. An acre is one of US survey feet."""
+"""Units defined by others; units without a definition are the base units. An acre uses US survey feet."""
 _SIZES = dict(definition.split("=") for definition in _DEFINITIONS.split())
 _ZEROS = {"degC": Fraction(27315, 100), "degF": Fraction(45967, 100)}
-"""Unit of a scale whose zero is not that of its dimension -> how far it is away, in this unit."""
+"""Unit of a scale with its own zero -> the offset of that zero from the dimension's zero, in this unit."""
 _EVERYDAY = {
     "m", "km", "cm", "dm", "mm", "inch", "ft", "yd", "mi", "s", "min", "h", "day", "week", "kg", "g", "mg", "t", "lb",
     "oz", "dollar", "cent", "yuan", "jiao", "fen", "euro", "pound_sterling", "rupee",
@@ -63,9 +63,9 @@ _EVERYDAY = {
 
 
 def unit_name(text: str, *, marked: bool) -> str | None:
-    r"""Return the name of a unit as it was written, or None if it is no known unit.
+    r"""Return the canonical name of a written unit, or None if the unit is unknown.
 
-    `marked` says that it stood in \text{}, so that a single letter cannot be a variable."""
+    `marked`: the unit was in \text{}, so a single letter cannot be a variable."""
     text = text.strip().strip(".").strip()
     if not text or len(text) > 60:
         return None
@@ -112,7 +112,7 @@ def _factor_name(text: str, *, marked: bool) -> str | None:
 
 
 def equal_quantities(left: Fraction, left_unit: str, right: Fraction, right_unit: str, *, tolerance: float) -> bool:
-    """Return whether two quantities are equal after conversion, up to a relative tolerance. Units are those of
+    """Return whether two quantities are equal after conversion, up to a relative tolerance. Units are results of
     `unit_name`."""
     (size, dimensions), (other_size, others) = unit_size(left_unit), unit_size(right_unit)
     one, two = (left + _ZEROS.get(left_unit, 0)) * size, (right + _ZEROS.get(right_unit, 0)) * other_size
@@ -120,18 +120,18 @@ def equal_quantities(left: Fraction, left_unit: str, right: Fraction, right_unit
 
 
 def same_kind(left_unit: str, right_unit: str) -> bool:
-    """Return whether two units, by their names, measure the same."""
+    """Return whether two units, by their names, measure the same kind of quantity."""
     return unit_size(left_unit)[1] == unit_size(right_unit)[1]
 
 
 def is_everyday(unit: str) -> bool:
-    """Return whether a unit consists of everyday ones."""
+    """Return whether a unit consists only of everyday units."""
     return all(re.sub(r"\^-?\d$", "", name) in _EVERYDAY for name in re.split(r"[*/]", unit))
 
 
 @functools.cache
 def unit_size(unit: str) -> tuple[Fraction, tuple[tuple[str, int], ...]]:
-    """Return the size of a unit in base units, and its dimensions: each base unit with its power."""
+    """Return the size of a unit in base units, and its dimensions: each base unit with its exponent."""
     size, powers, sign = Fraction(1), dict[str, int](), 1
     for piece in re.split(r"([*/])", unit):
         if piece in ("*", "/"):

@@ -1,4 +1,5 @@
-"""Evaluates trees: exactly while they are rational, else as floats of many digits. Nothing takes long: see guards."""
+"""Evaluates trees: exactly while they are rational, otherwise as floats with many digits. Nothing takes long: see
+guards."""
 
 from __future__ import annotations
 
@@ -32,12 +33,12 @@ class Undefined(Exception):
 
 
 Number = Any
-"""A Fraction, or an mpf or mpc of mpmath."""
+"""A Fraction, or mpmath's mpf or mpc."""
 
 
 def evaluate(node: Tree, point: Mapping[str, Fraction] | None = None) -> Number:
-    """Return the value of a tree, with the given values of its variables. Undefined if there is none, TooCostly if it
-    would take long."""
+    """Return the value of a tree, with the given values of its variables. Undefined if there is no value, TooCostly if
+    the evaluation would take long."""
     try:
         value = _evaluate(node, point or {})
     except (ZeroDivisionError, ValueError, OverflowError) as error:
@@ -48,10 +49,10 @@ def evaluate(node: Tree, point: Mapping[str, Fraction] | None = None) -> Number:
 
 
 def equal_trees(left: Tree, right: Tree, *, places: int, rounded: bool) -> bool | None:
-    """Return whether two trees have the same value, for all values of their variables. None: cannot tell.
+    """Return whether two trees have the same value for all values of their variables. None: unknown.
 
-    They are compared at fixed points, exactly or to 25 digits. If `rounded`, both are rounded to `places` decimal
-    places first, and small numbers must agree to four digits."""
+    They are compared at fixed points, exactly or to 25 digits. With `rounded`, both are first rounded to `places`
+    decimal places, and small numbers must agree to four digits."""
     if left == right:
         return True
     names = sorted(symbols_of(left) | symbols_of(right))
@@ -67,14 +68,15 @@ def equal_trees(left: Tree, right: Tree, *, places: int, rounded: bool) -> bool 
 
 
 def expand_plus_minus(node: Tree) -> list[Tree]:
-    """Return the trees that a tree with plus-minus signs stands for: with all upper signs, and with all lower ones."""
+    """Return the trees that a tree with plus-minus signs stands for: one with all upper signs, and one with all lower
+    signs."""
     if not has(node, "pm"):
         return [node]
     return [_with_signs(node, upper=True), _with_signs(node, upper=False)]
 
 
 def constant(node: Tree) -> Number | None:
-    """Return the value of a tree without variables, or None if it has some or no value."""
+    """Return the value of a tree without variables; None if it has variables or no value."""
     if symbols_of(node):
         return None
     try:
@@ -85,7 +87,8 @@ def constant(node: Tree) -> Number | None:
 
 
 def are_near(left: Tree, right: Tree, tolerance: float) -> bool:
-    """Return whether two trees without variables have values that differ by no more than a share of the first."""
+    """Return whether two trees without variables have values whose difference is at most `tolerance` times the
+    first."""
     values = constant(left), constant(right)
     if values[0] is None or values[1] is None:
         return False
@@ -138,7 +141,7 @@ def _equal_constants(left: Tree, right: Tree, places: int | None) -> bool | None
 def _both_vanish(
     left: Tree, right: Tree, point: Mapping[str, Fraction], values: tuple[Number, Number], places: int | None
 ) -> bool:
-    """Return whether a difference that looks like zero shrinks with more digits, so that it is zero."""
+    """Return whether a difference close to zero shrinks with more digits, which means that it is zero."""
     if places is not None or all(isinstance(value, Fraction) for value in values):
         return False
     if abs(_float(values[0]) - _float(values[1])) > _TINY:
@@ -158,7 +161,7 @@ def _close(left: Number, right: Number, places: int | None) -> bool:
 
 
 def _close_decimals(left: Number, right: Number, places: int) -> bool:
-    """Return whether two numbers are equal when rounded, of which one at least was written as a decimal."""
+    """Return whether two numbers, at least one of them written as a decimal, are equal when rounded."""
     if isinstance(left, Fraction) and isinstance(right, Fraction):
         if left == right:
             return True
@@ -176,8 +179,8 @@ def _close_decimals(left: Number, right: Number, places: int) -> bool:
 
 
 def _is_periodic(node: Tree) -> bool:
-    """Return whether a tree has a power of a negative number with a variable exponent, or a wave of a variable: two
-    such trees may be equal for whole numbers alone."""
+    """Return whether a tree has a power of a negative number with a variable exponent, or a trigonometric function of a
+    variable. Two such trees may be equal only for whole numbers."""
     if node.op == "pow" and symbols_of(node.parts[1]):
         return _may_be_negative(node.parts[0])
     if node.op in ("sin", "cos", "floor", "ceil", "factorial", "binom") and symbols_of(node):
@@ -264,7 +267,7 @@ def _root(value: Number, index: Number) -> Number:
 
 
 def _exact_root(value: Fraction, index: int) -> Fraction | None:
-    """Return the root of a fraction, if it is a fraction."""
+    """Return the root of a fraction if the root is a fraction, else None."""
     parts = []
     for part in (value.numerator, value.denominator):
         if part.bit_length() > 4000:
@@ -364,4 +367,4 @@ _OPERATIONS: Mapping[str, Callable[..., Number]] = {
     "im": lambda value: mpmath.im(_float(value)),
 }
 _OF_MPMATH = {"ln": "log"} | {inverse: f"a{name}" for name, inverse in INVERSES.items()}
-"""Function -> its name in mpmath, where that is another one."""
+"""Function -> its name in mpmath, if that differs."""

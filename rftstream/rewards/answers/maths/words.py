@@ -1,4 +1,4 @@
-"""Numbers that are written in words: English, and Chinese with its own digits."""
+"""Numbers in words: English, and Chinese with its own digits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DIGITS_WITH_SCALE = re.compile(r"(-?\d+(?:\.\d+)?)\s*([十百千万亿]+)")
 
 
 def number_in_words(text: str) -> Fraction | None:
-    """Return the number that a text says in words, or None if it says none."""
+    """Return the number that a text expresses in words, or None if it expresses none."""
     text = text.strip()
     if not text or len(text) > 200:
         return None
@@ -55,7 +55,7 @@ def _english(text: str) -> Fraction | None:
 
 
 def _with_fraction(words: list[str]) -> Fraction | None:
-    """Return `two`, `two thirds`, `a half` or `two and a half`."""
+    """Return the value of `two`, `two thirds`, `a half` or `two and a half`."""
     part = _PARTS.get(words[-1]) or (_PARTS.get(words[-1][:-1]) if words[-1].endswith("s") else None)
     if part is None:
         whole = _whole(words)
