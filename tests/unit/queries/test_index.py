@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -261,10 +261,11 @@ def test_what_was_deleted_from_the_log_leaves_the_index(log: SyntheticLog, tmp_p
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> OpenRun:
+def run(tmp_path: Path) -> Iterator[OpenRun]:
     scene = Scene(tmp_path / "demo")
     scene.put("control", _manifest())
-    return scene.run
+    with closing(scene.run.transport):
+        yield scene.run
 
 
 def _manifest(created_at: float = 1.0) -> RunManifest:
@@ -336,7 +337,7 @@ def test_a_run_begun_anew_under_its_name(run: OpenRun) -> None:
 
 def test_without_a_manifest_there_is_no_index(tmp_path: Path) -> None:
     scene = Scene(tmp_path / "demo")
-    with opened_index(scene.run) as index:
+    with closing(scene.run.transport), opened_index(scene.run) as index:
         assert index is None
 
 
