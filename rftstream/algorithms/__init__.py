@@ -1,4 +1,4 @@
-"""Algorithms: each binds a `Config` to the functions of `rftstream.core`.
+"""Algorithms: each binds a `Config` to functions of `rftstream.core`.
 
 In the order of reading: `base` says what an algorithm is; `settings`, `scored` and `policy_gradient` are what most have
 in common; then the algorithms, `grpo` first: small ones stand together in `clips` and `ratios`. `by_taskset` makes one

@@ -23,7 +23,7 @@ Spread = Literal["group", "batch", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRow:
-    """One segment, ready for the backend. Position t of the arrays speaks of token t, given the tokens before it."""
+    """One segment, ready for the backend. Position t of the arrays belongs to token t, given the tokens before it."""
 
     token_ids: np.ndarray
     """int32 [T]."""
@@ -34,23 +34,23 @@ class TrainingRow:
     advantages: np.ndarray
     """float32 [T]."""
     temperature: float = 1.0
-    """Logits are divided by it, as the sampler did."""
+    """Temperature of the sampler, by which logits are divided."""
     group: int = 0
-    """Dense number of the group inside the batch: rows of a group go into the same mini-batch, as long as there are
-    enough groups of its stratum."""
+    """Dense number of the group inside the batch. Rows of a group are in the same mini-batch if there are enough groups
+    of their stratum."""
     rollout: int = 0
-    """Dense number of the rollout inside the batch, where an algorithm asks for it: its rows follow one another."""
+    """Dense number of the rollout inside the batch, if an algorithm needs it. The rows of a rollout are consecutive."""
     stratum: str = ""
     """Origin of the row, as `KIND/TASKSET`. Each mini-batch has an equal part of each stratum."""
     additions: Mapping[str, np.ndarray] = field(default_factory=dict)
     images: tuple[ImageSpan, ...] = ()
-    """Where images stand among the tokens."""
+    """Spans of images among the tokens."""
     versions: tuple[VersionSpan, ...] = ()
-    """Which version sampled which tokens. The trainer counts staleness by it; no backend reads it."""
+    """Versions that sampled the tokens. The trainer computes staleness from them; no backend reads them."""
 
 
 def stratum_of(experience: Experience) -> str:
-    """Return `KIND/TASKSET`: rollouts, demonstrations and pairs are kept apart, and so are tasksets."""
+    """Return `KIND/TASKSET`, which separates rollouts, demonstrations and pairs, and also tasksets."""
     return f"{experience.loss_kind}/{experience.ids.taskset}"
 
 
@@ -62,7 +62,7 @@ def training_row(
 
     token_ids_T = segment.token_ids.numpy()
     loss_mask_T = (segment.loss_mask.numpy() != 0).astype(np.float32)
-    loss_mask_T[:1] = 0  # nothing comes before the first token, so the policy gives it no probability
+    loss_mask_T[:1] = 0  # the first token has no context, so the policy gives it no probability
     return TrainingRow(
         token_ids=token_ids_T,
         loss_mask=loss_mask_T,
@@ -86,36 +86,35 @@ class MicroBatch:
     advantages_BT: Any
     additions: Mapping[str, Any] = field(default_factory=dict)
     entropy_BT: Any | None = None
-    """Entropy of the policy; it has a gradient where the algorithm needs `entropy`."""
+    """Entropy of the policy. It has a gradient if the algorithm needs `entropy`."""
     proximal_logprobs_BT: Any | None = None
-    """Logprobs by the parameters before the batch. They are there when the algorithm needs them, and always when a
-    batch takes more than one optimizer step, unless the algorithm makes do without. Where they are absent, they equal
-    the policy's."""
+    """Logprobs by the parameters before the batch. Present if the algorithm needs them, and whenever a batch takes more
+    than one optimizer step, unless the algorithm does without. If absent, they equal the policy's."""
     reference_logprobs_BT: Any | None = None
-    """Logprobs by the reference; they are there when the algorithm needs them."""
+    """Logprobs by the reference, if the algorithm needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denominators:
     """The divisors of a step's losses, so that accumulation over micro-batches equals one large batch.
 
-    In a batch that is cut into k mini-batches, each mini-batch has a k-th of the batch's denominators. The mean over
-    the mini-batches' losses, and over their gradients, is then that of the whole batch, however the rows are spread.
-    Denominators may be below 1."""
+    If a batch is cut into k mini-batches, each has a k-th of the batch's denominators. The mean of the mini-batches'
+    losses and gradients is then that of the whole batch, however the rows are distributed. Denominators may be below
+    1."""
 
     num_tokens: float
-    """Unmasked tokens."""
+    """Number of unmasked tokens."""
     num_rows: float
-    """Rows with at least one unmasked token."""
+    """Number of rows with at least one unmasked token."""
     num_groups: float = 0.0
-    """Groups that have such a row."""
+    """Number of groups with at least one such row."""
     num_demonstration_tokens: float = 0.0
-    """Unmasked tokens of rows whose addition `expert` is 1."""
+    """Number of unmasked tokens in rows whose addition `expert` is 1."""
     num_demonstration_rows: float = 0.0
 
     @staticmethod
     def of(rows: Sequence[TrainingRow], minibatches: int = 1) -> Denominators:
-        """Return the denominators of each of `minibatches` mini-batches that the rows are cut into."""
+        """Return the denominators of each mini-batch, if the rows are cut into `minibatches` of them."""
         kept = [row for row in rows if row.loss_mask.any()]
         demonstrations = [row for row in kept if is_demonstration(row)]
         return Denominators(
@@ -128,7 +127,7 @@ class Denominators:
 
 
 def is_demonstration(row: TrainingRow) -> bool:
-    """Return whether the row's addition `expert` is 1: it belongs to a demonstration beside rollouts."""
+    """Return whether the row belongs to a demonstration in a batch with rollouts: its addition `expert` is 1."""
     return "expert" in row.additions and bool(row.additions["expert"].any())
 
 
@@ -169,40 +168,40 @@ class Algorithm(Protocol):
         """Return rows and metrics (advantage statistics, groups without signal, ...)."""
 
     def loss(self, policy_logprobs_BT: Any, rows: MicroBatch, denominators: Denominators) -> tuple[Any, dict[str, Any]]:
-        """Return the micro-batch's share of the loss (shares add up), and metrics as sums over the micro-batch, each to
-        be divided by `denominators.num_tokens` in the end unless its name starts with `max_`."""
+        """Return the micro-batch's share of the loss (shares add up), and metrics as sums over the micro-batch. Each
+        metric is later divided by `denominators.num_tokens`, unless its name starts with `max_`."""
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return the batch's metrics from the token means of what `loss` summed; ratios of means (ESS) are formed
-        here."""
+        """Return the batch's metrics from the token means of the sums that `loss` returned. Ratios of means (ESS) are
+        computed here."""
 
 
 def spread_needed(algorithm: Algorithm) -> Spread:
-    """Return which rewards have to differ for the algorithm to learn from them; `batch` unless it says otherwise."""
+    """Return which rewards must differ so that the algorithm learns from them; `batch` by default."""
     spread: Spread = getattr(algorithm, "needs_spread", "batch")
     return spread
 
 
 class RefiningAlgorithm(Algorithm, Protocol):
-    """An algorithm that needs the policy's logprobs of the whole batch before it trains on it."""
+    """An algorithm that needs the policy's logprobs of the whole batch before training on it."""
 
     def refine(
         self, rows: Sequence[TrainingRow], row_logprobs: Sequence[np.ndarray]
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """Return the rows that `prepare` gave, changed as needed, and more metrics. `row_logprobs` are those of each
-        row's unmasked tokens by the policy before the batch, float32 [T] with 0 elsewhere."""
+        """Return the rows of `prepare`, modified as needed, and more metrics. `row_logprobs` has the logprobs of each
+        row's unmasked tokens under the policy before the batch, float32 [T] with 0 elsewhere."""
 
 
 class CriticAlgorithm(Algorithm, Protocol):
-    """An algorithm with a critic: a network of its own that the backend holds and trains beside the policy."""
+    """An algorithm with a critic: a separate network that the backend holds and trains beside the policy."""
 
     critic: CriticConfig
 
     def estimate(
         self, rows: Sequence[TrainingRow], values: Sequence[np.ndarray]
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """Return the rows that `prepare` gave, with advantages, and more metrics. `values` is what the critic before
-        the batch expects at each unmasked token of a row, given the tokens before it; float32 [T] with 0 elsewhere."""
+        """Return the rows of `prepare` with advantages, and more metrics. `values` are the critic's values before the
+        batch at each unmasked token of a row, given the tokens before it; float32 [T] with 0 elsewhere."""
 
     def value_loss(self, values_BT: Any, rows: MicroBatch, denominators: Denominators) -> tuple[Any, dict[str, Any]]:
         """Return the micro-batch's share of the critic's loss, and metrics, as `loss` does."""

@@ -1,4 +1,5 @@
-"""An algorithm for each taskset: a batch mixes tasksets, and each group is learned from by its own taskset's algorithm.
+"""An algorithm for each taskset: a batch mixes tasksets, and each group is trained by the algorithm of its own
+taskset.
 
     L = sum over algorithms a of (n_a / n) L_a
 
@@ -37,29 +38,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BY = "algorithm"
-"""Addition of a row: the number of its algorithm."""
+"""Addition of a row: the number of the row's algorithm."""
 NONE = np.zeros(1, np.float32)
 LEAST_FIRST: tuple[Spread, ...] = ("none", "batch", "group")
-"""A batch is without signal only if each of its algorithms is without."""
+"""Spreads in order of strictness, since a batch is without signal only if each of its algorithms is."""
 COUNTS = ("num_", "groups_without_signal")
-"""Beginnings of metrics of a batch that add up; `groups_without_signal_share` does not."""
+"""Prefixes of batch metrics that are summed, except `groups_without_signal_share`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TasksetAlgorithm:
-    """An algorithm and what it is for."""
+    """An algorithm and the tasksets that use it."""
 
     algorithm: Algorithm
     tasksets: tuple[str, ...]
 
     @property
     def label(self) -> str:
-        """The label of its metrics, as in `kl/LABEL`."""
+        """Label of its metrics, as in `kl/LABEL`."""
         return "+".join(self.tasksets) or "experts"
 
 
 class ByTaskset:
-    """Several algorithms as one Algorithm, each for the groups of its own tasksets. `build_algorithm` makes it, the
+    """Several algorithms as one Algorithm, each for the groups of its own tasksets. `build_algorithm` makes it, and the
     backend calls it."""
 
     def __init__(self, rest: TasksetAlgorithm, others: Sequence[TasksetAlgorithm]) -> None:
@@ -83,7 +84,7 @@ class ByTaskset:
     def prepare(
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """Return the rows of each algorithm, one algorithm after the other."""
+        """Return the rows of all algorithms, one algorithm after the other."""
         rows: list[TrainingRow] = []
         metrics: dict[str, Mapping[str, float]] = {}
         num_groups = 0
@@ -107,7 +108,7 @@ class ByTaskset:
     def refine(
         self, rows: Sequence[TrainingRow], row_logprobs: Sequence[np.ndarray]
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """Let each algorithm that refines rows refine its own; the others' stay as they are."""
+        """Let each algorithm that refines rows refine its own. Other rows are unchanged."""
         refined, metrics = list(rows), dict[str, Mapping[str, float]]()
         for number, part in enumerate(self.parts):
             places = [place for place, row in enumerate(rows) if _number(row) == number]
@@ -134,7 +135,7 @@ class ByTaskset:
     def loss(
         self, policy_logprobs_BT: Tensor, rows: MicroBatch, denominators: Denominators
     ) -> tuple[Any, dict[str, Any]]:
-        """Add up the losses: each algorithm sees its own rows, and the denominators of the whole step."""
+        """Return the sum of the losses. Each algorithm gets its own rows and the denominators of the whole step."""
         numbers_B = rows.additions[BY][:, 0]
         losses, metrics = [], dict[str, Any]()
         for number in sorted({int(one) for one in numbers_B.tolist()}):
@@ -151,7 +152,7 @@ class ByTaskset:
         return sum(losses[1:], losses[0]), metrics
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return each algorithm's metrics over its own tokens, as NAME/LABEL, and their means by tokens, as NAME."""
+        """Return each algorithm's metrics over its own tokens, as NAME/LABEL, and their means over tokens, as NAME."""
         rest = dict(means)
         found: dict[str, tuple[float, dict[str, float]]] = {}
         for part in self.parts:
@@ -167,8 +168,8 @@ class ByTaskset:
 
 
 def build_algorithm(config: RunConfig, where: str = "trainer.algorithm") -> Algorithm:
-    """Build the algorithm for all tasksets; those with the same algorithm and settings share it. `where` is the place
-    in the run file that names the algorithm of tasksets without one of their own."""
+    """Build the algorithm for all tasksets. Tasksets with the same algorithm and settings share one object. `where` is
+    the place in the run file that names the default algorithm."""
     kinds: list[tuple[Any, Any]] = []
     tasksets: list[list[str]] = []
     own = {name: f"tasksets.{name}.algorithm" for name, section in config.tasksets.items() if section.algorithm}
@@ -186,7 +187,7 @@ def build_algorithm(config: RunConfig, where: str = "trainer.algorithm") -> Algo
 
 
 def _union(needs: Sequence[frozenset[str]]) -> frozenset[str]:
-    """To do without proximal logprobs, all have to."""
+    """Return the union of needs. `no_proximal_logprobs` is included only if all algorithms have it."""
     everything = frozenset().union(*needs)
     return (
         everything if all("no_proximal_logprobs" in need for need in needs) else everything - {"no_proximal_logprobs"}
@@ -194,8 +195,8 @@ def _union(needs: Sequence[frozenset[str]]) -> frozenset[str]:
 
 
 def _alike(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, ...]:
-    """Give each row the additions of all, 0 where its algorithm has none, since a micro-batch carries only what all of
-    its rows have."""
+    """Give each row the additions of all rows, with 0 if its algorithm has none, since a micro-batch only contains
+    additions that all of its rows have."""
     names = {name for row in rows for name in row.additions}
     return tuple(
         replace(
@@ -223,7 +224,7 @@ def _select(rows: MicroBatch, places: Tensor) -> MicroBatch:
 
 
 def _without_demonstrations(denominators: Denominators) -> Denominators:
-    """Demonstrations are another algorithm's, which sets them apart from its rollouts."""
+    """Return the denominators without demonstrations, which another algorithm separates from its rollouts."""
     return replace(
         denominators,
         num_tokens=denominators.num_tokens - denominators.num_demonstration_tokens,
@@ -235,8 +236,9 @@ def _without_demonstrations(denominators: Denominators) -> Denominators:
 
 
 def _of_batch(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return each algorithm's metrics of `prepare`, as NAME/LABEL, and those of the whole batch, as NAME: counts add
-    up, spreads are those of all rollouts, the rest are means over rollouts. `reward/LABEL` is the buffer's."""
+    """Return each algorithm's metrics of `prepare`, as NAME/LABEL, and those of the whole batch, as NAME: counts are
+    summed, spreads are over all rollouts, other metrics are means over rollouts. `reward/LABEL` is computed by the
+    buffer."""
     named = {
         f"{name}/{label}": value for label, own in metrics.items() for name, value in own.items() if name != "reward"
     }
@@ -256,7 +258,7 @@ def _of_batch(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def _means(weighed: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """Return the weighted mean of each metric over the algorithms that have it; of maxima the largest."""
+    """Return the weighted mean of each metric over the algorithms that have it; for maxima the largest."""
     whole = {}
     for name in dict.fromkeys(name for _, own in weighed for name in own):
         values = [(weight, own[name]) for weight, own in weighed if name in own]

@@ -139,7 +139,7 @@ class ReMax(Clipped):
         """The settings in `[algorithms.remax]`."""
 
     def rows(self, scored: ScoredBatch) -> tuple[TrainingRow, ...]:
-        """Return the rows; those of greedy siblings, and of groups without one, have nothing to train on."""
+        """Return the rows. Greedy siblings, and groups without a greedy sibling, have empty loss masks."""
         greedy_N = _greedy(scored)
         trained_N = ~greedy_N & np.isin(scored.groups_N, scored.groups_N[greedy_N])
         return tuple(
@@ -162,7 +162,7 @@ class ReMax(Clipped):
 
 
 def _greedy(scored: ScoredBatch) -> np.ndarray:
-    """Which rollouts were sampled greedily, bool [N]."""
+    """Return which rollouts were sampled greedily, bool [N]."""
     return np.asarray([experience.sampling.temperature == 0 for experience in scored.experiences], dtype=bool)
 
 
@@ -245,14 +245,14 @@ class GiGpo(Grpo):
 
 
 def sampled_runs(loss_mask_T: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Return start and end of each turn of a segment: tokens that were sampled one after the other."""
+    """Yield start and end of each turn of a segment, that is of each run of sampled tokens."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], loss_mask_T != 0, [0]]).astype(np.int8)))
     return zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
 def _turns_after(owners_K: np.ndarray) -> np.ndarray:
-    """Return how many turns the rollout of each turn has after it. int [K]; turns of a rollout stand together, in
-    order."""
+    """Return how many later turns of the same rollout each turn has. int [K]; the turns of a rollout are consecutive,
+    in order."""
     ends = {owner: number for number, owner in enumerate(owners_K.tolist())}
     return np.asarray([ends[owner] - number for number, owner in enumerate(owners_K.tolist())], dtype=np.int64)
 
@@ -281,11 +281,11 @@ class ReinforcePlusPlus(Clipped):
         self.needs_spread = "group" if config.group_baseline else "batch"
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-        """Return the advantages before the divergence is taken and all are whitened."""
+        """Return the advantages before the divergence is subtracted and all are whitened."""
         return center_on_group_mean(rewards_N, groups_N) if self.config.group_baseline else rewards_N
 
     def token_advantages(self, batch: BatchAdvantages) -> list[np.ndarray]:
-        """Take the later divergence from each token's return, and whiten over all trained tokens. Where only the
+        """Subtract the later divergence from each token's return, and whiten over all trained tokens. If only the
         divergence differs, returns are centred and not divided."""
         rows = batch.rows
         returns_R = [
@@ -299,7 +299,7 @@ class ReinforcePlusPlus(Clipped):
             returns_R = [one - self.config.kl_coef * later for one, later in zip(returns_R, later_R, strict=True)]
         joined = _joined(returns_R, trained_R)
         white = whiten(joined)
-        if white.any() and not has_signal:  # a spread of rounding stays none
+        if white.any() and not has_signal:  # a spread caused by rounding stays 0
             white = joined - joined.mean()
         parts_R = np.split(white, np.cumsum([int(trained.sum()) for trained in trained_R])[:-1])
         result = [np.zeros(len(row.token_ids)) for row in rows]
@@ -313,8 +313,8 @@ def _joined(values_R: Sequence[np.ndarray], trained_R: Sequence[np.ndarray]) -> 
 
 
 def _later_divergence(scored: ScoredBatch, kl_R: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Sum the divergence from each token, itself included, to the end of its rollout, over all its rows; float64 [T] of
-    each row."""
+    """Return for each token the sum of its own and all later divergences in its rollout, over all its rows; float64 [T]
+    of each row."""
     later = []
     for rollout in range(len(scored.experiences)):
         own = [kl_R[row] for row in np.flatnonzero(scored.owners_R == rollout).tolist()]

@@ -40,10 +40,10 @@ class Dpo:
     def prepare(
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """Return a row for each segment of each side; a pair is a group, and its weight stands in the place of an
-        advantage.
+        """Return a row for each segment of each side. A pair is a group. Its weight takes the place of an advantage.
 
-        A pair that has nothing to train on at one of its sides says nothing of which is better: its masks are empty."""
+        If one side of a pair has no token to train on, the pair does not tell which side is better: its masks are
+        empty."""
         numbers: dict[str, int] = {}
         rows = []
         for one in batch:
@@ -82,7 +82,7 @@ class Dpo:
         )
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return means over pairs; the sums over pairs come divided by tokens."""
+        """Return means over pairs, from sums over pairs that were divided by the number of tokens."""
         return means_over_pairs(means)
 
     def held_out(
@@ -112,8 +112,8 @@ class Dpo:
 
 
 def of_whole_pairs(rows: Sequence[TrainingRow], num_pairs: int) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-    """Return the rows, with empty masks where a side of the pair has nothing to train on, and how many pairs are whole.
-    The addition `sign` says which side a row is of; `num_pairs` is their number, 0 ... num_pairs - 1."""
+    """Return the rows, and the number of complete pairs. If a side of a pair has no token to train on, the pair's masks
+    are emptied. The addition `sign` gives the side of a row, `num_pairs` the number of pairs, 0 ... num_pairs - 1."""
     sides = {(row.group, float(row.additions["sign"][0])) for row in rows if row.loss_mask.any()}
     whole = {pair for pair in range(num_pairs) if {(pair, 1.0), (pair, -1.0)} <= sides}
     metrics = {"num_pairs": float(len(whole))}
@@ -125,7 +125,7 @@ def of_whole_pairs(rows: Sequence[TrainingRow], num_pairs: int) -> tuple[tuple[T
 
 
 def means_over_pairs(means: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of pairs as means over pairs, from sums that come divided by tokens."""
+    """Return the metrics of pairs as means over pairs, from sums that were divided by the number of tokens."""
     pairs = means.get("pairs", 0.0)
     own = ("accuracy", "margin", "chosen_reward", "rejected_reward")
     ratios = {name: means[name] / pairs if pairs else 0.0 for name in own if name in means}

@@ -1,4 +1,5 @@
-"""GRPO: group-relative policy optimisation (arXiv 2402.03300), with the settings that practice has kept.
+"""GRPO: group-relative policy optimisation (arXiv 2402.03300), with the settings that have proved themselves in
+practice.
 
 Which policy is *old*: the trainer's parameters before the batch. With one optimizer step per batch these are the
 parameters themselves, the ratio is 1 and the gradient goes through it; with more (`minibatches`,
@@ -32,10 +33,11 @@ class Grpo(GroupRelative, Clipped):
         self.normalise = config.normalise
         self._steps = config.step_rewards if isinstance(config, StepConfig) else "off"
         if self._steps != "off":
-            self.needs_spread = "none"  # steps may differ where rewards of rollouts do not
+            self.needs_spread = "none"  # the rewards of steps may differ even if those of rollouts are equal
 
     def token_advantages(self, batch: BatchAdvantages) -> list[np.ndarray]:
-        """Return the rollout's advantage for each token, or that of its steps, or both, as `step_rewards` says."""
+        """Return for each token the rollout's advantage, or that of its steps, or the sum, according to
+        `step_rewards`."""
         whole_R = super().token_advantages(batch)
         if self._steps == "off":
             return whole_R
@@ -45,7 +47,7 @@ class Grpo(GroupRelative, Clipped):
         return [whole_T + steps_T for whole_T, steps_T in zip(whole_R, steps_R, strict=True)]
 
     def describe(self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> dict[str, float]:
-        """Return metrics of steps, where they count."""
+        """Return metrics of steps, if `step_rewards` is on."""
         more = super().describe(scored, rows, advantages_N)
         return more if self._steps == "off" else {**more, **step_metrics(scored, self.name)}
 

@@ -1,9 +1,8 @@
-"""Steps without a learning signal: which they are, and what is said about them.
+"""Steps without a learning signal: how they are detected and reported.
 
-An algorithm that compares siblings learns nothing from groups whose rewards are all equal. The trainer counts the
-steps in a row in which there was no other group, and writes the count on each step. So the progress line, `status`
-and the metrics say the same, whoever was started anew meanwhile.
-"""
+An algorithm that compares siblings learns nothing from groups whose rewards are all equal. The trainer counts
+consecutive steps with only such groups, and records the count in each step. So the progress line, `status` and the
+metrics agree, even after restarts."""
 
 from __future__ import annotations
 
@@ -15,11 +14,11 @@ from rftstream.algorithms.base import Spread
 from rftstream.config.sections import RunConfig
 
 STEPS_WITHOUT_SIGNAL = "steps_without_signal"
-"""Name of a step's metric: the number of steps in a row, this one included, without a learning signal."""
+"""Name of a step's metric: the number of consecutive steps without a learning signal, this one included."""
 WARN_AFTER_STEPS = 10
-"""Steps in a row before anything is said; fewer are not reported, since hard tasks begin like that."""
+"""Consecutive steps before a report. Fewer are not reported, since hard tasks begin like that."""
 MANY_CUT = 0.1
-"""From this share of completions on that a token limit ended, the limit is named as a cause."""
+"""Share of completions cut off by a token limit from which the limit is named as a cause."""
 FLAT = 1e-6
 """A standard deviation below this share of the mean is rounding."""
 
@@ -29,7 +28,7 @@ class NoSignal:
     """The finding that a run's newest steps had no learning signal."""
 
     steps: int
-    """Steps in a row without a signal, until now."""
+    """Number of consecutive steps without a signal so far."""
     cause: str
     """Description of the rewards, and their likely causes."""
 
@@ -39,30 +38,30 @@ class NoSignal:
 
     @property
     def headline(self) -> str:
-        """The first clause of what is said: for how many steps there was no signal."""
+        """First clause of the report: the number of steps without a signal."""
         return f"no signal for {self.steps:,} steps"
 
     def to_text(self) -> str:
-        """Return what is said about it, with the cause."""
+        """Return the report, with the cause."""
         return f"{self.headline}: {self.cause}"
 
 
 def is_without_signal(values: Mapping[str, float], spread: Spread) -> bool:
-    """Return whether a step gave its algorithm nothing to learn from. `values`: the step's metrics; `spread`: of which
-    rewards the algorithm needs a spread."""
+    """Return whether a step gave its algorithm nothing to learn from. `values` are the step's metrics, and `spread`
+    tells which rewards must differ for the algorithm."""
     if spread == "none" or values.get("zero_variance_share") != 1.0:
         return False
     return spread == "group" or _is_flat(values)
 
 
 def find_no_signal(values: Mapping[str, float], config: RunConfig) -> NoSignal | None:
-    """Return what is to be said after a step with these metrics; None if that is nothing."""
+    """Return the report after a step with these metrics; None if there is nothing to report."""
     steps = int(values.get(STEPS_WITHOUT_SIGNAL, 0))
     return NoSignal(steps, likely_cause(values, config)) if steps >= WARN_AFTER_STEPS else None
 
 
 def likely_cause(values: Mapping[str, float], config: RunConfig) -> str:
-    """Say what the rewards of a step without signal were, and why that may be: the likeliest first."""
+    """Describe the rewards of a step without signal and the possible causes, the likeliest first."""
     reward = values.get("reward", 0.0)
     causes = []
     if (cut := values.get("truncated_share", 0.0)) >= MANY_CUT:

@@ -51,15 +51,15 @@ class Mix:
     def prepare(
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """Return GRPO's rows, then those of the demonstrations, whose weights stand in the place of advantages."""
+        """Return GRPO's rows, then those of the demonstrations, whose weights take the place of advantages."""
         demonstrations = demonstration_rows(batch)
-        if reference_logprobs is not None:  # those of GRPO's rows, which come first
+        if reference_logprobs is not None:  # metrics of GRPO's rows, which come first
             reference_logprobs = reference_logprobs[: len(reference_logprobs) - len(demonstrations)]
         usual, metrics = self._grpo.prepare([one for one in batch if one.loss_kind is LossKind.rl], reference_logprobs)
         num_groups = 1 + max((row.group for row in usual), default=-1)
         added = sorted({name for row in usual for name in row.additions} | self._grpo.added)
         mu = self.mu(batch[0].batch_sequence) if batch else 0.0
-        # a demonstration has no version that sampled it, and its rows need what the others of their micro-batch have
+        # no version sampled a demonstration, but its rows need the same additions as the others of their micro-batch
         rows = tuple(
             replace(
                 row,
@@ -117,7 +117,7 @@ class Mix:
         for name, value in means.items():
             if name.startswith("expert_"):
                 imitated[name] = value / (1 - share) if share < 1 else 0.0
-            elif name == "entropy" or name.startswith("max_"):  # the backend's, over all tokens
+            elif name == "entropy" or name.startswith("max_"):  # the backend's value, over all tokens
                 explored[name] = value
             elif name != "usual_tokens":
                 explored[name] = value / share if share else 0.0

@@ -27,7 +27,7 @@ from rftstream.core.distillation import compute_teacher_gaps
 from rftstream.errors import ConfigError
 
 TEACHER = "teacher_logprobs"
-"""Addition of an experience: float32, of the tokens of all segments, one after the other."""
+"""Addition of an experience: float32 for the tokens of all segments, one segment after the other."""
 
 
 class Opd(Grpo):
@@ -59,7 +59,7 @@ class Opd(Grpo):
         ]
 
     def describe(self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> dict[str, float]:
-        """Return how far the policy is from its teacher, over sampled tokens."""
+        """Return the distance between the policy and its teacher, over sampled tokens."""
         trained = [row.loss_mask > 0 for row in rows]
         gaps = np.concatenate([gaps_T[kept] for gaps_T, kept in zip(_gaps(scored), trained, strict=True)])
         given = np.concatenate([row.advantages[kept] for row, kept in zip(rows, trained, strict=True)])
@@ -73,7 +73,7 @@ class Opd(Grpo):
 
 
 def _gaps(scored: ScoredBatch) -> list[np.ndarray]:
-    """Return the gap to the teacher at each token of a row, float64 [T], 0 where not sampled."""
+    """Return the gap to the teacher at each token of a row, float64 [T], 0 where no token was sampled."""
     gaps: list[np.ndarray] = []
     for experience in scored.experiences:
         teacher_T = _of_teacher(experience)

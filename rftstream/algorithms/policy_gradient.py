@@ -41,41 +41,42 @@ CORRECTIONS = {
     "clamp": ("clamp", 0.0, 5.0),
     "mask": ("drop", 0.0, 5.0),
 }
-"""Name -> what is done outside of the bounds, and the bounds. TIS: fengyao.notion.site/off-policy-rl; IcePop:
-ringtech.notion.site/icepop; MIS: verl's and TRL's rejection; clamp and mask: the decoupled loss as in AReaL."""
+"""Name -> treatment of ratios outside of the bounds, and the bounds. TIS: fengyao.notion.site/off-policy-rl; IcePop:
+ringtech.notion.site/icepop; MIS: rejection in verl and TRL; clamp and mask: the decoupled loss as in AReaL."""
 PROXIMAL_SHARE = "proximal_share"
-"""Addition of a row: how far the proximal policy is from who sampled each token towards the policy now."""
+"""Addition of a row: for each token the position of the proximal policy between the sampling policy (0) and the current
+one (1)."""
 AGE_WEIGHT = "age_weight"
-"""Addition of a row: what a token counts for its age."""
+"""Addition of a row: weight of each token by its age."""
 DISCOUNT = "discount"
-"""Addition of a row, in batches in which some experience has another weight than 1: 1 minus the weight. So a row that
-lacks it, such as one of another algorithm, counts in full."""
+"""Addition of a row: 1 minus the weight of its experience. Present if some weight in the batch is not 1. A row without
+it, such as one of another algorithm, has full weight."""
 
 
 class BatchAdvantages(NamedTuple):
-    """A batch from which an algorithm makes the advantages of tokens."""
+    """A batch from which an algorithm computes the advantages of tokens."""
 
     scored: ScoredBatch
     rows: Sequence[TrainingRow]
     advantages_N: np.ndarray
-    """Advantage of each rollout. The divergence is in it already unless `takes_kl_by_token`."""
+    """Advantage of each rollout. The divergence is already subtracted unless `takes_kl_by_token`."""
     rewards_N: np.ndarray
     """Reward of each rollout, without the divergence."""
     kl_R: Sequence[np.ndarray] | None
-    """Divergence at each token of a row; None where it is not taken from the reward."""
+    """Divergence at each token of a row; None if it is not subtracted from the reward."""
 
 
 class PolicyGradient:
-    """REINFORCE, until a subclass says more: A = R, l = -A logp."""
+    """REINFORCE, unless a subclass overrides it: A = R, l = -A logp."""
 
     Config: ClassVar[Any] = PolicyGradientConfig
     name: ClassVar[str]
     """The algorithm's name in errors, as `algorithms.NAME`: its name in the table, else `module:Class`."""
     normalise: str = "token"
-    """How `core.masks.reduce_loss` makes one number of the losses of tokens."""
+    """How `core.masks.reduce_loss` reduces the losses of tokens to one number."""
     needs_spread: Spread = "batch"
     takes_kl_by_token: ClassVar[bool] = False
-    """Whether `token_advantages` takes the divergence from the reward itself."""
+    """Whether `token_advantages` itself subtracts the divergence from the reward."""
 
     def __init_subclass__(cls) -> None:
         where = f"{cls.__module__}:{cls.__qualname__}"
@@ -97,26 +98,25 @@ class PolicyGradient:
         return rewards_N
 
     def rollout_advantages(self, scored: ScoredBatch, rewards_N: np.ndarray) -> np.ndarray:
-        """Return the same where more has to be known of a rollout than its group."""
+        """Return the same for algorithms that need more of a rollout than its group."""
         return self.advantages(rewards_N, scored.groups_N)
 
     def penalised_advantages(self, scored: ScoredBatch, rewards_N: np.ndarray, penalties_N: np.ndarray) -> np.ndarray:
-        """Return the same for rewards from which the divergence is taken, `penalties_N` of each rollout."""
+        """Return the same for rewards from which the divergence, `penalties_N` of each rollout, is subtracted."""
         return self.rollout_advantages(scored, rewards_N - penalties_N)
 
     def rows(self, scored: ScoredBatch) -> tuple[TrainingRow, ...]:
-        """Return a row for each segment, without advantages; its loss mask is empty where there is nothing to train
-        on."""
+        """Return a row for each segment, without advantages. The loss mask is empty if there is nothing to train on."""
         return scored.rows()
 
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
-        """Return losses [B, T], 0 at masked positions, before weights; and metrics as sums over unmasked tokens."""
+        """Return losses [B, T] before weights, 0 at masked positions; and metrics as sums over unmasked tokens."""
         from rftstream.core.losses import policy_gradient_losses
 
         return policy_gradient_losses(policy_BT, rows.advantages_BT, rows.loss_mask_BT), {}
 
     def weights(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor | None, dict[str, Any]]:
-        """Return the factors of these losses [B, T], as constants; None stands for 1."""
+        """Return the factors of these losses [B, T], as constants; None for 1."""
         return None, {}
 
     def reduce(self, losses_BT: Tensor, rows: MicroBatch, denominators: Denominators) -> Tensor:
@@ -139,14 +139,14 @@ class PolicyGradient:
         ]
 
     def additions(self, experience: Experience, segment: Segment) -> dict[str, np.ndarray]:
-        """Return more arrays [T] of a row, for `loss`: at least those in `added`."""
+        """Return further arrays [T] of a row for `loss`, at least those in `added`."""
         if AGE_WEIGHT not in self.added:
             return {}
         ages_T = _ages(segment, experience.batch_sequence)
         return {AGE_WEIGHT: (self.config.staleness_decay**ages_T).astype(np.float32)}
 
     def describe(self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> dict[str, float]:
-        """Return more metrics of a batch, whose rows have their advantages by now."""
+        """Return more metrics of a batch. Its rows have their advantages already."""
         return {}
 
     # ----------------------------------------------------------------------------- what follows from it
@@ -154,7 +154,7 @@ class PolicyGradient:
     def prepare(
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """One row per segment; the advantage is the rollout's, for all of its segments."""
+        """Return one row per segment. All segments of a rollout have the rollout's advantage."""
         config, scored = self.config, collect_scored(batch)
         if scored is None:
             return (), dict(NOTHING)
@@ -169,7 +169,7 @@ class PolicyGradient:
             after = float((rewards_N - config.kl_coef * kl_N).mean())
             metrics |= {"kl": float(kl_N.sum()) / max(tokens, 1.0), "reward_after_kl": after}
             penalties_N = np.zeros_like(kl_N) if self.takes_kl_by_token else config.kl_coef * kl_N
-        # the reference is asked for truncated ones, too: their divergence counts in their groups
+        # the reference is also needed for truncated rollouts, whose divergence counts in their groups
         if config.mask_truncated and (kl_R is not None or "reference_rewards" not in self.needs):
             rows, metrics["truncated_masked"] = scored.leave_out_truncated(rows)
         advantages_N = self.penalised_advantages(scored, rewards_N, penalties_N)
@@ -228,8 +228,8 @@ class PolicyGradient:
         return self.reduce(losses_BT, rows, denominators), metrics | parts
 
     def _trained_advantages(self, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> np.ndarray:
-        """Return the advantages that metrics describe: those of rollouts, or of trained tokens where tokens have their
-        own."""
+        """Return the advantages that metrics describe: those of trained tokens if tokens have their own, otherwise
+        those of rollouts."""
         return of_trained_tokens(rows) if self.has_token_advantages else advantages_N
 
     @property
@@ -243,7 +243,7 @@ class PolicyGradient:
         return policy_BT.detach() if proximal_BT is None else proximal_BT
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Form the effective sample size, `ess`, from the means of rho and its square."""
+        """Compute the effective sample size, `ess`, from the means of rho and its square."""
         from rftstream.core.corrections import effective_sample_size
 
         metrics = {name: value for name, value in means.items() if name not in ("rho", "rho_square")}
@@ -253,7 +253,7 @@ class PolicyGradient:
     def _divergences(self, rows: Sequence[TrainingRow], reference_logprobs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the divergence from the reference at each token, float64 [T] per row.
 
-        It is the divergence of the policy that sampled: its logprobs are recorded, and the tokens are its own."""
+        It is the divergence of the sampling policy, whose logprobs are recorded and whose tokens these are."""
         import torch
 
         from rftstream.core.kl import estimate_kl
@@ -272,7 +272,7 @@ class PolicyGradient:
 
 
 def _with_discounts(scored: ScoredBatch, additions_R: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-    """Return the additions of the rows with their discounts, if any experience has another weight than 1."""
+    """Return the additions of the rows with their discounts, if any experience has a weight other than 1."""
     if all(experience.weight == 1 for experience in scored.experiences):
         return additions_R
     return [
@@ -282,7 +282,8 @@ def _with_discounts(scored: ScoredBatch, additions_R: list[dict[str, np.ndarray]
 
 
 class CorrectedPolicyGradient(PolicyGradient):
-    """A policy gradient with a ratio to the policy before the batch, so that a weight makes up for who sampled."""
+    """A policy gradient with a ratio to the policy before the batch, so that a weight can correct for the sampling
+    policy."""
 
     Config: ClassVar[Any] = CorrectedConfig
 
@@ -295,7 +296,7 @@ class CorrectedPolicyGradient(PolicyGradient):
             self.added |= {PROXIMAL_SHARE}
 
     def weights(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor | None, dict[str, Any]]:
-        """Return what the chosen correction makes of each token's ratio to who sampled it."""
+        """Return the weights that the chosen correction computes from each token's ratio to the sampling policy."""
         from rftstream.core import corrections
 
         config, mask_BT = self.config, rows.loss_mask_BT
@@ -320,7 +321,7 @@ class CorrectedPolicyGradient(PolicyGradient):
         return weights_BT, metrics
 
     def old_logprobs(self, policy_BT: Tensor, rows: MicroBatch) -> Tensor:
-        """Return the proximal logprobs, or those interpolated by versions with `proximal = "log-linear"`."""
+        """Return the proximal logprobs; with `proximal = "log-linear"` they are interpolated by versions."""
         if not self._interpolates:
             return super().old_logprobs(policy_BT, rows)
         from rftstream.core.corrections import interpolate_logprobs
@@ -330,7 +331,7 @@ class CorrectedPolicyGradient(PolicyGradient):
         )
 
     def additions(self, experience: Experience, segment: Segment) -> dict[str, np.ndarray]:
-        """Add the share of the way that interpolated logprobs need."""
+        """Add the shares that interpolated logprobs need."""
         more = super().additions(experience, segment)
         if self._interpolates:
             more[PROXIMAL_SHARE] = _proximal_shares(segment, experience.batch_sequence)
@@ -348,8 +349,8 @@ class GroupRelative:
         return compute_group_advantages(rewards_N, groups_N, eps=self.config.advantage_eps)
 
     def penalised_advantages(self, scored: ScoredBatch, rewards_N: np.ndarray, penalties_N: np.ndarray) -> np.ndarray:
-        """Return these less the divergence, which is centred and not divided: else it would come in full size where
-        rewards are equal but for it."""
+        """Return these minus the divergence, which is centred and not divided. Otherwise it would have full size in
+        groups where the rewards differ only by it."""
         advantages_N = self.advantages(rewards_N, scored.groups_N)
         return np.asarray(advantages_N - center_on_group_mean(penalties_N, scored.groups_N))
 
@@ -359,7 +360,7 @@ class Clipped(CorrectedPolicyGradient):
 
     Config: ClassVar[Any] = ClippedConfig
     clip_level: ClassVar[Level] = "token"
-    """Whether the ratio is that of a token or of a row, as `core.ratios` has it."""
+    """Whether the ratio is that of a token or of a row, as in `core.ratios`."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -370,7 +371,7 @@ class Clipped(CorrectedPolicyGradient):
             )
 
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
-        """Return PPO's clipped losses, by ratios of the level `clip_level`."""
+        """Return PPO's clipped losses, with ratios of the level `clip_level`."""
         from rftstream.core.losses import clipped_surrogate_losses
 
         config = self.config
@@ -396,8 +397,8 @@ def _ages(segment: Segment, version: int) -> np.ndarray:
 
 
 def _proximal_shares(segment: Segment, version: int) -> np.ndarray:
-    """(v_prox - v_behavior) / (v_theta - v_behavior) with v_theta = version, v_prox = version - 1, inside [0, 1]; 0
-    where version sampled itself. float32 [T]."""
+    """Return (v_prox - v_behavior) / (v_theta - v_behavior) with v_theta = version and v_prox = version - 1, inside [0,
+    1]; 0 if `version` itself sampled the token. float32 [T]."""
     ages_T = _ages(segment, version)
     return np.where(ages_T > 0, (ages_T - 1) / np.maximum(ages_T, 1), 0.0).astype(np.float32)
 
@@ -418,7 +419,7 @@ def _check_kl(config: PolicyGradientConfig, name: str) -> None:
 
 
 def _bounds(config: CorrectedConfig, name: str) -> tuple[Any, float, float] | None:
-    """Return the kind of correction and the bounds of rho outside of which it applies; None: no correction."""
+    """Return the kind of correction and the bounds of rho; None for no correction."""
     given = {"correction_low": config.correction_low, "correction_high": config.correction_high}
     if config.correction == "none":
         if odd := [key for key, value in given.items() if value is not None]:

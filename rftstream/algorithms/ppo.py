@@ -1,9 +1,9 @@
-"""PPO with a critic (arXiv 1707.06347): each token is compared with what the critic expected there.
+"""PPO with a critic (arXiv 1707.06347): each token is compared with the critic's expectation.
 
-The critic is a network of its own, with an optimizer of its own. Before a batch is trained it says what stands before
-each sampled token is worth; generalised advantage estimation (arXiv 1506.02438) makes advantages of that. No groups are
-needed. The last token of a rollout has its reward; with `kl_in = "reward"` the divergence is taken at each token.
-"""
+The critic is a separate network with its own optimizer. Before a batch is trained it estimates a value before each
+sampled token. Generalised advantage estimation (arXiv 1506.02438) computes advantages from these values. No groups are
+needed. The last token of a rollout has the rollout's reward; with `kl_in = "reward"` the divergence is subtracted at
+each token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 VALUES, RETURNS = "values", "returns"
-"""Additions of a row: what the critic said before the batch, and what it ought to have said."""
+"""Additions of a row: the critic's values before the batch, and the returns, which are their targets."""
 
 
 class Ppo(Clipped):
@@ -54,7 +54,7 @@ class Ppo(Clipped):
         self.critic = config.critic
 
     def token_advantages(self, batch: BatchAdvantages) -> list[np.ndarray]:
-        """Return the reward of each token; `estimate` makes advantages of them when the values are known."""
+        """Return the reward of each token. `estimate` computes advantages from them when the values are known."""
         rows, kl_R = batch.rows, batch.kl_R
         result = [
             np.zeros(len(row.token_ids)) if kl_R is None else -self.config.kl_coef * kl_R[number]
@@ -117,7 +117,7 @@ class Ppo(Clipped):
 def _by_row(
     rows: Sequence[TrainingRow], values: Sequence[np.ndarray], *, gamma: float, lam: float
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return advantages and returns of each row, float64 [T]; a rollout goes on from one of its rows to the next."""
+    """Return advantages and returns of each row, float64 [T]. A rollout continues from one of its rows to the next."""
     first = [number for number, row in enumerate(rows) if not number or row.rollout != rows[number - 1].rollout]
     spans = list(zip(first, [*first[1:], len(rows)], strict=True))
     rewards_NT, values_NT, mask_NT = (

@@ -1,4 +1,4 @@
-"""Policy gradients that do something else with the ratio than PPO's clip, or have none.
+"""Policy gradients that use the ratio in another way than PPO's clip, or have no ratio.
 
 Legend: N rollouts of the batch, R rows, B rows of a micro-batch, T padded tokens.
 """
@@ -105,7 +105,7 @@ class Dppo(GroupRelative, PolicyGradient):
             self.needs |= {"rows_without_advantage"}
 
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
-        """Return the losses of `core.losses.binary_divergence_losses`, by the probability when sampled."""
+        """Return the losses of `core.losses.binary_divergence_losses`, relative to the probability when sampled."""
         from rftstream.core.losses import binary_divergence_losses
 
         return binary_divergence_losses(
@@ -120,7 +120,7 @@ class Dppo(GroupRelative, PolicyGradient):
 
 
 KEPT = "second_moment_kept"
-"""Addition of a row: 1 where a token stays."""
+"""Addition of a row: 1 for each token that is kept."""
 
 
 class M2po(GroupRelative, PolicyGradient):
@@ -146,7 +146,7 @@ class M2po(GroupRelative, PolicyGradient):
     def refine(
         self, rows: Sequence[TrainingRow], row_logprobs: Sequence[np.ndarray]
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """Mark the tokens that stay, as the addition KEPT."""
+        """Mark the kept tokens with the addition KEPT."""
         trained_R = [row.loss_mask > 0 for row in rows]
         ratios_R = [
             (logprobs.astype(np.float64) - row.behavior_logprobs)[trained]
@@ -162,13 +162,13 @@ class M2po(GroupRelative, PolicyGradient):
         return tuple(refined), {"second_moment_dropped": 1.0 - float(kept_N.mean()) if len(kept_N) else 0.0}
 
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
-        """Return the losses of `core.losses.ratio_losses`, by the ratio to who sampled."""
+        """Return the losses of `core.losses.ratio_losses`, with the ratio to the sampling policy."""
         from rftstream.core.losses import ratio_losses
 
         return ratio_losses(policy_BT, rows.behavior_logprobs_BT, rows.advantages_BT, rows.loss_mask_BT)
 
     def weights(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor | None, dict[str, Any]]:
-        """Return 1 for each token that stays, and 0 for the others."""
+        """Return 1 for each kept token, and 0 for the others."""
         return rows.additions[KEPT], {}
 
 
@@ -195,7 +195,7 @@ class Topr(PolicyGradient):
         """Largest weight of a bad rollout: how much likelier it is to the policy than it was to who sampled it."""
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-        """Return how far each rollout's reward is above the baseline; nothing is compared inside a group."""
+        """Return the difference between each rollout's reward and the baseline. Siblings are not compared."""
         return np.asarray(rewards_N - self.config.baseline)
 
     def describe(self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> dict[str, float]:
@@ -203,7 +203,7 @@ class Topr(PolicyGradient):
         return {"imitated_share": float((advantages_N >= 0).mean())}
 
     def weights(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor | None, dict[str, Any]]:
-        """Return 1 for good rows, and for bad ones their ratio to who sampled, cut off at `max_weight`."""
+        """Return 1 for good rows, and for bad rows their ratio to the sampling policy, limited to `max_weight`."""
         from rftstream.core.corrections import tapered_sequence_weights
 
         return tapered_sequence_weights(
@@ -232,7 +232,7 @@ class AsymRe(PolicyGradient):
         paper's for language models."""
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-        """R - (mean_g + shift): a group of equal rewards is imitated, a little."""
+        """Return R - (mean_g + shift). So a group of equal rewards is imitated a little."""
         return np.asarray(center_on_group_mean(rewards_N, groups_N) - self.config.shift)
 
 

@@ -1,4 +1,4 @@
-"""What algorithms ask of the rest of a run beside logprobs: a critic, a reference that is renewed, a greedy sibling."""
+"""Demands of algorithms on the rest of a run, beside logprobs: a critic, a renewed reference, a greedy sibling."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def has_reference(algorithm: Algorithm) -> bool:
 
 
 def the_critic(algorithms: Sequence[Algorithm]) -> CriticConfig | None:
-    """Return the settings of the critic that the stages share, if any has one. ConfigError if they have different
-    ones."""
+    """Return the settings of the critic that the stages share; None without a critic. ConfigError if stages have
+    different ones."""
     critics = [critic for algorithm in algorithms if (critic := critic_of(algorithm)) is not None]
     if any(critic != critics[0] for critic in critics):
         raise ConfigError("stages: critics of different settings, expected one for the whole run; set them alike")
@@ -38,8 +38,8 @@ def the_critic(algorithms: Sequence[Algorithm]) -> CriticConfig | None:
 
 
 def check_demands(config: RunConfig, algorithms: Sequence[Algorithm], backend_class: type) -> None:
-    """ConfigError if the backend, or the run, cannot give what the algorithms, one for each stage, or the run file ask
-    for."""
+    """Raise ConfigError if the backend or the run cannot meet the demands of the run file and of the algorithms (one
+    for each stage)."""
     named, backend = config.trainer.algorithm, config.trainer.backend
     renews = [
         stage for stage in Stages.of(config).all if stage.own_reference and has_reference(algorithms[stage.number])
@@ -70,18 +70,18 @@ def check_demands(config: RunConfig, algorithms: Sequence[Algorithm], backend_cl
 
 
 def trains_classifier(config: RunConfig) -> bool:
-    """Return whether what the run trains is a classifier in the place of a policy."""
+    """Return whether the run trains a classifier instead of a policy."""
     names = {name_of_part(named, where) for where, named in config.algorithms_named().items()}
     return any(registry.find_spec(AlgorithmSpec, name).trains_classifier for name in names)
 
 
 def trained_spec(config: RunConfig, spec: ModelSpec) -> ModelSpec:
-    """Return the model as the run trains it."""
+    """Return the model in the form in which the run trains it."""
     return replace(spec, as_classifier=True) if trains_classifier(config) else spec
 
 
 def _check_classifier(config: RunConfig) -> None:
-    """ConfigError if the run trains a classifier and asks for what only a policy can do."""
+    """Raise ConfigError if the run trains a classifier and asks for something that only a policy can do."""
     if not trains_classifier(config):
         return
     named, backend = config.trainer.algorithm, config.trainer.backend
@@ -99,7 +99,7 @@ def _check_classifier(config: RunConfig) -> None:
 
 
 def critic_folder(config: RunConfig, critic: CriticConfig, spec: ModelSpec) -> Path:
-    """Return the model folder that the critic begins as."""
+    """Return the model folder from which the critic starts."""
     if critic.model is None:
         return spec.folder
     folder = (Path(config.base) / Path(critic.model).expanduser()).resolve()
@@ -112,8 +112,8 @@ def critic_folder(config: RunConfig, critic: CriticConfig, spec: ModelSpec) -> P
 
 
 def has_greedy_sibling(config: RunConfig) -> bool:
-    """Return whether the first sibling of each group is sampled greedily, as a baseline. ConfigError where that leaves
-    nothing to train on, or where other groups of the run have none."""
+    """Return whether the first sibling of each group is sampled greedily, as a baseline. ConfigError if nothing is left
+    to train on, or if other groups of the run have no greedy sibling."""
     name = config.trainer.algorithm
     named = {where: name_of_part(one, where) for where, one in config.algorithms_named().items()}
     greedy = [where for where, one in named.items() if registry.spec(AlgorithmSpec, one, where=where).greedy_baseline]

@@ -53,8 +53,8 @@ class RewardModel:
     def prepare(
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """Return a row for each side of each pair: its last segment, which has all of the conversation. The pair's
-        weight stands in the place of an advantage."""
+        """Return a row for each side of each pair: its last segment, which contains the whole conversation. The pair's
+        weight takes the place of an advantage."""
         numbers: dict[str, int] = {}
         rows = []
         for one in batch:
@@ -62,7 +62,7 @@ class RewardModel:
                 continue
             pair = numbers.setdefault(one.ids.group_id, len(numbers))
             token_ids_T = one.segments[-1].token_ids.numpy()
-            whole_T = np.append(token_ids_T, token_ids_T[-1:]).astype(np.int32)  # the last one is never read
+            whole_T = np.append(token_ids_T, token_ids_T[-1:]).astype(np.int32)  # the last position is never read
             size, sign = len(whole_T), 1.0 if one.pair == "chosen" else -1.0
             mask_T = np.zeros(size, np.float32)
             mask_T[-1:] = float(len(token_ids_T) > 0 and one.segments[-1].loss_mask.numpy().any())
@@ -82,8 +82,8 @@ class RewardModel:
     def loss(
         self, policy_logprobs_BT: torch.Tensor, rows: MicroBatch, denominators: Denominators
     ) -> tuple[Any, dict[str, Any]]:
-        """Return the micro-batch's share of the loss over pairs, and its metrics as sums over pairs. In the place of
-        logprobs stand the scores."""
+        """Return the micro-batch's share of the loss over pairs, and its metrics as sums over pairs. The scores take
+        the place of logprobs."""
         from rftstream.core.imitation import bradley_terry_loss
         from rftstream.core.masks import apply_mask
 
@@ -100,14 +100,14 @@ class RewardModel:
         )
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return means over pairs; the sums over pairs come divided by tokens. A classifier has no entropy."""
+        """Return means over pairs, from sums that were divided by the number of tokens. A classifier has no entropy."""
         return {name: value for name, value in means_over_pairs(means).items() if name != "entropy"}
 
     def held_out(
         self, rows: Sequence[TrainingRow], logprobs: Sequence[np.ndarray], reference: Sequence[np.ndarray] | None
     ) -> dict[str, float]:
         """Return loss, accuracy and margin over pairs that are not trained on. `logprobs` are the scores, each at one
-        place of its row. A pair whose scores are equal counts as a half."""
+        position of its row. A pair with equal scores counts as a half."""
         gaps: dict[int, float] = {}
         given: dict[int, float] = {}
         for row, scores_T in zip(rows, logprobs, strict=True):

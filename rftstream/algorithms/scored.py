@@ -1,4 +1,4 @@
-"""The scored experiences of a batch as arrays: rewards, groups, rows, and the metrics that every algorithm has.
+"""The scored experiences of a batch as arrays: rewards, groups and rows, and the metrics that all algorithms share.
 
 Legend: N rollouts of the batch, R rows (a rollout has one per segment), T tokens of a row.
 """
@@ -16,18 +16,18 @@ from rftstream.contracts.rollouts import Segment
 from rftstream.core.advantages import compute_overlong_penalties, count_groups_without_signal
 
 NOTHING = {"num_groups": 0.0, "num_rollouts": 0.0}
-"""Metrics of a batch in which nothing is scored."""
+"""Metrics of a batch without scored rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredBatch:
-    """Those experiences of a batch that have a reward."""
+    """The experiences of a batch that have a reward."""
 
     experiences: tuple[Experience, ...]
     rewards_N: np.ndarray
-    """float64, as they were given."""
+    """Given rewards, float64."""
     groups_N: np.ndarray
-    """int64, dense from 0 in the order in which groups appear."""
+    """int64, numbered from 0 in order of appearance."""
     owners_R: np.ndarray
     """int64: the rollout of each row."""
 
@@ -53,7 +53,8 @@ class ScoredBatch:
         return masked, float(sum(experience.truncated for experience in self.experiences))
 
     def overlong_penalties(self, share: float) -> np.ndarray:
-        """Float64 [N], 0 to -1: how far each rollout is into the last `share` of the tokens that it was allowed."""
+        """Return for each rollout a penalty from 0 to -1, by how far it is into the last `share` of its allowed tokens.
+        float64 [N]."""
         lengths_R = np.asarray([np.count_nonzero(segment.loss_mask.numpy()) for segment in self.segments])
         lengths_N = np.bincount(self.owners_R, weights=lengths_R, minlength=len(self.experiences))
         limits_N = np.asarray([experience.sampling.max_tokens for experience in self.experiences])
@@ -65,8 +66,8 @@ class ScoredBatch:
         return np.bincount(self.owners_R, weights=sums_R, minlength=len(self.experiences))
 
     def metrics(self, rewards_N: np.ndarray, advantages: np.ndarray, rows: Sequence[TrainingRow]) -> dict[str, float]:
-        """Return the metrics of the step. `rewards_N` are those by which groups are judged, without a
-        divergence; `advantages` are those of rollouts or tokens, as they are trained on."""
+        """Return the metrics of the step. `rewards_N` are the rewards by which groups are judged, without a divergence.
+        `advantages` are those of rollouts or tokens that are trained on."""
         without_signal = count_groups_without_signal(rewards_N, self.groups_N)
         num_groups = int(self.groups_N.max()) + 1
         return {

@@ -1,4 +1,4 @@
-"""Settings that algorithms share: each `Config` inherits what makes sense for it."""
+"""Settings that algorithms share: each `Config` inherits those that it needs."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Sft:
     def prepare(
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """Return a row for each segment; its weight stands in the place of an advantage."""
+        """Return a row for each segment. Its weight takes the place of an advantage."""
         rows = demonstration_rows(batch)
         return rows, {"num_demonstrations": float(len({row.group for row in rows}))}
 
@@ -54,7 +54,7 @@ class Sft:
         )
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics as they are: they are means over tokens already."""
+        """Return the metrics unchanged, since they are means over tokens already."""
         return dict(means)
 
     def held_out(

@@ -1,4 +1,4 @@
-"""Rewards of steps, as a process reward model stamps them into verdicts, as arrays for an algorithm.
+"""Rewards of steps, which a process reward model adds to verdicts, as arrays for an algorithm.
 
 Shapes: N rollouts, R rows, T tokens of all segments of a rollout.
 """
@@ -32,8 +32,8 @@ class StepConfig:
 
 
 def step_advantages(scored: ScoredBatch, *, eps: float, name: str) -> list[np.ndarray]:
-    """Return the advantages of each row's tokens by the steps of the groups, float64 [T]. ConfigError, which names the
-    algorithm `name`, if a rollout has no rewards of steps."""
+    """Return the advantages of each row's tokens from the rewards of the group's steps, float64 [T]. ConfigError,
+    naming the algorithm `name`, if a rollout has no step rewards."""
     rewards_N, ends_N = [], []
     for experience in scored.experiences:
         rewards_T, ends_T = _of_steps(experience, name)
@@ -58,7 +58,7 @@ def step_metrics(scored: ScoredBatch, name: str) -> dict[str, float]:
 
 
 def _of_steps(experience: Experience, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rewards, float64 [T], and where steps end, bool [T]."""
+    """Return the rewards, float64 [T], and the ends of steps, bool [T]."""
     num_tokens = sum(_lengths(experience))
     rewards, ends = (experience.additions.get(key) for key in (STEP_REWARDS, STEP_ENDS))
     if rewards is None or ends is None or not rewards.shape == ends.shape == (num_tokens,):

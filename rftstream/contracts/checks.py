@@ -1,4 +1,5 @@
-"""The check of a whole message: the rules of its parts, and what follows from the types of their fields.
+"""The check of a whole message: the rules of its parts, and the conditions that follow from the types of their
+fields.
 
 It is put together once for each type, at import, and asked at every encode and decode. From the types it follows that
 every float is finite, except in `metrics`; every value of type Any is plain (None, bool, int, float, str, list, dict
@@ -24,14 +25,14 @@ MAX_DEPTH = 32
 
 
 def first_violation(message: object) -> Violation | None:
-    """Return the first promise that a message or a part of a message does not keep; None if it keeps all."""
+    """Return the first violation in a message or a part of a message; None if there is none."""
     check = _CHECKS[type(message)]
     return None if check is None else check(message)
 
 
 @functools.cache
 def _check_part(cls: type) -> Check | None:
-    """Return the whole check of a message or part, found from its annotations; None if there is nothing to check."""
+    """Return the whole check of a message or part, derived from its annotations; None if there is nothing to check."""
     hints = get_type_hints(cls)
     kinds = {field.name: _without_none(hints[field.name]) for field in dataclasses.fields(cls)}
     inside = tuple((name, check) for name, kind in kinds.items() if name != "metrics" and (check := _check_of(kind)))
@@ -56,10 +57,10 @@ def _check_part(cls: type) -> Check | None:
 
 
 def _check_floats(names: tuple[str, ...]) -> Check | None:
-    """Return a check of numbers that are never None. Where all is well it takes two passes in C."""
+    """Return a check of numbers that are never None. A valid message takes two passes in C."""
     if not names:
         return None
-    get_floats = operator.attrgetter(*names, names[0])  # twice, so that it returns a tuple for one name, too
+    get_floats = operator.attrgetter(*names, names[0])  # named twice, so that it returns a tuple even for a single name
 
     def check_floats(part: object) -> Violation | None:
         if math.isfinite(sum(get_floats(part))):
@@ -77,7 +78,7 @@ def _check_optional(name: str, part: object) -> Violation | None:
 
 
 def _check_of(kind: Any) -> Check | None:
-    """Return the check of what is inside a value of this type; None if there is nothing to check."""
+    """Return the check of the contents of a value of this type; None if there is nothing to check."""
     origin, arguments = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
         return _check_part(kind)  # type: ignore[arg-type]  # a class, as annotations hold no instances
@@ -116,7 +117,8 @@ def _finite_values(numbers: dict[str, float]) -> Violation | None:
 
 
 def _plain(value: Any, depth: int = 0) -> Violation | None:
-    """Any is a place for data, not for objects: what comes back must be what went in."""
+    """Return why a value is not plain data, or None. A field of type Any holds data, not objects: the decoded value
+    must equal the encoded one."""
     kind = type(value)
     if kind is str or kind is int or kind is float or kind is bool or value is None:
         return None

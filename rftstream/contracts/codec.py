@@ -33,13 +33,14 @@ from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError, MessageTooLarge
 
 _LONGEST_RUN = "r" * 249
-"""A run name of the greatest length, for the size of the longest record names."""
+"""A run name of the greatest length, for computing the longest record names."""
 
 _LONGEST_HEADERS = 65_536
-"""Bytes of key and headers that need not be counted where a value leaves so much room."""
+"""Bytes of key and headers that are not counted exactly if the value leaves at least this much room."""
 
 READABLE_SINCE = "readable_since"
-"""Header: the oldest version of the contract whose readers may read the record. Absent: its own version."""
+"""Header: the oldest version of the contract whose readers may read the record. If absent, it is the record's own
+version."""
 
 _BYTES = (bytes,)
 _BROKEN = (
@@ -53,17 +54,17 @@ _BROKEN = (
     RecursionError,
     MemoryError,
 )
-"""The errors that msgpack and msgspec raise over foreign bytes, or over a message of wrong types."""
+"""Errors of msgpack and msgspec about foreign bytes, or about a message with wrong types."""
 
 _known: dict[type, msgspec.msgpack.Decoder[Any]] = {}
-"""Type -> its decoder. Msgspec has looked at these types."""
+"""Type -> its decoder. Msgspec has inspected these types."""
 _one_looks = threading.Lock()
 _pack = msgspec.msgpack.Encoder().encode
 
 
 def _decoder_of(cls: type) -> msgspec.msgpack.Decoder[Any]:
-    """Return the decoder of a type. Let msgspec look at a type in one thread at a time: it does so once, and two
-    threads that are there at once end the process with a segmentation fault (seen with 0.22)."""
+    """Return the decoder of a type. Only one thread at a time lets msgspec inspect a type: msgspec does so once per
+    type, and two threads at once crash the process with a segmentation fault (seen with 0.22)."""
     decoder = _known.get(cls)
     if decoder is None:
         with _one_looks:
@@ -75,8 +76,8 @@ def _decoder_of(cls: type) -> msgspec.msgpack.Decoder[Any]:
 
 
 def encode(message: Message) -> bytes:
-    """Return the record value. ContractError if the message breaks its contract, so that no reader would take it;
-    MessageTooLarge if it exceeds the limits of readers, or of its topic."""
+    """Return the record value. ContractError if the message breaks its contract, so that readers would refuse it.
+    MessageTooLarge if it exceeds the limits of readers or of its topic."""
     cls = type(message)
     spec = SPEC_OF.get(cls)
     if spec is None:
@@ -110,7 +111,7 @@ def _refuse_size(num_bytes: int, most: int, message: Message) -> NoReturn:
 
 
 def _fields_of(message: Message) -> Any:
-    """Return a message that breaks its contract as plain maps and lists; None if it cannot be written like that."""
+    """Return a message that breaks its contract as plain maps and lists; None if that is impossible."""
     try:
         return msgspec.to_builtins(message, builtin_types=_BYTES)
     except _BROKEN:
@@ -139,8 +140,8 @@ def decode(value: bytes, contract: str, where: str = "") -> Message:
 
 
 def _decode_own(decoder: msgspec.msgpack.Decoder[Any], value: bytes) -> Message | None:
-    """Return the message in a value that `encode` would write just so: that is faster than to look at any value within
-    bounds. It must be too small to exceed a bound. None for values of other writers, and for damaged ones."""
+    """Return the message in a value that `encode` would write identically. This is faster than the bounded decoding of
+    any value. The value must be too small to exceed a bound. None for values of other writers, and for damaged ones."""
     try:
         message: Message = decoder.decode(value)
         return message if _pack(message) == value and first_violation(message) is None else None
@@ -179,13 +180,13 @@ _MSGPACK_ERRORS: dict[type[BaseException], str] = {
     msgpack.FormatError: "got a byte that begins nothing",
     msgpack.ExtraData: "got bytes behind the end of the message",
 }
-"""Words for errors that come without a text, or with one that tells little."""
+"""Texts for errors that have no text, or one that tells little."""
 
 
 def _refuse(error: BaseException, fields: Any, where: str) -> NoReturn:
-    """Raise one ContractError, of bounded length, for what msgspec, msgpack and Python say about bad input.
+    """Raise one ContractError, of bounded length, for an error of msgspec, msgpack or Python about bad input.
 
-    `fields` is what was to be converted or written, or None if it did not come to that."""
+    `fields` is the value to be converted or written, or None if the error came earlier."""
     text = str(error) or type(error).__name__
     path, role = "$", ""
     if type(error) is ValueError and fields is not None and (excess := find_excess(fields, LIMITS)) is not None:
@@ -209,7 +210,7 @@ def _refuse(error: BaseException, fields: Any, where: str) -> NoReturn:
 
 
 def _out_of_range(values: list[Any], sign: str, limit: int) -> str:
-    """Return the words for a number outside of its range, which msgspec does not tell."""
+    """Return the text for a number outside of its range, which msgspec does not name."""
     numbers = [value for value in values if type(value) is int]
     found = next((number for number in numbers if (number < limit if sign == ">=" else number > limit)), "another one")
     if sign == ">=":
@@ -218,7 +219,7 @@ def _out_of_range(values: list[Any], sign: str, limit: int) -> str:
 
 
 def _values_at(value: Any, path: str) -> list[Any]:
-    """Return what stands at a path of msgspec's, `$.a[0].b`; its `[...]` is any value of a map."""
+    """Return the values at a path of msgspec's, `$.a[0].b`. `[...]` in it matches any value of a map."""
     values = [value]
     for step in _STEP.finditer(path):
         name, index = step[1], step[2]
@@ -237,12 +238,12 @@ def _values_at(value: Any, path: str) -> list[Any]:
 
 
 def key_of(message: Message) -> bytes:
-    """Return the record key, as the table of topics names it."""
+    """Return the record key as defined in the table of topics."""
     return SPEC_OF[type(message)].key(message).encode()
 
 
 def headers_of(message: Message, run: str, writer_epoch: int = 0) -> Headers:
-    """Return what audit and index can read of the message without its body, in ASCII."""
+    """Return the headers of the message, in ASCII, from which audit and index read without the body."""
     spec = SPEC_OF[type(message)]
     facts: Facts = {"id": (spec.id or spec.key)(message), **spec.headers(message)}
     return _first_headers(spec.contract, spec.version, spec.readable_since, run, writer_epoch) + _headers(facts)
@@ -250,8 +251,8 @@ def headers_of(message: Message, run: str, writer_epoch: int = 0) -> Headers:
 
 @functools.lru_cache(maxsize=1024)
 def _first_headers(contract: str, version: int, readable_since: int | None, run: str, writer_epoch: int) -> Headers:
-    """Return the headers that the messages of one kind, run and writer have in common. They come first: `from_record`
-    knows them by that."""
+    """Return the headers that all messages of one kind, run and writer share. They come first, since `from_record`
+    recognizes them by that."""
     return _headers(
         {
             "contract": contract,
@@ -274,7 +275,7 @@ def _headers(facts: Facts) -> Headers:
 
 
 def ids_from_headers(record: Record) -> RolloutIds | None:
-    """Return the rollout's ids, also when the body cannot be decoded; None if one is missing or makes no sense."""
+    """Return the rollout's ids, even if the body cannot be decoded; None if an id is missing or invalid."""
     _decoder_of(RolloutIds)
     try:
         texts = {name: (record.header(name) or b"").decode("ascii") for name in ID_HEADERS}
@@ -299,8 +300,8 @@ def to_record(
     extra: Headers = (),
     value: bytes | None = None,
 ) -> NewRecord:
-    """Return the record of a message. `key` is the one that the topic asks for unless it is given. `value` is what
-    `encode` made of the message, where the caller has it already."""
+    """Return the record of a message. `key` defaults to the key that the topic defines. `value` is the result of
+    `encode`, if the caller has it already."""
     spec = SPEC_OF[type(message)]
     if topic != spec.topic:
         raise ContractError(f"$: got {spec.contract}, which the topic does not take", where=topic)
@@ -328,13 +329,13 @@ def from_record(record: Record) -> Message:
     try:
         return decode(record.value, contract)
     except ContractError:
-        # Only now is the text made that names the record; nearly all records are good.
+        # The text that names the record is only made now, since nearly all records are valid.
         return decode(record.value, contract, str(record))
 
 
 _accepted: dict[tuple[str, Headers], str] = {}
-"""Topic, and the first three headers of a record that was accepted -> its contract. A record whose first three headers
-are the same is accepted as well."""
+"""Topic and first three headers of an accepted record -> its contract. Records with the same first three headers are
+accepted without further checks."""
 
 _MAX_ACCEPTED = 1024
 _DECIDING = ("contract", "contract_version", READABLE_SINCE)
@@ -342,8 +343,8 @@ _DECIDING = ("contract", "contract_version", READABLE_SINCE)
 
 
 def _accept(record: Record, contract: str) -> None:
-    """Remember that a record was accepted, if its first three headers show it: they are the deciding ones, or the last
-    of these is missing."""
+    """Remember an accepted record by its first three headers, if these are the deciding ones or only the last of these
+    is missing."""
     first = record.headers[:3]
     names = tuple(name for name, _ in first)
     ours = names[:2] == _DECIDING[:2] and names[2:] in ((), ("run",)) and record.header(READABLE_SINCE) is None
@@ -353,15 +354,14 @@ def _accept(record: Record, contract: str) -> None:
 
 
 def is_foreign(record: Record) -> bool:
-    """Return whether the record is no message that its topic takes. Such a record is somebody else's, and is passed
-    over."""
+    """Return whether the topic does not take the record. Such a record is of another program, and readers skip it."""
     contract = record.header("contract")
     return contract is None or contract.decode("ascii", "replace") not in CONTRACTS_ON.get(record.topic, ())
 
 
 def _contract_of(record: Record, where: str) -> str:
-    """Return the contract that the headers name. ContractError if the topic does not take it, or if the record is of a
-    later version, unless its writer says that readers of the version here may read it."""
+    """Return the contract that the headers name. ContractError if the topic does not take it, or if the record has a
+    later version that readers of this version may not read according to its writer."""
     contract = _text_header(record, "contract", where)
     allowed = CONTRACTS_ON.get(record.topic, ())
     if contract not in allowed:

@@ -1,4 +1,4 @@
-"""Ids, seeds and partitions: derived, never drawn, so that a step done twice gives the same ones."""
+"""Ids, seeds and partitions. They are derived, never random, so that a repeated step gives the same ones."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def rollout_id(group: str, sibling: int) -> str:
 
 
 def derive_seed(run_seed: int, *parts: object) -> int:
-    """Return a seed below 2**63 that depends on the run's seed and the parts alone."""
+    """Return a seed below 2**63 that depends only on the run's seed and the parts."""
     text = "\x1f".join([str(run_seed), *map(str, parts)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def unit_interval(seed: int) -> float:
-    """Return the number in [0, 1) that a derived seed stands for."""
+    """Return the number in [0, 1) for a derived seed."""
     return seed / 2**63

@@ -27,10 +27,10 @@ class MessageLimits:
     """The most items of all lists and maps together. Eight million empty lists fit into a record, and take fifty times
     its size in memory."""
     num_bytes: int = MAX_DEAD_BYTES
-    """The most bytes. A topic may take less."""
+    """Most bytes. A topic may allow fewer."""
 
     def holds(self, num_bytes: int) -> bool:
-        """Return whether any value of this size is within all limits. An item is at least one byte."""
+        """Return whether every value of this size is within all limits, since an item takes at least one byte."""
         return num_bytes < min(self.items, self.total_items, self.num_bytes)
 
 
@@ -38,8 +38,8 @@ LIMITS = MessageLimits()
 
 
 def unpack(value: bytes, limits: MessageLimits) -> Any:
-    """Return the plain maps and lists in a value. ValueError if one of the limits is exceeded, which is seen before
-    anything is built: by the number of bytes, and by each length that they announce."""
+    """Return the plain maps and lists in a value. ValueError if a limit is exceeded, which is detected before anything
+    is built: from the number of bytes, and from each length that the bytes declare."""
     num_bytes = len(value)
     if num_bytes > limits.num_bytes:
         raise ValueError(f"{num_bytes} bytes exceed the limit of {limits.num_bytes}")
@@ -74,8 +74,8 @@ def _counter(most: int) -> Callable[[Any], Any]:
 
 
 def find_excess(fields: Any, limits: MessageLimits) -> tuple[str, str] | None:
-    """Return path and words for what exceeds a limit in a message's plain maps and lists; None if nothing does. The
-    path of too many bytes or items in all is that of the part which holds most of them."""
+    """Return path and text for the first exceeded limit in a message's plain maps and lists; None if there is none. If
+    all bytes or items together are too many, the path is that of the part that holds most of them."""
     for path, container in _containers(fields, "$"):
         if len(container) > limits.items:
             return path, f"got {len(container)} items, expected at most {limits.items}"
@@ -88,7 +88,7 @@ def find_excess(fields: Any, limits: MessageLimits) -> tuple[str, str] | None:
 
 
 def largest_part(fields: Any) -> str:
-    """Return the path of the innermost part that has more than half of a message's bytes."""
+    """Return the path of the innermost part that holds more than half of a message's bytes."""
     return _largest(fields, _num_bytes)
 
 

@@ -1,4 +1,4 @@
-"""How a message is declared: `message` above its class says all that the log knows of it."""
+"""The declaration of messages: `message` above a class tells all that the log knows about the message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from dataclasses import Field
 
 Facts = dict[str, str | int | bool | None]
-"""Header -> value. None and False are left out, and True is written as 1."""
+"""Header -> value. None and False are left out, True is written as 1."""
 
 
 class Message:
@@ -28,34 +28,34 @@ M = TypeVar("M", bound=Message)
 class MessageSpec:
     """The declaration of a message, made by `message`. `messages` has the table of all.
 
-    `codec` asks it for the key, the id and the headers of each record that is written."""
+    `codec` asks it for the key, the id and the headers of each written record."""
 
     type: type[Message]
     """The frozen dataclass."""
     contract: str
-    """The name that travels in the header `contract`; `schemas/<contract>.json` is its schema."""
+    """The name in the header `contract`. Its schema is `schemas/<contract>.json`."""
     topic: str
-    """The topic (`topics`) that takes the message; it has one."""
+    """The only topic (`topics`) that takes the message."""
     key: Callable[[Any], str]
-    """Returns the record key, as the table of topics names it."""
+    """Returns the record key as defined in the table of topics."""
     id: Callable[[Any], str] | None = None
-    """Returns the header `id`, the record's own id. None: it is the key, which no other record has."""
+    """Returns the header `id`, the record's own id. None if the key is unique and serves as the id."""
     headers: Callable[[Any], Facts] = lambda message: {}
-    """Returns the headers beside those that all messages have."""
+    """Returns the headers in addition to those that all messages have."""
     version: int = 1
-    """The newest version that this code writes and reads; all versions up to it can be read."""
+    """The newest version, which this code writes. All versions up to it can be read."""
     readable_since: int | None = None
-    """The oldest version whose readers may read what this code writes, since they may skip all fields added after it.
-    It travels in a header. None: readers have to know `version`."""
+    """The oldest version whose readers may read the records that this code writes, since all later fields can be
+    skipped. It is written as a header. None if readers must know `version`."""
 
 
 SPEC_OF: dict[type, MessageSpec] = {}
-"""Type of a message -> its declaration, for the modules that are imported; `messages` imports them all."""
+"""Type of a message -> its declaration, for the imported modules. `messages` imports all of them."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def message(contract: str, **facts: Any) -> Callable[[type[M]], type[M]]:
-    """Make a frozen dataclass of the class below, and declare it; `facts` are the fields of its `MessageSpec`."""
+    """Make a frozen dataclass from the class below, and declare it. `facts` are the fields of its `MessageSpec`."""
 
     def declare(cls: type[M]) -> type[M]:
         made = dataclass(frozen=True, slots=True, kw_only=True)(cls)

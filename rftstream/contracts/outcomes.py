@@ -264,15 +264,15 @@ def _check_batch_reuse(reuse: BatchReuse) -> Violation | None:
 
 
 class DecidedSequences:
-    """Which groups have an outcome: all below a number, and some above. A reader of `outcomes` calls `add` for each
-    outcome."""
+    """Records which groups have an outcome: all below a number, and some above. A reader of `outcomes` calls `add` for
+    each outcome."""
 
     def __init__(self, below: int = 0, above: Iterable[int] = ()) -> None:
         self.below = below
         self._above = set(above)
 
     def add(self, sequence: int) -> None:
-        """Take a group that has an outcome."""
+        """Add a group that has an outcome."""
         if sequence < self.below:
             return
         self._above.add(sequence)
@@ -287,5 +287,5 @@ class DecidedSequences:
         return self.below + len(self._above)
 
     def above(self) -> tuple[int, ...]:
-        """Return the groups above `below` that have one, in order."""
+        """Return the groups above `below` that have an outcome, in order."""
         return tuple(sorted(self._above))

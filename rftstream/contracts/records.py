@@ -22,14 +22,14 @@ class TopicPartition(NamedTuple):
 
 
 _place = lru_cache(maxsize=65_536)(TopicPartition)
-"""The partitions that were asked for. A run has few, and asks for one with every record."""
+"""The partitions that were requested. A run has few, and one is requested with every record."""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """A record as it stands on the log. `msgspec.structs.replace` makes another one of it.
+    """A record on the log. `msgspec.structs.replace` makes a modified copy.
 
-    There are many of them, and they hold nothing that could hold them: this kind of class is made in a fifth of a
-    dataclass's time, and the garbage collector passes it over."""
+    There are many records, and none of them can be part of a reference cycle. A struct is made in a fifth of a
+    dataclass's time, and the garbage collector skips it."""
 
     topic: str
     partition: int
@@ -37,12 +37,12 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     timestamp_s: float
     key: bytes | None
     value: bytes | None
-    """The body; None for a tombstone, and where a reader was told to leave bodies out."""
+    """The body; None for a tombstone, and if the reader leaves bodies out."""
     headers: Headers
 
     @property
     def place(self) -> TopicPartition:
-        """The partition that the record stands in."""
+        """Partition of the record."""
         return _place(self.topic, self.partition)
 
     def header(self, name: str) -> bytes | None:
@@ -53,13 +53,13 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return None
 
     def number(self, name: str) -> int | None:
-        """Return the number that a header says, or None if it is missing or says none. Anybody may write a record, so a
-        header may be anything."""
+        """Return the number in a header, or None if it is missing or not a number. Anybody may write a record, so a
+        header may have any value."""
         text = self.header(name) or b""
         return int(text) if text.isdigit() and len(text) < 20 else None
 
     def text(self, name: str) -> str:
-        """Return the text of a header, "" if it is missing. Bytes that are no text are written as escapes."""
+        """Return the text of a header, "" if it is missing. Bytes that are not text are written as escapes."""
         return (self.header(name) or b"").decode("utf-8", "backslashreplace")
 
     def __str__(self) -> str:
@@ -73,12 +73,12 @@ class NewRecord(msgspec.Struct, frozen=True, gc=False):
     partition: int
     key: bytes | None
     value: bytes | None
-    """The body; None for a tombstone, which takes back what the key had on a compacted topic."""
+    """The body; None for a tombstone, which withdraws the record of the key on a compacted topic."""
     headers: Headers = ()
 
     @property
     def num_bytes(self) -> int:
-        """The size of key, value and headers together, as MAX_RECORD_BYTES limits it."""
+        """Size of key, value and headers together, which MAX_RECORD_BYTES limits."""
         size = sum(map(len, chain.from_iterable(self.headers)))
         if self.key is not None:
             size += len(self.key)

@@ -19,24 +19,24 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 Violation = tuple[str, str]
-"""Path below the part it was found in (`.segments[0].versions`), and what is wrong there."""
+"""Path below the checked part (`.segments[0].versions`), and the fault there."""
 
 Check = Callable[[Any], Violation | None]
-"""Returns the first thing that is wrong with a value, or None."""
+"""Returns the first fault of a value, or None."""
 
 Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """The rule of a class, and what the JSON Schema of the class says of it."""
+    """The rule of a class, and the rule's part that goes into the JSON Schema of the class."""
 
     check: Check
     json_schema: dict[str, Any]
 
 
 RULES: dict[type, Rule] = {}
-"""Type of a message or of a part -> its rule. Filled by `rule`; the parts of a message have rules of their own."""
+"""Type of a message or of a part -> its rule. `rule` fills it. Parts of a message have their own rules."""
 
 
 def rule(
@@ -54,11 +54,11 @@ def rule(
 
 
 def presence(value: object) -> str:
-    """Return how an error text says whether an optional value is there: `no` or `a`."""
+    """Return the word by which an error text tells whether an optional value is present: `no` or `a`."""
     return "no" if value is None else "a"
 
 
 def show(value: object) -> str:
-    """Return a foreign value as an error text shows it: readable and of bounded length."""
+    """Return a foreign value as text for errors: readable and of bounded length."""
     text = repr(value[:80]) if isinstance(value, str) else repr(value)
     return text if len(text) <= 90 else text[:87] + "..."

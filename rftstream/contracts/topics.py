@@ -8,10 +8,10 @@ from enum import StrEnum
 from rftstream.contracts.role_names import RoleName
 
 MAX_RECORD_BYTES = 8 * 1024 * 1024
-"""The most bytes of one record: key, value and headers together."""
+"""Most bytes of one record: key, value and headers together."""
 
 MAX_DEAD_BYTES = MAX_RECORD_BYTES + 256 * 1024
-"""The most bytes of a record on `dead`, which holds a whole record and says why it is there."""
+"""Most bytes of a record on `dead`, which holds a whole record and the reason."""
 
 
 class Width(StrEnum):
@@ -30,16 +30,15 @@ class Topic:
 
     name: str
     key: str
-    """Parts that the keys of its records are made of, for people; each message defines its own key
-    (MessageSpec.key)."""
+    """Description of the keys of its records, for docs. Each message defines its own key (MessageSpec.key)."""
     width: Width = Width.one
     twin: tuple[str, ...] | None = ("id",)
-    """Headers that together must be unique on the topic; None where repeats are meant."""
+    """Headers that together must be unique on the topic; None if repeats are intended."""
     compacted: bool = False
     max_record_bytes: int = MAX_RECORD_BYTES
     writer: str | None = None
-    """The single role whose claimed epochs its records must name to be in force (service/records/in_force.py); None:
-    records stand for themselves. On `control` and `summaries` it depends on the message."""
+    """The single role whose claimed epoch a record must name to be in force (service/records/in_force.py). None if
+    records need no epoch. On `control` and `summaries` the role depends on the message."""
     description: str = ""
 
 

@@ -1,4 +1,4 @@
-"""Pure functions of arrays: no I/O, clock, logger, global randomness, config or in-place change of what they get.
+"""Pure functions of arrays: no I/O, clock, logger, global randomness or config, and no in-place change of arguments.
 
 Shapes, as suffixes of names: N rows (or tokens) of a flat list, B rows of a micro-batch, T padded tokens, G groups,
 K spans, V vocabulary, D model width. Losses are computed per token, and `masks.reduce_loss` makes one number of them;

@@ -1,4 +1,4 @@
-"""Advantages from the rewards of groups and of steps, and what is taken from rewards before.
+"""Advantages from the rewards of groups and of steps, and penalties that are subtracted from rewards before.
 
 Shapes: N rollouts, `groups_N` names the group of each; T tokens of a rollout, S steps of all rollouts.
 
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 
 MIN_VARIANCE = 1e-12
-"""Values with less variance differ by rounding: their standard deviation is below a millionth."""
+"""Values with less variance differ only by rounding: their standard deviation is below a millionth."""
 
 
 def compute_group_advantages(rewards_N: np.ndarray, groups_N: np.ndarray, *, eps: float = 1e-6) -> np.ndarray:
-    """How much better each rollout is than its siblings, in standard deviations.
+    """Return how much better each rollout is than its siblings, in standard deviations.
 
     A = (R - mean_g) / (std_g + eps), std with n - 1; exactly 0 where a group's rewards are all equal, but for rounding,
     so for a group of one too. GRPO (arXiv 2402.03300), which leaves n or n - 1 open; n - 1 as in its implementations.
@@ -33,7 +33,8 @@ def compute_group_advantages(rewards_N: np.ndarray, groups_N: np.ndarray, *, eps
 
 
 def center_on_group_mean(rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-    """A = R - mean_g; exactly 0 where a group's rewards are all equal, but for rounding. Dr.GRPO (arXiv 2503.20783).
+    """Return A = R - mean_g; exactly 0 where a group's rewards are all equal, except for rounding. Dr.GRPO (arXiv
+    2503.20783).
 
     rewards_N: float [N], finite. groups_N: int [N]. Returns float64 [N].
     """
@@ -43,7 +44,8 @@ def center_on_group_mean(rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndar
 
 
 def compute_leave_one_out_advantages(rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-    """A = R - mean of the other siblings = n / (n - 1) (R - mean_g); 0 in a group of one. RLOO (arXiv 2402.14740).
+    """Return A = R - mean of the other siblings = n / (n - 1) (R - mean_g); 0 in a group of one. RLOO (arXiv
+    2402.14740).
 
     rewards_N: float [N], finite. groups_N: int [N]. Returns float64 [N].
     """
@@ -54,8 +56,8 @@ def compute_leave_one_out_advantages(rewards_N: np.ndarray, groups_N: np.ndarray
 
 
 def compute_likelihood_advantages(rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-    """A = (R - mean_g) / mean_g, and 0 where all rewards are equal, but for rounding, so where mean_g is 0: rare
-    successes weigh most. MaxRL (arXiv 2602.02710).
+    """Return A = (R - mean_g) / mean_g, so that rare successes weigh most. 0 where all rewards are equal, except for
+    rounding; this includes mean_g = 0. MaxRL (arXiv 2602.02710).
 
     rewards_N: float [N], finite, none negative (ValueError). groups_N: int [N]. Returns float64 [N].
     """
@@ -68,7 +70,8 @@ def compute_likelihood_advantages(rewards_N: np.ndarray, groups_N: np.ndarray) -
 
 
 def compute_soft_baseline_advantages(rewards_N: np.ndarray, groups_N: np.ndarray, *, tau: float) -> np.ndarray:
-    """A = R - tau (logsumexp_g(R / tau) - log n): the value of a group at the optimum of reward less tau KL.
+    """Return A = R - tau (logsumexp_g(R / tau) - log n). The subtracted term is the value of a group at the optimum of
+    reward minus tau KL.
 
     Between the mean of the group (large tau) and its best (tau near 0); exactly 0 where all are equal, but for
     rounding. The exponents are at most 0, so nothing is clamped. OPMD (arXiv 2505.17826, appendix A). rewards_N: float
@@ -87,7 +90,8 @@ def compute_soft_baseline_advantages(rewards_N: np.ndarray, groups_N: np.ndarray
 
 
 def compute_baseline_advantages(rewards_N: np.ndarray, groups_N: np.ndarray, baseline_N: np.ndarray) -> np.ndarray:
-    """A = R - R_b, with b the rollout of the group that is its baseline: ReMax (arXiv 2310.10505), where it is greedy.
+    """Return A = R - R_b, where b is the baseline rollout of the group. ReMax (arXiv 2310.10505), where b is sampled
+    greedily.
 
     0 for the baseline itself, in a group without one, and where all rewards of a group are equal, but for rounding;
     of several the first counts. rewards_N: float [N], finite. groups_N: int [N]. baseline_N: bool [N]. Returns float64
@@ -106,8 +110,8 @@ def compute_baseline_advantages(rewards_N: np.ndarray, groups_N: np.ndarray, bas
 
 
 def whiten(values_N: np.ndarray, *, eps: float = 1e-8) -> np.ndarray:
-    """(x - mean) / sqrt(var + eps), var with n - 1, as verl and TRL do; zeros where all are equal but for rounding,
-    which is where var is below MIN_VARIANCE, so for a single one too. float [N] -> float64."""
+    """Return (x - mean) / sqrt(var + eps), var with n - 1, as verl and TRL do. Return zeros where var is below
+    MIN_VARIANCE: all values are equal except for rounding, or there is only one. float [N] -> float64."""
     if values_N.ndim != 1 or values_N.dtype.kind != "f" or not eps >= 0:
         raise ValueError(
             f"whiten: got {values_N.dtype} {values_N.shape}, eps {eps}, expected floats [N], eps 0 or more"
@@ -120,7 +124,7 @@ def whiten(values_N: np.ndarray, *, eps: float = 1e-8) -> np.ndarray:
 
 
 def count_groups_without_signal(rewards_N: np.ndarray, groups_N: np.ndarray) -> int:
-    """Groups whose rewards are all equal, but for rounding: they carry no gradient."""
+    """Return the number of groups whose rewards are all equal, except for rounding. They carry no gradient."""
     rewards_N, inverse_N = _checked(rewards_N, groups_N)
     _, variance_G = _spread(rewards_N, inverse_N)
     return int((variance_G < MIN_VARIANCE).sum())
@@ -132,7 +136,7 @@ def _means(rewards_N: np.ndarray, inverse_N: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _spread(rewards_N: np.ndarray, inverse_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """R - mean_g of each rollout, and each group's variance with n - 1, 0 for a group of one."""
+    """Return R - mean_g of each rollout, and each group's variance with n - 1, which is 0 for a group of one."""
     count_G, mean_G = _means(rewards_N, inverse_N)
     centred_N = rewards_N - mean_G[inverse_N]
     square_G = np.bincount(inverse_N, weights=centred_N**2, minlength=len(count_G))
@@ -153,7 +157,7 @@ def _checked(rewards_N: np.ndarray, groups_N: np.ndarray) -> tuple[np.ndarray, n
 def compute_step_advantages(
     rewards_N: Sequence[np.ndarray], ends_N: Sequence[np.ndarray], groups_N: np.ndarray, *, eps: float = 1e-6
 ) -> list[np.ndarray]:
-    """How much better than the group's steps are the step of each token and the steps after it.
+    """Return for each token how much better its step and the later steps are than the group's mean step.
 
     A_t = sum over steps s of the rollout that end at t or later of (r_s - mean_g) / (std_g + eps), mean and std (with
     n - 1) over all steps of all rollouts of the group: DeepSeekMath (arXiv 2402.03300, section 4.1.3, process
@@ -189,7 +193,7 @@ def compute_step_advantages(
 
 
 def compute_overlong_penalties(lengths_N: np.ndarray, limits_N: np.ndarray, *, share: float) -> np.ndarray:
-    """Soft length penalty: from 0 to -1 along the last `share` of the tokens that were allowed.
+    """Return a soft length penalty: from 0 to -1 along the last `share` of the allowed tokens.
 
     With c = share limit: 0 where length <= limit - c;  (limit - c - length) / c inside;  -1 beyond the limit.
     DAPO (arXiv 2503.14476, equation 13).
@@ -207,5 +211,6 @@ def compute_overlong_penalties(lengths_N: np.ndarray, limits_N: np.ndarray, *, s
 
 
 def sum_of_later(values_T: np.ndarray) -> np.ndarray:
-    """Sum the values from each token on, itself included: y_t = sum_{s >= t} x_s. float [T] -> float64 [T]."""
+    """Return for each token the sum of its own and all later values: y_t = sum_{s >= t} x_s. float [T] -> float64
+    [T]."""
     return np.asarray(np.cumsum(values_T.astype(np.float64)[::-1])[::-1])

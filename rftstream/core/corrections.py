@@ -1,4 +1,5 @@
-"""Off-policy corrections: tokens were sampled by another policy (older, another engine's rounding) than is trained.
+"""Off-policy corrections: the tokens were sampled by another policy (an older one, or one with another engine's
+rounding) than the trained one.
 
 rho = pi_old / pi_behavior per token, where old is the trainer's policy just before the update. Weights multiply the
 losses of tokens; the denominators of the loss count all unmasked tokens, those with weight 0, too. Shapes: B rows, T
@@ -18,8 +19,8 @@ from rftstream.core.masks import apply_mask, check_rows
 from rftstream.core.ratios import MAX_LOG_RATIO, Level, clamped, count_clamped, exact_log_ratios, log_ratios
 
 ROUNDING = 0.01
-"""A row whose ratio is above a cap by less than this share may be there by rounding: logprobs of sampler and trainer
-differ by up to 2e-5 a token where both compute with the same weights in float32."""
+"""A row whose ratio exceeds a cap by less than this share may do so by rounding: logprobs of sampler and trainer differ
+by up to 2e-5 a token even if both compute with the same weights in float32."""
 
 
 def importance_weights(
@@ -32,7 +33,8 @@ def importance_weights(
     high: float,
     level: Level = "token",
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Weights that make up for who sampled, bounded: outside of [low, high] they are clamped to it, or 0.
+    """Return bounded weights that correct for the sampling policy. Ratios outside of [low, high] are clamped, or set to
+    0.
 
     rho = pi_old / pi_behavior of a token, of its whole row (product), or the geometric mean of its row;
     clamp: w = sg clamp(rho, low, high);  drop: w = sg rho where low <= rho <= high, else 0.  log rho is clamped to
@@ -66,7 +68,7 @@ def importance_weights(
 def tapered_sequence_weights(
     policy_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, advantages_BT: Tensor, loss_mask_BT: Tensor, *, cap: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """TOPR's weights (arXiv 2503.14286): 1 for what was good, the truncated ratio of a whole row for what was bad.
+    """Return TOPR's weights (arXiv 2503.14286): 1 for good rows, the truncated ratio of the whole row for bad rows.
 
     w = 1 where A >= 0;  w = sg clamp(exp(sum_t (logp_theta - logp_behav)), 0, cap) where A < 0;  0 at masked positions.
     The sum is clamped to +-20.
@@ -97,7 +99,8 @@ def sequence_mask(
     *,
     threshold: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Leaves out bad rows that the policy has moved away from: off-policy sequence masking (DeepSeek-V3.2, 2512.02556).
+    """Return a mask without the bad rows from which the policy has moved away: off-policy sequence masking
+    (DeepSeek-V3.2, 2512.02556).
 
     keep = 0 where A < 0 and mean_t (logp_denominator - logp_theta) > threshold, else 1. Nothing is exponentiated, so
     nothing is clamped.
@@ -113,7 +116,8 @@ def sequence_mask(
 
 
 def second_moment_mask(log_ratios_N: np.ndarray, threshold: float) -> np.ndarray:
-    """Drops the tokens whose log-ratio is largest in size until the mean square of the others is at most `threshold`.
+    """Return a mask without the tokens of largest absolute log-ratio, so that the mean square of the others is at most
+    `threshold`.
 
     M2PO (arXiv 2510.01161). log_ratios_N: float [N], of all unmasked tokens of a batch, since the rule is about all of
     them together. Returns bool [N], True where a token stays; tokens of the same size stay or go together.
@@ -124,7 +128,7 @@ def second_moment_mask(log_ratios_N: np.ndarray, threshold: float) -> np.ndarray
         raise ValueError(f"second_moment_mask: got threshold {threshold}, expected at least 0")
     square_N = log_ratios_N.astype(np.float64) ** 2
     ascending_N = np.sort(square_N)
-    means_N = np.cumsum(ascending_N) / np.arange(1, len(ascending_N) + 1)  # never falls: each adds a larger one
+    means_N = np.cumsum(ascending_N) / np.arange(1, len(ascending_N) + 1)  # never falls: each value is larger
     num_kept = int(np.searchsorted(means_N, threshold, side="right"))
     if num_kept == len(ascending_N):
         return np.ones(len(square_N), dtype=bool)
@@ -132,7 +136,7 @@ def second_moment_mask(log_ratios_N: np.ndarray, threshold: float) -> np.ndarray
 
 
 def mismatch_sums(old_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, loss_mask_BT: Tensor) -> dict[str, Tensor]:
-    """How far sampler and trainer are apart, as sums over unmasked tokens.
+    """Return how far sampler and trainer differ, as sums over unmasked tokens.
 
     mismatch_k3 = rho - log rho - 1 (an unbiased, non-negative estimate of KL(behavior || old));  rho and rho_square
     are for the effective sample size;  rho_clamped counts the tokens whose log rho is clamped to +-20 for rho (in
@@ -150,7 +154,8 @@ def mismatch_sums(old_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, loss_ma
 
 
 def effective_sample_size(mean_rho: float, mean_rho_square: float) -> float:
-    """Share of the tokens that the weighted ones are worth: (sum rho)^2 / (n sum rho^2), from means over n tokens.
+    """Return the number of equally weighted tokens that the weighted ones are worth, as a share: (sum rho)^2 / (n sum
+    rho^2), from means over n tokens.
 
     1 when all weights are equal; 0 without tokens.
     """
@@ -160,7 +165,7 @@ def effective_sample_size(mean_rho: float, mean_rho_square: float) -> float:
 def interpolate_logprobs(
     policy_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, share_BT: Tensor, loss_mask_BT: Tensor
 ) -> Tensor:
-    """Logprobs of a policy between the one that sampled and the one that is trained, without computing them.
+    """Return logprobs of a policy between the sampling one and the trained one, by interpolation.
 
     logp ~ logp_behavior + share (logp_theta - logp_behavior), with share in [0, 1]: log-linear, as the proximal policy
     of the decoupled loss (AReaL's prox_logp_method "loglinear").

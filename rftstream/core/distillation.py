@@ -8,7 +8,7 @@ import numpy as np
 def compute_teacher_gaps(
     teacher_logprobs_T: np.ndarray, behavior_logprobs_T: np.ndarray, loss_mask_T: np.ndarray
 ) -> np.ndarray:
-    """How much likelier each sampled token is to the teacher than to who sampled it.
+    """Return how much likelier each sampled token is under the teacher than under the sampling policy.
 
     d = logp_teacher - logp_behavior at sampled tokens, 0 elsewhere and at the first token, which nothing comes before.
     Its mean over samples of the policy is -KL(policy || teacher), and as advantage of a policy gradient it follows the

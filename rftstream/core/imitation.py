@@ -1,4 +1,4 @@
-"""Losses of learning from what others did. Shapes: B rows, T padded tokens, P pairs."""
+"""Losses for learning from the outputs of others. Shapes: B rows, T padded tokens, P pairs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def imitation_loss(
     num_rows: float,
     normalise: str = "token",
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Cross entropy of what the expert said: l = - w logp_theta, averaged as `masks.reduce_loss` says.
+    """Return the cross entropy of an expert's output: l = - w logp_theta, averaged as described for
+    `masks.reduce_loss`.
 
     All arrays: float [B, T]; weights are taken as constants. Masked positions may hold anything. Returns the scalar
     loss (0 when everything is masked) and sums over unmasked tokens: nll, probability.
@@ -33,8 +34,8 @@ def imitation_loss(
 
 
 def phi_weights(policy_logprobs_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
-    """phi = p (1 - p), largest where the policy is undecided: what it knows already and what it finds absurd count
-    little (CHORD, arXiv 2508.11408). A constant, float [B, T], 0 at masked positions."""
+    """Return phi = p (1 - p), which is largest where the policy is undecided: tokens that it knows already or finds
+    absurd count little (CHORD, arXiv 2508.11408). A constant, float [B, T], 0 at masked positions."""
     check_rows("phi_weights", policy_logprobs=policy_logprobs_BT, loss_mask=loss_mask_BT)
     probability_BT = apply_mask(policy_logprobs_BT.detach(), loss_mask_BT).exp()
     return apply_mask(probability_BT * (1 - probability_BT), loss_mask_BT)
@@ -52,9 +53,9 @@ def preference_loss(
     label_smoothing: float,
     num_pairs: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """DPO (arXiv 2305.18290): l = - w log sigmoid(beta ((logp_c - ref_c) - (logp_r - ref_r))), logprobs summed over
-    tokens, averaged over pairs. With label smoothing e: (1 - e) of it, and e of the pair the other way round
-    (Mitchell's conservative DPO).
+    """Return the DPO loss (arXiv 2305.18290): l = - w log sigmoid(beta ((logp_c - ref_c) - (logp_r - ref_r))), with
+    logprobs summed over tokens, averaged over pairs. Label smoothing e gives (1 - e) of it plus e of the loss with the
+    sides swapped (Mitchell's conservative DPO).
 
     policy, reference, mask: float [B, T]. pairs_B: int64 [B], rows of a pair share a number. signs_B: 1 for chosen, -1
     for rejected. weights_B: of its pair. A pair may have several rows a side, all of them here; a pair of which one
@@ -102,7 +103,8 @@ def bradley_terry_loss(
     centring: float,
     num_pairs: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Bradley-Terry on scores: l = - w log sigmoid(r_c - r_r - m) + centring (r_c + r_r)^2, averaged over pairs.
+    """Return the Bradley-Terry loss on scores: l = - w log sigmoid(r_c - r_r - m) + centring (r_c + r_r)^2, averaged
+    over pairs.
 
     Ouyang et al. (arXiv 2203.02155, formula 1), with the margin m of Llama 2 (arXiv 2307.09288, formula 2) and the
     regulariser of Eisenstein et al. (arXiv 2312.09244).

@@ -19,7 +19,7 @@ def estimate_kl(
     estimator: Estimator,
     old_logprobs_BT: Tensor | None = None,
 ) -> Tensor:
-    """KL(policy || reference) from the sampled tokens, with gradient through the policy.
+    """Return an estimate of KL(policy || reference) from the sampled tokens, with a gradient through the policy.
 
     d = logp_ref - logp_policy;  k1 = -d;  k2 = d^2 / 2;  k3 = exp(d) - d - 1  (joschu.net/blog/kl-approx.html).
     k1 and k3 are unbiased, k2 and k3 never negative. As a loss on samples of the policy, the expected gradient of k1 is
@@ -56,7 +56,7 @@ def count_clamped_kl(
     estimator: Estimator,
     old_logprobs_BT: Tensor | None = None,
 ) -> Tensor:
-    """Count the unmasked tokens at which `estimate_kl` clamps what it is given: d in k3, or the log-ratio to old."""
+    """Return the number of unmasked tokens at which `estimate_kl` clamps: d in k3, or the log-ratio to old."""
     d_BT = -exact_log_ratios(policy_logprobs_BT.detach(), reference_logprobs_BT, loss_mask_BT)
     beyond_BT = d_BT.clamp(min=0) if estimator == "k3" else d_BT * 0
     if old_logprobs_BT is not None:

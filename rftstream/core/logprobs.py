@@ -17,18 +17,20 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 BLOCK_BYTES = {"cpu": 2 << 20}
-"""Logits in float32 that are worked on at once: on a CPU what a core's cache holds, elsewhere what keeps it busy."""
+"""Bytes of float32 logits that are processed at once: on a CPU as many as a core's cache holds, elsewhere as many as
+keep the device busy."""
 OTHER_BLOCK_BYTES = 64 << 20
 
 NOTHING = -1e4
-"""A log-probability below which the probability is 0 in every float type: 0 * -inf would be a NaN."""
+"""A log-probability below which the probability is 0 in every float type. It replaces -inf, since 0 * -inf would be
+NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
     chunk_tokens: int
     dtype: torch.dtype
-    """Data type of the logits as the head gives them."""
+    """Data type of the logits from the head."""
     exact: torch.dtype
     """Data type of all computations on the logits."""
     keeps_last: bool
@@ -45,7 +47,7 @@ def token_logprobs(
     entropy_gradient: bool = False,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each token, and the entropy of the distribution it comes from, at its temperature.
+    """Return the log-probability of each token at its temperature, and the entropy of its distribution.
 
     z = (W h + b) / temperature;  logp = z[token] - logsumexp(z);  entropy = logsumexp(z) - sum softmax(z) z.
 
@@ -167,7 +169,7 @@ class _Head:
 
 
 class _Gradients:
-    """Those of hidden states, weight and bias that are needed, added up in the types of what they are of."""
+    """The needed gradients of hidden states, weight and bias, each summed in the data type of its array."""
 
     def __init__(self, hidden_ND: Tensor, head: _Head, needed: tuple[bool, ...]) -> None:
         self._hidden_ND, self._head = hidden_ND, head
@@ -205,7 +207,7 @@ def _slices(begin: int, end: int, size: int) -> Iterator[slice]:
 
 
 def _blocks(chunk: slice, logits_nV: Tensor) -> Iterator[slice]:
-    """Return slices of the chunk, counted as the chunk is, whose logits fit into a block of the device."""
+    """Yield slices of the chunk whose logits fit into a block of the device. Indices are relative to the chunk."""
     num_bytes = BLOCK_BYTES.get(logits_nV.device.type, OTHER_BLOCK_BYTES)
     return _slices(chunk.start, chunk.stop, max(num_bytes // (4 * max(logits_nV.shape[1], 1)), 1))
 

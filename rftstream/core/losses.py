@@ -18,7 +18,7 @@ from rftstream.core.masks import apply_mask, check_rows
 from rftstream.core.ratios import Level, clamped, count_clamped, exact_log_ratios
 
 NO_ADVANTAGE = 1e-8
-"""An advantage of at most this size is that of rounding: whether its token is clipped is not counted."""
+"""An advantage of at most this size is rounding. Its token is not counted as clipped."""
 
 
 def clipped_surrogate_losses(
@@ -32,7 +32,7 @@ def clipped_surrogate_losses(
     dual_clip: float | None = None,
     level: Level = "token",
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clipped policy gradient: a token whose ratio has left the range in the wished direction gives no gradient.
+    """Return PPO's clipped losses: a token whose ratio has left the range in the wished direction gives no gradient.
 
     r = exp(logp_theta - logp_old);  l = -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A);  with dual_clip c and
     A < 0: l = min(l, -c A).
@@ -68,7 +68,7 @@ def clipped_surrogate_losses(
 
 
 def policy_gradient_losses(policy_logprobs_BT: Tensor, advantages_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
-    """Policy gradient without a ratio: l = -A logp_theta. REINFORCE (Williams 1992)."""
+    """Return policy gradient losses without a ratio: l = -A logp_theta. REINFORCE (Williams 1992)."""
     advantages_BT = _constant("policy_gradient_losses", policy_logprobs_BT, advantages_BT, loss_mask_BT)
     return -advantages_BT * apply_mask(policy_logprobs_BT, loss_mask_BT)
 
@@ -81,7 +81,7 @@ def cispo_losses(
     *,
     max_ratio: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clips the weight and not the update, so that no token is without gradient.
+    """Return losses that clip the weight instead of the update, so that every token has a gradient.
 
     r = exp(logp_theta - logp_old), log r clamped to +-20;  l = -sg(min(r, max_ratio)) A logp_theta. CISPO of
     MiniMax-M1 (arXiv 2506.13585), without a lower bound as there.
@@ -108,7 +108,8 @@ def soft_gate_losses(
     tau_positive: float,
     tau_negative: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """A smooth gate in place of the clip: the gradient fades as the ratio leaves 1, and never stops at once.
+    """Return losses with a smooth gate in place of the clip: the gradient fades as the ratio leaves 1, without a sharp
+    end.
 
     l = -gate A,  gate = (4 / tau) sigmoid(tau (r - 1)),  tau = tau_positive where A > 0, else tau_negative; at r = 1
     the gradient is that of r A. SAPO (arXiv 2511.20347). log r is clamped to +-20.
@@ -136,7 +137,8 @@ def soft_gate_losses(
 def ratio_losses(
     policy_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, advantages_BT: Tensor, loss_mask_BT: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Importance sampling without a clip: l = -r A, r = exp(logp_theta - logp_behavior), log r clamped to +-20.
+    """Return importance-sampled losses without a clip: l = -r A, r = exp(logp_theta - logp_behavior), log r clamped to
+    +-20.
 
     Metrics: ratio, ratio_clamped."""
     advantages_BT = _constant("ratio_losses", policy_logprobs_BT, advantages_BT, loss_mask_BT)
@@ -150,7 +152,7 @@ def ratio_losses(
 def squared_regression_losses(
     policy_logprobs_BT: Tensor, start_logprobs_BT: Tensor, advantages_BT: Tensor, loss_mask_BT: Tensor, *, tau: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Squared difference between a row's log-ratio and its value at the optimum of reward less tau KL.
+    """Return the squared difference between a row's log-ratio and its value at the optimum of reward minus tau KL.
 
     x = sum_t (logp_theta - logp_start);  l = (A - tau x)^2 / (2 tau), at each of the row's tokens, A the mean of the
     row's advantages. Its gradient is -(A - tau x) grad log pi(row). Kimi k1.5 (arXiv 2501.12599, section 2.3.2). x is
@@ -180,7 +182,7 @@ def binary_divergence_losses(
     max_fall: float,
     square_coef: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Drops tokens whose probability, not ratio, has gone too far in the wished direction.
+    """Return losses without tokens whose probability (not ratio) has moved too far in the wished direction.
 
     r = p_theta / p_behavior;  keep = 0 where A > 0 and p_theta - p_behavior > max_rise, or A < 0 and p_theta -
     p_behavior < -max_fall, else 1;  l = -keep A r + square_coef (log r)^2, the square on dropped tokens, too.
@@ -217,7 +219,7 @@ def binary_divergence_losses(
 def value_losses(
     values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, loss_mask_BT: Tensor, *, clip: float | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Squared error of a critic that may not move far from what it said before the batch.
+    """Return the squared error of a critic whose values may not move far from those before the batch.
 
     l = max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2) / 2, without clip (V - R)^2 / 2; V_old and R are
     taken as constants. PPO's in OpenAI Baselines; arXiv 2006.05990 compares both.
@@ -237,7 +239,7 @@ def value_losses(
 
 
 def _constant(where: str, policy_logprobs_BT: Tensor, advantages_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
-    """The advantages at unmasked tokens, of the right shape and without gradient."""
+    """Return the advantages at unmasked tokens, with the right shape and without gradient."""
     check_rows(where, policy_logprobs=policy_logprobs_BT, advantages=advantages_BT, loss_mask=loss_mask_BT)
     return apply_mask(advantages_BT.detach(), loss_mask_BT)
 
@@ -245,18 +247,19 @@ def _constant(where: str, policy_logprobs_BT: Tensor, advantages_BT: Tensor, los
 def _ratios(
     numerator_logprobs_BT: Tensor, denominator_logprobs_BT: Tensor, loss_mask_BT: Tensor, level: Level = "token"
 ) -> tuple[Tensor, Tensor]:
-    """Ratios [B, T] or [B, 1], and at how many unmasked tokens they were clamped."""
+    """Return ratios [B, T] or [B, 1], and the number of unmasked tokens at which they were clamped."""
     exact_BT = exact_log_ratios(numerator_logprobs_BT, denominator_logprobs_BT, loss_mask_BT, level=level)
     return clamped(exact_BT).exp(), count_clamped(exact_BT, loss_mask_BT)
 
 
 def _check(where: str, **settings: tuple[float | None, bool, str]) -> None:
-    """Each: the value, whether it is right, what is expected."""
+    """Raise ValueError unless all settings are right. Each setting: its value, whether it is right, the expected
+    value."""
     for name, (value, right, expected) in settings.items():
         if not right:
             raise ValueError(f"{where}: got {name} {value}, expected {expected}")
 
 
 def _count(where_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
-    """At how many unmasked tokens; [B, 1] stands for all tokens of a row."""
+    """Return the number of unmasked tokens where the condition holds; [B, 1] applies to all tokens of a row."""
     return (where_BT & (loss_mask_BT > 0)).to(loss_mask_BT.dtype).sum()

@@ -1,4 +1,4 @@
-"""Masked sums. What stands at masked positions, NaN included, reaches neither value nor gradient."""
+"""Masked sums. Values at masked positions, NaN included, affect neither result nor gradient."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ FLOATS = frozenset({torch.float32, torch.float64})
 
 
 def apply_mask(values_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
-    """The values where the mask is set, else 0 with no gradient."""
+    """Return the values where the mask is set, otherwise 0 without gradient."""
     return torch.where(loss_mask_BT > 0, values_BT, torch.zeros((), dtype=values_BT.dtype, device=values_BT.device))
 
 
 def reduce_loss(
     losses_BT: Tensor, loss_mask_BT: Tensor, normalise: str, *, num_tokens: float, num_rows: float
 ) -> Tensor:
-    """One number from the losses of tokens; the denominators are those of the whole optimizer step.
+    """Reduce the losses of tokens to one number. The denominators are those of the whole optimizer step.
 
     token: sum_it m_it l_it / num_tokens.  sequence: sum_i (sum_t m_it l_it / sum_t m_it) / num_rows, rows without an
     unmasked token left out.  sum: sum_it m_it l_it / num_rows.
@@ -36,12 +36,12 @@ def reduce_loss(
 
 
 def positive(denominator: float) -> float:
-    """The denominator, or 1 in place of 0, which there is nothing to divide by."""
+    """Return the denominator, or 1 in place of 0, since then there is nothing to divide."""
     return denominator if denominator > 0 else 1.0
 
 
 def check_rows(where: str, **arrays_BT: Tensor) -> None:
-    """Refuse arrays that are not all float32 or float64 [B, T] of one shape, and a loss mask that is not of 0 and 1.
+    """Raise unless all arrays are float32 or float64 [B, T] of one shape, and the loss mask consists of 0 and 1.
 
     ValueError and TypeError name the odd one. Half precision is refused: what is exponentiated here goes up to exp(20),
     and float16 ends at 65504. The content of a loss mask is checked on CPUs alone: elsewhere the check would wait for

@@ -1,4 +1,4 @@
-"""Rows into mini-batches (one optimizer step each) and micro-batches (one forward pass each). Shapes: N rows."""
+"""Splits rows into mini-batches (one optimizer step each) and micro-batches (one forward pass each). Shapes: N rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def split_minibatches(
     strata_N: np.ndarray | None = None,
     rollouts_N: np.ndarray | None = None,
 ) -> list[np.ndarray]:
-    """Row numbers of each mini-batch: of each stratum as evenly many groups as can be, in order.
+    """Return the row numbers of each mini-batch: as equal a number of groups of each stratum as possible, in order.
 
     Groups stay together. With fewer groups than mini-batches there are only as many as groups. Where there are enough
     groups in all, but a stratum has fewer than there are mini-batches, its groups are taken apart into rollouts, so
@@ -55,7 +55,7 @@ def split_minibatches(
 
 
 def _number(names_N: np.ndarray) -> np.ndarray:
-    """The same, numbered from 0 in the order in which they appear."""
+    """Return the same labels, numbered from 0 in order of appearance."""
     _, first, inverse_N = np.unique(names_N, return_index=True, return_inverse=True)
     ranks = np.empty(len(first), dtype=np.int64)
     ranks[np.argsort(first)] = np.arange(len(first))
@@ -65,7 +65,7 @@ def _number(names_N: np.ndarray) -> np.ndarray:
 def split_microbatches(
     lengths_N: np.ndarray, max_tokens: int, *, packed: bool, groups_N: np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """Row numbers of each micro-batch, each of at most `max_tokens` tokens, longest rows first.
+    """Return the row numbers of each micro-batch, each of at most `max_tokens` tokens, longest rows first.
 
     Not packed, padding counts, and rows of like lengths come together. Packed, a row goes to the first micro-batch that
     has room for it. A row longer than `max_tokens` is a micro-batch of its own. lengths_N: int [N]; rows of no tokens
@@ -113,7 +113,8 @@ def _first_fit(lengths_N: np.ndarray, parts: Sequence[list[int]], max_tokens: in
 
 
 def pad_rows(rows: Sequence[np.ndarray], fill: float = 0) -> np.ndarray:
-    """Rows of different lengths -> [B, T], padded on the right with `fill`; dtype of the first row."""
+    """Return rows of different lengths as [B, T], padded on the right with `fill`. The dtype is that of the first
+    row."""
     lengths_B = np.asarray([len(row) for row in rows])
     padded_BT = np.full((len(rows), int(lengths_B.max())), fill, dtype=rows[0].dtype)
     padded_BT[np.arange(padded_BT.shape[1])[None, :] < lengths_B[:, None]] = np.concatenate(list(rows))

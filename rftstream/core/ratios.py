@@ -11,14 +11,14 @@ from rftstream.core.masks import apply_mask, check_rows
 Level = Literal["token", "sequence", "geometric"]
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios that are exponentiated are cut off here, with no gradient beyond: exp(20) is far outside any clip range,
-and finite. Others are not cut off."""
+"""Limit of log-ratios that are exponentiated, with no gradient beyond: exp(20) is far outside any clip range, and
+finite. Other log-ratios are not limited."""
 
 
 def exact_log_ratios(
     numerator_logprobs_BT: Tensor, denominator_logprobs_BT: Tensor, loss_mask_BT: Tensor, *, level: Level = "token"
 ) -> Tensor:
-    """log(p / q) of each token, or of the unmasked tokens of a row together, however large.
+    """Return the exact log(p / q) of each token, or of all unmasked tokens of a row together.
 
     token: d = logp - logq, [B, T];  sequence: sum_t d, [B, 1];  geometric: sum_t d / n, [B, 1], with n unmasked tokens.
 
@@ -47,7 +47,8 @@ def exact_log_ratios(
 def log_ratios(
     numerator_logprobs_BT: Tensor, denominator_logprobs_BT: Tensor, loss_mask_BT: Tensor, *, level: Level = "token"
 ) -> Tensor:
-    """`exact_log_ratios` for an exponential: clamped to +-20 after the sum or mean, with no gradient beyond."""
+    """Return `exact_log_ratios` for use in an exponential: clamped to +-20 after the sum or mean, with no gradient
+    beyond."""
     return clamped(exact_log_ratios(numerator_logprobs_BT, denominator_logprobs_BT, loss_mask_BT, level=level))
 
 
@@ -57,6 +58,7 @@ def clamped(log_ratios_BT: Tensor) -> Tensor:
 
 
 def count_clamped(log_ratios_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
-    """Count the unmasked tokens whose exact log-ratio is beyond +-20; [B, 1] stands for all tokens of a row."""
+    """Return the number of unmasked tokens whose exact log-ratio is beyond +-20; [B, 1] applies to all tokens of a
+    row."""
     beyond_BT = (log_ratios_BT.detach().abs() > MAX_LOG_RATIO) & (loss_mask_BT > 0)
     return beyond_BT.to(loss_mask_BT.dtype).sum()

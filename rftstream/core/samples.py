@@ -1,4 +1,4 @@
-"""What n samples of each problem say of a policy, without bias and without drawing: pass@k, best@k, worst@k."""
+"""Statistics of n samples of each problem, unbiased and without random draws: pass@k, best@k, worst@k."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 
 def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
-    """Chance that at least one of k samples passes, estimated from n samples without bias.
+    """Return the probability that at least one of k samples passes, an unbiased estimate from n samples.
 
     1 - C(n - c, k) / C(n, k), with n = num_samples and c = num_passed (Chen et al. 2021, arXiv 2107.03374, eq. 1)."""
     if not 0 <= num_passed <= num_samples or not 1 <= k <= num_samples:
@@ -16,7 +16,7 @@ def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
 
 
 def best_at_k(values: Sequence[float], k: int) -> float:
-    """Expected largest of k samples, estimated from n without bias: the mean over all subsets of k.
+    """Return the expected maximum of k samples, an unbiased estimate from n: the mean over all subsets of size k.
 
     sum_i C(i - 1, k - 1) / C(n, k) x_(i), with x_(1) <= ... <= x_(n): x_(i) is the largest of C(i - 1, k - 1) subsets.
     For values of 0 and 1 it is pass@k. The implementations that draw subsets (verl, Trinity-RFT) estimate this number.
@@ -29,12 +29,12 @@ def best_at_k(values: Sequence[float], k: int) -> float:
 
 
 def worst_at_k(values: Sequence[float], k: int) -> float:
-    """Expected smallest of k samples, estimated as `best_at_k` estimates the largest."""
+    """Return the expected minimum of k samples, estimated as in `best_at_k`."""
     return -best_at_k([-value for value in values], k)
 
 
 def sample_std(values: Sequence[float]) -> float:
-    """Standard deviation with n - 1; at least two values."""
+    """Return the standard deviation with n - 1. At least two values are needed."""
     if len(values) < 2:
         raise ValueError(f"standard deviation of {len(values)} values, expected at least 2")
     mean = math.fsum(values) / len(values)
@@ -42,7 +42,7 @@ def sample_std(values: Sequence[float]) -> float:
 
 
 def summarise_samples(groups: Iterable[Sequence[float]], ks: Sequence[int], *, pass_reward: float) -> dict[str, float]:
-    """The numbers of an evaluation from the rewards of each problem's scored samples.
+    """Return the metrics of an evaluation from the rewards of each problem's scored samples.
 
     mean: of all samples. std: among the samples of a problem, as a mean over the problems with at least two. pass@k,
     and for k > 1 best@k and worst@k: means over the problems with at least k. A number without such a problem is left

@@ -1,5 +1,5 @@
-"""Staleness: how many versions the trainer is ahead of what sampled a token. Shapes: K spans of one version each, S
-stalenesses that are counted apart."""
+"""Staleness: how many versions the trainer is ahead of the version that sampled a token. Shapes: K spans of one version
+each, S counts."""
 
 from __future__ import annotations
 

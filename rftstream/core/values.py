@@ -10,7 +10,8 @@ from rftstream.core.advantages import MIN_VARIANCE
 def compute_gae(
     rewards_NT: np.ndarray, values_NT: np.ndarray, mask_NT: np.ndarray, *, gamma: float, lam: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Generalised advantage estimation: how much better it went on from each token than the critic thought.
+    """Return generalised advantage estimates: how much better the rollout went on from each token than the critic
+    expected.
 
     delta_t = r_t + gamma V_{t+1} - V_t;  A_t = sum_k (gamma lam)^k delta_{t+k};  returns_t = A_t + V_t
 
@@ -43,8 +44,8 @@ def compute_gae(
 
 
 def explained_variance(values_N: np.ndarray, returns_N: np.ndarray) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 for a critic that knows all, 0 for one that says always the same,
-    less for one that is worse than that; 0 where all returns are equal, but for rounding. float [N] twice."""
+    """Return 1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for a constant one, negative for a
+    worse one; 0 where all returns are equal, except for rounding. float [N] twice."""
     if values_N.ndim != 1 or returns_N.shape != values_N.shape:
         raise ValueError(f"explained variance: got {values_N.shape} and {returns_N.shape}, expected [N] twice")
     returns_N = returns_N.astype(np.float64)
