@@ -1,4 +1,5 @@
-"""Agents that run elsewhere: they ask the gateway for a rollout, or are called with one, and make model calls."""
+"""Agents that run elsewhere: they ask the gateway for a rollout, or a service is called with one, and they make model
+calls."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from rftstream.environments.called import CalledAgentConfig
 
 
 class DrivesItself:
-    """Stands for an agent in the run file. The explorer's agent loop takes the tasks that name it; nothing else can
-    attempt them, so what asks this object for a conversation is told so."""
+    """Stands for an agent in the run file. The explorer's agent loop takes the tasks that name it. Nothing else can
+    attempt these tasks, so asking this object for a conversation is an error that says so."""
 
     def __init__(self, config: Any, *, problem: Problem, seed: int) -> None:
         pass
@@ -43,9 +44,8 @@ class RemoteAgent(DrivesItself):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(CalledAgentConfig):
-        """The settings in `[environments.agent]`. All but `url` are for agents that are called."""
+        """The settings in `[environments.agent]`. All except `url` apply only to agents that are called."""
 
         on_restart: Literal["replay", "anew"] = "replay"
-        """Behaviour of another explorer when it takes a rollout over. In both cases it calls the service again.
-        `replay`: a request that equals a recorded one gets the recorded answer. `anew`: the recorded calls are thrown
-        away."""
+        """What another explorer does when it takes over a rollout. In both cases it calls the service again. `replay`:
+        a request that equals a recorded one gets the recorded answer. `anew`: the recorded calls are dropped."""

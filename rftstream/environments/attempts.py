@@ -1,4 +1,4 @@
-"""Several attempts at one problem: each answer is scored at once, and the policy hears whether it was right."""
+"""Several attempts at one problem: each answer is scored at once, and the policy is told whether it was right."""
 
 from __future__ import annotations
 
@@ -21,33 +21,34 @@ from rftstream.environments.base import Reply
 from rftstream.errors import ConfigError
 
 Check = Callable[[str, Problem], Any]
-"""Answer and problem -> score, or an awaitable of it."""
+"""A function from answer and problem to a score, or to an awaitable score."""
 
 
 class Attempts:
-    """An environment that scores each attempt, and is done when one is right or none is left.
+    """An environment that scores each attempt. It is done when an attempt is right or none is left.
 
-    The rewards of all turns add up to that of the best (or the last) attempt, at any time: a rollout that is cut short
-    has the reward of the attempts that it made."""
+    At any time, the rewards of all turns add up to the reward of the best (or the last) attempt. So a rollout that is
+    cut short has the reward of its attempts so far."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[environments.attempts]`."""
 
         max_attempts: Annotated[int, Meta(ge=1)] = 3
-        """Turns of the policy."""
+        """Largest number of the policy's turns."""
         check: str | None = None
         """Scorer of an answer: `module:function` with `(answer: str, problem: Problem) -> float`, plain or async.
-        Default: the task's own scorer for problems of reasoning-gym; for others 1 if the answer is the problem's,
-        character by character, else 0."""
+        Default: for problems of reasoning-gym, the task's own scorer; for others, 1 if the answer equals the problem's
+        exactly, else 0."""
         tag: str | None = "answer"
-        """The answer is what the last <tag>...</tag> holds, or the whole text if it has none."""
+        """The answer is the content of the last <tag>...</tag>, or the whole text if there is none."""
         solved_at: float = 1.0
-        """A score that is right: there is no further attempt."""
+        """Smallest score of a right attempt. After it there is no further attempt."""
         counts: Literal["best", "last"] = "best"
-        """Which attempt the reward is of."""
+        """The attempt that determines the reward."""
         discount: Annotated[float, Meta(gt=0, le=1)] = 0.9
-        """The second attempt counts this much, the third its square, and so on. 1: all count the same."""
+        """Factor of the second attempt's score; the third attempt has its square, and so on. 1: all attempts count the
+        same."""
         feedback: str = "That is wrong. Try again."
         """Message to the policy after a wrong answer. {left}, {attempt} and {score} stand for the number of attempts
         that are left, the number of the last attempt, and its score."""
@@ -104,7 +105,7 @@ class Attempts:
 
 
 def find_check(name: str | None, problem: Problem) -> Check:
-    """Return what scores the answers to a problem. ConfigError if nothing can."""
+    """Return the function that scores the answers to a problem. ConfigError if there is none."""
     if name is not None:
         return _import_check(name)
     if all(key in problem.info for key in KEYS):

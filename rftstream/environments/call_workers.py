@@ -1,7 +1,7 @@
-"""Threads in which environments' methods run: one for each plain function that runs now, and one for all coroutines.
+"""Threads in which environments' methods run: one for each running plain function, and one for all coroutines.
 
-Threads begin when they are needed, and end when they have had nothing to do for a while. All are daemons, since a
-function that hangs cannot be stopped.
+Threads start when they are needed, and end after a time without work. All are daemon threads, since a hanging function
+cannot be stopped.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from rftstream.environments.calls import CallResult, EnvironmentCall
 KEPT_S = 10.0
 """Seconds without work after which a thread ends."""
 STUCK_S = 1.0
-"""Seconds after which a loop that does not answer counts as stuck: some coroutine blocks it."""
+"""Seconds after which an event loop that does not answer counts as stuck: a coroutine blocks it."""
 CLOSE_S = 1.0
-"""Most seconds to wait for the coroutines' thread at the end."""
+"""Largest number of seconds to wait for the coroutines' thread at the end."""
 
 
 class CallWorkers:
-    """Runs calls in threads. The composition root makes it for an `EnvironmentCalls`, which alone uses it.
+    """Runs calls in threads. The composition root makes it for one `EnvironmentCalls`, its only user.
 
-    A plain function gets a thread, while there are fewer than `max_threads`; others wait. An `async def` runs on the
-    loop of its line. A loop that a coroutine blocks serves only the lines that it has; later ones get a new loop."""
+    A plain function gets a thread while there are fewer than `max_threads`; others wait. An `async def` runs on the
+    event loop of its line. A loop that a coroutine blocks keeps its lines; later lines get a new loop."""
 
     def __init__(self, *, max_threads: int, ring: Callable[[], None] = lambda: None) -> None:
-        """`ring` is called in some thread whenever a call has ended."""
+        """`ring`: called in any thread whenever a call has ended."""
         self._ring = ring
         self._ended: queue.SimpleQueue[tuple[EnvironmentCall, CallResult]] = queue.SimpleQueue()
         self._threads = _PlainThreads(max_threads, self._run_plain)
         self._loop: _LoopThread | None = None
-        """The loop of lines that come."""
+        """The event loop for new lines."""
         self._loops: list[_LoopThread] = []
         self._tasks: dict[EnvironmentCall, _LoopTask] = {}
-        """Coroutines that run, by their call."""
+        """Running coroutines, by their call."""
         self._lock = threading.Lock()
         self._is_closed = False
 
     def run(self, call: EnvironmentCall) -> None:
-        """Begin the call in a thread, or on the loop."""
+        """Begin the call in a thread, or on the event loop."""
         if inspect.iscoroutinefunction(call.function):
             self._run_on_loop(call, lambda: call.function(*call.arguments))
         else:
             self._threads.put(call)
 
     def cancel(self, call: EnvironmentCall) -> None:
-        """Cancel a coroutine. A plain function goes on to its end, but is not begun any more."""
+        """Cancel a coroutine. A running plain function continues to its end; a waiting one is never started."""
         self._threads.skip(call)
         with self._lock:
             task = self._tasks.get(call)
@@ -62,7 +62,7 @@ class CallWorkers:
             task.cancel()
 
     def abandon(self, call: EnvironmentCall) -> None:
-        """Cancel a coroutine; leave a thread that hangs to itself."""
+        """Cancel a coroutine, or abandon a hanging thread."""
         with self._lock:
             task = self._tasks.get(call)
         if task is not None:
@@ -72,7 +72,7 @@ class CallWorkers:
             self._threads.abandon(call)
 
     def take_ended(self) -> list[tuple[EnvironmentCall, CallResult]]:
-        """Return what ended since the last time."""
+        """Return the calls that ended since the last call of this method, with their results."""
         ended = []
         while True:
             try:
@@ -81,7 +81,7 @@ class CallWorkers:
                 return ended
 
     def close(self) -> None:
-        """End the threads that have no work, and the loops that are not stuck. Nothing rings afterwards."""
+        """End idle threads, and loops that are not stuck. `ring` is not called afterwards."""
         with self._lock:
             self._is_closed = True
         self._threads.close()
@@ -94,7 +94,7 @@ class CallWorkers:
         call.started_at = time.monotonic()
         try:
             value = call.function(*call.arguments)
-        except BaseException as error:  # somebody's code: it may even call sys.exit
+        except BaseException as error:  # user code: it may even call sys.exit
             self._end(call, CallResult(error=error))
             return
         if inspect.isawaitable(value):
@@ -112,7 +112,7 @@ class CallWorkers:
         task.begin_soon()
 
     def _fresh_loop(self) -> _LoopThread:
-        """Return the loop for a new line. The caller has the lock."""
+        """Return the event loop for a new line. The caller holds the lock."""
         if self._loop is None or self._loop.is_stuck:
             self._loop = _LoopThread()
             self._loops.append(self._loop)
@@ -131,7 +131,7 @@ class CallWorkers:
 
 
 class _LoopTask:
-    """A coroutine on a loop. Any thread may begin and cancel it; it tells its end in the loop's thread."""
+    """A coroutine on an event loop. Any thread may begin and cancel it; its end is reported in the loop's thread."""
 
     def __init__(
         self, loop: _LoopThread, begin: Callable[[], Awaitable[Any]], ended: Callable[[CallResult], None]
@@ -156,7 +156,7 @@ class _LoopTask:
             return CallResult(value=await self._begin())
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # as above; it must not end the loop
+        except BaseException as error:  # user code, as above; it must not end the loop
             return CallResult(error=error)
 
 
@@ -175,7 +175,7 @@ class _PlainThreads:
         self._waiting: deque[EnvironmentCall] = deque()
         self._changed = threading.Condition()
         self._threads: set[_Thread] = set()
-        """Those that were not abandoned."""
+        """Threads that were not abandoned."""
         self._num_idle = 0
         self._is_closed = False
 
@@ -187,7 +187,7 @@ class _PlainThreads:
             self._changed.notify()
 
     def skip(self, call: EnvironmentCall) -> None:
-        """Have a call end without being made, if it has not begun."""
+        """Let a call that has not begun end without running."""
         with self._changed:
             if call in self._waiting:
                 call.function, call.arguments = _nothing, ()
@@ -230,16 +230,16 @@ class _PlainThreads:
 
 
 def _nothing() -> None:
-    """Stand in for a call that is not made."""
+    """Replace a call that is not made."""
 
 
 @dataclass(slots=True, eq=False)
 class _LoopThread:
-    """A loop of asyncio in a thread of its own."""
+    """An asyncio event loop in its own thread."""
 
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _asked_at: float | None = None
-    """Since when the loop has not answered."""
+    """Time since which the loop has not answered; None if it has."""
     _thread: threading.Thread = field(init=False)
 
     def __post_init__(self) -> None:
@@ -247,12 +247,12 @@ class _LoopThread:
         self._thread.start()
 
     def call(self, function: Callable[[], object]) -> None:
-        """Have a function called in the loop's thread."""
-        with suppress(RuntimeError):  # it is closed
+        """Call a function in the loop's thread."""
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function)
 
     def ask(self) -> None:
-        """Ask the loop whether it still goes round."""
+        """Send the loop a test call, which it answers if nothing blocks it."""
         if self._asked_at is None:
             self._asked_at = time.monotonic()
             self.call(self._answer)
@@ -263,7 +263,7 @@ class _LoopThread:
         return self._asked_at is not None and time.monotonic() - self._asked_at > STUCK_S
 
     def close(self) -> None:
-        """End the loop, and what runs on it, unless it is stuck."""
+        """End the loop and everything that runs on it, unless it is stuck."""
         self.call(self._loop.stop)
         self._thread.join(CLOSE_S)
 

@@ -1,17 +1,17 @@
-"""Agents that a service elsewhere runs, and that are called: one POST for each rollout.
+"""Agents that a service elsewhere runs: it gets one POST for each rollout.
 
     POST URL   {"id", "rollout_id", "problem", "seed", "base_url", "api_key", "options"}
 
-`problem` has its plain form (`json_form.py`), `base_url` and `api_key` are what the agent calls its model with. The
-service answers
+`problem` is in plain form (`json_form.py`). The agent calls its model with `base_url` and `api_key`. The service
+answers
 
-    200   {"reward", "parts", "metrics"} or {"error"}, when the agent is done: the connection stays open for so long
+200   {"reward", "parts", "metrics"} or {"error"}, when the agent is done; the connection stays open until then
     202   at once. The agent then ends its rollout with POST {base_url}/rollouts/end
 
-`id` names the rollout and this launch of it, and is the Idempotency-Key, too. A request that was lost is sent again
-with the same id, so a service that has it already starts no second agent. A new id for the same rollout says that
-another explorer has taken it over: the agent begins again, at the new address and with a new key, and what runs of it
-is to be ended. Calls with the older key are refused.
+`id` names the rollout and its launch, and is also the Idempotency-Key. A lost request is sent again with the same id,
+so a service that already has it must not start a second agent. A new id for the same rollout means that another
+explorer has taken it over. The service then ends the old agent and starts a new one with the new address and key. Calls
+with the older key are refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 
 SECTION = "environments.agent"
 PAUSE_S, MAX_PAUSE_S = 0.5, 15.0
-"""Seconds before the second try, give or take a half; twice as long before each further try, up to the most."""
+"""Seconds before the second try, randomised by half of that; the pause doubles before each further try, up to the
+maximum."""
 MAX_ANSWER_BYTES = 1 << 20
 BUSY = frozenset({408, 425, 429, 502, 503, 504})
 """Statuses after which the request is sent again."""
@@ -49,45 +50,48 @@ MISTAKEN = frozenset({301, 302, 303, 307, 308, 401, 403, 404, 405})
 
 @dataclass(frozen=True, kw_only=True)
 class CalledAgentConfig:
-    """Settings of agents elsewhere."""
+    """Settings of agents that run elsewhere."""
 
     url: str = ""
-    """The address of a service that is called with each rollout, as `http://127.0.0.1:9000/agent`. Empty: agents come
-    by themselves, and ask the gateway for rollouts."""
+    """The address of a service that is called with each rollout, such as `http://127.0.0.1:9000/agent`. Empty: agents
+    ask the gateway for rollouts by themselves."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Settings of the agent, which the service gets with each call."""
+    """Settings of the agent. The service gets them with each call."""
     api_key: str | None = None
-    """`"env:NAME"`: sent to the service as the bearer token; it is looked up in the environment and written nowhere."""
+    """`"env:NAME"`: sent to the service as the bearer token. The value is read from the environment and never
+    written."""
     timeout_s: Annotated[float, Meta(ge=0)] = 0.0
-    """Seconds that one run may take from its call on. 0: no limit but those of the rollout."""
+    """Largest number of seconds of one run, from its call on. 0: only the limits of the rollout."""
     patience_s: Annotated[float, Meta(gt=0)] = 300.0
-    """Seconds for which a call is tried again while the service is not there or has no time. Then the rollout fails."""
+    """Seconds for which a call is repeated while the service cannot be reached or is busy. Then the rollout fails."""
 
 
 class CalledAgent:
-    """An agent that a service elsewhere runs. The explorer makes one for its run file, and calls `run` for each
-    rollout, many at once."""
+    """An agent that a service elsewhere runs. The explorer makes one for its run file, and calls `run` for many
+    rollouts at once."""
 
     is_elsewhere = True
 
     def __init__(self, config: CalledAgentConfig) -> None:
-        """ConfigError if the address is none, or the secret is not in the environment."""
+        """ConfigError if the address is invalid, or the secret is not in the environment."""
         self._config, self._address = config, _address(config.url)
         self.where = self._address._replace(query="").geturl()
-        """The address as it may be shown: its query may hold a secret."""
+        """The address for messages, without its query, which may contain a secret."""
         key = ""
         if config.api_key is not None:
             key = secrets.reveal({"api_key": config.api_key}, where=SECTION)["api_key"]
             check_key(key, f"{SECTION}.api_key")
         self._http = LoopClient(self._address, key=key, max_bytes=MAX_ANSWER_BYTES)
         self._was_taken = False
-        """Whether the service has taken a call."""
+        """Whether the service has accepted a call."""
 
     async def run(self, work: AgentWork, begins: Callable[[], object] = lambda: None) -> AgentResult:
-        """Have the agent run, and return what it gave. After 202 nothing is returned: this waits until it is cancelled,
-        as it is when the rollout ends. HostError if the service is lost while it runs the agent, HostTimeout if it
-        takes too long, HostedCodeError if it refuses, or is not there for too long; ConfigError if it refuses from the
-        first call on what all calls have. Cancelling this ends the connection. `begins` is called before each try."""
+        """Have the agent run, and return its result. `begins` is called before each try.
+
+        After 202 this does not return: it waits until it is cancelled when the rollout ends. Cancelling it closes the
+        connection. HostError if the service is lost while it runs the agent; HostTimeout if it takes too long;
+        HostedCodeError if it refuses, or cannot be reached for too long; ConfigError if the very first call is refused
+        for a reason that applies to all calls."""
         api_key, plain = work.api_key, problem_to_plain(work.problem)
         body = {"id": work.launch_id, "rollout_id": work.rollout_id, "problem": plain, "seed": work.seed}
         body |= {"base_url": work.base_url, "api_key": api_key, "options": self._config.options}
@@ -127,7 +131,7 @@ class CalledAgent:
         return ""
 
     async def _within_limit(self, data: bytes, headers: dict[str, str]) -> Answer:
-        """Send the call, and wait until the agent is done: after 202 until this is cancelled."""
+        """Send the call, and wait until the agent is done; after 202, until this is cancelled."""
         limit = asyncio.timeout(self._config.timeout_s or None)
         try:
             async with limit:
@@ -142,7 +146,7 @@ class CalledAgent:
             raise HostTimeout(f"{self.where}: no end within {self._config.timeout_s:g} s") from None
 
     def _result(self, answer: Answer, api_key: str) -> AgentResult:
-        """Return what the agent gave."""
+        """Return the agent's result."""
         if answer.status >= 300:
             trouble = self._http.hidden(f"{self.where}: status {answer.status}: {_error_text(answer)}", api_key)
             if answer.status >= 500:
@@ -169,7 +173,7 @@ def _address(url: str) -> SplitResult:
 
 
 def _error_text(answer: Answer) -> str:
-    """Return what the service says is wrong, or where it sends us."""
+    """Return the service's error message, or the address of its redirect."""
     if (location := answer.headers.get("location")) is not None and answer.status < 400:
         return f"it points to {location}"
     with contextlib.suppress(ValueError):

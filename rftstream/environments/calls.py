@@ -1,8 +1,8 @@
-"""Calls of environments' methods, made outside of the sampling thread.
+"""Calls of environments' methods, outside the sampling thread.
 
-An environment is somebody's code: it may take its time, hang, or raise. Each environment object has a `CallLine`, which
-makes its calls one at a time, in order. Calls of different objects run at the same time (call_workers.py). Results are
-handed out by `EnvironmentCalls.poll`, in the thread of the turn loop, so that nothing else has to be thread-safe:
+An environment is user code: it may be slow, hang, or raise. Each environment object has a `CallLine`, which makes its
+calls one at a time, in order. Calls of different objects run at the same time (call_workers.py).
+`EnvironmentCalls.poll` hands out the results in the turn loop's thread, so that nothing else has to be thread-safe:
 
     line = calls.open()
     line.call("reply", environment.reply, said, then=lambda result: print(result.value, result.error))
@@ -10,11 +10,11 @@ handed out by `EnvironmentCalls.poll`, in the thread of the turn loop, so that n
         calls.poll()
     line.close("close", environment.close)
 
-A call that exceeds the time limit is given up. A coroutine is cancelled. A plain function cannot be stopped: its thread
-is abandoned, and what it returns later is ignored.
+A call that exceeds the time limit is abandoned. A coroutine is cancelled. A plain function cannot be stopped: its
+thread is abandoned, and its later result is ignored.
 
-Without workers, calls are made at once in the caller's thread, as for environments that declare `is_immediate` and in a
-simulation. A coroutine is then stepped by hand: `await Pause(seconds)` lets it wait by the clock that is given.
+Without workers, calls run at once in the caller's thread, as for environments that declare `is_immediate` and in
+simulations. A coroutine is then stepped manually: `await Pause(seconds)` makes it wait by the given clock.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 LOOK_EVERY_S = 0.05
-"""Seconds between two looks at time limits."""
+"""Seconds between two checks of time limits."""
 CLOSE_S = 2.0
-"""Seconds that environments have to close when the process leaves."""
+"""Seconds for environments to close when the process ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """The result of a call: a value, an error, or the note that it exceeded its time."""
+    """The result of a call: a value, an error, or the fact that it exceeded its time."""
 
     value: Any = None
     error: BaseException | None = None
@@ -44,7 +44,7 @@ class CallResult:
 
 
 Then = Callable[[CallResult], None]
-"""Takes the result of a call, in the thread that polls."""
+"""A function that gets the result of a call, in the polling thread."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,34 +56,34 @@ class EnvironmentCall:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     then: Then | None
-    """None: nobody wants the result any more."""
+    """The function for the result; None if nobody needs the result any more."""
     more_s: float = 0.0
-    """Seconds that it may take beside the time limit of all calls."""
+    """Seconds in addition to the time limit of all calls."""
     started_at: float | None = None
-    """When it began to run; None while it waits for a thread."""
+    """Time at which it began to run; None while it waits for a thread."""
 
 
 class CallRunner(Protocol):
-    """Where calls run beside the sampling thread: `call_workers.CallWorkers`."""
+    """Runs calls outside the sampling thread: `call_workers.CallWorkers`."""
 
     def run(self, call: EnvironmentCall) -> None:
-        """Begin the call. Its end comes by `take_ended`."""
+        """Begin the call. `take_ended` reports its end."""
 
     def cancel(self, call: EnvironmentCall) -> None:
-        """End the call early if that is possible. Its end still comes by `take_ended`."""
+        """End the call early if possible. `take_ended` still reports its end."""
 
     def abandon(self, call: EnvironmentCall) -> None:
-        """Give the call up: its end does not matter."""
+        """Abandon the call: its end does not matter."""
 
     def take_ended(self) -> list[tuple[EnvironmentCall, CallResult]]:
-        """Return the calls that ended since the last time. Calls that were abandoned may be among them."""
+        """Return the calls that ended since the last call of this method. Abandoned calls may be among them."""
 
     def close(self) -> None:
         """End all threads that can be ended."""
 
 
 class Pause:
-    """A pause in a coroutine of a simulated environment: `await Pause(0.5)` takes half a second of the clock."""
+    """A pause in a coroutine of a simulated environment: `await Pause(0.5)` takes half a second by the clock."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -93,15 +93,15 @@ class Pause:
 
 
 class CallLine:
-    """The calls of one environment object, one at a time. `EnvironmentCalls.open` makes it. Its owner uses `call` as
-    often as it likes, and `close` once."""
+    """The calls of one environment object, one at a time. `EnvironmentCalls.open` makes it. Its owner uses `call` any
+    number of times, and `close` once."""
 
     def __init__(self, calls: EnvironmentCalls, *, is_immediate: bool) -> None:
         self.is_immediate = is_immediate
         self.running: EnvironmentCall | None = None
         self.waiting: deque[EnvironmentCall] = deque()
         self.place: object = None
-        """Where workers run its coroutines; theirs alone."""
+        """The place where workers run the line's coroutines. Only the workers use it."""
         self._calls = calls
         self._is_closed = False
 
@@ -111,14 +111,14 @@ class CallLine:
         return self.running is not None or bool(self.waiting)
 
     def call(self, method: str, function: Callable[..., Any], *arguments: Any, then: Then, more_s: float = 0.0) -> None:
-        """Make a call after those before. `method` is its name in metrics. `then` gets its result, unless the line is
-        closed before. `more_s`: seconds that it may take beside the time limit."""
+        """Make a call after the earlier ones. `method`: its name in metrics. `then` gets the result, unless the line is
+        closed first. `more_s`: seconds in addition to the time limit."""
         assert not self._is_closed, f"{method}: the line is closed"
         self._add(EnvironmentCall(self, method, function, arguments, then, more_s))
 
     def close(self, method: str, function: Callable[[], Any] | None, *, then: Then | None = None) -> None:
-        """Make a last call, if there is one to make. Waiting calls are dropped. A running call is cancelled or waited
-        for, and its result is dropped."""
+        """Make a last call, if one is given. Waiting calls are dropped. A running call is cancelled or waited for, and
+        its result is dropped."""
         self._is_closed = True
         self.waiting.clear()
         if (running := self.running) is not None:
@@ -134,7 +134,7 @@ class CallLine:
 
 class EnvironmentCalls:
     """All calls of a turn loop. The composition root makes it; the turn loop opens a line for each rollout, polls, and
-    closes it at the end. One thread alone may use it."""
+    closes it at the end. Only one thread may use it."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class EnvironmentCalls:
         observe: Callable[[str, float, bool], None] | None = None,
     ) -> None:
         """`timeout_s`: time limit of each call, by the clock `now`. `workers`: None to make all calls in the caller's
-        thread. `observe` gets the method of each call that ended, its seconds, and whether it was given up."""
+        thread. `observe`: gets the method of each ended call, its seconds, and whether it was abandoned."""
         self._now = now
         self._timeout_s = timeout_s
         self._workers = workers
@@ -153,21 +153,21 @@ class EnvironmentCalls:
         self._beside: set[EnvironmentCall] = set()
         """Calls that run in workers."""
         self._stepped: dict[EnvironmentCall, tuple[Any, float]] = {}
-        """Coroutines that are stepped by hand, with the time of their next step."""
+        """Coroutines that are stepped manually, with the time of their next step."""
         self._look_at = 0.0
 
     def open(self, *, is_immediate: bool = False) -> CallLine:
-        """Return the line of one more environment object. `is_immediate`: it never blocks, so that its calls are made
-        at once in this thread."""
+        """Return the line of another environment object. `is_immediate`: the object never blocks, so its calls run at
+        once in this thread."""
         return CallLine(self, is_immediate=is_immediate or self._workers is None)
 
     @property
     def num_running(self) -> int:
-        """How many calls have no result yet."""
+        """Number of calls without a result."""
         return len(self._beside) + len(self._stepped)
 
     def poll(self) -> None:
-        """Hand out the results of calls that ended, and give up those that exceed the time limit."""
+        """Hand out the results of ended calls, and abandon calls that exceed the time limit."""
         if self._beside and self._workers is not None:
             for call, result in self._workers.take_ended():
                 self._end(call, result)
@@ -182,8 +182,8 @@ class EnvironmentCalls:
                     self._give_up(call)
 
     def idle_s(self) -> float:
-        """Return the seconds until `poll` has something to do; infinite if nothing runs. Calls in workers may end
-        before: they ring."""
+        """Return the seconds until `poll` has work; infinite if nothing runs. Calls in workers may end earlier: then
+        they ring."""
         now = self._now()
         dues = [due for _, due in self._stepped.values()]
         ends = [
@@ -194,7 +194,7 @@ class EnvironmentCalls:
         return max(0.0, min([*dues, *ends], default=math.inf) - now)
 
     def close(self, within_s: float = CLOSE_S) -> None:
-        """End all calls. Those in workers have `within_s` seconds; the owner has closed all lines before."""
+        """End all calls. Calls in workers get `within_s` seconds. The owner must have closed all lines before."""
         deadline = time.monotonic() + within_s
         while self._beside and time.monotonic() < deadline:
             self.poll()
@@ -207,7 +207,7 @@ class EnvironmentCalls:
     # ------------------------------------------------------------------------------------------ for lines
 
     def go_on(self, line: CallLine) -> None:
-        """Begin the next call of a line if none of it runs."""
+        """Begin the next call of a line if none of its calls runs."""
         if line.running is not None or not line.waiting:
             return
         line.running = call = line.waiting.popleft()
@@ -228,7 +228,7 @@ class EnvironmentCalls:
             self._end(call, CallResult(value=value))
 
     def cancel(self, call: EnvironmentCall) -> None:
-        """End a call whose result nobody wants, as soon as that is possible."""
+        """End a call whose result nobody needs, as soon as possible."""
         if call in self._stepped:
             self._end(call, CallResult())
         elif self._workers is not None:
@@ -265,7 +265,7 @@ class EnvironmentCalls:
     def _end(self, call: EnvironmentCall, result: CallResult) -> None:
         line, then = call.line, call.then
         if line.running is not call:
-            return  # it was given up
+            return  # it was abandoned
         self._beside.discard(call)
         if (stepped := self._stepped.pop(call, None)) is not None:
             _close_steps(stepped[0])
@@ -278,5 +278,5 @@ class EnvironmentCalls:
 
 
 def _close_steps(steps: Any) -> None:
-    with suppress(Exception):  # somebody's code: a coroutine may refuse to end
+    with suppress(Exception):  # user code: a coroutine may refuse to end
         steps.close()

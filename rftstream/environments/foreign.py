@@ -1,4 +1,4 @@
-"""An environment of others' code that runs elsewhere: in a host process (`hosted.py`) or on a server (`served.py`)."""
+"""An environment of foreign code that runs elsewhere: in a host process (`hosted.py`) or on a server (`served.py`)."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from rftstream.errors import HostError
 class ForeignEnvironment:
     """An environment elsewhere, as the turn loop sees it. Each method is a request, and each object a session.
 
-    If the foreign code has a state, it comes along with each answer. Should the session be lost, the environment goes
-    on from there in another one. Otherwise HostError says that it has to be begun anew.
+    If the foreign code can save its state, the state comes with each answer. If the session is then lost, the
+    environment resumes from the state in another one. Otherwise HostError says that the rollout has to begin anew.
 
-    A subclass says how a session is begun and asked, and which errors say that it is lost."""
+    A subclass defines how a session is started and called, and which errors mean that it is lost."""
 
     _tools: Sequence[Mapping[str, Any]] = ()
     _state: bytes | None = None
 
     async def _open(self, do: str, **fields: Any) -> Mapping[str, Any]:
-        """Begin a session by `start` or `load`, and return the first answer."""
+        """Start a session with `start` or `load`, and return the first answer."""
         raise NotImplementedError
 
     async def _ask(self, do: str, **fields: Any) -> Mapping[str, Any]:
-        """Return an answer of the session."""
+        """Return the session's answer to a request."""
         raise NotImplementedError
 
     def _is_lost(self, error: HostError) -> bool:
-        """Return whether the session is lost, and not only an answer."""
+        """Return whether the session is lost, not only one answer."""
         raise NotImplementedError
 
     async def start(self) -> tuple[ChatMessage, ...]:
@@ -41,7 +41,7 @@ class ForeignEnvironment:
         return messages_from_plain(answer.get("messages"), what="start")
 
     async def tools(self) -> Sequence[Mapping[str, Any]]:
-        """Return the tools, which came with the first answer."""
+        """Return the tools from the first answer."""
         return self._tools
 
     async def reply(self, said: AssistantMessage) -> Reply:

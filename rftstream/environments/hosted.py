@@ -1,4 +1,4 @@
-"""An environment in a process with an interpreter of its own (`hosts/`)."""
+"""An environment in a process with its own interpreter (`hosts/`)."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from rftstream.errors import ConfigError, HostError, HostStartTimeout, HostTimeo
 
 @dataclass(frozen=True, kw_only=True)
 class HostedConfig:
-    """Settings of code that runs in host processes."""
+    """Settings of code in host processes."""
 
     target: str = ""
     """Code to run: `module:Thing`, `file.py:Thing`, or the name of an adapter."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Settings of the target, which gets them as a dict."""
+    """Settings of the target, passed as a dict."""
     python: str = ""
-    """The interpreter: a path, or a name on PATH. Empty: the one that runs rftstream."""
+    """The interpreter: a path, or a name on PATH. Empty: rftstream's own."""
     path: tuple[str, ...] = ()
-    """Folders in which that interpreter looks up modules first. It looks in the folder of the run file, too."""
+    """Folders in which that interpreter first looks for modules. It also looks in the folder of the run file."""
     processes: Annotated[int, Meta(ge=1)] = 1
-    """Host processes of each explorer, at most. Each holds any number of environments."""
+    """Largest number of host processes of each explorer. Each holds any number of environments."""
     timeout_s: Annotated[float, Meta(ge=0)] = 60.0
-    """Seconds that one answer may take, without the time to import the target. 0: no limit."""
+    """Seconds for one answer, without the time to import the target. 0: no limit."""
     start_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
-    """Seconds until a host has imported the target, which may load a model. They count neither for `timeout_s` nor for
-    `explorer.reply_timeout_s`. A rollout whose host takes longer fails; the import goes on for the next ones."""
+    """Seconds for a host to import the target, which may load a model. They count neither for `timeout_s` nor for
+    `explorer.reply_timeout_s`. If a host takes longer, the rollout fails; the import continues for later rollouts."""
     idle_timeout_s: Annotated[float, Meta(gt=0)] = 300.0
-    """Seconds after which a host without environments is ended. The next environment starts one again."""
+    """Seconds after which a host without environments is ended. The next environment starts a new host."""
     log_folder: str = ""
-    """Folder for what hosts print, at most 1 MiB a file; relative to the working folder. Empty: it goes to the log of
-    the explorer."""
+    """Folder for the output of hosts, at most 1 MiB a file; relative to the working folder. Empty: output goes to the
+    explorer's log."""
 
     def hosts(self) -> HostSettings:
-        """Return what the processes depend on."""
+        """Return the settings that the processes depend on."""
         return HostSettings(
             python=self.python,
             processes=self.processes,
@@ -53,7 +53,7 @@ class HostedConfig:
 
 
 class HostedEnvironment(ForeignEnvironment):
-    """An environment in a host process. Should the host die, another one takes its place."""
+    """An environment in a host process. If the host dies, another one takes its place."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HostedConfig):
@@ -64,7 +64,7 @@ class HostedEnvironment(ForeignEnvironment):
             raise ConfigError("environments.hosted.target: missing; name the class to run, as in my_envs:Game")
         self._config = config
         self.start_timeout_s = config.start_timeout_s
-        """Seconds that `start` and `load` may take beside the time limit of a call."""
+        """Seconds for `start` and `load` in addition to the time limit of a call."""
         self._pool = pool_of(config.hosts())
         self._arguments = {"config": config.options, "problem": problem_to_plain(problem), "seed": seed}
         self._session: HostSession | None = None
@@ -75,7 +75,8 @@ class HostedEnvironment(ForeignEnvironment):
             await session.close(self._config.timeout_s)
 
     async def _open(self, do: str, **fields: Any) -> Mapping[str, Any]:
-        """Start or load the environment in a host. A host that dies of it is replaced once: nothing is lost yet."""
+        """Start or load the environment in a host. A host that dies during this is replaced once, since nothing is lost
+        yet."""
         try:
             return await self._open_once(do, **fields)
         except (HostTimeout, HostStartTimeout):

@@ -1,4 +1,4 @@
-"""An agent that the explorer starts for each rollout, in a process with an interpreter of its own (`hosts/`)."""
+"""An agent that the explorer starts for each rollout, in a process with its own interpreter (`hosts/`)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,5 @@ class LaunchedAgent(DrivesItself):
         """The settings in `[environments.hosted_agent]`."""
 
         on_restart: Literal["replay", "anew"] = "replay"
-        """Behaviour of another explorer when it takes a rollout over. In both cases it starts the agent again.
-        `replay`: a request that equals a recorded one gets the recorded answer. `anew`: the recorded calls are thrown
-        away."""
+        """What another explorer does when it takes over a rollout. In both cases it starts the agent again. `replay`: a
+        request that equals a recorded one gets the recorded answer. `anew`: the recorded calls are dropped."""

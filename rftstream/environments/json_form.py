@@ -1,4 +1,4 @@
-"""The plain form of what an environment gets and returns, for code that has none of rftstream's classes.
+"""The plain form of an environment's arguments and results, for code without rftstream's classes.
 
     problem  {"messages": [message, ...], "answer": text or null, "tools": [...], "info": {...}, "data_source": text}
     message  {"role", "content"}, and where there is any: "media", "name", "tool_calls", "tool_call_id"
@@ -7,8 +7,8 @@
     reply    {"done", "messages", "reward", "parts", "metrics", "rewrite", "reached"}; "done" is needed, all others may
              be left out
 
-A message that is returned may be a text alone: then it is the user's. Several of them are a list. Numbers that are not
-finite pass, so that a reward of NaN is seen for what it is.
+A returned message may be just a text: then it is a user message. Several messages are a list. Numbers that are not
+finite are allowed, so that a reward of NaN becomes visible.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def said_to_plain(said: AssistantMessage) -> dict[str, Any]:
 
 
 def messages_from_plain(value: Any, *, what: str = "messages") -> tuple[ChatMessage, ...]:
-    """Return the messages. HostedCodeError if they are none; `what` says where they were found."""
+    """Return the messages. HostedCodeError if the value holds no messages; `what` names the place of the value."""
     if isinstance(value, (str, Mapping)):
         value = [value]
     if not isinstance(value, list):
@@ -50,7 +50,7 @@ def messages_from_plain(value: Any, *, what: str = "messages") -> tuple[ChatMess
 
 
 def tools_from_plain(value: Any) -> tuple[dict[str, Any], ...]:
-    """Return the tools. HostedCodeError if they are none."""
+    """Return the tools. HostedCodeError if the value holds no tools."""
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
@@ -59,7 +59,7 @@ def tools_from_plain(value: Any) -> tuple[dict[str, Any], ...]:
 
 
 def reply_from_plain(value: Any) -> Reply:
-    """Return the reply. HostedCodeError if it is none."""
+    """Return the reply. HostedCodeError if the value is no reply."""
     if not isinstance(value, dict):
         raise HostedCodeError(f"reply: got {_shown(value)}, expected a dict with done, messages, reward, ...")
     if unknown := sorted(set(value) - set(REPLY_FIELDS)):
@@ -79,7 +79,7 @@ def reply_from_plain(value: Any) -> Reply:
 
 
 def numbers_from_plain(value: Any, *, what: str) -> dict[str, float]:
-    """Return named numbers. HostedCodeError if they are none."""
+    """Return named numbers. HostedCodeError if the value holds none."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -111,7 +111,7 @@ def _number(value: Any, what: str) -> float:
 
 
 def _clean(value: Any) -> Any:
-    """Return the value with text that UTF-8 can hold: half a surrogate pair becomes a replacement character."""
+    """Return the value with texts that UTF-8 can encode: an unpaired surrogate becomes a replacement character."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
     if isinstance(value, dict):

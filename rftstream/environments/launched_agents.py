@@ -10,23 +10,23 @@ from rftstream.environments.hosts.agents import AgentResult, AgentWork, HostedAg
 
 
 class RunsAgent(Protocol):
-    """The runner of the agents of one environment. An explorer makes one for its run file."""
+    """Runs the agents of one environment. An explorer makes one for its run file."""
 
     is_elsewhere: bool
-    """Whether a service runs the agents. They may be on other machines, and then need an address that can be reached
-    from there. An agent may run on after its call is lost, with the key that it has."""
+    """Whether a service runs the agents. The agents may then be on other machines, and need an address that is
+    reachable from there. An agent may also continue with its key after its call is lost."""
 
     async def run(self, work: AgentWork, begins: Callable[[], object]) -> AgentResult:
-        """Run the agent of one rollout to its end; the launcher calls it. `begins` is called when it begins, or begins
-        again: then its recorded calls answer it.
+        """Run the agent of one rollout to its end; the launcher calls it. `begins` is called when the agent begins, or
+        begins again; then its recorded calls answer it.
 
         HostError if the agent is lost, and may be started again; HostTimeout if it takes too long; HostedCodeError if
-        it fails; ConfigError if no agent can be run at all. Cancelling this cancels the agent."""
+        it fails; ConfigError if no agent can run at all. Cancelling this cancels the agent."""
 
 
 def agent_of(options: Any) -> RunsAgent | None:
-    """Return what runs the agents of an environment with these settings; None if they come by themselves. ConfigError
-    if the settings are no good."""
+    """Return the runner of an environment's agents for these settings; None if agents come by themselves. ConfigError
+    for invalid settings."""
     match options:
         case HostedAgentConfig():
             return HostedAgent(options)

@@ -1,17 +1,17 @@
 """An environment that a server elsewhere runs, over HTTP. The server scales by itself, and may be in any language.
 
-All requests are POST with a JSON object, and so are the answers; `json_form.py` has their parts:
+All requests are POSTs with a JSON object, and answers are JSON objects; `json_form.py` defines their parts:
 
     /start   {"problem", "seed", "options"}           -> {"session", "messages", "tools", "state"}
     /load    {"problem", "seed", "options", "state"}  -> {"session", "tools", "state"}
     /reply   {"session", "turn", "said"}              -> {"reply", "state"}
     /close   {"session"}                              -> {}
 
-`tools` and `state` may be left out. `turn` counts from 1. A request that was lost on its way is sent again, so a server
-must give the same answer to a turn that it has answered. A server should drop sessions that it has not heard of for
-long. Status 400 to 499 with {"error": text} is a fault of the environment and fails the rollout. 404 says that the
-session is not there any more: the environment then goes on from its state, if it has one. After 408, 429 and 500 to 599
-the request is sent again after a pause.
+`tools` and `state` may be left out. `turn` counts from 1. A lost request is sent again, so a server must repeat its
+answer to a turn that it has already answered. A server should drop sessions that have been silent for long. Status 400
+to 499 with {"error": text} is a fault of the environment and fails the rollout. 404 means that the session no longer
+exists: the environment then resumes from its state, if it has one. After 408, 429 and 500 to 599 the request is sent
+again after a pause.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from rftstream.http.client import Answer, AnswerTooLong, LoopClient, RequestFail
 
 MAX_ANSWER_BYTES = 16 << 20
 PAUSE_S = 0.5
-"""Seconds before the second try; twice as long before each further try."""
+"""Seconds before the second try; the pause doubles before each further try."""
 BUSY = frozenset({408, 429})
 GONE = frozenset({404, 410})
 
 _PLACES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, asyncio.Semaphore]] = WeakKeyDictionary()
-"""Event loop, `max_concurrent` -> who may send a request, of all environments with that setting."""
+"""Event loop, `max_concurrent` -> semaphore for requests, shared by all environments with that setting."""
 
 
 class SessionGone(HostError):
-    """The server does not know the session any more."""
+    """The server no longer knows the session."""
 
 
 class ServedEnvironment(ForeignEnvironment):
@@ -58,17 +58,17 @@ class ServedEnvironment(ForeignEnvironment):
         """The settings in `[environments.served]`."""
 
         url: str = ""
-        """The server's address, as `http://127.0.0.1:9000/games`."""
+        """The server's address, such as `http://127.0.0.1:9000/games`."""
         options: dict[str, Any] = field(default_factory=dict)
-        """Settings of the environment, which the server gets with every start."""
+        """Settings of the environment. The server gets them with every start."""
         api_key: str | None = None
-        """`"env:NAME"`: sent as the bearer token; it is looked up in the environment and written nowhere."""
+        """`"env:NAME"`: sent as the bearer token. The value is read from the environment and never written."""
         timeout_s: Annotated[float, Meta(gt=0)] = 60.0
-        """Seconds that one answer may take."""
+        """Seconds to wait for one answer."""
         tries: Annotated[int, Meta(ge=1)] = 3
-        """Tries of a request that meets no server, or a busy one."""
+        """Tries of a request if the server cannot be reached or is busy."""
         max_concurrent: Annotated[int, Meta(ge=1)] = 64
-        """Requests on their way at once, of each explorer."""
+        """Largest number of requests at once, for each explorer."""
 
     def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
         address = split_url(config.url)
@@ -81,7 +81,7 @@ class ServedEnvironment(ForeignEnvironment):
         self._http = LoopClient(address, key=key, max_bytes=MAX_ANSWER_BYTES)
         self._arguments = {"problem": problem_to_plain(problem), "seed": seed, "options": config.options}
         self._on_its_way: asyncio.Task[Answer] | None = None
-        """A request whose caller may be cancelled. It is waited for before the next one."""
+        """A request whose caller may be cancelled. The next request waits for it."""
         self._session: Any = None
         self._turn = 0
 
@@ -90,7 +90,7 @@ class ServedEnvironment(ForeignEnvironment):
         return await super().reply(said)
 
     async def close(self) -> None:
-        """End the session. A request that was given up may still begin one, so its answer is waited for."""
+        """End the session. An abandoned request may still start a session, so its answer is waited for."""
         if self._on_its_way is not None:
             with contextlib.suppress(RequestFailed, HostedCodeError):
                 answer = await self._on_its_way
@@ -116,7 +116,7 @@ class ServedEnvironment(ForeignEnvironment):
         return isinstance(error, SessionGone)
 
     async def _post(self, resource: str, body: Mapping[str, Any], *, tries: int) -> Mapping[str, Any]:
-        """Return the server's answer, after as many tries as it takes or is allowed."""
+        """Return the server's answer, after at most `tries` tries."""
         data, where = json.dumps(body).encode(), f"{self._config.url}/{resource}"
         for number in range(tries):
             if number:
@@ -159,7 +159,7 @@ class ServedEnvironment(ForeignEnvironment):
 
 
 def _error_text(answer: bytes) -> str:
-    """Return what the server says is wrong."""
+    """Return the server's error message."""
     try:
         return str(json.loads(answer)["error"])[:2000]
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Several turns with tools: the policy calls them until it answers without a call."""
+"""Several turns with tools: the policy calls tools until it answers without a call."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from rftstream.environments.toolset.open import OpenedTools, finished
 from rftstream.errors import ConfigError
 
 MAX_HANGING = 32
-"""Calls that have exceeded their time limit and still run in this process. At this number no further call is begun."""
+"""Number of calls that exceeded their time limit and still run in this process, from which on no further call is
+begun."""
 
 
 class ToolEnvironment:
-    """An environment that runs the tools that the policy calls, and is done when a turn has no call."""
+    """An environment that runs the policy's tool calls. It is done when a turn has no call."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -36,20 +37,20 @@ class ToolEnvironment:
         tools: tuple[str, ...] = ("calculator",)
         """Built-in tools (calculator, python, search, mcp), and your own as `module:function` or `module:Class`."""
         options: dict[str, dict[str, Any]] = field(default_factory=dict)
-        """Settings of tools, by their names in `tools`: `[environments.tools.options.search]`. Those of a class of your
-        own are the parameters of its `__init__`."""
+        """Settings of tools, by their names in `tools`: `[environments.tools.options.search]`. For your own class,
+        these are the parameters of its `__init__`."""
         max_turns: Annotated[int, Meta(ge=1)] = 8
-        """Turns of the policy. The calls of the last one are not run."""
+        """Largest number of the policy's turns. The calls of the last turn are not run."""
         max_calls: Annotated[int, Meta(ge=1)] = 16
-        """Calls in one turn. Further ones are bad calls."""
+        """Largest number of calls in one turn. Further calls are bad calls."""
         on_bad_call: Literal["tell", "end"] = "tell"
-        """A call that is no JSON, of a tool that there is not, or with arguments that do not fit: tell: the model reads
-        in a tool message what is wrong; end: the rollout ends."""
+        """Treatment of a call that is invalid JSON, names an unknown tool, or has wrong arguments. tell: a tool message
+        tells the model what is wrong. end: the rollout ends."""
         max_result_chars: Annotated[int, Meta(ge=1)] = 4000
-        """Characters of a tool's result that the model reads; the rest is cut off, and that is said."""
+        """Largest number of characters of a tool's result that the model sees. The rest is cut off, with a note."""
         timeout_s: Annotated[float, Meta(gt=0)] = 20.0
-        """Seconds for one call. After it the model is told that the tool did not answer. Below
-        `explorer.reply_timeout_s`, which holds for all calls of a turn together."""
+        """Seconds for one call. After that, the model is told that the tool did not answer. Keep it below
+        `explorer.reply_timeout_s`, which covers all calls of a turn together."""
 
     def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
         self._config, self._problem = config, problem
@@ -66,7 +67,7 @@ class ToolEnvironment:
         return self._problem.messages
 
     async def tools(self) -> Sequence[Mapping[str, Any]]:
-        """Open the tools, and return those that the problem does not offer itself."""
+        """Open the tools, and return those that the problem does not already offer."""
         if not self._is_open:
             await self._open()
         for name in self._opened.by_name:
@@ -125,7 +126,7 @@ class ToolEnvironment:
         return {name: float(value) for name, value in self._counts.items()}
 
     def _readable(self, content: str) -> str:
-        """Return a result as the model may read it: not too long, and of characters that there are."""
+        """Return a result for the model: not too long, and without invalid characters."""
         return cut(content, self._config.max_result_chars).encode(errors="replace").decode()
 
     async def _answer(self, call: ToolCall, place: int) -> ToolResult:
@@ -143,7 +144,7 @@ class ToolEnvironment:
             raise
         except ToolError as error:
             text = str(error)
-        except Exception as error:  # the user's code: the model is told, as it would be of any tool that fails
+        except Exception as error:  # user code: the model is told, as about any tool that fails
             text = f"{tool.name} failed: {type(error).__name__}: {error}"
         self._counts["num_failed_calls"] += 1
         return ToolResult(content=f"Error: {text}")
@@ -178,7 +179,8 @@ _hanging: set[threading.Thread] = set()
 
 
 async def _in_thread(call: Callable[[], Any], name: str) -> Any:
-    """Return what a blocking function returns. A thread cannot be ended: one that exceeds its limit runs on, alone."""
+    """Return the result of a blocking function. A thread cannot be stopped: if it exceeds its limit, it is left
+    running."""
     for thread in [thread for thread in _hanging if not thread.is_alive()]:
         _hanging.discard(thread)
     if len(_hanging) >= MAX_HANGING:
@@ -196,9 +198,9 @@ async def _in_thread(call: Callable[[], Any], name: str) -> Any:
         value, problem = None, None
         try:
             value = call()
-        except BaseException as error:  # whatever a tool raises belongs to its call
+        except BaseException as error:  # every exception of a tool belongs to its call
             problem = error if isinstance(error, Exception) else ToolError(f"{type(error).__name__}: {error}")
-        with suppress(RuntimeError):  # the loop is closed: nobody waits for it any more
+        with suppress(RuntimeError):  # the loop is closed: nobody waits for the result any more
             loop.call_soon_threadsafe(settle, value, problem)
 
     thread = threading.Thread(target=work, name=f"tool {name}", daemon=True)

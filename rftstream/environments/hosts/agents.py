@@ -1,9 +1,9 @@
-"""Agents in host processes: functions of others that drive themselves against an endpoint.
+"""Agents in host processes: foreign functions that call an endpoint by themselves.
 
     async def run(problem, base_url, api_key, seed) -> reward, None, or {"reward", "parts", "metrics"}
 
 The function gets plain values (`json_form.py`), and its settings as `options` if it has such a parameter. It may also
-be a plain function that blocks.
+be a plain blocking function.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class HostedAgentConfig(HostedConfig):
     """Settings of an agent in host processes."""
 
     timeout_s: Annotated[float, Meta(ge=0)] = 0.0
-    """Seconds that one run may take, without the time to import the target. 0: no limit but that of the rollout."""
+    """Seconds for one run, without the time to import the target. 0: only the limit of the rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentWork:
-    """One rollout for an agent to make. The launcher makes it."""
+    """One rollout for an agent to run. The launcher makes it."""
 
     problem: Problem
     """Problem to solve."""
@@ -42,15 +42,15 @@ class AgentWork:
     seed: int
     rollout_id: str = ""
     launch_id: str = ""
-    """Another one for each launch; a lost agent that is started again has the same one."""
+    """Id of the launch. A lost agent that is started again keeps its id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentResult:
-    """The value that an agent returned."""
+    """The result that an agent returned."""
 
     reward: float | None = None
-    """None if it gave none, which is not a reward of 0."""
+    """The reward; None if the agent gave none, which is not a reward of 0."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class AgentResult:
 
 
 class HostedAgent:
-    """An agent in host processes. The explorer makes one for its run file, and calls `run` for each rollout, many at
+    """An agent in host processes. The explorer makes one for its run file, and calls `run` for many rollouts at
     once."""
 
     is_elsewhere = False
@@ -72,8 +72,10 @@ class HostedAgent:
         self._pool = pool_of(config.hosts())
 
     async def run(self, work: AgentWork, begins: Callable[[], object] = lambda: None) -> AgentResult:
-        """Run the agent to its end. HostError if its host dies, HostTimeout if it takes too long, HostedCodeError if it
-        raises. Cancelling this cancels the agent. `begins` is called when its host is ready."""
+        """Run the agent to its end. `begins` is called when its host is ready.
+
+        HostError if its host dies, HostTimeout if it takes too long, HostedCodeError if it raises. Cancelling this
+        cancels the agent."""
         session = self._pool.session(target_path(self._config.target))
         try:
             await session.open(self._config.start_timeout_s)
@@ -93,7 +95,8 @@ class HostedAgent:
 
 
 def result_from_plain(value: Any) -> AgentResult:
-    """Return what an agent's function returned, checked. HostedCodeError if it is neither a number nor a dict of it."""
+    """Return the checked result of an agent's function. HostedCodeError if it is neither a number nor a dict with the
+    reward."""
     if not isinstance(value, dict):
         value = {"reward": value}
     if unknown := sorted(set(value) - {"reward", "parts", "metrics"}):

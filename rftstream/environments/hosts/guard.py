@@ -1,14 +1,14 @@
 """The guard of a host: `PYTHON -I -S guard.py SETTINGS`, run by rftstream's interpreter with the standard library.
 
-A guard starts one host and ends with it. It stands between the host and the explorer for two reasons. It is the one
-that everything of the host belongs to: on Linux, processes that the host leaves behind become the guard's own children,
-also those that moved to a session of their own. And it outlives both sides: when the explorer dies, when the host dies,
-or when stdin ends, it kills all that is left, writes how the host ended to stdout, and exits.
+A guard starts one host and ends with it. It runs between the host and the explorer for two reasons. First, it owns all
+processes of the host: on Linux, processes that the host leaves behind become the guard's children, even if they moved
+to their own session. Second, it outlives both sides: when the explorer dies, the host dies, or stdin ends, it kills all
+remaining processes, writes how the host ended to stdout, and exits.
 
-It also takes what the host and its children print, and writes it to a log of a bounded size.
+It also writes the output of the host and its children to a log of bounded size.
 
 `PYTHON -I -S guard.py --command OWNER PROGRAM ...` guards any other program in the same way. The program has the
-guard's stdin, stdout and stderr, so whoever talks with it does not notice the guard.
+guard's stdin, stdout and stderr, so its callers do not notice the guard.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from typing import Any
 
 PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG = 36, 1
 LOOK_S = 1.0
-"""Seconds between two looks at whether the owner lives, where the system does not tell."""
+"""Seconds between two checks that the owner lives, on systems that do not report its death."""
 TAIL_BYTES = 2000
-"""How much of the last output is told to the explorer."""
+"""Number of bytes of the last output that the explorer gets."""
 READ_BYTES = 1 << 16
 KILL_S = 10.0
-"""Most seconds that the guard tries to kill what is left."""
+"""Largest number of seconds for killing the remaining processes."""
 TAG = "RFTSTREAM_HOST"
-"""Environment variable of the host and its children, with a value of this host alone: a sweep knows them by it."""
+"""Environment variable of the host and its children, with a unique value for each host. A sweep recognises the
+processes by it."""
 NOT_FOR_HOSTS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 """Environment variables of rftstream's own interpreter."""
 
 
 class OutputLog:
-    """Keeps what a host prints: in a file that is begun anew when it is full, or on stderr until that is too much."""
+    """Keeps a host's output: in a file that restarts when it is full, or on stderr up to a limit."""
 
     def __init__(self, path: str, max_bytes: int, name: str) -> None:
         self.tail = b""
@@ -54,7 +55,7 @@ class OutputLog:
             self._num_bytes = self._file.tell()
 
     def write(self, data: bytes) -> None:
-        """Keep `data`. A log that cannot be written loses it, and the host does not notice."""
+        """Keep `data`. If the log cannot be written, the data is lost, and the host does not notice."""
         self.tail = (self.tail + data)[-TAIL_BYTES:]
         with contextlib.suppress(OSError):
             if self._file:
@@ -87,11 +88,12 @@ class OutputLog:
 
 
 class Guard:
-    """One program and all that it starts. `main` makes it, starts the program, and calls `watch` and then `end`."""
+    """One program and all processes that it starts. `main` makes it, starts the program, and calls `watch` and then
+    `end`."""
 
     def __init__(self, owner: int) -> None:
         self.exit_code: int | None = None
-        """How the program ended, as the shell says it; None while it runs."""
+        """The program's exit code in the shell's form; None while it runs."""
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._owner = owner
@@ -112,7 +114,7 @@ class Guard:
             except ProcessLookupError:
                 self._is_told_to_end = True
             except OSError:
-                pass  # this system has none: looking at its parent has to do, or the end of stdin
+                pass  # without pidfd: checks of the parent's id, or the end of stdin, have to do
 
     def _on_term(self, number: int, frame: object) -> None:
         self._is_told_to_end = True
@@ -120,11 +122,11 @@ class Guard:
     def start(self, command: list[str], **settings: Any) -> None:
         """Start the program."""
         process = subprocess.Popen(command, **settings)
-        process.returncode = 0  # it is waited for here, not by subprocess
+        process.returncode = 0  # `_reap` waits for it, not subprocess
         self._worker = process.pid
 
     def watch(self) -> None:
-        """Return when the program has ended, or is to be ended."""
+        """Return when the program has ended, or has to be ended."""
         while self.exit_code is None and not self._is_told_to_end:
             for key, _ in self._selector.select(self._look_s):
                 if key.data == "signal":
@@ -136,11 +138,11 @@ class Guard:
                 return
 
     def _is_end(self, what: str, descriptor: int) -> bool:
-        """Take what came from a descriptor of a subclass. Return whether the program is to be ended."""
+        """Handle input from a descriptor of a subclass. Return whether the program has to be ended."""
         raise NotImplementedError
 
     def end(self) -> None:
-        """Kill all that is left."""
+        """Kill all remaining processes."""
         deadline = time.monotonic() + KILL_S
         while self._reap() and time.monotonic() < deadline:
             for pid in descendants(os.getpid()):
@@ -149,7 +151,7 @@ class Guard:
             time.sleep(0.002)
 
     def _reap(self) -> bool:
-        """Take note of the children that have ended. Return whether there are others."""
+        """Record which children have ended. Return whether others remain."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -163,7 +165,7 @@ class Guard:
 
 
 class HostGuard(Guard):
-    """The guard of a host: it ends with its stdin, too, and takes what the host prints."""
+    """The guard of a host. It also ends when its stdin ends, and keeps the host's output."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__(settings["owner"])
@@ -195,7 +197,7 @@ class HostGuard(Guard):
         return not os.read(descriptor, READ_BYTES)
 
     def end(self) -> None:
-        """Kill the host and everything that it started, and take the last output."""
+        """Kill the host and all processes that it started, and read the last output."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._worker, signal.SIGKILL)
         super().end()
@@ -203,11 +205,11 @@ class HostGuard(Guard):
 
     @property
     def tail(self) -> str:
-        """Return the end of what the host printed."""
+        """Return the end of the host's output."""
         return self._log.tail.decode("utf-8", "replace")
 
     def _take_output(self) -> None:
-        for _ in range(64):  # a host that prints without end does not keep the guard from the rest
+        for _ in range(64):  # a host that prints without end must not block the rest
             try:
                 data = os.read(self._output, READ_BYTES)
             except BlockingIOError:
@@ -220,7 +222,8 @@ class HostGuard(Guard):
 
 
 def guard_command(owner: int, command: list[str]) -> int:
-    """Run a program until it ends, SIGTERM comes or the owner is gone; kill all that is left; return its exit code."""
+    """Run a program until it ends, SIGTERM comes or the owner is gone; kill all remaining processes; return its exit
+    code."""
     guard = Guard(owner)
     try:
         guard.start(command, preexec_fn=_die_with_parent)
@@ -228,7 +231,7 @@ def guard_command(owner: int, command: list[str]) -> int:
         print(f"{command[0]}: {type(error).__name__}: {error}", file=sys.stderr)
         return 127
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1):  # their ends are the program's alone
+    for descriptor in (0, 1):  # these ends belong to the program alone
         os.dup2(nowhere, descriptor)
     guard.watch()
     code = guard.exit_code
@@ -237,13 +240,13 @@ def guard_command(owner: int, command: list[str]) -> int:
 
 
 def _die_with_parent() -> None:
-    """Have this process killed when its guard is: there is nobody else to do it."""
+    """Have the kernel kill this process when its guard dies, since nobody else would."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def parents() -> Iterator[tuple[int, int, int]]:
-    """Yield the id, the parent and the session of every process of this machine, where the system tells."""
+    """Yield the id, the parent and the session of every process of this machine, if the system lists them."""
     try:
         names = os.listdir("/proc")
     except OSError:
@@ -269,9 +272,9 @@ def descendants(pid: int) -> set[int]:
 
 
 def sweep(tag: str, sessions: set[int]) -> None:
-    """Kill what is left of a host whose guard was killed: processes of its sessions, and those that have its tag."""
+    """Kill the remaining processes of a host whose guard was killed: those in its sessions, and those with its tag."""
     wanted = f"{TAG}={tag}".encode()
-    for _ in range(3):  # what was started between reading the list and killing is found the next time
+    for _ in range(3):  # processes that start while the list is read are found in the next round
         found = {pid for pid, _, session in parents() if session in sessions or wanted in _variables_of(pid)}
         for pid in found - {os.getpid()}:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -289,7 +292,7 @@ def _variables_of(pid: int) -> list[bytes]:
 
 
 def main() -> None:
-    """Start the host, wait until it is over, and say how it ended."""
+    """Start the host, wait until it ends, and report how it ended."""
     if sys.argv[1] == "--command":
         sys.exit(guard_command(int(sys.argv[2]), sys.argv[3:]))
     try:

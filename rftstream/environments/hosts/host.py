@@ -1,4 +1,4 @@
-"""One host process, as the explorer sees it: its guard, its two pipes, and the calls on their way."""
+"""One host process, as the explorer sees it: its guard, its two pipes, and its pending calls."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from rftstream.frames import FrameReader, frame
 
 FOLDER = Path(__file__).parent
 MAX_FRAME_BYTES = 64 << 20
-"""Bytes of the largest request and answer. The texts of a rollout have to fit on the log, but the saved state of an
-environment may be an object of the store."""
+"""Largest size of a request and an answer, in bytes. The texts of a rollout have to fit on the log, but the saved state
+of an environment may be an object of the store."""
 LOG_BYTES = 1 << 20
-"""Most bytes of output that are kept: of each host on stderr, of each file in a folder of logs."""
+"""Largest number of output bytes that are kept: of each host on stderr, of each file in a log folder."""
 START_S = 60.0
-"""Most seconds until the other interpreter is ready."""
+"""Largest number of seconds for the other interpreter to become ready."""
 CLOSE_S = 5.0
-"""Seconds that a host has to close its environments before it is killed."""
+"""Seconds for a host to close its environments before it is killed."""
 END_S = 15.0
-"""Seconds that a guard has to kill what is left before it is killed itself."""
+"""Seconds for a guard to kill the remaining processes before it is killed itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,9 @@ class HostSettings:
     processes: int = 1
     idle_timeout_s: float = 300.0
     path: tuple[str, ...] = ()
-    """Folders for its sys.path, before those that it has by itself."""
+    """Folders at the front of its sys.path."""
     log_folder: str = ""
-    """Where output goes, to a file for each host; empty for this process's stderr."""
+    """Folder for output, with a file for each host; empty for this process's stderr."""
 
     def interpreter(self) -> str:
         """Return the path of the interpreter. ConfigError if there is none."""
@@ -65,7 +65,7 @@ class HostSettings:
 
 
 def own_folders() -> tuple[str, ...]:
-    """Return the folders in which this process looks up the user's own modules: those in sys.path that hold neither an
+    """Return the folders in which this process finds the user's own modules: those in sys.path that contain neither an
     interpreter's packages nor rftstream itself."""
     package = str(Path(__file__).parents[3])
     prefixes = tuple({os.path.realpath(one) + os.sep for one in (sys.prefix, sys.base_prefix, sys.exec_prefix)})
@@ -76,7 +76,7 @@ def own_folders() -> tuple[str, ...]:
 
 
 def places_of(path: str) -> list[Path]:
-    """Return where a relative path may be: in the working folder, and in the user's own folders."""
+    """Return the possible places of a relative path: in the working folder, and in the user's own folders."""
     here = Path(path).expanduser()
     return [here.absolute(), *(Path(folder) / here for folder in own_folders() if not here.is_absolute())]
 
@@ -84,22 +84,22 @@ def places_of(path: str) -> list[Path]:
 class Host:
     """One host process and its guard.
 
-    A HostPool makes it and calls `start` once, then `prepare` for a target and `call` for any number of environments
-    at once, and `close`. If the host dies, all calls that it has not answered raise HostError. All methods run in the
-    pool's event loop.
+    A HostPool makes it and calls `start` once, then `prepare` for a target and `call` for any number of environments at
+    once, and `close`. If the host dies, all its unanswered calls raise HostError. All methods run in the pool's event
+    loop.
     """
 
     def __init__(self, settings: HostSettings, name: str) -> None:
         self.keys: set[str] = set()
-        """Environments and agents in it that are neither over nor given up."""
+        """Environments and agents in it that have not ended and were not abandoned."""
         self.stuck: dict[int, str] = {}
-        """Call that was given up and has no answer yet -> its key."""
+        """Abandoned calls without an answer -> their keys."""
         self.idle_since = 0.0
-        """When its last environment left, in seconds of its loop's clock."""
+        """Time at which its last environment left, by its loop's clock."""
         self.pid = 0
-        """Process id of the other interpreter, once it is ready."""
+        """Process id of the other interpreter; 0 until it is ready."""
         self.end: str | None = None
-        """How the process ended; None before that."""
+        """How the process ended; None while it runs."""
         self._settings = settings
         self._name = name
         self._tag = uuid.uuid4().hex
@@ -108,10 +108,10 @@ class Host:
         self._numbers = itertools.count(1)
         self._status = bytearray()
         self._fault = ""
-        """Fault of the host, if it was ended for one."""
+        """Fault of the host, if that is why it was ended."""
 
     async def start(self) -> None:
-        """Start the process, and wait until it is ready. ConfigError or HostError if it can't be."""
+        """Start the process, and wait until it is ready. ConfigError or HostError if that fails."""
         loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = loop.create_future()
         self._ready: asyncio.Future[None] = loop.create_future()
@@ -174,7 +174,7 @@ class Host:
         await asyncio.shield(self._imports[target])
 
     async def call(self, do: str, key: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        """Return what the host answers. 0 as `timeout_s` means no limit."""
+        """Return the host's answer. A `timeout_s` of 0 means no limit."""
         if self.end is not None:
             raise HostError(f"{self._name}: {self.end}")
         number = next(self._numbers)
@@ -218,7 +218,7 @@ class Host:
             future.set_exception(HostedCodeError(line))
 
     def _on_fault(self, fault: str) -> None:
-        """End a host that does what no host may do."""
+        """End a host that violates the protocol."""
         self._fault = self._fault or fault
         self._cut_lifeline()
 
@@ -228,7 +228,7 @@ class Host:
             self._guard.stdin.close()
 
     def _on_end(self) -> None:
-        """Take note of how the host ended. Its guard has killed what was left, or was killed itself."""
+        """Record how the host ended. Its guard has killed all remaining processes, or was killed itself."""
         status = self._read_status()
         if status is None:
             for pid in filter(None, (self.pid, self._guard.pid)):
@@ -266,7 +266,7 @@ class Host:
         return f"{how}; the last that it printed: {last}" if last else how
 
     async def close(self, patience_s: float = CLOSE_S) -> None:
-        """End the host. It gets `patience_s` to close its environments; then everything that is left is killed."""
+        """End the host. It gets `patience_s` to close its environments; then all remaining processes are killed."""
         if self.end is not None:
             return
         self._requests.close()
@@ -279,7 +279,7 @@ class Host:
 
 
 def exit_text(code: int) -> str:
-    """Return how a process ended, by its exit code as a shell has it."""
+    """Return how a process ended, from its exit code in the shell's form."""
     if code > 128:
         with contextlib.suppress(ValueError):
             return signal.Signals(code - 128).name
@@ -303,7 +303,7 @@ class _Replies(asyncio.Protocol):
 
 
 class _Status(asyncio.Protocol):
-    """Reads what a guard says at the end."""
+    """Reads the guard's final report."""
 
     def __init__(self, status: bytearray, on_end: Callable[[], None]) -> None:
         self._status = status

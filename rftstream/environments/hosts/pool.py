@@ -1,7 +1,7 @@
-"""The hosts of an explorer: which process an environment gets, when one is started, and when one is ended.
+"""The hosts of an explorer: which process an environment gets, and when processes start and end.
 
-All hosts of a process are driven by one event loop in a thread of its own. So they do not depend on the loops and
-threads of their callers.
+One event loop in its own thread drives all hosts of a process. So they do not depend on the loops and threads of their
+callers.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ ADAPTERS = {
     "openenv": "openenv.py:OpenEnvEnvironment",
     "verifiers": "verifiers.py:run",
 }
-"""Name of an adapter -> its file in `adapters/` and what is in it: a class, or an agent's function."""
+"""Name of an adapter -> its file in `adapters/` and the object in it: a class, or an agent's function."""
 
 STUCK_S = 5.0
-"""Seconds that a call which was given up has to return, before a host with nothing else to do is ended."""
+"""Seconds in which an abandoned call may still return, before an otherwise idle host is ended."""
 
 NO_PATIENCE_S = 0.001
-"""Seconds to wait for `close` of an environment that hangs in another call. It closes when that returns."""
+"""Seconds to wait for `close` of an environment that hangs in another call. It closes when that call returns."""
 
 
 def target_path(target: str) -> str:
-    """Return what the host is to import: an adapter's file, a file with its whole path, or `module:Thing` as it is."""
+    """Return the target for the host to import: an adapter's file, a file with its full path, or `module:Thing`
+    unchanged."""
     if target in ADAPTERS:
         return str(Path(__file__).parent / "adapters" / ADAPTERS[target])
     place, _, name = target.rpartition(":")
@@ -52,9 +53,11 @@ def target_path(target: str) -> str:
 
 
 class HostPool:
-    """Up to `processes` hosts of one kind. `pool_of` makes it, `session` gives what takes a place in one of the hosts,
-    and starts that host if need be. A host that has died is replaced when the next session is opened, and one that has
-    been empty for `idle_timeout_s` is ended."""
+    """Up to `processes` hosts of one kind.
+
+    `pool_of` makes it. `session` returns a session, which takes a place in a host and starts the host if necessary. A
+    host that died is replaced when the next session opens, and a host that has been empty for `idle_timeout_s` is
+    ended."""
 
     def __init__(self, settings: HostSettings, loop: LoopThread, name: str) -> None:
         self.loop = loop
@@ -71,11 +74,11 @@ class HostPool:
         return tuple(host for host in self._hosts if host.end is None)
 
     def session(self, target: str) -> HostSession:
-        """Return a session for code that a host is to import. Its owner opens it."""
+        """Return a session for code that a host imports. Its owner opens it."""
         return HostSession(self, target)
 
     async def place(self, key: str, target: str) -> Host:
-        """Return a host that has imported `target`, and counts `key` as one of its environments."""
+        """Return a host that has imported `target`, and count `key` as one of its environments."""
         host = self._choose()
         host.keys.add(key)
         try:
@@ -110,8 +113,8 @@ class HostPool:
             raise
 
     def release(self, host: Host, key: str) -> None:
-        """Take note that a session is over. An empty host is ended: soon if one of its calls hangs, else when it has
-        been idle for long."""
+        """Record that a session is over. An empty host is ended: soon if one of its calls hangs, otherwise after a long
+        idle time."""
         host.keys.discard(key)
         if host.end is not None:
             self._starting.pop(host, None)
@@ -151,7 +154,7 @@ class HostSession:
         self._host: Host | None = None
 
     async def open(self, timeout_s: float) -> None:
-        """Take a place in a host. ConfigError if the interpreter or the target is not there, HostError if no host can
+        """Take a place in a host. ConfigError if the interpreter or the target does not exist, HostError if no host can
         be started, HostStartTimeout if the target is not imported in time."""
         await self._pool.loop.run(self._open(timeout_s))
 
@@ -166,12 +169,12 @@ class HostSession:
 
     async def call(self, do: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         """Return the host's answer. HostError if the host dies, HostTimeout if it takes too long, HostedCodeError if
-        the code in it raises."""
+        the foreign code raises."""
         assert self._host, "opened before"
         return await self._pool.loop.run(self._host.call(do, self._key, timeout_s, target=self._target, **fields))
 
     async def close(self, timeout_s: float) -> None:
-        """Let the environment close, and leave the host. Errors of its `close` stand in the host's log."""
+        """Let the environment close, and leave the host. Errors of its `close` are in the host's log."""
         await self._pool.loop.run(self._close(timeout_s))
 
     async def _close(self, timeout_s: float) -> None:
@@ -186,7 +189,7 @@ class HostSession:
             await self._leave()
 
     async def leave(self) -> None:
-        """Leave the host, which knows by itself when an agent's run is over."""
+        """Leave the host. It knows by itself when an agent's run is over."""
         await self._pool.loop.run(self._leave())
 
     async def _leave(self) -> None:

@@ -1,4 +1,4 @@
-"""The program inside of a host: `PYTHON runner.py SETTINGS`, run by the interpreter that has the foreign packages.
+"""The program inside a host: `PYTHON runner.py SETTINGS`, run by the interpreter with the foreign packages.
 
 It is one file, needs nothing but the standard library (Python 3.9 or newer), and does not import rftstream. It reads
 requests from one pipe and writes answers to another. Each is a frame: the length of its body in four bytes,
@@ -15,9 +15,9 @@ little-endian, and a JSON object. The end of the requests ends the program.
 
 An answer is `{"id", "value"}` or `{"id", "error": {"kind", "line"}}`. The first frame is `{"ready": {...}}`.
 
-Every environment has a thread of its own, which makes all calls of its object. So calls of one environment come one
-after the other and in one thread, and one that blocks delays no other. What a method returns is awaited, if it can be,
-in one event loop that runs in the main thread.
+Every environment has its own thread, which makes all calls of its object. So the calls of one environment run one after
+the other in one thread, and a blocking call delays no other environment. If a method returns an awaitable, it is
+awaited in one event loop in the main thread.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 READ_BYTES = 1 << 20
 MAX_LINE = 2000
-"""Most characters of the line that says what was raised."""
+"""Largest number of characters of the error line."""
 LAST = ("close", "run_agent", "import")
-"""Requests after which their room is empty."""
+"""Requests after which their room is removed."""
 DO_NOT_OVERTAKE = threading.Lock()
 """Held while an answer is written."""
 
 
 class NotCarriedOut(Exception):
-    """A request that cannot be carried out, with the reason."""
+    """A request that cannot be carried out. Its text is the reason."""
 
 
 class Channel:
-    """The two pipes. Threads send their answers here."""
+    """The two pipes. Threads send their answers through it."""
 
     def __init__(self, requests: int, replies: int, max_bytes: int) -> None:
         self._requests = requests
@@ -75,11 +75,11 @@ class Channel:
 
     @property
     def is_in_fork(self) -> bool:
-        """Return whether this process is a copy that foreign code has forked off."""
+        """Return whether this process is a copy that foreign code has forked."""
         return os.getpid() != self._pid
 
     def answer(self, number: int, value: object) -> None:
-        """Send what a call returned. A value that cannot be sent is an error of the call."""
+        """Send the result of a call. A result that cannot be sent is an error of the call."""
         try:
             body = json.dumps({"id": number, "value": value}, default=plain).encode()
         except (TypeError, ValueError, RecursionError) as error:
@@ -91,11 +91,11 @@ class Channel:
         self.send(body)
 
     def fail(self, number: int, kind: str, line: str) -> None:
-        """Send why a call gave no answer."""
+        """Send the error of a call."""
         self.send(json.dumps({"id": number, "error": {"kind": kind, "line": line[:MAX_LINE]}}).encode())
 
     def send(self, body: bytes) -> None:
-        """Write one frame. A host that cannot answer any more ends, and so do the calls that wait for it."""
+        """Write one frame. If the pipe is gone, the process ends, and with it the calls that wait for it."""
         view = memoryview(len(body).to_bytes(4, "little") + body)
         try:
             with DO_NOT_OVERTAKE:
@@ -107,7 +107,7 @@ class Channel:
             os._exit(70)
 
     def requests(self) -> Iterator[dict[str, Any]]:
-        """Yield the requests as they come, until the pipe ends."""
+        """Yield the requests until the pipe ends."""
         buffer = bytearray()
         while True:
             while len(buffer) >= 4 and len(buffer) - 4 >= int.from_bytes(buffer[:4], "little"):
@@ -122,13 +122,13 @@ class Channel:
 
 
 class Awaiter:
-    """The event loop of the main thread. Threads of environments give it what is to be awaited."""
+    """The event loop of the main thread. Threads of environments pass awaitables to it."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
 
     def run(self) -> None:
-        """Run until the process ends, whatever foreign code does to the loop."""
+        """Run until the process ends, whatever foreign code does to the event loop."""
         asyncio.set_event_loop(self.loop)
         while True:
             try:
@@ -143,7 +143,7 @@ class Awaiter:
 
 
 async def guarded(awaitable: Any) -> Any:
-    """Await it. Exceptions that would end the event loop become others."""
+    """Await the awaitable. Exceptions that would end the event loop are converted."""
     try:
         return await awaitable
     except (SystemExit, KeyboardInterrupt) as error:
@@ -151,7 +151,7 @@ async def guarded(awaitable: Any) -> Any:
 
 
 class Room:
-    """One environment, or one run of an agent, with its thread. The host makes it with its first request."""
+    """One environment, or one run of an agent, with its thread. Its first request makes it."""
 
     def __init__(self, key: str, channel: Channel, awaiter: Awaiter) -> None:
         self._key = key
@@ -162,7 +162,7 @@ class Room:
         self._lock = threading.Lock()
         self._cancelled: set[int] = set()
         self._awaited: tuple[int, Any] | None = None
-        """Call and future of what is awaited now."""
+        """Call and future of the current awaitable."""
         self.thread = threading.Thread(target=self._work, name=key, daemon=True)
         self.thread.start()
 
@@ -171,7 +171,7 @@ class Room:
         self._jobs.put(request)
 
     def cancel(self, number: int) -> None:
-        """Cancel a call. A call that blocks goes on, and its answer is dropped."""
+        """Cancel a call. A blocking call continues, and its answer is dropped."""
         with self._lock:
             self._cancelled.add(number)
             if self._awaited is not None and self._awaited[0] == number:
@@ -188,7 +188,7 @@ class Room:
                 self._fail(request["id"], error)
             else:
                 if self._channel.is_in_fork:
-                    os._exit(0)  # a copy of the process returned from the call: the answer is the original's
+                    os._exit(0)  # a forked copy of the process returned from the call; the original answers
                 self._channel.answer(request["id"], value)
             if request["do"] in LAST:
                 return
@@ -204,7 +204,7 @@ class Room:
         self._channel.fail(number, kind, line)
 
     def _call(self, number: int, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a function of the foreign code, and await what it returns if that can be awaited."""
+        """Call a function of the foreign code, and await its result if that is awaitable."""
         value = function(*arguments, **named)
         if not inspect.isawaitable(value):
             return value
@@ -261,7 +261,7 @@ class Room:
         return {"tools": tools, **self._state(request)}
 
     def _state(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the state between two turns. It goes along with each answer, so it is there if the host dies."""
+        """Return the state between two turns. It is sent with each answer, so that it survives the host."""
         if not (hasattr(self._thing, "save") and hasattr(self._thing, "load")):
             return {}
         state = self._call(request["id"], self._thing.save)
@@ -303,12 +303,13 @@ def last_line(error: BaseException) -> str:
 
 
 def is_done(reply: object) -> bool:
-    """Return whether a reply ends the rollout: then no state is needed any more."""
+    """Return whether a reply ends the rollout. Then no state is needed any more."""
     return isinstance(reply, dict) and bool(reply.get("done"))
 
 
 def plain(value: object) -> object:
-    """Return the plain form of numbers and arrays of numpy and the like, and of sets. TypeError for other objects."""
+    """Return the plain form of numbers and arrays of numpy and similar libraries, and of sets. TypeError for other
+    objects."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if hasattr(value, "item"):
@@ -319,7 +320,7 @@ def plain(value: object) -> object:
 
 
 def serve(settings: dict[str, Any], channel: Channel, awaiter: Awaiter) -> None:
-    """Hand each request to its room, until the requests end. Then close what is open, and end the process."""
+    """Pass each request to its room until the requests end. Then close all rooms, and end the process."""
     rooms: dict[str, Room] = {}
     try:
         for request in channel.requests():
@@ -344,7 +345,7 @@ def serve(settings: dict[str, Any], channel: Channel, awaiter: Awaiter) -> None:
 
 
 def main() -> None:
-    """Take the pipes, say that it is ready, and serve."""
+    """Set up the pipes, report that the process is ready, and serve."""
     settings = json.loads(sys.argv[1])
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

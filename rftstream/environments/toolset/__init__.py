@@ -1,8 +1,7 @@
 """Tools that a policy may call, for the environment `tools` and for your own.
 
-To add one: a module with a function whose parameters have type hints and whose docstring says what it does, or with a
-class, as `base` describes them, and a line here. A run file names a tool of its own as `module:function` or
-`module:Class`, without a line here.
+To add one, write a module with a function that has type hints and a docstring, or with a class, as `base` describes
+them, and add a line here. A run file can name its own tool as `module:function` or `module:Class`, without a line here.
 """
 
 TOOLS = {
@@ -13,4 +12,4 @@ TOOLS = {
 }
 
 PROGRAM_TOOLS = frozenset({"python"})
-"""Those that run programs of the policy in a sandbox: on this machine unless their setting `sandbox_url` is set."""
+"""Tools that run the policy's programs in a sandbox: on this machine, unless their setting `sandbox_url` is set."""

@@ -1,4 +1,5 @@
-"""Arguments of tools: a JSON Schema from a function's signature, and checking what the model wrote against a schema."""
+"""Arguments of tools: makes a JSON Schema from a function's signature, and checks the model's arguments against a
+schema."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ FILLED_IN = ("problem", "seed")
 """Parameters that the environment fills in. The model does not see them."""
 
 MAX_SHOWN = 200
-"""Characters of the model's own text that an error repeats."""
+"""Largest number of characters of the model's text that an error repeats."""
 
 
 class Signature:
@@ -26,7 +27,7 @@ class Signature:
     run file, and uses it for the arguments of calls and for the settings of a class."""
 
     def __init__(self, function: Callable[..., Any], *, where: str) -> None:
-        """ConfigError if a parameter has no type hint, or one that JSON has no word for."""
+        """ConfigError if a parameter has no type hint, or a type that JSON cannot represent."""
         hints = _hints(function, where)
         fields: list[Any] = []
         given = []
@@ -44,7 +45,7 @@ class Signature:
             else:
                 fields.append((name, hints[name], _default(parameter.default)))
         self.filled_in = tuple(given)
-        """Which of `problem` and `seed` the function takes."""
+        """The parameters among `problem` and `seed` that the function has."""
         self._optional = frozenset(field[0] for field in fields if len(field) == 3)
         try:
             self._struct = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
@@ -54,7 +55,7 @@ class Signature:
         self._names = [field[0] for field in fields]
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments in the types of the hints; what was left out is left out. ToolError says what is
+        """Return the arguments, converted to the types of the hints; omitted ones stay omitted. ToolError says what is
         wrong."""
         try:
             made = msgspec.convert(dict(arguments), self._struct)
@@ -66,8 +67,7 @@ class Signature:
 
 
 class SchemaCheck:
-    """Checks arguments against a JSON Schema that somebody else wrote. References to other documents are not
-    followed."""
+    """Checks arguments against a JSON Schema from elsewhere. References to other documents are not followed."""
 
     def __init__(self, schema: Mapping[str, Any], *, where: str) -> None:
         """ConfigError if the schema is not valid."""
@@ -82,7 +82,7 @@ class SchemaCheck:
         self._validator = validator(schema, registry=referencing.Registry())
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments as they are. ToolError says what is wrong with them."""
+        """Return the arguments unchanged. ToolError says what is wrong with them."""
         from jsonschema.exceptions import best_match
 
         try:
@@ -96,7 +96,7 @@ class SchemaCheck:
 
 
 def describe(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return what a docstring says of the function, and of each parameter under `Args:`."""
+    """Return the description of the function in a docstring, and of each parameter under `Args:`."""
     text, _, rest = (inspect.getdoc(function) or "").partition("\nArgs:\n")
     arguments: dict[str, str] = {}
     name = ""
@@ -111,17 +111,17 @@ def describe(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def shown(text: str) -> str:
-    """Return a text of the model's as an error repeats it."""
+    """Return the model's text in the form in which an error repeats it."""
     return repr(cut(text))
 
 
 def cut(text: str, limit: int = MAX_SHOWN) -> str:
-    """Return the text cut to a number of characters, and how many are missing."""
+    """Return the text cut to a number of characters, with the number of missing ones."""
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text) - limit:,} characters more)"
 
 
 def _called(function: Any) -> Any:
-    """Return the function whose parameters those of a class are."""
+    """Return the function whose parameters a class has."""
     return function.__init__ if inspect.isclass(function) else function
 
 
@@ -148,7 +148,7 @@ def _schema(struct: Any) -> dict[str, Any]:
 
 
 def _sentence(error: str, names: list[str]) -> str:
-    """Return what msgspec says, in the model's words."""
+    """Return msgspec's error in words for the model."""
     text, _, path = error.partition(" - at `$")
     place = path.rstrip("`").lstrip(".")
     text = text.replace("`", "")
@@ -164,7 +164,7 @@ def _sentence(error: str, names: list[str]) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Return what a tool gave back as a text: itself, or as JSON. ToolError if it is no plain value."""
+    """Return a tool's result as a text: unchanged, or as JSON. ToolError if it is no plain value."""
     if isinstance(value, str):
         return value
     try:

@@ -1,4 +1,4 @@
-"""BM25: which texts of a corpus fit the words of a query."""
+"""BM25: ranks the texts of a corpus by the words of a query."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Bm25:
             self._postings[word] = texts_n, idf * counts_n * (k1 + 1) / (counts_n + damping_N[texts_n])
 
     def best(self, query: str, count: int) -> list[tuple[int, float]]:
-        """Return the places and scores of the best texts that have a word of the query, best first; of equal ones the
-        first."""
+        """Return the indices and scores of the best texts that contain a word of the query, best first; of equal ones,
+        the first."""
         scores_N = np.zeros(self.size, np.float32)
         for word in dict.fromkeys(words_of(query)):
             if word in self._postings:
@@ -56,5 +56,5 @@ class Bm25:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text in small letters."""
+    """Return the words of a text in lower case."""
     return _WORD.findall(text.casefold())

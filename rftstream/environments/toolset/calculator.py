@@ -1,4 +1,4 @@
-"""A calculator: exact arithmetic with numbers of bounded size. It reads expressions itself and runs no Python code."""
+"""A calculator: exact arithmetic with numbers of bounded size. It parses expressions itself and runs no Python code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rftstream.environments.toolset.base import ToolError
 
 MAX_CHARACTERS = 1000
 MAX_DIGITS = 1000
-"""Decimal digits of a result, and of each result on the way, above and below the fraction bar."""
+"""Largest number of decimal digits of a result and of each intermediate result, above and below the fraction bar."""
 MAX_NESTING = 50
 MAX_FACTORIAL = 449
 """450! has 1001 digits."""
@@ -45,7 +45,7 @@ calculator.runs_inline = True  # type: ignore[attr-defined]  # the sizes are bou
 
 
 def write(value: Fraction) -> str:
-    """Return a number as digits: a whole number or a short decimal as it is, another with its fraction."""
+    """Return a number as text: a whole number or a short decimal exactly, another one with its fraction."""
     if value.denominator == 1:
         return str(value.numerator)
     rest, twos, fives = value.denominator, 0, 0
@@ -65,8 +65,8 @@ def write(value: Fraction) -> str:
 
 
 class Expression:
-    """An arithmetic expression, read from left to right by precedence climbing. Signs and powers bind as in Python;
-    ^ is a power, too."""
+    """An arithmetic expression, read from left to right by precedence climbing. Signs and powers bind as in Python; ^
+    is also a power."""
 
     def __init__(self, text: str) -> None:
         """ToolError if a character belongs to no number, name or operator."""
@@ -84,7 +84,7 @@ class Expression:
         self._depth = 0
 
     def value(self) -> Fraction:
-        """Return what it amounts to. ToolError if it is not an expression, or has no value of bounded size."""
+        """Return its value. ToolError if it is not an expression, or its value is too large."""
         value = self._sum(1)
         if self._next:
             raise ToolError(f"found {shown(self._next)} where the expression should end or have an operator")
@@ -180,7 +180,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
         raise ToolError("division by zero")
     if not base:
         return Fraction(0 if exponent else 1)
-    if abs(base) == 1:  # whatever the size of the exponent
+    if abs(base) == 1:  # independent of the size of the exponent
         return base if exponent % 2 else Fraction(1)
     if (max(abs(base.numerator), base.denominator).bit_length() - 1) * abs(exponent) > _BITS:
         raise _too_large()
@@ -188,7 +188,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
 
 
 def _root(value: Fraction) -> Fraction:
-    """Return the square root: exactly where it is a fraction, else to 60 digits."""
+    """Return the square root: exactly if it is a fraction, else to 60 digits."""
     if value < 0:
         raise ToolError("the square root of a negative number")
     top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)

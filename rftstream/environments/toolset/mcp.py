@@ -1,7 +1,7 @@
-"""Tools of MCP servers, over stdio or HTTP, by the official package `mcp` (the extra `mcp`).
+"""Tools of MCP servers, over stdio or HTTP, through the official package `mcp` (the extra `mcp`).
 
-Every connection lives on one event loop, in a thread of its own, and not on the loop of the environment: shared ones
-outlive their rollout, and the package wants a connection to be closed by the task that has opened it.
+Every connection runs on one event loop in its own thread, not on the environment's loop: shared connections outlive
+their rollout, and the package requires that the task that opened a connection also closes it.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from rftstream.loops import LoopThread
 
 WHERE = "environments.tools.options.mcp.servers"
 CLOSE_S = 15.0
-"""Seconds for a connection to end. The package asks a server to end, then kills it, in less."""
+"""Seconds for a connection to end. The package asks a server to end, and then kills it, within that time."""
 HTTP_S, HTTP_READ_S = 30.0, 300.0
-"""Seconds for a request over HTTP to be sent, and for a piece of its response to come."""
+"""Seconds for sending a request over HTTP, and for a piece of its response to arrive."""
 MAX_PAGES = 100
-"""Pages of a server's list of tools."""
+"""Largest number of pages in a server's list of tools."""
 
 
 class McpServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One server in `[environments.tools.options.mcp.servers.NAME]`."""
 
     command: tuple[str, ...] = ()
-    """Program and arguments of a server that speaks over stdio. It is started by the explorer."""
+    """Program and arguments of a server that speaks over stdio. The explorer starts it."""
     cwd: str | None = None
-    """Folder to start it in, relative to the run file; default: the explorer's."""
+    """Folder in which it starts, relative to the run file; default: the explorer's."""
     env: dict[str, str] = {}
-    """Its environment variables beside a few like PATH and HOME: it does not inherit the explorer's. `"env:NAME"` is
-    looked up."""
+    """Its environment variables, besides a few such as PATH and HOME: it does not inherit the explorer's. `"env:NAME"`
+    is read from the environment."""
     url: str | None = None
     """Endpoint of a server that speaks streamable HTTP, instead of `command`."""
     headers: dict[str, str] = {}
-    """Sent with each request over HTTP. `"env:NAME"` is looked up."""
+    """Headers of each request over HTTP. `"env:NAME"` is read from the environment."""
     shared: bool = False
-    """Whether all rollouts of an explorer use one connection: for a server that keeps nothing between two calls.
-    Otherwise each rollout has its own (over stdio: a process), which is closed with it, and the rollout cannot go on in
-    another process."""
+    """Whether all rollouts of an explorer share one connection, for a server without state between calls. Otherwise
+    each rollout has its own connection (over stdio: a process), which is closed with it, and the rollout cannot resume
+    in another process."""
     tools: tuple[str, ...] = ()
-    """Which of its tools are offered; default: all."""
+    """Names of its tools that are offered; default: all."""
     prefix: str = ""
-    """Put before the names of its tools, where servers have tools of the same name."""
+    """Prefix of its tools' names, for servers with tools of the same name."""
     start_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
-    """Seconds until it has said which tools it has. Below `explorer.reply_timeout_s`."""
+    """Seconds for the server to list its tools. Keep it below `explorer.reply_timeout_s`."""
 
 
 class McpServers:
@@ -76,7 +76,7 @@ class McpServers:
         self._own: list[Connection] = []
 
     async def open_tools(self) -> list[Tool]:
-        """Connect to all servers at the same time. ToolError says which of them failed, and why."""
+        """Connect to all servers at the same time. ToolError names the ones that failed, with the reasons."""
         connections = {}
         for name, server in self._servers.items():
             if server.shared:
@@ -92,20 +92,21 @@ class McpServers:
         ]
 
     def save(self) -> None:
-        """Raise CannotSave unless all connections are shared: what a server remembers is not known here."""
+        """Raise CannotSave unless all connections are shared: the state of a server is unknown here."""
         if not all(server.shared for server in self._servers.values()):
             raise CannotSave("an MCP server of one rollout")
 
     def load(self, state: None) -> None:
-        """There is nothing to go on from: shared servers remember nothing."""
+        """Do nothing: shared servers have no state to restore."""
 
     async def close(self) -> None:
-        """End the connections of this rollout, and the servers that were started for them."""
+        """Close the connections of this rollout, and the servers that were started for them."""
         await asyncio.gather(*(connection.close() for connection in self._own))
 
 
 class Connection:
-    """A connection to one server. Making one begins to connect; `tools` waits for it; `call` until `close`."""
+    """A connection to one server. Creating it starts to connect; `tools` waits for that; `call` is allowed until
+    `close`."""
 
     def __init__(self, name: str, server: McpServer) -> None:
         self._name, self._server = name, server
@@ -118,11 +119,11 @@ class Connection:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was closed, could not be made, or its server is gone."""
+        """Whether it was closed, could not be opened, or its server is gone."""
         return self._task.done() or self._is_ending
 
     async def tools(self) -> list[Any]:
-        """Return the server's tools, as it lists them. ToolError if it does not start."""
+        """Return the server's tools from its list. ToolError if the server does not start."""
         try:
             async with asyncio.timeout(self._server.start_timeout_s):
                 return await asyncio.shield(asyncio.wrap_future(self._listed))
@@ -132,7 +133,7 @@ class Connection:
             ) from None
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> str:
-        """Return the texts of the result. ToolError if the server says that it is one, or is gone."""
+        """Return the texts of the result. ToolError if the server reports an error, or is gone."""
         if self.is_over:
             raise ToolError(f"{tool} failed: its server has ended")
         try:
@@ -148,15 +149,15 @@ class Connection:
         return text
 
     async def close(self) -> None:
-        """End the connection, and a server that was started for it. Return when it is gone."""
+        """Close the connection, and end a server that was started for it. Return when both are gone."""
         self._end()
         if not self._listed.done():
             self._task.cancel()
-        with suppress(Exception, asyncio.CancelledError):  # how it ended is told to those who wait for `tools`
+        with suppress(Exception, asyncio.CancelledError):  # callers of `tools` get the error
             await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._task)), CLOSE_S)
 
     def end_now(self) -> None:
-        """End the connection as `close` does, and block until it is gone."""
+        """Close the connection like `close`, and block until it is gone."""
         self._end()
         with suppress(Exception):
             self._task.result(CLOSE_S)
@@ -197,9 +198,9 @@ class Connection:
 
 
 def _guarded(command: Sequence[str], path: str | None) -> Sequence[str]:
-    """Return a command that runs this one, and ends it with all its children when this process dies in whatever way.
+    """Return a command that runs this one, and ends it with all its children when this process dies in any way.
     FileNotFoundError if there is no such program."""
-    is_relative = os.sep in command[0] and not os.path.isabs(command[0])  # to a folder that is looked up later
+    is_relative = os.sep in command[0] and not os.path.isabs(command[0])  # relative to a folder that may change later
     if not is_relative and shutil.which(command[0], path=path) is None:
         raise FileNotFoundError(2, "no such program", command[0])
     if os.name != "posix":
@@ -212,7 +213,7 @@ _sharing = threading.Lock()
 
 
 def shared_connection(name: str, server: McpServer) -> Connection:
-    """Return the connection of this process to a server; a new one if there is none, or the one before has ended."""
+    """Return this process's connection to a server; a new one if there is none, or if the last one has ended."""
     key = msgspec.json.encode((name, server), order="sorted")
     with _sharing:
         if key not in _shared or _shared[key].is_over:
@@ -223,7 +224,7 @@ def shared_connection(name: str, server: McpServer) -> Connection:
 
 
 def close_shared() -> None:
-    """End all shared connections of this process. Called when it exits."""
+    """Close all shared connections of this process. It is called at exit."""
     with _sharing:
         for connection in _shared.values():
             connection.end_now()
@@ -262,7 +263,7 @@ def _tool(connection: Connection, server: McpServer, listed: Any) -> Tool:
 
 
 def _text(item: Any) -> str:
-    """Return a piece of a result as a text; what is none is named by its type."""
+    """Return a piece of a result as a text; a piece that is no text is named by its type."""
     resource = getattr(item, "resource", None)
     text = getattr(item, "text", None) or getattr(resource, "text", None)
     return text if isinstance(text, str) else f"[{getattr(item, 'mime_type', None) or item.type}]"
@@ -296,5 +297,5 @@ def _require() -> None:
 
 @functools.cache
 def _event_loop() -> LoopThread:
-    """Return the loop of all connections, which runs until the process ends."""
+    """Return the event loop of all connections, which runs until the process ends."""
     return LoopThread("mcp")

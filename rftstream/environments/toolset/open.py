@@ -18,17 +18,17 @@ from rftstream.errors import ConfigError
 
 WHERE = "environments.tools"
 NAME = re.compile(r"[A-Za-z_][\w-]{0,63}", re.ASCII)
-"""The names of tools that all model families can write."""
+"""Tool names that all model families can write."""
 
 
 class OpenedTools:
-    """The tools of one rollout. The environment `tools` makes one for each, calls `open`, reads `by_name`, and calls
-    `save` between two turns and `close` at the end."""
+    """The tools of one rollout. The environment `tools` makes one for each rollout, calls `open`, reads `by_name`, and
+    calls `save` between two turns and `close` at the end."""
 
     def __init__(
         self, names: Sequence[str], options: Mapping[str, Mapping[str, Any]], *, problem: Problem, seed: int
     ) -> None:
-        """Nothing is built yet."""
+        """Keep the arguments; nothing is built yet."""
         self._names, self._options = names, options
         self._filled = {"problem": problem, "seed": seed}
         self._objects: dict[str, Any] = {}
@@ -36,8 +36,8 @@ class OpenedTools:
         """Name that the model calls -> tool."""
 
     async def open(self, states: Mapping[str, Any] | None = None) -> None:
-        """Build all objects, give them the state that they had, and ask for their tools. ConfigError says what cannot
-        be built, or that two tools have the same name."""
+        """Build all objects, restore their states, and get their tools. ConfigError says what cannot be built, or that
+        two tools have the same name."""
         for entry in self._names:
             self._objects[entry] = await asyncio.to_thread(build, entry, self._options.get(entry, {}), self._filled)
         for entry, state in (states or {}).items():
@@ -55,17 +55,17 @@ class OpenedTools:
         self.by_name[tool.name] = tool
 
     def save(self) -> dict[str, Any]:
-        """Return the state of each object that has one. CannotSave if one has no way to save it."""
+        """Return the state of each object that has one. CannotSave if an object's state cannot be saved."""
         return {entry: made.save() for entry, made in self._objects.items() if _has(made, "save")}
 
     async def close(self) -> None:
-        """Close every object that can be closed, also if one of them raises."""
+        """Close every object that can be closed, even if one of them raises."""
         errors = []
         for made in self._objects.values():
             if _has(made, "close"):
                 try:
                     await finished(made.close())
-                except Exception as error:  # of the user's code: the others are to be closed all the same
+                except Exception as error:  # user code: the other objects have to be closed all the same
                     errors.append(error)
         if errors:
             raise errors[0]
@@ -90,7 +90,7 @@ def build(entry: str, options: Mapping[str, Any], filled: Mapping[str, Any]) -> 
 
 @functools.cache
 def resolve(entry: str) -> Any:
-    """Return what a name in `tools` stands for. ConfigError if there is no such tool."""
+    """Return the object that a name in `tools` refers to. ConfigError if there is none."""
     path = entry if ":" in entry else TOOLS.get(entry)
     if path is None:
         raise ConfigError(f"{WHERE}: unknown tool {entry!r}; known: {', '.join(TOOLS)} (or 'module:name' of your own)")
@@ -106,7 +106,7 @@ def resolve(entry: str) -> Any:
 
 @functools.cache
 def signature_of(function: Callable[..., Any], where: str) -> Signature:
-    """Return the parameters of a function, or of a class's `__init__`. Read once for all rollouts."""
+    """Return the parameters of a function, or of a class's `__init__`. They are read once for all rollouts."""
     return Signature(function, where=where)
 
 
@@ -129,12 +129,12 @@ def tool_of(entry: str, made: Any, filled: Mapping[str, Any]) -> Tool:
 
 
 def is_source(made: Any) -> bool:
-    """Return whether an object has several tools, which it has to be asked for."""
+    """Return whether an object is a ToolSource."""
     return _has(made, "open_tools")
 
 
 async def finished(value: Any) -> Any:
-    """Return a value, or what an awaitable comes to."""
+    """Return a value, or the result of an awaitable."""
     return await value if inspect.isawaitable(value) else value
 
 

@@ -1,4 +1,4 @@
-"""Python programs of the policy, run in the sandbox. Nothing is kept between two calls."""
+"""The policy's Python programs, run in the sandbox. No state is kept between calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ except BaseException as error:
     traceback.print_exception(type(error), error, frames)
     sys.exit(1)
 """
-"""Runs the text `code` as a module, and shows the value of its last line, if that is an expression."""
+"""Runs the text `code` as a module, and prints the value of its last line, if that is an expression."""
 
 
 class Python:
@@ -95,7 +95,7 @@ def _server(url: str, token: str, wait_s: float) -> SandboxBackend:
 
 
 def _said(result: ProgramResult) -> str:
-    """Return what the model reads: what the program printed, and why it ended if it did not end by itself."""
+    """Return the text for the model: the program's output, and the reason if it did not end by itself."""
     parts = [result.stdout.rstrip("\n")]
     if result.outcome is Outcome.failed:
         parts.append(result.stderr.strip("\n"))

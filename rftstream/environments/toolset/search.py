@@ -57,7 +57,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Passages with their index. Read once in a process, for all rollouts; nobody changes it."""
+    """Passages with their index. Each process reads them once, for all rollouts; they never change."""
 
     passages: tuple[tuple[str, str], ...]
     """Title and text."""
@@ -68,13 +68,13 @@ _opening = threading.Lock()
 
 
 def open_corpus(path: str, text: str, title: str) -> Corpus:
-    """Return the corpus of a jsonl file, with the columns `text` and `title`. It is read again only if the file was
+    """Return the corpus in a jsonl file with the columns `text` and `title`. The file is read again only if it has
     changed. ConfigError names file and line."""
     try:
         found = Path(path).stat()
     except OSError as error:
         raise ConfigError(f"environments.tools.options.search: {path}: {error.strerror}; name a jsonl file") from None
-    with _opening:  # the first rollouts come together, and shall not each read it
+    with _opening:  # the first rollouts start together, and must not each read the file
         return _read(path, text, title, found.st_mtime_ns, found.st_size)
 
 

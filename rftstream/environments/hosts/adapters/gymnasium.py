@@ -2,16 +2,16 @@
 
 Options, also those of a single problem in its `info.options`:
 
-    id              name of the environment, as `FrozenLake-v1`; with a module before a colon, that is imported first
+id              name of the environment, as `FrozenLake-v1`; with a module before a colon, that is imported first
     settings        what `gymnasium.make` gets besides
     instructions    text before the first observation
     actions         names of the discrete actions, in their order; without them actions are numbers
-    show            "observation", or "render" for the picture in text of environments that have one
+    show            "observation", or "render" for the text picture of environments that have one
     most_invalid    replies without a legal action after which the rollout ends, 3 by default
     invalid_reward  reward of a reply without a legal action, 0 by default
 
-The action is the last name or number in the reply; where an action is several numbers, the last ones. The state between
-two turns is the list of actions, so an environment can go on elsewhere if its seed decides all the rest.
+The action is the last name or number in the reply; if an action is several numbers, the last ones. The state between
+two turns is the list of actions, so an environment can resume elsewhere if its seed determines the rest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLOURED = re.compile(r"\x1b\[[\d;]*m(.+?)\x1b\[0m")
 
 
 class GymnasiumEnvironment:
-    """One environment of gymnasium, as a host calls it."""
+    """One gymnasium environment, as a host calls it."""
 
     def __init__(self, config: dict[str, Any], *, problem: dict[str, Any], seed: int) -> None:
         options = {**config, **problem["info"].get("options", {})}
@@ -52,7 +52,7 @@ class GymnasiumEnvironment:
         self._check_space()
 
     def start(self) -> list[dict[str, Any]]:
-        """Return the problem's messages, with the first observation at the end of the last one that is the user's."""
+        """Return the problem's messages, with the first observation at the end of the last user message."""
         observation, _ = self._environment.reset(seed=self._seed)
         text = "\n\n".join(filter(None, (self._instructions, self._shown(observation), self._legal())))
         if self._messages and self._messages[-1]["role"] == "user":
@@ -81,18 +81,18 @@ class GymnasiumEnvironment:
         }
 
     def save(self) -> dict[str, Any]:
-        """Return what leads to this state: the seed is known, the actions are these."""
+        """Return the actions that led to this state; the seed is already known."""
         return {"actions": self._actions, "invalid": self._num_invalid}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take the same actions again."""
+        """Take the saved actions again."""
         self._environment.reset(seed=self._seed)
         for action in state["actions"]:
             self._environment.step(self._taken(action))
         self._actions, self._num_invalid = list(state["actions"]), state["invalid"]
 
     def close(self) -> None:
-        """Let go of what the environment holds."""
+        """Release the environment."""
         self._environment.close()
 
     def _metrics(self) -> dict[str, float]:
@@ -119,7 +119,7 @@ class GymnasiumEnvironment:
         return f"An action is {math.prod(space.shape)} numbers, from {_text(space)}."
 
     def _action_of(self, text: str) -> Any:
-        """Return the action as a plain value; None if there is no legal one."""
+        """Return the action in a text as a plain value; None if there is no legal one."""
         space = self._space
         if isinstance(space, gymnasium.spaces.Text):
             return text.strip() if space.contains(text.strip()) else None
@@ -142,7 +142,7 @@ class GymnasiumEnvironment:
         return max(places)[2] + int(self._space.start) if places else None
 
     def _taken(self, action: Any) -> Any:
-        """Return the action as the environment takes it."""
+        """Return the action in the form that the environment expects."""
         space = self._space
         if isinstance(space, gymnasium.spaces.Discrete):
             return numpy.int64(action)

@@ -1,4 +1,4 @@
-"""Environments that a server of openenv-core serves. `target = "openenv"`; one step for each turn.
+"""Environments on a server of openenv-core. `target = "openenv"`; one step for each turn.
 
 It needs the package websockets, which openenv-core brings along, and speaks to the server's `/ws`: one connection is
 one episode. Options, also those of a single problem in its `info.options`:

@@ -9,9 +9,9 @@ Options, also those of a single problem in its `info.options`:
     opponent      `module:function` that plays all others: (observation, player, seed) -> move
     instructions  text before the first observation
 
-The reward comes with the last reply: what the game gives the policy's player. textarena draws from Python's one random
-generator. So each game has a state of it for itself, and only one game of a host moves at a time. The state between two
-turns is the list of all moves.
+The reward comes with the last reply: the game's reward for the policy's player. textarena uses Python's global random
+generator. So each game keeps its own state of the generator, and only one game of a host moves at a time. The state
+between two turns is the list of all moves.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TextArenaEnvironment:
             self._game = textarena.make(options["id"], **options.get("settings", {}))
 
     def start(self) -> list[dict[str, Any]]:
-        """Return the problem's messages, with what the player sees first at the end."""
+        """Return the problem's messages, with the player's first observation at the end."""
         with self._own_random():
             self._reset()
             self._play_others()
@@ -67,7 +67,7 @@ class TextArenaEnvironment:
         return [*self._messages, {"role": "user", "content": text}]
 
     def reply(self, said: dict[str, Any]) -> dict[str, Any]:
-        """Make the policy's move, and those of the others until it is the policy's turn again."""
+        """Make the policy's move, and the others' moves until it is the policy's turn again."""
         with self._own_random():
             self._turns += 1
             done = self._move(said["content"]) or self._play_others()
@@ -82,11 +82,11 @@ class TextArenaEnvironment:
         }
 
     def save(self) -> dict[str, Any]:
-        """Return what leads to this state: the seed is known, the moves are these."""
+        """Return the moves that led to this state; the seed is already known."""
         return {"moves": self._moves, "turns": self._turns}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Make the same moves again."""
+        """Make the saved moves again."""
         with self._own_random():
             self._reset()
             for move in state["moves"]:
@@ -100,7 +100,7 @@ class TextArenaEnvironment:
         self._game.reset(num_players=self._num_players, seed=self._seed % 2**31)
 
     def _play_others(self) -> bool:
-        """Make the moves of the others. Return whether the game is over."""
+        """Make the others' moves. Return whether the game is over."""
         while not self._game.state.done and self._game.state.current_player_id != self._seat:
             player, observation = self._game.get_observation()
             assert self._opponent
@@ -114,7 +114,7 @@ class TextArenaEnvironment:
         return bool(done)
 
     def _observe(self) -> str:
-        """Return what is new. Games whose observation has all that was before give the rest of it."""
+        """Return the new part of the observation. Some games repeat everything before it; that part is removed."""
         _, observation = self._game.get_observation()
         text = observation if isinstance(observation, str) else "\n".join(str(one[1]) for one in observation)
         new = text[len(self._seen) :] if text.startswith(self._seen) else text

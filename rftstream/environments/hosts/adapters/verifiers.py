@@ -6,8 +6,8 @@ Options:
            `subprocess` unless it is said otherwise; verifiers' own default is a cloud.
     model  the name of the model in requests, "policy" by default
 
-The problem says in `info.idx` which task of the taskset is meant. The reward is that of the trace, or the mean of
-several. A trace that failed has the reward 0 in verifiers; here it is an error, so its rollout is not trained on.
+The problem's `info.idx` is the number of the task in the taskset. The reward is that of the trace, or the mean of
+several traces. In verifiers a failed trace has the reward 0; here it is an error, so its rollout is not trained on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 
 class LoadedEnvironment:
-    """An environment of verifiers with its servers and the tasks that were asked for. One for each `env`."""
+    """A verifiers environment with its servers and the tasks used so far. There is one for each `env`."""
 
     def __init__(self, env: dict[str, Any]) -> None:
         data = copy.deepcopy(env)
@@ -41,7 +41,7 @@ class LoadedEnvironment:
             await asyncio.Event().wait()  # until the host ends
 
     async def ready(self) -> None:
-        """Wait until the servers run, and raise why they don't."""
+        """Wait until the servers run; raise their error if they fail."""
         waiting = asyncio.create_task(self._is_serving.wait())
         await asyncio.wait((waiting, self._server), return_when=asyncio.FIRST_COMPLETED)
         if self._server.done():
@@ -72,7 +72,7 @@ async def run(
         LOADED[key] = LoadedEnvironment(options["env"])
     loaded = LOADED[key]
     await loaded.ready()
-    variable = f"RFTSTREAM_KEY_{uuid.uuid4().hex}"  # the only way by which verifiers takes a key
+    variable = f"RFTSTREAM_KEY_{uuid.uuid4().hex}"  # verifiers takes a key in no other way
     os.environ[variable] = api_key
     try:
         client = EvalClientConfig(base_url=base_url, api_key_var=variable)
