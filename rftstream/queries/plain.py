@@ -1,7 +1,7 @@
 """The JSON of reports and messages, as the commands print it.
 
-A `Report` says in `JSON` what its JSON holds, so that no report copies itself field by field. `pick` does the same for
-what is no report, e.g. a message.
+A `Report` declares the keys of its JSON in `JSON`, so that no report copies its fields one by one. `pick` does the same
+for other values, e.g. a message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rftstream.contracts.tasks import ChatMessage
 
 
 class Report:
-    """A view that is printed as text and as JSON. Data classes of `queries` and `preflight` are made of it."""
+    """A view that is printed as text and as JSON. Data classes of `queries` and `preflight` inherit from it."""
 
     __slots__ = ()
 
@@ -36,10 +36,10 @@ class Report:
 def pick(value: Any, wanted: str) -> dict[str, Any]:
     """Return a dict for JSON of a value's attributes.
 
-    `wanted` has a word for each key: `key`, or `key=attribute` where they differ. An attribute is a field, a property,
-    a method without arguments, or a path of these like `name.version`, which is None where one of them is. A key with a
-    point is put into an inner dict. A `?` at the end leaves the key out where it would be None. `*` stands for all
-    fields that no other word names.
+    `wanted` has a word for each key: `key`, or `key=attribute` if they differ. An attribute is a field, a property, a
+    method without arguments, or a path of these such as `name.version`. A path is None if one of its parts is None. A
+    key with a dot is put into an inner dict. With a `?` at the end, the key is left out if its value is None. `*`
+    stands for all fields that no other word names.
     """
     found: dict[str, Any] = {}
     for key, path, is_optional in _words(value.__class__, wanted):
@@ -55,7 +55,7 @@ def pick(value: Any, wanted: str) -> dict[str, Any]:
 
 @functools.cache
 def _words(kind: type, wanted: str) -> tuple[tuple[str, tuple[str, ...], bool], ...]:
-    """Return key, path, and whether it is left out where it is None, of each word."""
+    """Return key, path, and whether to leave out None, for each word."""
     words = [(word.removesuffix("?"), word.endswith("?")) for word in wanted.split()]
     named = {word.rpartition("=")[2] for word, _ in words}
     found = []
@@ -67,7 +67,7 @@ def _words(kind: type, wanted: str) -> tuple[tuple[str, tuple[str, ...], bool], 
 
 
 def plain(value: Any) -> Any:
-    """Return a value of dicts, lists and words for JSON. What has a `to_json` says itself what its JSON is."""
+    """Return a value as dicts, lists and simple values for JSON. An object with a `to_json` is converted by it."""
     if isinstance(value, Array):
         return {"dtype": value.dtype, "shape": list(value.shape), "values": array_values(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -84,7 +84,7 @@ def plain(value: Any) -> Any:
 
 
 def printable(value: Any) -> Any:
-    """Return what `plain` returns, with numbers that are not finite as texts: JSON has no such numbers."""
+    """Return the result of `plain`, with non-finite numbers as texts, since JSON has no such numbers."""
     return _finite(plain(value))
 
 
@@ -107,11 +107,11 @@ def array_values(array: Array) -> Any:
 
 
 def as_base64(data: bytes) -> dict[str, str]:
-    """Return bytes as JSON can hold them."""
+    """Return bytes as base64 text, which JSON can hold."""
     return {"base64": base64.b64encode(data).decode()}
 
 
 def chat_row(message: ChatMessage) -> dict[str, Any]:
-    """Return a message as a row of a data set holds it: without what it does not have."""
+    """Return a message as a row of a data set, without its empty fields."""
     values: dict[str, Any] = msgspec.to_builtins(message)
     return {name: value for name, value in values.items() if value not in (None, [], ())}

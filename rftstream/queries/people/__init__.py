@@ -1,1 +1,1 @@
-"""What people were asked, what they said, how they judge, and what was made of it."""
+"""Feedback of people: questions, votes, judgements, and what follows from them."""

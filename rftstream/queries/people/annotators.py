@@ -1,6 +1,6 @@
-"""How each annotator judges: agreement with the others, time, sides, and the answers to gold questions.
+"""Figures of each annotator: agreement with the others, time, sides, and the answers to gold questions.
 
-Annotators are keyed hashes, as on the log. Kinds of answers are compared each for itself: they are no common scale.
+Annotators are keyed hashes, as on the log. Kinds of answers are compared separately, since they have no common scale.
 """
 
 from __future__ import annotations
@@ -25,31 +25,32 @@ from rftstream.queries.people.feedback import FeedbackView, open_questions
 from rftstream.queries.plain import Report, pick
 
 COMPARED = (FeedbackKind.pair, FeedbackKind.label, FeedbackKind.rating)
-"""Kinds whose answers are compared: two seldom write the same correction, and who flags nothing says nothing."""
+"""Kinds whose answers are compared. Corrections are left out, since two people seldom write the same one, and so are
+flags, since most people give none."""
 GOLD_DISTANCE = 0.25
 """Share of the scale by which a rating may differ from the right one: one step of 1 to 5."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotatorFigures(Report):
-    """How one annotator judges. `read_annotators` makes it."""
+    """The figures of one annotator. `read_annotators` makes it."""
 
     JSON = "* agreement=agreement_to_json"
 
     annotator: str
     """32 hex digits."""
     votes: Mapping[str, int]
-    """Answers that stand, by kind, without those to gold questions."""
+    """Answers in force, by kind, without those to gold questions."""
     agreement: Mapping[str, Agreement]
     """Agreement with the others on the same questions, by kind; kinds with nothing to compare are left out."""
     median_time_s: float | None
-    """Seconds from seeing a question to the answer, median; None: not known."""
+    """Median seconds from seeing a question to the answer. None: not known."""
     cannot_judge: Share
     """Share of the pairs that the annotator cannot judge."""
     left: Share
-    """Pairs of which the left one was chosen, of those with one choice and a known order."""
+    """Pairs of which the left one was chosen, among pairs with one choice and a known order."""
     gold: Share
-    """Right answers to gold questions. The first answer counts."""
+    """Right answers to gold questions. Only the first answer to each counts."""
 
     def agreement_to_json(self) -> dict[str, Any]:
         """Return the agreement with the others by kind."""
@@ -58,27 +59,27 @@ class AnnotatorFigures(Report):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotatorsView(Report):
-    """How the annotators of a run judge. `read_annotators` makes it."""
+    """The figures of a run's annotators. `read_annotators` makes it."""
 
     JSON = "annotators all_together=all_together_to_json gold_questions=num_gold"
 
     annotators: Sequence[AnnotatorFigures]
     """Figures of the annotators, by hash."""
     all_together: Mapping[str, Agreement]
-    """Agreement of all on each question, by kind."""
+    """Agreement of all annotators on each question, by kind."""
     num_gold: int
-    """Gold questions whose right answer stands."""
+    """Gold questions with a right answer in force."""
 
     def all_together_to_json(self) -> dict[str, Any]:
         """Return the agreement of all annotators by kind."""
         return _agreements_to_json(self.all_together)
 
     def only(self, annotator: str) -> AnnotatorFigures | None:
-        """Return the figures of one annotator; None if they said nothing that counts."""
+        """Return the figures of one annotator; None if no vote of theirs counts."""
         return next((one for one in self.annotators if one.annotator == annotator), None)
 
     def to_text(self) -> str:
-        """Return everything as text for people."""
+        """Return all figures as text for people."""
         if not self.annotators:
             return "nobody has voted; `rftstream feedback add RUN --from FILE` adds votes"
         rows: list[tuple[object, ...]] = [("annotator", "votes", "median time", "cannot judge", "left side", "gold")]
@@ -113,11 +114,11 @@ def _text(share: Share) -> str:
 # --------------------------------------------------------------------------------------------- counting
 
 Said = Mapping[str, Mapping[str, Feedback]]
-"""Question -> annotator -> the vote that stands."""
+"""Question -> annotator -> the vote in force."""
 
 
 def read_annotators(view: FeedbackView, config: RunConfig) -> AnnotatorsView:
-    """Return how each annotator judges, by the votes that count."""
+    """Return the figures of each annotator, from the votes that count."""
     scale = (config.feedback or FeedbackSection()).scale
     said, said_of_gold = _standing(view, VoteEffect.counted), _standing(view, VoteEffect.gold)
     right, asked = _gold_scores(view, scale)
@@ -152,12 +153,12 @@ def read_annotators(view: FeedbackView, config: RunConfig) -> AnnotatorsView:
 
 
 def _standing(view: FeedbackView, effect: VoteEffect) -> Said:
-    """Return the votes in force among those with this effect, without votes that were taken back."""
+    """Return the votes in force with this effect, without votes that were taken back."""
     newest: dict[str, dict[str, Feedback]] = defaultdict(dict)
     for line in view.votes:
         vote = line.vote
         if vote is not None and line.judgement.effect is effect and vote.annotator != GOLD_ANNOTATOR:
-            newest[vote.question_id][vote.annotator] = vote  # what counts is newer than what counted before
+            newest[vote.question_id][vote.annotator] = vote  # a vote that counts is newer than one that counted before
     return {
         question_id: {who: vote for who, vote in votes.items() if vote.kind is not FeedbackKind.retract}
         for question_id, votes in newest.items()
@@ -186,7 +187,7 @@ def _answers(said: Said, kind: FeedbackKind) -> Iterable[list[Answer]]:
 
 
 def _answer(vote: Feedback) -> Answer | None:
-    """Return what is compared of a vote; None if it says nothing that can be."""
+    """Return the part of a vote that is compared; None if there is none."""
     if vote.kind is FeedbackKind.pair:
         return None if vote.choice in (None, PairChoice.cannot_judge) else str(vote.choice)
     return vote.reward if vote.kind in COMPARED else None
@@ -208,8 +209,8 @@ def _left(votes: Iterable[Feedback]) -> Share:
 
 
 def _gold_scores(view: FeedbackView, scale: tuple[float, float]) -> tuple[Counter[str], Counter[str]]:
-    """Return right answers and answers to gold questions, by annotator. The first one counts, so that nobody gains by
-    finding out that a question was gold."""
+    """Return the number of right answers, and of answers, to gold questions, by annotator. Only the first answer
+    counts, so that nobody gains by finding out that a question was gold."""
     right: Counter[str] = Counter()
     asked: Counter[str] = Counter()
     seen: set[tuple[str, str]] = set()
@@ -228,8 +229,8 @@ def _gold_scores(view: FeedbackView, scale: tuple[float, float]) -> tuple[Counte
 
 
 def is_right(vote: Feedback, truth: Feedback, scale: tuple[float, float]) -> bool:
-    """Return whether an answer to a gold question is right: a rating within GOLD_DISTANCE of the scale, else the
-    same."""
+    """Return whether an answer to a gold question is right: a rating within GOLD_DISTANCE of the scale, or another
+    answer that is equal."""
     if vote.kind is FeedbackKind.pair:
         return vote.choice == truth.choice
     distance = abs((vote.reward or 0.0) - (truth.reward or 0.0))
@@ -237,17 +238,18 @@ def is_right(vote: Feedback, truth: Feedback, scale: tuple[float, float]) -> boo
     return distance <= allowed or math.isclose(distance, allowed, abs_tol=1e-9)
 
 
-# ------------------ what one annotator is asked: the questions that wait for answers, with gold questions between them
+# ------------------ the questions for one annotator: those that wait for answers, with gold questions between them
 
 
 def questions_to(
     annotator: str, view: FeedbackView, settings: FeedbackSection, seed: int, *, answered: Collection[str], now: float
 ) -> list[Question]:
-    """Return the open questions as an annotator is asked them, the most urgent first. `answered`: questions that they
-    have answered.
+    """Return the open questions for an annotator, the most urgent first. `answered`: questions that the annotator has
+    answered.
 
-    Which of the next ones are gold is drawn by seed, annotator, and how many they have answered, so that the list stays
-    the same until they answer. After the last question that waits there is no gold."""
+    Gold questions are drawn by the seed, the annotator, and the number of answered questions, so that the list stays
+    the same until the next answer. There is no gold after the last waiting question.
+    """
     gold = _gold_for(annotator, view, seed, answered)
     draws = (
         unit_interval(derive_seed(seed, "gold", annotator, count)) < settings.gold
@@ -265,7 +267,7 @@ def questions_to(
 
 
 def disguised(gold: Feedback, like: Question, seed: int) -> Question:
-    """Return a gold question as it is shown: like another question, and without the answer."""
+    """Return a gold question in the form of another question, without the answer."""
     return replace(
         like,
         question_id=gold.question_id,
@@ -278,7 +280,7 @@ def disguised(gold: Feedback, like: Question, seed: int) -> Question:
 
 
 def _gold_for(annotator: str, view: FeedbackView, seed: int, answered: Collection[str]) -> Iterator[Feedback]:
-    """Yield the gold questions that an annotator has not answered, in an order of their own."""
+    """Yield the gold questions that an annotator has not answered, in an order that depends on the annotator."""
     waiting = [
         one for one in view.gold.values() if one.kind is not FeedbackKind.retract and one.question_id not in answered
     ]

@@ -1,5 +1,5 @@
-"""What people were asked and what they said, and how it is judged: from the log, and for votes that nobody has recorded
-yet computed by the fold that the buffer uses.
+"""The questions and votes of a run, and how they are judged. They are read from the log. Votes without a recorded
+judgement are judged by the same fold that the buffer uses.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ TOPICS = ("feedback", "questions", "judgements")
 
 @dataclass(frozen=True, slots=True)
 class VoteLine:
-    """A record of `feedback`, and what became of it. `read_feedback` makes it."""
+    """A record of `feedback`, and its effect. `read_feedback` makes it."""
 
     record: Record
     vote: Feedback | None
-    """None if it cannot be read."""
+    """The vote. None if it cannot be read."""
     judgement: Judgement
     recorded: bool
-    """Whether the judgement stands on the log; else it is what the buffer would record."""
+    """Whether the judgement is on the log. If not, it is the one that the buffer would record."""
 
 
 @dataclass(slots=True)
 class FeedbackView:
-    """All that people were asked and said. `read_feedback` makes it."""
+    """All questions and votes of a run. `read_feedback` makes it."""
 
     questions: list[Question] = field(default_factory=list)
     votes: list[VoteLine] = field(default_factory=list)
     judgements: Mapping[str, Judgement] = field(default_factory=dict)
-    """How each question is judged: question_id -> the newest judgement that counts."""
+    """question_id -> the newest judgement that counts."""
     gold: Mapping[str, Feedback] = field(default_factory=dict)
-    """Right answers to gold questions, by question_id; a retract where the right answer was taken back. Nothing that
-    an annotator may read is made from them."""
+    """question_id -> right answer to a gold question, or a retract if it was taken back. No data for annotators is made
+    from it."""
 
     @property
     def effects(self) -> Counter[str]:
-        """Records of `feedback` by what became of them."""
+        """Records of `feedback`, counted by effect."""
         return Counter(str(line.judgement.effect) for line in self.votes)
 
 
 def gold_answers(votes: Sequence[VoteLine]) -> dict[str, Feedback]:
-    """Return the newest right answer to each gold question, by question_id; a retract where it was taken back."""
+    """Return the newest right answer to each gold question, by question_id; a retract if it was taken back."""
     return {
         line.vote.question_id: line.vote
         for line in votes
@@ -73,13 +73,13 @@ def gold_answers(votes: Sequence[VoteLine]) -> dict[str, Feedback]:
 
 
 def has_feedback(log: Log) -> bool:
-    """Return whether the run has the topics; runs of older releases lack some."""
+    """Return whether the run has the topics of feedback. Runs of older releases lack some."""
     return set(TOPICS) <= set(log.transport.admin.topics())
 
 
 class FeedbackRecords:
     """The records on the topics of feedback. `read_feedback` makes one, or gets one that its caller keeps for a run and
-    a transport: that one reads on from where it ended the last time."""
+    a transport and that then reads only new records."""
 
     def __init__(self) -> None:
         self._begin()
@@ -88,23 +88,23 @@ class FeedbackRecords:
         self.judgements: list[Judgement] = []
         self.questions: list[Question] = []
         self.votes: list[tuple[Record, Feedback | None]] = []
-        """None: it cannot be read."""
+        """The votes, with None for one that cannot be read."""
         self._positions: dict[TopicPartition, int] = {}
         self._rule: RecordsInForce | None = None
         self._view: tuple[Any, float, FeedbackView] | None = None
-        """Where the topics ended, when that was, and what they said."""
+        """The ends of the topics, the time, and the view at the last call."""
 
     def view(
         self, log: Log, config: RunConfig, find_statuses: FindStatuses | None, *, for_s: float = math.inf
     ) -> FeedbackView:
-        """Return what `read_feedback` finds. It looks again where there is more, or after so many seconds."""
+        """Return the result of `read_feedback`. It is made again if there are new records, or after `for_s` seconds."""
         ends, now = [log.ends(topic) for topic in TOPICS] if has_feedback(log) else [], time.monotonic()
         if self._view is None or self._view[0] != ends or now - self._view[1] > for_s:
             self._view = ends, now, read_feedback(log, config, find_statuses=find_statuses, kept=self)
         return self._view[2]
 
     def follow(self, log: Log) -> None:
-        """Read what is new. Judgements come before the votes, so that none is new that was read before."""
+        """Read new records. Judgements are read before votes, so that the vote of each judgement is read, too."""
         ends = {place: offset for topic in TOPICS for place, offset in log.ends(topic).items()}
         if any(ends.get(place, 0) < offset for place, offset in self._positions.items()):
             self._begin()  # the run was made anew
@@ -126,14 +126,15 @@ class FeedbackRecords:
 
 
 FindStatuses = Callable[[Sequence[Feedback]], Mapping[str, GroupStatus]]
-"""Returns what became of the groups of some votes, by feedback_id; without those on rollouts that are not scored."""
+"""Function that returns the state of the groups of some votes, by feedback_id. Votes on unscored rollouts are left
+out."""
 
 
 def read_feedback(
     log: Log, config: RunConfig, *, find_statuses: FindStatuses | None = None, kept: FeedbackRecords | None = None
 ) -> FeedbackView:
-    """Read what people were asked and said in a run, live or not. `find_statuses` is asked about votes that nobody has
-    judged yet; without it outcomes and headers of rollouts are read. `kept`: what was read the last time."""
+    """Read the questions and votes of a run, live or not. `find_statuses` is called for votes without a judgement;
+    without it, outcomes and headers of rollouts are read. `kept`: the records of the last call."""
     view = FeedbackView()
     if not has_feedback(log):
         return view
@@ -166,7 +167,7 @@ def read_feedback(
 
 @dataclass(frozen=True, slots=True)
 class FeedbackBalance(Report):
-    """Votes on the log, and what became of them: votes = judged + pending. `count_feedback` makes it."""
+    """Votes on the log, and their judgements: votes = judged + pending. `count_feedback` makes it."""
 
     votes: int
     judged: Mapping[str, int]
@@ -183,12 +184,12 @@ class FeedbackBalance(Report):
 
 
 def count_feedback(log: Log) -> tuple[FeedbackBalance | None, list[str]]:
-    """Count votes and judgements from headers; None if nobody was asked or said anything. And each broken promise in a
-    sentence: a judgement of what nobody said."""
+    """Count votes and judgements from headers; None if there are none. Also return a sentence for each broken promise:
+    a judgement without a vote."""
     if not has_feedback(log):
         return None, []
     judged: dict[str, str] = {}
-    for record in log.read("judgements", bodies=False):  # before the votes: what is judged stood there
+    for record in log.read("judgements", bodies=False):  # read before the votes, which come first on the log
         if not codec.is_foreign(record):
             effect = (record.header("effect") or b"").decode("ascii", "backslashreplace")
             judged[(record.header("id") or b"").decode("ascii", "backslashreplace")] = effect
@@ -206,7 +207,7 @@ def count_feedback(log: Log) -> tuple[FeedbackBalance | None, list[str]]:
 
 
 def judged_rewards(log: Log, config: RunConfig) -> JudgedRewards:
-    """Return what people's judgements had changed about each group when it was decided."""
+    """Return the changes by people's judgements to each group at the time of its decision."""
     rewards = JudgedRewards(config.feedback or FeedbackSection())
     for _, judgement in log.in_force("judgements") if has_feedback(log) else ():
         if isinstance(judgement, Judgement):
@@ -215,8 +216,8 @@ def judged_rewards(log: Log, config: RunConfig) -> JudgedRewards:
 
 
 def _statuses(log: Log, config: RunConfig, votes: Sequence[Feedback]) -> dict[str, GroupStatus]:
-    """Return what became of the groups of these votes, by feedback_id; without those on rollouts that are not scored
-    in this run."""
+    """Return the state of the groups of these votes, by feedback_id. Votes on rollouts that this run did not score are
+    left out."""
     wanted = {rollout for vote in votes for rollout in vote.rollouts}
     if not wanted:
         return {}
@@ -225,7 +226,7 @@ def _statuses(log: Log, config: RunConfig, votes: Sequence[Feedback]) -> dict[st
     named: set[str] = set()
     for record in log.read("outcomes"):
         if record.header("group_id") in groups:
-            with contextlib.suppress(ContractError):  # whoever only looks passes over what cannot be read
+            with contextlib.suppress(ContractError):  # a reader skips records that cannot be read
                 outcome = log.rule.decode(record)
                 if isinstance(outcome, GroupOutcome):
                     named |= {rollout.rollout_id for rollout in outcome.rollouts}
@@ -245,7 +246,7 @@ def _statuses(log: Log, config: RunConfig, votes: Sequence[Feedback]) -> dict[st
 
 
 def question_state(view: FeedbackView, question: Question, now: float) -> str:
-    """Return how a question stands: judged, expired, open, or gold."""
+    """Return the state of a question: judged, expired, open, or gold."""
     if question.question_id in view.gold:
         return "gold"
     judgement = view.judgements.get(question.question_id)
@@ -255,7 +256,7 @@ def question_state(view: FeedbackView, question: Question, now: float) -> str:
 
 
 def questions_to_json(view: FeedbackView, now: float) -> list[dict[str, Any]]:
-    """Return a dict for each question, with how it stands."""
+    """Return a dict for each question, with its state."""
     return [
         {
             **msgspec.to_builtins(question),
@@ -276,8 +277,8 @@ def questions_to_text(view: FeedbackView, now: float) -> str:
 
 
 def open_questions(view: FeedbackView, now: float) -> list[Question]:
-    """Return the questions that wait for answers, the most urgent first: groups that wait in the buffer, then what
-    expires soon, then what lacks few votes."""
+    """Return the questions that wait for answers, the most urgent first: groups that wait in the buffer, then questions
+    that expire soon, then those that lack few votes."""
 
     def urgency(question: Question) -> tuple[float, float, int, float]:
         judgement = view.judgements.get(question.question_id)
@@ -291,7 +292,7 @@ def open_questions(view: FeedbackView, now: float) -> list[Question]:
 
 
 def opinions_of(view: FeedbackView, annotator: str) -> dict[str, VoteLine]:
-    """Return the newest vote of an annotator on each question, without those that were taken back."""
+    """Return the newest vote of an annotator on each question, without votes that were taken back."""
     newest: dict[str, VoteLine] = {}
     for line in view.votes:
         vote = line.vote
@@ -308,7 +309,7 @@ def opinions_of(view: FeedbackView, annotator: str) -> dict[str, VoteLine]:
 
 
 def judgements_to_json(view: FeedbackView) -> list[dict[str, Any]]:
-    """Return the newest judgement of each question as a dict, with whether it stands on the log."""
+    """Return the newest judgement of each question as a dict, with whether it is on the log."""
     recorded = {line.judgement.judgement_id for line in view.votes if line.recorded}
     return [
         {**msgspec.to_builtins(judgement), "recorded": judgement.judgement_id in recorded}
@@ -317,7 +318,7 @@ def judgements_to_json(view: FeedbackView) -> list[dict[str, Any]]:
 
 
 def judgements_to_text(view: FeedbackView) -> str:
-    """Return how the questions are judged as text for people."""
+    """Return the judgements of the questions as text for people."""
     if not view.judgements:
         return "nothing is judged; `rftstream feedback add RUN --from FILE` adds votes"
     rows = [("question", "votes", "agreement", "judged", "applied", "batch")]
@@ -330,7 +331,7 @@ def judgements_to_text(view: FeedbackView) -> str:
 
 
 def judged_text(judgement: Judgement) -> str:
-    """Return what a judgement says, in a word."""
+    """Return the result of a judgement in a word."""
     if judgement.flagged:
         return "flagged"
     if judgement.choice is not None:
@@ -341,7 +342,7 @@ def judged_text(judgement: Judgement) -> str:
 
 
 def votes_to_json(view: FeedbackView) -> list[dict[str, Any]]:
-    """Return a dict for each record of `feedback`, with what became of it."""
+    """Return a dict for each record of `feedback`, with its effect."""
     return [
         {
             **pick(line, "partition=record.partition offset=record.offset recorded"),
@@ -353,7 +354,7 @@ def votes_to_json(view: FeedbackView) -> list[dict[str, Any]]:
 
 
 def votes_to_text(view: FeedbackView) -> str:
-    """Return what people said, one line for each vote, and how many of each effect."""
+    """Return one line for each vote, and the number of votes with each effect."""
     if not view.votes:
         return "nobody said anything; `rftstream feedback add RUN --from FILE` adds votes"
     rows = [("vote", "annotator", "revision", "says", "effect")]
@@ -371,7 +372,7 @@ def votes_to_text(view: FeedbackView) -> str:
 
 
 def vote_text(vote: Feedback) -> str:
-    """Return what a vote says, in a few words."""
+    """Return the answer of a vote in a few words."""
     if vote.reward is not None:
         return f"{vote.kind} {number(vote.reward, 3)}"
     if vote.choice is not None:

@@ -1,4 +1,4 @@
-"""What can be learned from what people said: preference pairs and corrected answers, as rows for `experts load`."""
+"""Training data from people's judgements: preference pairs and corrected answers, as rows for `experts load`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Row = dict[str, Any]
 
 
 def preference_rows(log: Log, view: FeedbackView) -> Iterator[Row]:
-    """Yield a row with prompt, chosen and rejected for each pair of which one is judged better."""
+    """Yield a row with prompt, chosen and rejected for each pair with a better side."""
     judged = [judgement for judgement in view.judgements.values() if judgement.applied is Applied.pair]
     rollouts = _rollouts(log, {name for one in judged for name in one.rollouts})
     for one in judged:
         first, second = (rollouts.get(name) for name in one.rollouts)
         if first is None or second is None or _said(first) == _said(second):
-            continue  # retention deleted them, or there is nothing to prefer
+            continue  # retention deleted them, or neither is preferred
         better, worse = (first, second) if one.choice is PairChoice.first else (second, first)
         yield {"prompt": _prompt(first), "chosen": _said(better), "rejected": _said(worse), **_of(one, first)}
 
 
 def demonstration_rows(log: Log, view: FeedbackView) -> Iterator[Row]:
-    """Yield a chat for each corrected answer that stands: what the rollout was asked, and the correction."""
+    """Yield a chat for each corrected answer in force: the rollout's prompt, and the correction."""
     judged = [judgement for judgement in view.judgements.values() if judgement.correction is not None]
     votes = {line.vote.feedback_id: line.vote for line in view.votes if line.vote is not None}
     rollouts = _rollouts(log, {one.rollouts[0] for one in judged})
@@ -41,7 +41,7 @@ def demonstration_rows(log: Log, view: FeedbackView) -> Iterator[Row]:
         if rollout is None or vote is None or vote.correction is None:
             continue
         answer = ChatMessage(role="assistant", content=vote.correction)
-        before = [*_prompt(rollout), *_said(rollout)[:-1]]  # of several turns the last one is corrected
+        before = [*_prompt(rollout), *_said(rollout)[:-1]]  # with several turns, the last one is corrected
         yield {"messages": [*before, chat_row(answer)], **_of(one, rollout)}
 
 
@@ -59,7 +59,7 @@ def _of(judgement: Judgement, rollout: Rollout) -> Row:
 
 
 def _rollouts(log: Log, wanted: set[str]) -> dict[str, Rollout]:
-    """Return those of these rollouts that can be read and have something to show."""
+    """Return those of the wanted rollouts that can be read and have a text."""
     found: dict[str, Rollout] = {}
     if not wanted:
         return found
@@ -77,7 +77,7 @@ def _prompt(rollout: Rollout) -> list[Row]:
 
 
 def _said(rollout: Rollout) -> list[Row]:
-    """Return what came after the prompt, as messages."""
+    """Return the messages after the prompt."""
     return [
         {
             "role": turn.role,

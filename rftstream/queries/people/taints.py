@@ -1,4 +1,4 @@
-"""The correction ledger: which batches and versions were made with what people judged otherwise later."""
+"""The correction ledger: batches and versions that used rollouts whose judged reward has changed since."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from rftstream.service.role import Log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taint:
-    """A rollout that was trained otherwise than people judge it now. `read_taints` makes it."""
+    """A rollout whose judged reward differs from the reward in training. `read_taints` makes it."""
 
     rollout_id: str
     question_id: str
     batch_sequence: int
     version: int
-    """The version that the batch made; all later ones stand on it."""
+    """The version that the batch made. All later versions build on it."""
     trained_reward: float | None
     """The reward in the batch."""
     reward: float | None
-    """The reward that people's votes give it now; None: it is flagged."""
+    """The reward that people's votes give it now. None: it is flagged."""
 
 
 def judged_now(view: FeedbackView, settings: FeedbackSection) -> JudgedRewards:
-    """Return the rewards that people's votes give now, whenever they came."""
+    """Return the rewards that people's votes give now, late votes included."""
     rewards = JudgedRewards(settings)
     for judgement in view.judgements.values():
         if is_decided(judgement):
@@ -44,12 +44,12 @@ def judged_now(view: FeedbackView, settings: FeedbackSection) -> JudgedRewards:
 
 
 def _as_open(judgement: Judgement) -> Judgement:
-    """Return the judgement as it would be if the group were open."""
+    """Return the judgement that would hold if the group were still open."""
     return replace(judgement, result=None, batch_sequence=None, applied=Applied.verdict)
 
 
 def read_taints(log: Log, config: RunConfig) -> list[Taint]:
-    """Return the rollouts in batches that people judge otherwise now, by batch."""
+    """Return the rollouts in batches whose judged reward has changed, by batch."""
     settings = config.feedback or FeedbackSection()
     view = read_feedback(log, config)
     kinds = (FeedbackKind(settings.ask), FeedbackKind.flag)
@@ -82,7 +82,7 @@ def read_taints(log: Log, config: RunConfig) -> list[Taint]:
 
 
 def _trained(log: Log, asked: dict[str, Judgement]) -> Iterator[tuple[str, tuple[int, float | None]]]:
-    """Yield the batch of each of these rollouts that is in one, and its reward there."""
+    """Yield the batch, and the reward in it, for each of these rollouts that is in a batch."""
     for _, outcome in log.in_force("outcomes"):
         if not isinstance(outcome, GroupOutcome) or outcome.late or outcome.result is not GroupResult.batched:
             continue
@@ -92,7 +92,7 @@ def _trained(log: Log, asked: dict[str, Judgement]) -> Iterator[tuple[str, tuple
 
 
 def taints_to_json(taints: list[Taint], version: int) -> dict[str, Any]:
-    """Return the ledger as a dict. `version`: the one in force."""
+    """Return the ledger as a dict. `version`: the version in force."""
     batches = sorted({taint.batch_sequence for taint in taints})
     return {
         "rollouts": [asdict(taint) for taint in taints],

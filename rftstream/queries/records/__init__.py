@@ -1,1 +1,1 @@
-"""Records as people read them: rollouts, groups, batches, dead letters, problems, weights."""
+"""Records in readable form: rollouts, groups, batches, dead letters, problems, weights."""

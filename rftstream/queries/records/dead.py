@@ -1,7 +1,7 @@
-"""What could not be dealt with: dead letters, and the groups that died of them or of rollouts that failed.
+"""Dead letters, and the groups that died because of them or of failed rollouts.
 
-A letter is a record on `dead`, known by its id `role/topic/partition/offset`. A group is dead when its outcome says so;
-it can be put back as a group with the next attempt.
+A letter is a record on `dead` with the id `role/topic/partition/offset`. A group is dead if its outcome says so. It can
+be put back as a group with the next attempt.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from rftstream.service.records.summaries import begin_with_summary
 from rftstream.service.role import Log
 
 State = Literal["dead", "asked", "put_back"]
-"""The state of a dead group: nothing was done yet, it was asked to be put back, or it was put back."""
+"""The state of a dead group: untouched, requested to be put back, or put back."""
 
 NUM_EXAMPLES = 5
 NUM_ERRORS = 10
-"""How many kinds of errors are shown to a person."""
+"""Most kinds of errors that are shown to a person."""
 _SCORABLE = {b"completed", b"truncated"}
 
 
@@ -53,8 +53,8 @@ class DeadGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadView:
-    """Dead letters and dead groups, newest first. `read_dead` makes it and leaves out what was dropped unless asked for
-    it."""
+    """Dead letters and dead groups, newest first. `read_dead` makes it. Dropped ones are left out unless they are
+    requested."""
 
     letters: tuple[Letter, ...]
     groups: tuple[DeadGroup, ...]
@@ -66,7 +66,7 @@ class DeadView:
 
 
 def read_dead(log: Log, *, now: float, with_dropped: bool = False) -> DeadView:
-    """Read what is dead. Bodies are read on `outcomes` and `control` only."""
+    """Read the dead letters and groups. Bodies are read on `outcomes` and `control` only."""
     dropped, asked = _from_control(log, now)
     letters = {letter.id: letter for letter in read_letters(log)}
     outcomes = _dead_outcomes(log)
@@ -86,8 +86,8 @@ def read_dead(log: Log, *, now: float, with_dropped: bool = False) -> DeadView:
 
 
 def _dead_outcomes(log: Log) -> dict[str, GroupOutcome]:
-    """Return the outcomes of dead groups, by group. Only what came after a summary is read, if it says that there were
-    none."""
+    """Return the outcomes of dead groups, by group. If a summary says that there were none before it, only later
+    records are read."""
     start = begin_with_summary(log, "outcomes")
     if start.summary is not None and start.summary.outcomes is not None:
         start = begin_with_summary(log, "outcomes", whole=GroupResult.dead in start.summary.outcomes.groups)
@@ -101,7 +101,7 @@ def _dead_outcomes(log: Log) -> dict[str, GroupOutcome]:
 
 
 def read_letters(log: Log) -> list[Letter]:
-    """Return all letters on `dead`, by their headers, oldest first. A twin is left out."""
+    """Return all letters on `dead`, from their headers, oldest first. Twins are left out."""
     letters: dict[str, Letter] = {}
     for record in log.read("dead", bodies=False):
         letter = _letter(record)
@@ -111,7 +111,7 @@ def read_letters(log: Log) -> list[Letter]:
 
 
 def error_kinds(letters: Iterable[Letter]) -> list[ErrorKind]:
-    """Return the kinds of errors, the most frequent first. `letters` must have the oldest first."""
+    """Return the kinds of errors, the most frequent first. `letters` must be oldest first."""
     newest: dict[tuple[str, str], str] = {}
     counts: Counter[tuple[str, str]] = Counter()
     for letter in letters:
@@ -123,7 +123,7 @@ def error_kinds(letters: Iterable[Letter]) -> list[ErrorKind]:
 
 
 def _from_control(log: Log, now: float) -> tuple[set[str], set[str]]:
-    """Return the dropped letters and groups, and the groups whose retry was requested and not answered yet."""
+    """Return the dropped letters and groups, and the groups with an unanswered request to be put back."""
     dropped: set[str] = set()
     asked: dict[bytes, str] = {}
     for record in log.read("control"):
@@ -144,7 +144,7 @@ def _from_control(log: Log, now: float) -> tuple[set[str], set[str]]:
 
 
 def _attempts(log: Log) -> set[str]:
-    """Groups that are not a first attempt: on `tasks`, or on `outcomes` where their tasks were deleted."""
+    """Return the groups that are not a first attempt, from `tasks`, or from `outcomes` if their tasks were deleted."""
     groups = {
         record.header("group_id") or b"/0"
         for topic in ("outcomes", "tasks")
@@ -182,8 +182,8 @@ def _group(outcome: GroupOutcome, state: State) -> DeadGroup:
 def find_letters(
     log: Log, name: str, *, place: tuple[TopicPartition, int] | None = None
 ) -> list[tuple[DeadLetter, Record]]:
-    """Return the letters that belong to a letter's, rollout's or group's id, each with its original record. `place`:
-    where the only one stands, so that no other record is read."""
+    """Return the letters for the id of a letter, rollout or group, each with its original record. `place`: the place of
+    the only one, so that no other record is read."""
     found: dict[str, tuple[DeadLetter, Record]] = {}
     records = log.read("dead") if place is None else each_record(log.transport, place[0], [place[1]])
     for key, letter, original in _dead_letters(records):
@@ -193,19 +193,19 @@ def find_letters(
 
 
 def _dead_letters(records: Iterable[Record]) -> Iterator[tuple[str, DeadLetter, Record]]:
-    """Yield id, letter and original record of each letter that can be read."""
+    """Yield id, letter and original record of each readable letter."""
     for record in records:
         if (letter := decoded(record, DeadLetter)) is not None:
             yield codec.key_of(letter).decode(), letter, original_of(letter, record.timestamp_s)
 
 
 def original_of(letter: DeadLetter, timestamp_s: float) -> Record:
-    """Return the record that a letter is about, as it was."""
+    """Return the original record of a letter, unchanged."""
     return Record(letter.topic, letter.partition, letter.offset, timestamp_s, letter.key, letter.value, letter.headers)
 
 
 def _owners(original: Record) -> tuple[str, str]:
-    """The rollout and the group that a record speaks of, by its headers."""
+    """Return the rollout and the group of a record, from its headers."""
     rollout, group = (original.header(name) or b"" for name in ("rollout_id", "group_id"))
     return rollout.decode("ascii", "replace"), group.decode("ascii", "replace")
 
@@ -231,9 +231,11 @@ def letter_to_text(letter: DeadLetter, original: Record, reader: CompletionReade
 
 
 def groups_to_retry(log: Log, view: DeadView, names: Sequence[str], reason: str | None) -> list[DeadGroup]:
-    """Return the groups that `names` (of letters, rollouts or groups) or a reason choose, else all that are still dead.
+    """Return the groups selected by `names` (of letters, rollouts or groups) or by a reason, else all that are still
+    dead.
 
-    ConfigError for a name that belongs to nothing dead."""
+    ConfigError for a name that belongs to nothing dead.
+    """
     if names:
         owners = _groups_of_letters(log, {letter.id for letter in view.letters} & set(names))
         return list({group.group_id: group for name in names for group in [_named(view, name, owners)]}.values())
@@ -246,8 +248,9 @@ def groups_to_retry(log: Log, view: DeadView, names: Sequence[str], reason: str 
 def plan_retries(
     log: Log, names: Sequence[str] = (), reason: str | None = None, *, sample: bool = False, now: float
 ) -> tuple[dict[str, Sequence[str | None]], int]:
-    """Return the dead groups that names or a reason choose (else all), each with where its rollouts stand that can be
-    scored again; and how many others were put back before. `sample`: none is scored again, all are sampled."""
+    """Return the dead groups selected by names or a reason (else all), each with the places of the rollouts that can be
+    scored again; and the number of other groups that were put back before. `sample`: no rollout is scored again, all
+    are sampled."""
     chosen = groups_to_retry(log, read_dead(log, now=now, with_dropped=bool(names)), names, reason)
     groups = [group.group_id for group in chosen if group.state != "put_back"]
     stored: dict[str, Sequence[str | None]] = dict.fromkeys(groups, ())
@@ -257,7 +260,7 @@ def plan_retries(
 
 
 def _groups_of_letters(log: Log, names: Collection[str]) -> dict[str, str]:
-    """Letter -> group of the record that it is about."""
+    """Return letter -> group of its original record."""
     found: dict[str, str] = {}
     for key, _, original in _dead_letters(log.read("dead") if names else ()):
         if key in names:
@@ -276,7 +279,7 @@ def _named(view: DeadView, name: str, owners: Mapping[str, str]) -> DeadGroup:
 
 
 def to_drop(view: DeadView, names: Sequence[str], reason: str | None) -> tuple[list[str], list[str]]:
-    """Return the letters and groups that names or a reason choose, else all. ConfigError for a name that is not
+    """Return the letters and groups selected by names or a reason, else all. ConfigError for a name that is not
     listed."""
     letters, groups = {letter.id: letter for letter in view.letters}, {group.group_id: group for group in view.groups}
     if names:
@@ -293,7 +296,7 @@ def to_drop(view: DeadView, names: Sequence[str], reason: str | None) -> tuple[l
 
 
 def stored_rollouts(log: Log, groups: Collection[str]) -> dict[str, list[str | None]]:
-    """Return, for each group, where the rollouts of its siblings stand; None for siblings with nothing to be scored."""
+    """Return, for each group, the places of its siblings' rollouts; None for siblings that have nothing to score."""
     chosen = {group.encode() for group in groups}
     places: dict[str, dict[int, str]] = {group: {} for group in groups}
     for record in log.read("rollouts", bodies=False):
@@ -370,7 +373,7 @@ def _error_lines(kinds: Sequence[ErrorKind]) -> list[str]:
 
 
 def _kinds(letters: Iterable[Letter]) -> list[tuple[tuple[str, str, str], int, float]]:
-    """(reason, role, topic), how many, the newest; the most frequent first."""
+    """Return (reason, role, topic), the number of letters, and the newest one; the most frequent first."""
     counts: Counter[tuple[str, str, str]] = Counter()
     newest: dict[tuple[str, str, str], float] = {}
     for letter in letters:
@@ -381,7 +384,7 @@ def _kinds(letters: Iterable[Letter]) -> list[tuple[tuple[str, str, str], int, f
 
 
 def _group_reasons(groups: Iterable[DeadGroup]) -> Mapping[str, Counter[str]]:
-    """By the reasons of the siblings, as the outcome has them."""
+    """Count groups by the reasons of their siblings, as given in the outcome."""
     counts: dict[str, Counter[str]] = {}
     for group in groups:
         counts.setdefault(", ".join(sorted(group.reasons)) or "?", Counter())[group.state] += 1
@@ -389,7 +392,7 @@ def _group_reasons(groups: Iterable[DeadGroup]) -> Mapping[str, Counter[str]]:
 
 
 def _details(log: Log, letters: Sequence[Letter]) -> dict[str, dict[str, Any]]:
-    """Return, for a few letters, what only their bodies tell."""
+    """Return, for a few letters, the data that only their bodies have."""
     wanted = {letter.offset for letter in letters}
     details: dict[str, dict[str, Any]] = {}
     if not wanted:

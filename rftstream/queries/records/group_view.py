@@ -1,4 +1,4 @@
-"""A group as people look at it: its problem, and what each sibling said and was given for it, side by side."""
+"""A group in readable form: its problem, and all siblings side by side with their completions and rewards."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
 MAX_SHOWN = 64
-"""Siblings whose records are read for one page."""
+"""Most siblings whose records are read for one page."""
 SAID_CHARACTERS = 600
-"""Characters of each sibling's last completion, at most."""
+"""Most characters of each sibling's last completion."""
 MAX_EXPERIENCES = 1024
-"""Experiences of a batch that are read for advantages which depend on the whole batch."""
+"""Most experiences of a batch that are read for advantages which depend on the whole batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiblingView:
-    """A sibling with what its record says. `read_group` makes it."""
+    """A sibling with the data of its record. `read_group` makes it."""
 
     row: RolloutRow
     reward: float | None
@@ -41,27 +41,27 @@ class SiblingView:
     """Its last completion on one line."""
     num_turns: int
     why: str
-    """Why it has no reward; empty where it has one."""
+    """Why it has no reward; empty if it has one."""
     versions: tuple[int, ...]
     """Versions that sampled a token of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """A group with what its siblings' records say."""
+    """A group with the data of its siblings' records."""
 
     row: GroupRow
     problem: tuple[ShownMessage, ...]
     answer: str | None
     siblings: tuple[SiblingView, ...]
     part_names: tuple[str, ...]
-    """Names of parts that a sibling has beside the reward."""
+    """Names of the parts that at least one sibling has beside the reward."""
     decisions: tuple[OperatorDecision, ...]
     """Actions of operators on the group."""
 
 
 def read_group(transport: Transport, group: GroupRow, reader: CompletionReader, *, num_partitions: int) -> GroupView:
-    """Read what the siblings of a group said and were given, one record after the other."""
+    """Read the completions and verdicts of a group's siblings, one record after the other."""
     siblings: list[SiblingView] = []
     problem: tuple[ShownMessage, ...] = ()
     answer = None
@@ -93,7 +93,7 @@ def read_group(transport: Transport, group: GroupRow, reader: CompletionReader, 
 
 
 def read_problem(transport: Transport, group: GroupRow, *, num_partitions: int) -> GroupView:
-    """Return a group with its problem alone, from its first sibling's record."""
+    """Return a group with its problem only, from its first sibling's record."""
     return read_group(transport, replace(group, siblings=group.siblings[:1]), PLAIN, num_partitions=num_partitions)
 
 
@@ -107,14 +107,14 @@ def _decisions(transport: Transport, group: GroupRow) -> tuple[OperatorDecision,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAdvantages:
-    """Advantages of a group's rollouts, computed here: they are not on the log."""
+    """Advantages of a group's rollouts. They are computed here, since the log does not have them."""
 
     by_rollout: Mapping[str, tuple[np.ndarray, ...]]
-    """Rollout id -> the advantages [T] of the tokens of each segment."""
+    """Rollout id -> advantages [T] of the tokens of each segment."""
     experiences: Mapping[str, Experience]
-    """Rollout id -> what was trained on: its reward with what operators added."""
+    """Rollout id -> the trained experience, whose reward includes the operators' additions."""
     how: str
-    """Says what they were computed by and from, or why there are none."""
+    """Text on how they were computed and from what, or why there are none."""
 
 
 NO_ADVANTAGES = GroupAdvantages(by_rollout={}, experiences={}, how="in no batch, so nothing was trained on it")
@@ -123,7 +123,7 @@ NO_ADVANTAGES = GroupAdvantages(by_rollout={}, experiences={}, how="in no batch,
 def compute_advantages(
     transport: Transport, config: RunConfig, group: GroupRow, shares: list[BatchShare]
 ) -> GroupAdvantages:
-    """Compute the advantages of a group in a batch as the trainer did: by the run's algorithm, from its rewards."""
+    """Compute the advantages of a group in a batch as the trainer did: with the run's algorithm, from the rewards."""
     if group.batch is None or not shares:
         return NO_ADVANTAGES
     try:
@@ -172,7 +172,7 @@ def _experiences(transport: Transport, share: BatchShare, group_id: str | None) 
 
 
 def _offsets(transport: Transport, share: BatchShare, group_id: str | None) -> list[int]:
-    """Return where the experiences of a batch, or of a group in it, stand in a share."""
+    """Return the places in a share of a batch's experiences, or of one group's."""
     place = TopicPartition("batches", share.share)
     found = []
     for record in Log(transport).read(
@@ -185,11 +185,11 @@ def _offsets(transport: Transport, share: BatchShare, group_id: str | None) -> l
     return found
 
 
-# ---------------------------------------------------- the manifests of a batch, from where the catalog says they stand
+# ---------------------------------------------------- the manifests of a batch, at the places in the catalog
 
 
 def read_manifests(transport: Transport, shares: Iterable[BatchShare]) -> list[BatchManifest]:
-    """Return the manifests of these shares. Those that were deleted, or cannot be decoded, are left out."""
+    """Return the manifests of these shares. Deleted ones, and those that cannot be decoded, are left out."""
     places = [(TopicPartition("batches", share.share), share.manifest_offset) for share in shares]
     found = [message_at(transport, place, offset, BatchManifest) for place, offset in places]
     return [manifest for manifest in found if manifest is not None]

@@ -1,4 +1,4 @@
-"""What joined the growing tasksets of a run, and how much of what a model made was rejected: from headers alone."""
+"""The growth of a run's growing tasksets, and the share of rejected problems, from headers alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rftstream.service.records.problem_records import problem_records
 from rftstream.service.role import Log
 
 WATCHED = 50
-"""Newest problems that a model made, over which the share of rejected ones is computed."""
+"""Number of a model's newest problems over which the share of rejected ones is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,11 @@ class TasksetGrowth(Report):
 
     joined: int
     drawn: int
-    """Those of them that the feeder has drawn at least once."""
+    """Number of joined problems that the feeder has drawn at least once."""
 
     @property
     def waits(self) -> bool:
-        """Whether all that has joined was drawn."""
+        """Whether every joined problem was drawn, so that the taskset waits for new ones."""
         return self.drawn >= self.joined
 
 
@@ -45,16 +45,16 @@ class GrowthReport(Report):
 
     tasksets: Mapping[str, TasksetGrowth]
     rejected: Mapping[str, int]
-    """Reason -> problems that a model made and that did not join."""
+    """Reason -> rejected problems that a model made."""
     recent_rejected: int
-    """Those of the newest WATCHED that a model made."""
+    """Rejected problems among the newest WATCHED of a model."""
     num_recent: int
     warn_share: float
-    """A larger share of these is told."""
+    """Share of rejected problems above which a warning is given."""
 
     @property
     def rejects_most(self) -> bool:
-        """Whether hardly anything that the model makes joins."""
+        """Whether more of the model's problems are rejected than `warn_share`."""
         return self.num_recent == WATCHED and self.recent_rejected > self.warn_share * WATCHED
 
     def status_rows(self) -> list[tuple[str, str]]:
@@ -73,7 +73,7 @@ class GrowthReport(Report):
 
 
 def read_growth(log: Log, config: RunConfig, cursor: Mapping[str, Any]) -> GrowthReport | None:
-    """Return what joined so far; None for a run without growing tasksets. `cursor`: the feeder's."""
+    """Return the growth so far; None for a run without growing tasksets. `cursor`: the feeder's."""
     names = growing_tasksets(config)
     if not names:
         return None

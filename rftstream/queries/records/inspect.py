@@ -1,4 +1,4 @@
-"""Records as people and scripts read them: headers, then the decoded message or the reason why there is none."""
+"""Records for people and scripts: headers, then the decoded message or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from rftstream.queries.state.topics import num_offsets
 from rftstream.service.role import Log
 
 MAX_TEXT_CHARACTERS = 2_000
-"""Characters of one string in text output, at most."""
+"""Most characters of one string in text output."""
 
 WIDTH = 110
-"""Characters of wrapped lines, at most."""
+"""Most characters of a wrapped line."""
 
 # --------------------------------------------------------------------------------------------- which topics
 
 
 def list_topics(log: Log) -> list[dict[str, Any]]:
-    """Each topic of the run: its name, what is on it, and how many offsets it keeps. Nothing is read for that."""
+    """Return each topic of the run: its name, its content, and the number of its offsets. No record is read."""
     there = log.transport.admin.topics()  # a log that an earlier release made may lack some
     return [
         {"topic": name, "offsets": num_offsets(log.transport, name), "holds": topic.description}
@@ -42,7 +42,7 @@ def list_topics(log: Log) -> list[dict[str, Any]]:
 
 
 def topics_to_text(run: str, held: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each topic, and how to read one."""
+    """Return a line for each topic, and how to read one."""
     rows = [("topic", "holds", "offsets"), *((one["topic"], one["holds"], f"{one['offsets']:,}") for one in held)]
     newest = next((one["topic"] for one in held if one["topic"] == "steps" and one["offsets"]), "tasks")
     return "\n".join(
@@ -68,9 +68,11 @@ def select(
     last: int | None = None,
     where: Mapping[str, str] | None = None,
 ) -> Iterator[Record]:
-    """Records of a topic up to its end now, by partition and offset; with `last` only the newest ones, by time.
+    """Yield records of a topic up to its current end, by partition and offset; with `last` only the newest ones, by
+    time.
 
-    `where`: headers and the values that they must have."""
+    `where`: header -> required value.
+    """
     if topic not in TOPICS:
         raise ConfigError(f"topic: unknown {topic!r}; {suggest(topic, list(TOPICS))}")
     ends = log.ends(topic)
@@ -105,7 +107,8 @@ def _newest(
     last: int,
     where: Mapping[str, str] | None,
 ) -> list[Record]:
-    """Looks back further and further: offsets have gaps, and `where` may match seldom."""
+    """Return the newest records. It searches backwards in growing steps, since offsets have gaps and `where` may match
+    rarely."""
     num_back = last
     while True:
         begin = max(start, ends[place] - num_back)
@@ -137,7 +140,7 @@ def _header(record: Record, name: str) -> str | None:
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
-    """One object: place, time, key, headers, and `message` (None for tombstones) or `error` and `value`."""
+    """Return an object with place, time, key, headers, and `message` (None for tombstones) or `error` and `value`."""
     shown: dict[str, Any] = {
         **pick(record, "topic partition offset timestamp=timestamp_s"),
         "key": None if record.key is None else _text_or_base64(record.key),
@@ -163,7 +166,7 @@ def _text_or_base64(data: bytes) -> Any:
 
 
 def record_to_text(record: Record, reader: CompletionReader = PLAIN) -> str:
-    """`reader`: shows completions with their special tokens."""
+    """Return a record as text. `reader` shows completions with their special tokens."""
     contract, version = _header(record, "contract") or "?", _header(record, "contract_version") or "?"
     key = "-" if record.key is None else record.key.decode("utf-8", "backslashreplace")
     head = f"{record}  {moment(record.timestamp_s)}  {contract}.v{version}  {key}"
@@ -176,7 +179,7 @@ def record_to_text(record: Record, reader: CompletionReader = PLAIN) -> str:
 
 
 def _dataclass_lines(part: Any, reader: CompletionReader) -> list[str]:
-    """Short facts on one line, then everything that has parts of its own."""
+    """Return the lines of a dataclass: short facts on one line, then each larger part."""
     facts: list[str] = []
     lines: list[str] = []
     for item in dataclasses.fields(part):
@@ -198,7 +201,7 @@ def _dataclass_lines(part: Any, reader: CompletionReader) -> list[str]:
 
 
 def _fact(name: str, value: Any) -> str | None:
-    """`name=value` if it is short enough for a line that it shares."""
+    """Return `name=value` if it is short enough to share a line."""
     if isinstance(value, RolloutIds):
         return f"rollout={value.rollout_id} sequence={value.sequence} min_version={value.min_version}"
     if isinstance(value, bool):
@@ -243,7 +246,7 @@ def _part_lines(name: str, value: Any, reader: CompletionReader) -> list[str]:
 
 
 def _speech(who: str, pieces: Pieces, reader: CompletionReader = PLAIN) -> list[str]:
-    """Return the text of a speaker with the name before it and further lines indented."""
+    """Return the text of a speaker, with the name in front and further lines indented."""
     first, *more = reader.text(cut(pieces, MAX_TEXT_CHARACTERS)).split("\n")
     return [f"{who}: {first}", *(f"  {line}" for line in more)]
 

@@ -1,4 +1,4 @@
-"""What joined a run's growing tasksets, and what a model made that did not: read from `problems`."""
+"""The problems that joined a run's growing tasksets, and a model's rejected ones, read from `problems`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rftstream.service.records.problem_records import read_problems
 from rftstream.service.role import Log
 
 TEXT_WIDTH = 70
-"""Characters of a problem or of what a model said that a line shows."""
+"""Most characters of a problem, or of a model's text, on a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class ProblemLine:
     """One record of `problems`."""
 
     name: str
-    """`taskset/index`; of a problem that did not join, its id."""
+    """`taskset/index`, or the id of a problem that did not join."""
     problem_id: str
     taskset: str
     kind: str
@@ -38,7 +38,7 @@ class ProblemLine:
     num_agreed: int
     made_at: float
     rejected: str | None = None
-    """Why it did not join; `repeated` for one that the taskset had already."""
+    """Why it did not join; `repeated` if the taskset had it already."""
     detail: str = ""
 
 
@@ -49,13 +49,13 @@ class ProblemList(Report):
     JSON = "joined rejected problems=lines"
 
     joined: dict[str, int]
-    """Taskset -> problems."""
+    """Taskset -> joined problems."""
     rejected: dict[str, dict[str, int]]
-    """Taskset -> reason -> what a model made and the taskset does not have."""
+    """Taskset -> reason -> number of a model's problems that did not join."""
     lines: tuple[ProblemLine, ...]
 
     def to_text(self) -> str:
-        """Return it as text for people."""
+        """Return the list as text for people."""
         lines = []
         for name, count in self.joined.items():
             reasons = self.rejected.get(name, {})
@@ -91,7 +91,7 @@ def list_problems(
 
 
 def empty_taskset() -> GrowingTaskset:
-    """Return a growing taskset without settings, for views of what joined."""
+    """Return a growing taskset without settings, for views of joined problems."""
     return GrowingTaskset(GrowingTaskset.Config(), location="problems", columns={}, system=None)
 
 
@@ -109,7 +109,7 @@ _ALIKE = ("problem_id", "taskset", "kind", "parent", "parent_group", "made_by", 
 
 
 def _joined(new: NewProblem, index: int | None) -> ProblemLine:
-    """Return the line of a problem that joined at this index, or that was there already (None)."""
+    """Return the line of a problem that joined at this index; None: the taskset had it already."""
     return ProblemLine(
         **{name: getattr(new, name) for name in _ALIKE},
         name=new.problem_id if index is None else f"{new.taskset}/{index}",

@@ -1,6 +1,6 @@
-"""One rollout as people look at it: what was asked, what was said, each token with its numbers, and the verdict.
+"""One rollout in readable form: the prompt, the turns, each token with its numbers, and the verdict.
 
-Bodies are read from the log where the catalog says they stand, one record at a time.
+Bodies are read from the log, at the places in the catalog, one record at a time.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from rftstream.service.reading import each_record
 from rftstream.transport.base import Transport
 
 MAX_CHARACTERS = 20_000
-"""Characters of one message on a page, at most; the rest is counted."""
+"""Most characters of one message on a page; the rest is counted."""
 MAX_TURNS = 200
-"""Turns of one rollout on a page, at most; the rest is counted."""
+"""Most turns of one rollout on a page; the rest is counted."""
 MAX_TOKENS = 1_500
-"""Tokens on one page of tokens, at most."""
+"""Most tokens on one page of tokens."""
 TOKEN_CHARACTERS = 60
-"""Characters of one token, at most: some vocabularies have very long tokens."""
+"""Most characters of one token, since some vocabularies have very long tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownMessage:
-    """A message of the problem, or a turn. Text is cut to MAX_CHARACTERS."""
+    """A message of the problem, or a turn. Its text is cut to MAX_CHARACTERS."""
 
     role: str
     pieces: Pieces
-    """Runs of text, each with whether it is special tokens."""
+    """Parts of the text, each with whether it is special tokens."""
     num_tokens: int = 0
-    """Sampled tokens; 0 for what was not sampled."""
+    """Number of sampled tokens; 0 for a message that was not sampled."""
     finish_reason: str | None = None
     reward: float | None = None
     calls: tuple[str, ...] = ()
-    """Tool calls, a line each."""
+    """Tool calls, one line each."""
     begins: str = ""
-    """Says that a segment begins here, other than the first."""
+    """Text that a segment begins here, unless it is the first one."""
     images: tuple[str, ...] = ()
 
 
@@ -69,22 +69,22 @@ class ShownRollout:
     turns: tuple[ShownMessage, ...]
     num_turns: int
     rollout: Rollout | None
-    """None: not sampled yet, deleted by retention, or not to be decoded; `missing` says which."""
+    """The rollout. None: not sampled yet, deleted by retention, or not decodable; `missing` says which."""
     verdict: Verdict | None
     detail: str | None
-    """More on why there is no verdict."""
+    """More about the reason why there is no verdict."""
     missing: str
-    """Why there is no body; empty where there is one."""
+    """Why there is no body; empty if there is one."""
     calls: tuple[str, ...]
-    """Model calls of an agent, a line each."""
+    """Model calls of an agent, one line each."""
     posted: str | None
     """Reward that the environment or agent gave, as text."""
     places: Mapping[str, str] = field(default_factory=dict)
-    """Fact -> place of the record that tells it, as `topic[partition]@offset`."""
+    """Fact -> place of its record, as `topic[partition]@offset`."""
 
     @property
     def sampled_by(self) -> dict[tuple[int, int], int]:
-        """Return trainer epoch and version -> tokens that they sampled."""
+        """Return (trainer epoch, version) -> number of tokens that it sampled."""
         counts: dict[tuple[int, int], int] = {}
         for segment in self.rollout.segments if self.rollout is not None else ():
             for span in segment.versions:
@@ -96,7 +96,7 @@ class ShownRollout:
 def read_rollout(
     transport: Transport, group: GroupRow, row: RolloutRow, reader: CompletionReader, *, num_partitions: int
 ) -> ShownRollout:
-    """Read a rollout's record: its verdict if it has one, else the rollout, else its task."""
+    """Read a rollout's record: `verified` if there is one, else `rollouts`, else its task."""
     partition = group.sequence % num_partitions
     message, missing = _message(transport, "verified", partition, row.verified_offset)
     if message is None:
@@ -135,13 +135,13 @@ def read_rollout(
 
 
 def last_answer(rollout: Rollout | None) -> str:
-    """Return what the policy said last."""
+    """Return the policy's last answer."""
     said = [turn.content for turn in (() if rollout is None else rollout.turns) if turn.role == "assistant"]
     return said[-1] if said else ""
 
 
 def _message(transport: Transport, topic: str, partition: int, offset: int | None) -> tuple[Message | None, str]:
-    """Return the decoded record, or None and why there is none."""
+    """Return the decoded record; or None, with the reason why there is none."""
     if offset is None:
         return None, "not yet"
     for record in each_record(transport, TopicPartition(topic, partition), [offset]):
@@ -186,16 +186,16 @@ def _turns(rollout: Rollout, reader: CompletionReader) -> tuple[ShownMessage, ..
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """A token with all that the log has of it, and its advantage where that could be computed."""
+    """A token with all its data on the log, and its advantage if that could be computed."""
 
     position: int
     token_id: int
     text: str
     special: bool
     sampled: bool
-    """Whether the policy sampled it; only such tokens are trained on."""
+    """Whether the policy sampled it. Only sampled tokens are trained on."""
     logprob: float | None
-    """Behaviour logprob; None where it was not sampled."""
+    """Behaviour logprob; None if it was not sampled."""
     version: int | None
     """The version that sampled it."""
     trainer_epoch: int | None
@@ -205,7 +205,7 @@ class TokenRow:
 def list_tokens(
     segment: Segment, reader: CompletionReader, advantages: Sequence[float] | None = None, *, start: int = 0
 ) -> list[TokenRow]:
-    """Return up to MAX_TOKENS tokens of a segment, from a position on."""
+    """Return up to MAX_TOKENS tokens of a segment, starting at `start`."""
     ids = segment.token_ids.numpy()[start : start + MAX_TOKENS].tolist()
     logprobs = segment.behavior_logprobs.numpy()[start : start + MAX_TOKENS].tolist()
     mask = segment.loss_mask.numpy()[start : start + MAX_TOKENS].tolist()
@@ -240,11 +240,11 @@ def _versions(segment: Segment, begin: int, end: int) -> Iterator[tuple[int, tup
 
 
 def _token_text(reader: CompletionReader, token_id: int) -> tuple[str, bool]:
-    """Return a token's text and whether it is special. A part of a character reads as a replacement character."""
+    """Return a token's text and whether it is special. An incomplete character is shown as a replacement character."""
     if reader.renderer is None:
         return f"<{token_id}>", False
     try:
         pieces = reader.renderer.pieces([token_id])
-    except Exception:  # an id that this tokenizer does not have: the model here is not the run's
+    except Exception:  # this tokenizer does not have the id: the model here is not the run's
         return f"<{token_id}>", True
     return "".join(text for text, _ in pieces)[:TOKEN_CHARACTERS], any(special for _, special in pieces)

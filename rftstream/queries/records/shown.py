@@ -1,4 +1,4 @@
-"""Completions as people read them: with the special tokens that were sampled, dimmed where a terminal can."""
+"""Completions in readable form, with their sampled special tokens, which are dimmed on terminals that can do so."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from rftstream.runs.folder import OpenRun
 
 DIM, NOT_DIM = "\x1b[2m", "\x1b[22m"
 LINE_END = "↵"
-"""Where a completion goes on in the next line, in a view that has one line for it."""
+"""Sign for a line break in a view with only one line for a completion."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionReader:
-    """Reads what was sampled in a run. Commands make one, and views ask it."""
+    """Decodes the sampled text of a run. Commands make one and pass it to views."""
 
     renderer: Renderer | None = None
-    """None: the tokenizer is not here; turns are shown by their text, without special tokens."""
+    """The run's renderer. None: the tokenizer is not here, and turns are shown by their text, without special
+    tokens."""
     dims: bool = False
 
     def turns(
         self, turns: Sequence[Turn], segments: Sequence[Segment], calls: Sequence[AgentCall] = ()
     ) -> list[Pieces]:
-        """Return the pieces of each turn; `calls` are those of an agent."""
+        """Return the pieces of each turn. `calls` are an agent's model calls."""
         return pieces_of_turns(self.renderer, turns, segments, calls)
 
     def text(self, pieces: Pieces) -> str:
@@ -42,13 +43,14 @@ class CompletionReader:
     def said(
         self, turns: Sequence[Turn], segments: Sequence[Segment], length: int, calls: Sequence[AgentCall] = ()
     ) -> str | None:
-        """The last completion on one line, cut to its length; None if there is none."""
+        """Return the last completion on one line, cut to `length`; None if there is none."""
         shown = zip(turns, self.turns(turns, segments, calls), strict=True)
         found = [pieces for turn, pieces in shown if turn.role == "assistant"]
         return self.one_line(found[-1], length) if found else None
 
     def one_line(self, pieces: Pieces, length: int) -> str:
-        """On one line, cut to its length. Ends of lines are shown as LINE_END, which no model confuses with text."""
+        """Return the pieces on one line, cut to `length`. Line breaks are shown as LINE_END, which cannot be confused
+        with text."""
         line = [
             (LINE_END if part == "\n" else part, special or part == "\n")
             for text, special in pieces
@@ -59,20 +61,20 @@ class CompletionReader:
 
 
 PLAIN = CompletionReader()
-"""Shows the text of turns alone."""
+"""Reader that shows only the text of turns."""
 
 
 def open_reader(run: OpenRun, *, dims: bool) -> CompletionReader:
-    """Open the reader for the model that the run samples from, if it is here; nothing is fetched."""
+    """Open the reader for the run's model, if the model is here. Nothing is downloaded."""
     renderer = None
-    with suppress(ConfigError):  # a damaged folder, which is not what was asked about
+    with suppress(ConfigError):  # a damaged folder, which the user did not ask about
         spec = model_here(run.config.model, run.folder.model)
         renderer = None if spec is None else open_renderer(spec)
     return CompletionReader(renderer, dims)
 
 
 def cut(pieces: Pieces, length: int, end: str | None = None) -> Pieces:
-    """The first `length` characters; what is left out is said, by `end` or by its number."""
+    """Return the first `length` characters. The cut is marked by `end`, or by the number of missing characters."""
     rest = sum(len(text) for text, _ in pieces) - length
     if rest <= 0:
         return pieces
@@ -84,29 +86,29 @@ def cut(pieces: Pieces, length: int, end: str | None = None) -> Pieces:
     return [*kept, (f" ... and {plural(rest, 'character')} more" if end is None else end, False)]
 
 
-# -------------------------------------- turns as people read them: tool calls, rewards, and where a new segment begins
+# -------------------------------------- turns in readable form: tool calls, rewards, and where a new segment begins
 
 
 MAX_CALL_CHARACTERS = 300
-"""Characters of one tool call on its line, at most."""
+"""Most characters of one tool call on its line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentStart:
-    """Where a segment begins. `segment_starts` makes it."""
+    """The start of a segment. `segment_starts` makes it."""
 
     segment: int
     """Number of the segment, from 0."""
     prompt: int
-    """Tokens before the first sampled one."""
+    """Number of tokens before the first sampled one."""
     why: str
-    """Why it is not the one before; empty for the first one, and where nobody noted it."""
+    """Why it does not continue the segment before; empty for the first one, and if the reason was not recorded."""
 
 
 def segment_starts(
     turns: Sequence[Turn], segments: Sequence[Segment], calls: Sequence[AgentCall]
 ) -> dict[int, SegmentStart]:
-    """Return the turns that are the first ones of their segment: index in `turns` -> segment."""
+    """Return the turns that start a segment: index in `turns` -> segment."""
     masks = [segment.loss_mask.numpy().tolist() for segment in segments]
     prompts = [mask.index(1) if 1 in mask else len(mask) for mask in masks]
     found: dict[int, SegmentStart] = {}
@@ -127,12 +129,12 @@ def segment_starts(
 
 
 def has_many_turns(rollout: Rollout) -> bool:
-    """Return whether there is more to see of a rollout than one completion."""
+    """Return whether a rollout has more than one completion."""
     return len(rollout.turns) > 1 or any(turn.tool_calls or turn.reward is not None for turn in rollout.turns)
 
 
 def start_text(start: SegmentStart) -> str:
-    """Return a line about a segment that is not the first one."""
+    """Return a line about the start of a segment that is not the first one."""
     why = f": {start.why}" if start.why else ""
     return f"segment {start.segment} begins, with a prompt of {plural(start.prompt, 'token')}{why}"
 
@@ -153,13 +155,13 @@ def _bounded(text: str) -> str:
 
 
 def turn_lines(turn: Turn) -> list[str]:
-    """Return what a turn has beside its text: a line for each tool call, and one for its reward."""
+    """Return the parts of a turn beside its text: a line for each tool call, and one for its reward."""
     lines = [f"calls {call_text(call)}" for call in turn.tool_calls]
     return lines if turn.reward is None else [*lines, f"reward {turn.reward:.6g}"]
 
 
 def posted_text(posted: Posted) -> str:
-    """Return what environment or agent gave as reward, on one line."""
+    """Return the reward that the environment or agent gave, on one line."""
     given = "no reward" if posted.reward is None else f"reward {posted.reward:.6g}"
     parts = f": {numbers(posted.parts)}" if posted.parts else ""
     wrong = f" ({posted.error})" if posted.error else ""
@@ -167,12 +169,12 @@ def posted_text(posted: Posted) -> str:
 
 
 def numbers(values: Mapping[str, Any]) -> str:
-    """Return `name value` for each."""
+    """Return `name value` for each value."""
     return ", ".join(f"{name} {value:.6g}" for name, value in values.items())
 
 
 def model_call_text(call: AgentCall) -> str:
-    """Return what an agent's model call was, on one line."""
+    """Return an agent's model call on one line."""
     opened = f", which it begins ({call.opened})" if call.opened else ""
     return (
         f"{call.dialect}, {plural(call.count, 'token')} at {call.start} of segment {call.segment}{opened}, "

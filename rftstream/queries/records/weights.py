@@ -23,8 +23,8 @@ class VersionLine:
     kind: str
     """"anchor" or "delta"."""
     state: str
-    """"kept", "deleted" (the run gave it up), or "missing": the object, or one that it is made from, should be
-    there."""
+    """"kept", "deleted" (the run gave it up), or "missing": the object, or one that it depends on, is not there though
+    it should be."""
     num_bytes: int
     """Bytes of the snapshot, or of the delta."""
     delta_bytes: int | None

@@ -1,1 +1,1 @@
-"""Settings, parts and runs: what there is, what it means, and what may be typed."""
+"""Reference: the existing settings, parts and runs, their meaning, and the completion of what a user types."""

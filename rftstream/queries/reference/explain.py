@@ -1,4 +1,4 @@
-"""What a setting, a section or a part means: found by the key that a user types, from the catalogue of all settings."""
+"""Explains a setting, a section or a part. The catalogue of all settings is searched by the key that a user types."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rftstream.queries.reference.settings import Setting, SettingSection
 
 KINDS = {word: kind for kind in registry.KINDS for word in (kind, settings.plural_of(kind))}
 KINDS[settings.PIPELINE] = "operator"
-"""First word of a key -> the kind of parts that it may be about."""
+"""First word of a key -> the kind of parts that the key may name."""
 
 MOST_PROPOSED = 6
 
@@ -31,13 +31,13 @@ class Explained:
 
     section: SettingSection
     setting: Setting | None = None
-    """None: the whole section."""
+    """The setting. None: the whole section."""
 
 
 def explain(key: str) -> list[Explained]:
-    """Return what a key is about: a setting (`trainer.lr`), a section (`trainer`), a part (`algorithms.grpo`, `grpo`),
-    a kind of parts (`algorithms`), or a setting of another tool (`learning_rate`). ConfigError, which proposes near
-    names, if it is about nothing."""
+    """Return the meanings of a key: a setting (`trainer.lr`), a section (`trainer`), a part (`algorithms.grpo`,
+    `grpo`), a kind of parts (`algorithms`), or a setting of another tool (`learning_rate`). If there are none,
+    ConfigError, which proposes similar names."""
     text = key.strip().strip("[]").partition("=")[0].strip()
     words = split_key(text)
     if not words:
@@ -53,7 +53,7 @@ def explain(key: str) -> list[Explained]:
 
 
 def _in_run_file(words: Sequence[str]) -> Iterator[Explained]:
-    """Yield what stands at this key in the sections of a run file."""
+    """Yield the setting or section with this key in a run file."""
     words = _without_numbers(words)
     for section in settings.run_file_sections():
         own = section.key.split(".")
@@ -70,7 +70,7 @@ def _in_run_file(words: Sequence[str]) -> Iterator[Explained]:
 
 
 def _elsewhere_meant(name: str, rest: Sequence[str]) -> Iterator[Explained]:
-    """Yield what stands in a table whose settings are those of another place: a taskset's own sampling and options."""
+    """Yield settings in a table whose settings are declared elsewhere: a taskset's own sampling and options."""
     if len(rest) != 1:
         return
     if name in [section.key for section in settings.run_file_sections()]:
@@ -81,7 +81,7 @@ def _elsewhere_meant(name: str, rest: Sequence[str]) -> Iterator[Explained]:
 
 
 def _in_parts(words: Sequence[str]) -> Iterator[Explained]:
-    """Yield what a key says of a part: its kind, its name, and one of its settings."""
+    """Yield the meanings of a key that names parts: a kind, a part, or a part's setting."""
     kind = KINDS.get(words[0])
     words = _without_numbers(words)
     if kind is None:
@@ -105,7 +105,7 @@ def _part(kind: str, name: str) -> SettingSection | None:
 
 
 def _setting_in(section: SettingSection, words: Sequence[str]) -> Explained | None:
-    """Return the setting that the words lead to, through tables that are settings themselves."""
+    """Return the setting that the words lead to, through settings that are tables."""
     setting = next((setting for setting in section.settings if setting.name == words[0]), None)
     if setting is None or len(words) == 1:
         return Explained(section, setting) if setting else None
@@ -114,7 +114,7 @@ def _setting_in(section: SettingSection, words: Sequence[str]) -> Explained | No
 
 
 def _by_one_word(word: str) -> Iterator[Explained]:
-    """Yield the parts of this name; else what other tools call so; else the one setting of this name."""
+    """Yield the parts of this name; else the settings that other tools call so; else the only setting of this name."""
     if parts := _by_part(word):
         yield from map(Explained, parts)
     elif meant := aliases.meant(word):
@@ -128,19 +128,20 @@ def _by_part(name: str) -> list[SettingSection]:
 
 
 def _keys_named(name: str) -> list[str]:
-    """Return the keys of sections that end so; if there are none, those of parts."""
+    """Return the keys of sections that end in this name; if there are none, those of parts."""
     keys = [key for key in settings.all_keys() if key.rpartition(".")[2] == name]
     tops = {section.key for section in settings.run_file_sections()}
     return [key for key in keys if key.rpartition(".")[0] in tops] or keys
 
 
 def _without_numbers(words: Sequence[str]) -> list[str]:
-    """Return the words without the places in lists: `stages.0.lr` is about `stages.lr`."""
+    """Return the words without indexes of lists: `stages.0.lr` means `stages.lr`."""
     return [word for number, word in enumerate(words) if not (number and word.isdigit())]
 
 
 def _proposal(words: Sequence[str]) -> str:
-    """Return which keys may be meant: by the name in other tools, by the same name elsewhere, by a like spelling."""
+    """Return the keys that may be meant: by the name in other tools, by the same name elsewhere, by a similar
+    spelling."""
     last = words[-1].lower().replace("-", "_")
     near = list(aliases.SETTINGS.get(last, ())) or _near_beside(words) or _keys_named(last)
     if not near:
@@ -153,14 +154,14 @@ def _proposal(words: Sequence[str]) -> str:
 
 
 def _near_beside(words: Sequence[str]) -> list[str]:
-    """Return the key with the likest spelling in the section that the other words name."""
+    """Return the key with the most similar spelling in the section that the other words name."""
     above = [*_in_run_file(words[:-1]), *_in_parts(words[:-1])] if len(words) > 1 else []
     names = {setting.name: setting.key for found in above if not found.setting for setting in found.section.settings}
     return [names[name] for name in difflib.get_close_matches(words[-1], list(names), n=1)]
 
 
 def _near_last(words: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return the keys whose last word is spelt like the last of these: a section may be left out or be wrong."""
+    """Return the keys whose last word is spelt like the last of these. The section may be missing or wrong."""
     by_last: dict[str, list[str]] = {}
     for key in known:
         by_last.setdefault(key.rpartition(".")[2], []).append(key)
@@ -171,7 +172,7 @@ def _near_last(words: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def to_json(found: Sequence[Explained]) -> list[dict[str, Any]]:
-    """Return what was found for JSON: settings, or sections with their settings."""
+    """Return the findings for JSON: settings, or sections with their settings."""
     return [
         _setting_json(one.setting, one.section)
         if one.setting
@@ -254,7 +255,7 @@ def _setting_text(setting: Setting, section: SettingSection, width: int) -> str:
         rows.append(("built in", ", ".join(built_in)))
     rows.append(("in a file", f"{section.place} {setting.name} = {value}"))
     if section.place.startswith("[[") or section.kind == "operator":
-        pass  # of a list: which one is meant depends on the file
+        pass  # of a list: its item depends on the file
     elif "NAME" in setting.key or ":" in setting.key:
         rows.append(("else", f"--set {assignment}"))
     else:
@@ -284,7 +285,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _built_in(setting: Setting) -> list[str]:
-    """Return the built-in parts that the setting may name; none if it names no part."""
+    """Return the built-in parts that the setting may name; none if the setting names no part."""
     kind = settings.kind_named(setting.key)
     return [] if kind is None else list(registry.table(kind))
 

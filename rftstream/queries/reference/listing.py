@@ -1,4 +1,4 @@
-"""What there is to choose from: the built-in parts of a kind, and the runs of a folder."""
+"""Lists the built-in parts of a kind, and the runs of a folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 
 ERROR_WIDTH = 60
-"""Characters of the error that ended a run; `status` shows more of it."""
+"""Most characters of the error that ended a run; `status` shows more of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class PartEntry(Report):
     where: str
     """`module:Thing`."""
     description: str
-    """First sentence of its module's docstring (one file each thing), or of its own."""
+    """First sentence of its module's docstring if the module holds one part, else of its own docstring."""
     knobs: tuple[str, ...]
     """Fields of its Config, with their defaults."""
 
@@ -52,14 +52,14 @@ class RunLine(Report):
     folder: str
     state: str
     stopped: Ending | None = None
-    """End of the newest session, for a run that is neither live nor finished."""
+    """How the newest session ended, for a run that is neither live nor finished."""
     version: int | None = None
     steps: int | None = None
     reward: float | None = None
     """Mean reward of the last step."""
     created_at: float | None = None
     error: str | None = None
-    """Why nothing more is known."""
+    """Why the other fields are unknown."""
 
 
 def kind_of(word: str) -> str:
@@ -134,7 +134,7 @@ def _default(value: ast.expr) -> str:
 
 
 def run_places(here: Path) -> list[Path]:
-    """Folders in which the run files in `here`, and those one folder below, put their runs; and `runs` itself."""
+    """Return the folders in which the run files in `here`, and one folder below, put their runs; and `runs` itself."""
     files = sorted([*here.glob("*.toml"), *here.glob("*/*.toml")])
     places = [here / "runs", *here.glob("*/runs"), *(place for file in files if (place := runs_of(file)) is not None)]
     places += [here] if any(RunFolder(path).exists() for path in here.iterdir()) else []
@@ -148,7 +148,7 @@ def run_places(here: Path) -> list[Path]:
 
 
 def list_runs(*folders: Path) -> list[RunLine]:
-    """The run folders in these folders, oldest first."""
+    """Return the run folders in these folders, oldest first."""
     lines = []
     for folder in folders:
         if not folder.is_dir():

@@ -1,8 +1,8 @@
-"""The JSON Schema of a run file, from the catalogue of settings: for editors, which then complete, explain and check.
+"""The JSON Schema of a run file, made from the catalogue of settings. With it, editors complete, explain and check.
 
-It is of draft 7, which every editor knows. What cannot be wrong is not refused: a file may lie over another one, so no
-section and no setting of a section is required; parts may be `module:Class` of one's own, with any settings; texts that
-are one of a few may also be `env:NAME` where secrets are looked up. Unknown keys and values out of range are refused.
+It uses draft 7, which every editor knows. Valid files are never refused. A file may extend another one, so no section
+and no setting of a section is required. Parts may be the user's `module:Class`, with any settings. Texts with a few
+allowed values may also be `env:NAME` where secrets are looked up. Unknown keys and values out of range are refused.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ FILE_NAME = "rftstream.schema.json"
 OWN_PART = ":"
 """Pattern of `module:Thing`."""
 FROM_ENVIRONMENT: Schema = {"type": "string", "pattern": "^env:"}
-"""A value that stands in an environment variable."""
+"""A value that is read from an environment variable."""
 OPEN_TABLE: Schema = {"type": "object", "additionalProperties": True}
-"""A table whose keys are others' business. Tombi asks for the second key."""
+"""A table with arbitrary keys. Tombi needs the second key."""
 TEXT_OR_NAMED = (
     "tasksets.NAME.environment",
     "evaluations.NAME.environment",
     "tasksets.NAME.algorithm",
     "stages.algorithm",
 )
-"""Settings that are a part's name, or a table with its name and its settings."""
+"""Settings that are a part's name, or a table with the name and the part's settings."""
 REWARDS = ("tasksets.NAME.reward", "evaluations.NAME.reward")
 
 
 SHARED = ("sampling", PIPELINE)
-"""Tables that stand below several sections and are described once."""
+"""Tables that several sections have, which are described once."""
 
 
 @functools.cache
@@ -86,7 +86,8 @@ def run_file_schema() -> Schema:
 
 
 def _definitions() -> Schema:
-    """Return what stands in several places: tables of one part with its name, rewards, operators, sampling."""
+    """Return the definitions that are used in several places: tables of one part with its name, rewards, operators,
+    sampling."""
     operators = [_named("operator", name, "op") for name in registry.table("operator")]
     rewards = [_named("reward", name, "name", _reward_use()) for name in registry.table("reward")]
     use = {"anyOf": [*rewards, _own("name")]}
@@ -147,7 +148,7 @@ def _ref(name: str) -> Schema:
 
 
 def _name_of(kind: str) -> Schema:
-    """Return the schema of a part's name: built in, or one's own."""
+    """Return the schema of a part's name: a built-in one, or the user's own."""
     return {"anyOf": [{"type": "string", "enum": list(registry.table(kind))}, _own_name()]}
 
 
@@ -156,7 +157,7 @@ def _own_name() -> Schema:
 
 
 def _tables_of(kind: str) -> Schema:
-    """Return the schema of the section with the settings of each part of a kind: `[algorithms.NAME]`."""
+    """Return the schema of the section with each part's settings: `[algorithms.NAME]`."""
     return {
         "type": "object",
         "description": f"Settings of {settings.plural_of(kind)}, in a table for each.",
@@ -177,20 +178,20 @@ def _part_setting(setting: Setting) -> Schema:
 
 
 def _named(kind: str, name: str, key: str, more: Mapping[str, Schema] | None = None) -> Schema:
-    """Return the schema of a table with a part's name under `key`, and its settings beside it."""
+    """Return the schema of a table with a part's name under `key`, and the part's settings beside it."""
     table = _part_table(kind, name)
     properties = {key: {"type": "string", "enum": [name]}, **(more or {}), **table["properties"]}
     return {**table, "properties": properties, "required": [key]}
 
 
 def _own(key: str) -> Schema:
-    """Return the schema of a table that names a part of one's own: anything may stand beside the name."""
+    """Return the schema of a table that names a user's own part. It may have any other keys."""
     return {"type": "object", "required": [key], "properties": {key: _own_name()}, "additionalProperties": True}
 
 
 @functools.cache
 def _reward_use() -> Schema:
-    """Return how a reward takes part in the whole: keys that stand beside its own settings."""
+    """Return the schema of a reward's use: the keys beside the reward's own settings."""
     hints = source_text.class_docs(reward_uses.RewardUse)
     types = {field.name: field for field in dataclasses.fields(reward_uses.RewardUse)}
     full = msgspec.json.schema_components([reward_uses.RewardUse])[1]["RewardUse"]["properties"]
@@ -200,7 +201,7 @@ def _reward_use() -> Schema:
 
 
 def _options_by_source() -> list[Schema]:
-    """Return for each built-in source which options it has."""
+    """Return the options of each built-in source."""
     return [
         {
             "if": {"required": ["source"], "properties": {"source": {"type": "string", "pattern": f"^{name}(:|$)"}}},
@@ -214,7 +215,7 @@ def _options_by_source() -> list[Schema]:
 
 
 def _with_repeated_once(schema: Schema) -> Schema:
-    """Return the schema with settings that stand in many tables, as those that algorithms share, written once."""
+    """Return the schema with settings that repeat in many tables, such as those of algorithms, written once."""
     counts = Counter(json.dumps(inner) for _, inner in _properties(schema))
     names: dict[str, str] = {}
     for name, inner in _properties(schema):
@@ -249,7 +250,7 @@ def _referring(schema: Any, names: Mapping[str, str]) -> Any:
 
 
 def _of_type(kind: Any) -> Schema:
-    """Return the schema of a type, whole in itself and without null, which TOML does not have."""
+    """Return the schema of a type, without references and without null, which TOML does not have."""
     schema = msgspec.json.schema(kind)
     parts = schema.pop("$defs", {})
     plain: Schema = _plain(schema, parts)

@@ -1,6 +1,6 @@
-"""What a shell offers for a setting that is being typed: sections, then their keys, then values.
+"""Completes settings in a shell: sections, then their keys, then values.
 
-Only what the typed text asks for is read, since a shell waits for the answer at every Tab.
+Only the data for the typed text is read, since a shell waits for the answer at every Tab.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rftstream.queries.reference.setting_types import toml
 from rftstream.queries.reference.settings import LISTED, NAMED, OPTIONS, Setting, SettingSection
 
 Offer = tuple[str, str]
-"""A text that may be typed, and what it means."""
+"""A proposed text, and its meaning."""
 
 DEFAULT_FILE = "rftstream.toml"
 
 
 def complete_set(typed: str, files: Sequence[Path] = ()) -> list[Offer]:
-    """Return what may follow `--set`: `trainer.`, then `trainer.lr=`, then its values. Names of tasksets, evaluations
-    and stages are those of the run files, or of ./rftstream.toml."""
+    """Return the proposals after `--set`: `trainer.`, then `trainer.lr=`, then its values. Names of tasksets,
+    evaluations and stages come from the run files, or from ./rftstream.toml."""
     key, equals, value = typed.partition("=")
     if equals:
         return [(f"{key}={one}", about) for one, about in _values(key) if one.startswith(value)]
@@ -41,7 +41,7 @@ def complete_set(typed: str, files: Sequence[Path] = ()) -> list[Offer]:
 
 
 def complete_explained(typed: str) -> list[Offer]:
-    """Return the sections, kinds of parts, parts and settings that begin so."""
+    """Return the sections, kinds of parts, parts and settings that begin with the typed text."""
     kinds = [(settings.plural_of(kind), f"all {settings.plural_of(kind)}") for kind in registry.KINDS]
     sections = [(section.key, section.about) for section in settings.run_file_sections()]
     found = [*sections, *(kind for kind in kinds if kind[0] not in dict(sections))]
@@ -58,7 +58,7 @@ def complete_explained(typed: str) -> list[Offer]:
 
 
 def _of_parts(above: str) -> Iterator[Offer]:
-    """Yield the parts of a kind, or the settings of a part, that the words before the last dot name."""
+    """Yield the parts of a kind, or the settings of a part, named by the words before the last dot."""
     plural, _, name = above.partition(".")
     for kind in registry.KINDS:
         if settings.plural_of(kind) == plural and not name:
@@ -72,8 +72,8 @@ def _cut(place: str, words: int) -> str:
 
 
 def _places(typed: str, files: Sequence[Path]) -> Iterator[tuple[str, SettingSection]]:
-    """Yield each table that settings may stand in, by its place in these run files. Only parts of the kind that is
-    typed are listed with their settings."""
+    """Yield each table that can hold settings, with its place in these run files. Only parts of the typed kind are
+    listed with their settings."""
     given = _given(files)
     for section in settings.run_file_sections():
         first, _, rest = section.key.partition(".")
@@ -94,7 +94,7 @@ def _places(typed: str, files: Sequence[Path]) -> Iterator[tuple[str, SettingSec
 
 
 def _given(files: Sequence[Path]) -> dict[str, Any]:
-    """Return the named and listed sections of run files together, as far as they can be read."""
+    """Return the named and listed sections of all run files, as far as they can be read."""
     found: dict[str, Any] = {}
     for file in files or [Path(DEFAULT_FILE)]:
         for name, value in glance(file).items():
@@ -106,7 +106,7 @@ def _given(files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _values(key: str) -> Iterator[Offer]:
-    """Yield the values that a setting may have, as far as they are a few."""
+    """Yield the possible values of a setting if there are only a few."""
     setting = _setting(key)
     if setting is None:
         return
@@ -125,7 +125,7 @@ def _colon(spec: TasksetSpec) -> str:
 
 
 def _setting(key: str) -> Setting | None:
-    """Return the setting of a key as it is typed, with the names of a run file in it."""
+    """Return the setting of a typed key, which may contain names of a run file."""
     above, _, name = key.rpartition(".")
     words = above.split(".")
     if words[0] in NAMED:
@@ -143,7 +143,7 @@ def _setting(key: str) -> Setting | None:
 
 
 def _choices(kind: Any) -> list[Any]:
-    """Return the values of a type that has a few: true and false, or words."""
+    """Return the values of a type that has only a few: true and false, or words."""
     if kind is bool:
         return [True, False]
     if get_origin(kind) is Literal:

@@ -1,4 +1,4 @@
-"""Types and defaults of settings in words."""
+"""Types and defaults of settings, in words."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def in_words(kind: Any) -> str:
 
 
 def toml(value: Any) -> str:
-    """Return a default as the run file would have it."""
+    """Return a default in the form of the run file."""
     if value is None:
         return "unset"
     if isinstance(value, bool):

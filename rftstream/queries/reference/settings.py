@@ -1,8 +1,8 @@
-"""The catalogue of all settings of a run file: each with its type, its range, its default and what it means.
+"""The catalogue of all settings of a run file, each with its type, range, default and meaning.
 
 docs/configuration.md, `rftstream explain`, the JSON Schema for editors and the completion of `--set` are made from it.
-It is read off the classes: sections from those of `rftstream.config`, settings of parts from the source of their
-`Config`, so that no part is imported. Sections are built when they are asked for: a shell waits at every Tab.
+It is read from the classes: sections from the classes of `rftstream.config`, settings of parts from the source of their
+`Config`, so that no part is imported. Sections are built on demand, since a shell waits at every Tab.
 """
 
 from __future__ import annotations
@@ -36,38 +36,38 @@ NAMING = {
     "taskset": "tasksets.NAME.source",
     "operator": "pipeline.op",
 }
-"""Kind -> the setting that names one."""
+"""Kind -> the setting that names a part of this kind."""
 
 KINDS_NAMED = {naming: kind for kind, naming in NAMING.items()} | {
     "evaluator.policy": "policy",
     "tasksets.NAME.algorithm": "algorithm",
     "stages.algorithm": "algorithm",
 }
-"""Setting -> kind of the part that it names. Those of evaluations are as those of tasksets: see `kind_named`."""
+"""Setting -> kind of the part that it names. Evaluations are treated like tasksets: see `kind_named`."""
 OPTIONS = {
     "taskset": "tasksets.NAME.options",
     "transport": "transport.options",
     "operator": "[pipeline]], [[tasksets.NAME.pipeline]",
 }
-"""Kind -> the table of its parts' settings, where it is not [<kind>s.<name>]."""
+"""Kind -> the table of its parts' settings, if it is not [<kind>s.<name>]."""
 
 NAMED = ("tasksets", "evaluations")
-"""Sections of which a run file has one for each name."""
+"""Sections that a run file may have several times, each with a name."""
 LISTED = ("stages",)
-"""Sections of which a run file has a list."""
+"""Sections that are lists in a run file."""
 SUBTABLES: dict[str, dict[str, type]] = {
     "model": {"make": sections.MakeModel, "lora": sections.LoraSection},
     RoleName.synthesiser: {"server": SynthesisServer},
 }
 """Section -> keys that are tables with keys of their own."""
 SHARED = "rftstream.algorithms.settings"
-"""Module with the settings that several algorithms have."""
+"""Module with the settings that several algorithms share."""
 PIPELINE = "pipeline"
-"""The one section whose tables have only the settings of parts, beside the part's name."""
+"""The only section whose tables have just a part's name and settings."""
 
 
 class Required:
-    """Stands for the default of a setting that has none."""
+    """Stands for the default of a required setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +79,9 @@ class Setting:
     type: Any
     """Its type, with its range."""
     values: str
-    """Which values it may have, in words."""
+    """Possible values, in words."""
     default: Any
-    """None where it is unset, `Required` where it has to be given."""
+    """Default. None: the setting is unset. `Required`: it has to be given."""
     meaning: str
     module: str
     """The module that declares it."""
@@ -93,34 +93,34 @@ class Setting:
 
     @property
     def is_required(self) -> bool:
-        """Whether it has to be given."""
+        """Whether the setting is required."""
         return self.default is Required
 
     @property
     def default_text(self) -> str:
-        """The default as it would stand in a run file; `unset` or `required` where there is none."""
+        """The default in the form of a run file; `unset` or `required` if there is none."""
         return "required" if self.is_required else toml(self.default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingSection:
-    """Settings that stand together: a section of the run file, or the settings of one part."""
+    """A group of settings: a section of the run file, or the settings of one part."""
 
     key: str
     """Prefix of the keys of its settings: `trainer`, `tasksets.NAME`, `algorithms.grpo`."""
     place: str
-    """Where they stand in a run file: `[trainer]`, `[[stages]]`, `[tasksets.NAME.options]`."""
+    """Place in a run file: `[trainer]`, `[[stages]]`, `[tasksets.NAME.options]`."""
     about: str
     """Purpose of the section; empty for [sampling]."""
     settings: tuple[Setting, ...]
     kind: str = ""
-    """The kind of the part whose settings they are; empty for a section of the run file."""
+    """The kind of the part that the settings belong to; empty for a section of the run file."""
     part: str = ""
     """The name of the part."""
 
 
 def kind_named(key: str) -> str | None:
-    """Return the kind of the part that a setting names, or None if it names none."""
+    """Return the kind of the part that a setting names, or None for other settings."""
     return KINDS_NAMED.get(key.replace("evaluations.", "tasksets."))
 
 
@@ -130,7 +130,7 @@ def plural_of(kind: str) -> str:
 
 
 def part_table(kind: str, name: str) -> str:
-    """Return the keys that lead to the settings of a part: `algorithms.grpo`, `tasksets.NAME.options`, `pipeline`."""
+    """Return the keys of the table with a part's settings: `algorithms.grpo`, `tasksets.NAME.options`, `pipeline`."""
     return OPTIONS.get(kind, f"{plural_of(kind)}.{name}").partition("]")[0].removeprefix("[")
 
 
@@ -139,7 +139,7 @@ def part_table(kind: str, name: str) -> str:
 
 @functools.cache
 def run_file_sections() -> tuple[SettingSection, ...]:
-    """Return the sections of a run file in its order, each followed by its tables. Settings of parts are not there."""
+    """Return the sections of a run file in its order, each followed by its tables. Settings of parts are left out."""
     return tuple(_sections())
 
 
@@ -166,7 +166,7 @@ def _sections() -> Iterator[SettingSection]:
 
 
 def _types_in(hint: Any) -> list[type]:
-    """Return the classes that a type is made of: of `dict[str, A]`, `tuple[A, ...]` and `A | None`."""
+    """Return the classes inside a type: of `dict[str, A]`, `tuple[A, ...]` and `A | None`."""
     inner = [one for argument in typing.get_args(hint) for one in _types_in(argument)]
     return [*inner, hint] if isinstance(hint, type) else inner
 
@@ -192,7 +192,7 @@ def _section(key: str, place: str, cls: type, own_tables: dict[str, type] | None
 
 
 def _sampling_types() -> dict[str, Any]:
-    """Return the types of sampling settings, with the bounds that a run file has beyond those of the contract."""
+    """Return the types of sampling settings, with the run file's bounds, which are narrower than the contract's."""
     plain = typing.get_type_hints(Sampling)
     bounds = {name: Annotated[plain[name], meta] for name, (meta, _) in SAMPLING_RANGES.items()}
     return typing.get_type_hints(Sampling, include_extras=True) | bounds
@@ -244,7 +244,7 @@ def part(kind: str, name: str) -> SettingSection:
 
 
 def part_setting(key: str, owner: str, field: SourceField) -> Setting:
-    """Return a setting of a part from its source. `owner` is named by the error for a field without its line."""
+    """Return a setting of a part from its source. `owner` is named in the error for a field without a docstring."""
     kind = source_text.evaluate(field.annotation, field.module)
     default: Any = Required
     if field.default is not None:
@@ -261,7 +261,7 @@ def part_setting(key: str, owner: str, field: SourceField) -> Setting:
 
 
 def table_in(setting: Setting) -> SettingSection | None:
-    """Return the keys of a setting that is a table with keys of its own, or a list of such tables; else None."""
+    """Return the keys of a setting that is a table with its own keys, or a list of such tables; else None."""
     found = [one for one in _types_in(setting.type) if dataclasses.is_dataclass(one)]
     return _section(setting.key, f"[{setting.key}]", found[0]) if found else None
 

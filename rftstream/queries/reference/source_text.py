@@ -1,6 +1,6 @@
-"""What the source text says of classes and their fields: the lines under fields, and what a part's `Config` holds.
+"""Reads classes from source text: the docstrings of fields, and the fields of a part's `Config`.
 
-The text is read because an import may take seconds, or need packages that are missing. Nothing here imports a part.
+The text is parsed because an import may take seconds, or need packages that are missing. Nothing here imports a part.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class SourceField:
-    """A field of a class as its source has it. `config_fields` makes it."""
+    """A field of a class, as in the source. `config_fields` makes it."""
 
     name: str
     module: str
-    """The module whose class declares it: the part's own, or that of a class which the part's `Config` inherits
-    from."""
+    """The module of the class that declares it: the part's own module, or that of a base class of the part's
+    `Config`."""
     annotation: ast.expr
     default: ast.expr | None
-    """None: it has no default."""
+    """The default. None: it has no default."""
     meaning: str
-    """The line under it, there or where it was declared first; empty if there is none."""
+    """The docstring under the field, or that of its first declaration; empty if there is none."""
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def find_class(body: Sequence[ast.stmt], name: str) -> ast.ClassDef | None:
 
 
 def find_class_in(module: str, name: str) -> tuple[str, ast.ClassDef] | None:
-    """Return a class and its module, which may be one that this module imports from; `Outer.Inner` is found, too."""
+    """Return a class and its module, which may be one that this module imports from. `Outer.Inner` is also found."""
     source = find_tree(module)
     outer, _, inner = name.partition(".")
     if source is None:
@@ -81,8 +81,8 @@ def first_paragraph(text: str | None) -> str:
 
 
 def part_doc(path: str) -> str | None:
-    """Return the docstring of the part at `module:Class`: that of its module, or of its class where the module holds
-    several parts. LookupError if there is no such module."""
+    """Return the docstring of the part at `module:Class`: the module's, or the class's if the module holds several
+    parts. LookupError if there is no such module."""
     module, _, thing = path.partition(":")
     body = tree(module).body
     num_parts = sum(isinstance(node, ast.ClassDef) and find_class(node.body, "Config") is not None for node in body)
@@ -92,7 +92,7 @@ def part_doc(path: str) -> str | None:
 
 
 def field_docs(body: Sequence[ast.stmt]) -> dict[str, str]:
-    """Return what stands under each field, or under each value of an enumeration."""
+    """Return the docstring under each field, or under each value of an enumeration."""
     docs = {}
     for item, following in itertools.pairwise(body):
         targets = [item.target] if isinstance(item, ast.AnnAssign) else getattr(item, "targets", [])
@@ -102,7 +102,7 @@ def field_docs(body: Sequence[ast.stmt]) -> dict[str, str]:
 
 
 def class_docs(cls: type) -> dict[str, str]:
-    """Return what stands under each field of an imported class, its bases included."""
+    """Return the docstring under each field of an imported class and its bases."""
     docs: dict[str, str] = {}
     for one in reversed(cls.__mro__):
         source = None if one is object else find_tree(one.__module__)
@@ -112,9 +112,9 @@ def class_docs(cls: type) -> dict[str, str]:
 
 
 def config_fields(path: str) -> list[SourceField]:
-    """Return the fields of the `Config` of the part at `module:Class`, in order; none if it has no `Config`. Fields
-    that it inherits from classes of its module, and of modules that this one imports from, come first. A field that is
-    given anew keeps its place, and its text unless there is a new one."""
+    """Return the fields of the `Config` of the part at `module:Class`, in order; none if it has no `Config`. Inherited
+    fields come first, from base classes in its module or in modules that it imports from. A redeclared field keeps its
+    place, and keeps its docstring unless it has a new one."""
     module, _, thing = path.partition(":")
     found = find_class_in(module, f"{thing}.Config")
     return [] if found is None else list(_fields(*found).values())
@@ -131,15 +131,15 @@ def class_fields(module: str, cls: ast.ClassDef) -> list[SourceField]:
 
 
 def evaluate(expression: ast.expr, module: str) -> Any:
-    """Return what an annotation or a default of a module means. Only what it names is imported, from where the module
-    has it."""
+    """Return the value of an annotation or a default in a module. Only the names in it are imported, from their own
+    modules."""
     names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
     known = {name: _named(name, module) for name in names if not hasattr(builtins, name)}
     return eval(ast.unparse(expression), known)
 
 
 def _named(name: str, module: str) -> Any:
-    """Return the thing that a module calls so: imported there, or assigned by it, or its own class."""
+    """Return the object with this name in a module: imported there, assigned there, or its own class."""
     for node in tree(module).body:
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:

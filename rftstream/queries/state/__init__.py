@@ -1,1 +1,1 @@
-"""Where a run stands: its progress, its workers, what waits, and who may do what."""
+"""The state of a run: its progress, its workers, waiting records, and rights."""

@@ -1,4 +1,4 @@
-"""The rights that the users of a run need, beside those that they have on the servers of its log."""
+"""Compares the rights that the users of a run need with the rights on the servers of its log."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from rftstream.transport.access import AccessRights, Grant, Resource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessDifference:
-    """How the rights on the servers differ from those that are needed."""
+    """The difference between the rights on the servers and the needed rights."""
 
     missing: tuple[Grant, ...]
-    """Needed, and not there."""
+    """Needed rights that are not there."""
     superfluous: tuple[Grant, ...]
-    """There for names of this run, and not needed: for instance of a role that was given more by hand."""
+    """Rights for names of this run that are not needed, for instance because somebody added them by hand."""
     others: tuple[str, ...]
-    """Rules that hold for more than this run, or that deny something. `topics acls` never touches them."""
+    """Rules that cover more than this run, or that deny something. `topics acls` never changes them."""
     added: bool = False
-    """Whether what was missing was just added."""
+    """Whether the missing rights were just added."""
     removed: bool = False
-    """Whether what was superfluous was just removed."""
+    """Whether the superfluous rights were just removed."""
 
     @property
     def fine(self) -> bool:
-        """Return whether every user has what it needs."""
+        """Return whether every user has the needed rights."""
         return self.added or not self.missing
 
     def to_lines(self) -> list[str]:
@@ -69,7 +69,7 @@ class AccessDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessReport:
-    """The users of a run with the rights that each needs. `needed_access` makes it."""
+    """The users of a run, with the rights that each needs. `needed_access` makes it."""
 
     run: str
     kind: str
@@ -81,7 +81,7 @@ class AccessReport:
     """Kind of user -> the rights that it needs."""
 
     def all_grants(self) -> set[Grant]:
-        """Return the rights of all users; several kinds may be one user."""
+        """Return the rights of all users. Several kinds may share one user."""
         return {grant for grants in self.grants.values() for grant in grants}
 
     def to_json(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class AccessReport:
         return "\n".join(lines)
 
     def to_commands(self) -> str:
-        """Return the commands of Kafka's `kafka-acls` that give these rights."""
+        """Return the `kafka-acls` commands that give these rights."""
         return "\n".join(_commands(self.all_grants(), self.servers or "HOST:9092"))
 
 
@@ -112,7 +112,7 @@ _Rule = tuple[str, Resource, str, bool, tuple[str, ...]]
 
 
 def _rules(grants: Iterable[Grant]) -> list[_Rule]:
-    """Put together the operations of one user on one thing."""
+    """Merge the operations of each user on each resource."""
     operations: defaultdict[tuple[str, Resource, str, bool], list[str]] = defaultdict(list)
     for grant in sorted(grants):
         operations[grant[:4]].append(grant.operation.value)
@@ -120,7 +120,7 @@ def _rules(grants: Iterable[Grant]) -> list[_Rule]:
 
 
 def _commands(grants: Iterable[Grant], servers: str) -> Iterator[str]:
-    """Yield one command for all things of one kind with which a user may do the same."""
+    """Yield one command for each set of resources of one type on which a user has the same rights."""
     names: defaultdict[tuple[str, Resource, bool, tuple[str, ...]], list[str]] = defaultdict(list)
     for principal, resource, name, prefixed, operations in _rules(grants):
         names[principal, resource, prefixed, operations].append(name)
@@ -137,8 +137,8 @@ def _commands(grants: Iterable[Grant], servers: str) -> Iterator[str]:
 
 
 def find_named(path: Path, run_id: str | None = None) -> tuple[RunConfig, RunFolder]:
-    """Return the run with this id, or else the one that `path` names: a run folder, or a run file (its newest run here,
-    or the one that it would start). No server is asked, since nobody may ask it anything yet."""
+    """Return the run with this id, or else the run that `path` names: a run folder, or a run file (its newest run here,
+    or the one that it would start). No server is asked, since nobody may have rights yet."""
     if path.is_dir() or not path.exists():
         folder, config = find_run(path)
     else:
@@ -151,7 +151,7 @@ def find_named(path: Path, run_id: str | None = None) -> tuple[RunConfig, RunFol
 def needed_access(
     config: RunConfig, folder: RunFolder, *, prefix: str | None = None, named: Mapping[str, str] | None = None
 ) -> AccessReport:
-    """Return the rights that the users of a run need; no server is asked. `prefix` and `named` say who the users are,
+    """Return the rights that the users of a run need. No server is asked. `prefix` and `named` give the users' names,
     as in `principals`."""
     users = principals(config, prefix=prefix, named=named)
     return AccessReport(
@@ -164,7 +164,7 @@ def needed_access(
 
 
 def compare_access(report: AccessReport, config: RunConfig, folder: RunFolder) -> AccessDifference:
-    """Compare what is needed with what the servers say. ConfigError if they know no rights."""
+    """Compare the needed rights with those on the servers. ConfigError if the servers have no rights."""
     with _opened(config, folder) as rights:
         return _difference(report, rights)
 
@@ -172,9 +172,10 @@ def compare_access(report: AccessReport, config: RunConfig, folder: RunFolder) -
 def apply_access(
     report: AccessReport, config: RunConfig, folder: RunFolder, *, prune: bool = False
 ) -> AccessDifference:
-    """Give the missing rights, and with `prune` take away superfluous ones. Return the report from before.
+    """Add the missing rights, and with `prune` remove superfluous ones. Return the difference from before.
 
-    Rights are given before others are taken away, so that a working role loses none in between."""
+    Rights are added before others are removed, so that a working role loses none in between.
+    """
     with _opened(config, folder) as rights:
         before = _difference(report, rights)
         rights.add(before.missing)
@@ -192,7 +193,7 @@ def apply_access(
 def _difference(report: AccessReport, rights: AccessRights) -> AccessDifference:
     there, others = rights.grants()
     needed = report.all_grants()
-    mine = {grant for grant in there if grant.resource is not Resource.cluster}  # the cluster is everybody's
+    mine = {grant for grant in there if grant.resource is not Resource.cluster}  # the cluster is shared with others
     return AccessDifference(
         missing=tuple(sorted(needed - there)),
         superfluous=tuple(sorted(mine - needed)),
@@ -202,7 +203,7 @@ def _difference(report: AccessReport, rights: AccessRights) -> AccessDifference:
 
 @contextmanager
 def _opened(config: RunConfig, folder: RunFolder) -> Iterator[AccessRights]:
-    """Open the log as the admin. ConfigError for one without servers, before it would be made."""
+    """Open the log as the admin. ConfigError for a log without servers, before it would be created."""
     if not lies_in_folder(config):
         with closing(open_transport(config, folder, create=True, user=log_users.ADMIN)) as transport:
             rights: AccessRights | None = getattr(transport.admin, "access", None)

@@ -1,4 +1,4 @@
-"""What agents elsewhere need to take part in a run: the token, and the addresses of the gateways."""
+"""The data that agents elsewhere need to take part in a run: the token, and the addresses of the gateways."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rftstream.runs.folder import OpenRun, RunFolder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveGateway(Report):
-    """The gateway of a worker that answers. `find_gateways` makes it."""
+    """The gateway of a worker that answered. `find_gateways` makes it."""
 
     JSON = "process base_url rollouts_waiting=num_free"
 
@@ -25,7 +25,7 @@ class LiveGateway(Report):
     base_url: str
     """Base URL for clients."""
     num_free: int
-    """Rollouts there that wait for an agent."""
+    """Number of its rollouts that wait for an agent."""
 
 
 def find_gateways(folder: RunFolder) -> tuple[LiveGateway, ...]:
@@ -45,12 +45,12 @@ class AgentAccess(Report):
 
     run_id: str
     token: str
-    """Token with which sessions are asked for."""
+    """Token for requesting sessions."""
     gateways: tuple[LiveGateway, ...]
     """Gateways of the workers on this machine that answer."""
 
     def to_text(self) -> str:
-        """Return it for people."""
+        """Return the addresses and the token as text for people."""
         lines = [f"token     {self.token}"]
         if not self.gateways:
             return "\n".join([*lines, "gateways  none: no worker of this machine with a gateway answers"])
@@ -62,8 +62,8 @@ class AgentAccess(Report):
 
 
 def find_agent_access(opened: OpenRun) -> AgentAccess:
-    """Return what an agent elsewhere needs. ConfigError if the run has no agents, or this machine does not have its
-    secret."""
+    """Return the access data for an agent elsewhere. ConfigError if the run has no agents, or if this machine does not
+    have its secret."""
     config = opened.config
     names = {name_of_part(named, where) for where, named in config.environments_named().items()}
     if not any(registry.find_spec(EnvironmentSpec, name).is_agent for name in names):

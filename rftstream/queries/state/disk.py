@@ -1,4 +1,4 @@
-"""What a run takes on the disk of its folder, what is free there, and for how long that lasts."""
+"""Disk use of a run's folder, free space, and an estimate of how long it lasts."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from rftstream.queries.plain import Report
 from rftstream.runs.folder import RunFolder
 
 GROWING = ("log", "weights", "logs")
-"""Folders that grow with the steps of a run. The others are there from the beginning, or are made once."""
+"""Folders that grow with the steps of a run. The others exist from the beginning, or are made once."""
 
 LITTLE_BYTES = 5e9
-"""Less free room than this is told in any case; so much is what the alert DiskLow has."""
+"""Free space below which a warning is always given, the same as in the alert DiskLow."""
 
 SOON_HOURS = 48.0
-"""A disk that will be full sooner than this is told: the next look at the run may be after a weekend."""
+"""Hours until the disk is full below which a warning is given, since nobody may look at the run over a weekend."""
 
 NEWEST_STEPS = 1000
 """Number of newest steps that the time of a step is measured over."""
 
 LEAST_S = 60.0
-"""Steps of less time than this tell nothing about hours."""
+"""Shortest total time of steps from which hours can be estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskRoom(Report):
-    """The room that a run has left."""
+    """The disk space that a run has left."""
 
     free_bytes: int
     """Free bytes on the disk of the run folder."""
     hours_left: float | None
-    """Until that disk is full, if the run goes on as it did, without pauses, and nobody else writes there. None: it has
-    not made enough steps to tell."""
+    """Hours until that disk is full, at the run's present rate, without pauses, and if nobody else writes there. None:
+    too few steps to estimate."""
 
     @property
     def is_little(self) -> bool:
-        """Whether somebody should look after it."""
+        """Whether somebody should make room."""
         return self.free_bytes < LITTLE_BYTES or (self.hours_left is not None and self.hours_left < SOON_HOURS)
 
     def to_text(self) -> str:
@@ -59,7 +59,7 @@ class DiskRoom(Report):
 def disk_bytes(folder: RunFolder) -> dict[str, int]:
     """Return the bytes in each folder of the run folder. Links are not followed."""
     found: Counter[str] = Counter()
-    for base, _, files in os.walk(folder.path):  # passes over folders that are deleted meanwhile
+    for base, _, files in os.walk(folder.path):  # skips folders that are deleted meanwhile
         parts = Path(base).relative_to(folder.path).parts
         for name in files:
             with contextlib.suppress(OSError):
@@ -68,14 +68,14 @@ def disk_bytes(folder: RunFolder) -> dict[str, int]:
 
 
 def disk_room(folder: RunFolder, used: Mapping[str, int], history: History) -> DiskRoom:
-    """Return the room that a run has left. `used` is what `disk_bytes` found. With retention
-    a run soon grows less than it did at first, so the estimate is on the safe side."""
+    """Return the disk space that a run has left. `used` is the result of `disk_bytes`. With retention a run soon grows
+    more slowly than at first, so the estimate is on the safe side."""
     there = next(path for path in (folder.path, *folder.path.parents) if path.exists())
     free = shutil.disk_usage(there).free
     times = [step.recorded_at for step in history.steps[-NEWEST_STEPS:] if step.recorded_at]
     gaps_s = [after - before for before, after in pairwise(times)]
     took_s = (
         statistics.median(gaps_s) * (history.num_steps - 1) if gaps_s else 0.0
-    )  # of most steps: a pause is in one gap
+    )  # the median: a pause is in only one gap
     grown = sum(used.get(name, 0) for name in GROWING)
     return DiskRoom(free, free * took_s / grown / 3600 if took_s >= LEAST_S and grown else None)

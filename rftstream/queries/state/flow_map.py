@@ -1,6 +1,6 @@
-"""The flow of a run as a map: roles with who is in force, and the topics between them with what waits there.
+"""The flow of a run as a map: roles with their claims, and the topics between them with waiting records.
 
-And what is wrong with a run, the worst first, as sentences that say what to do.
+It also lists a run's problems, the worst first, as sentences with advice.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FLOW = (
     (RoleName.buffer, "batches"),
     (RoleName.trainer, "weights"),
 )
-"""Each role, and the topic that it writes for the next one."""
+"""Each role, with the topic that it writes for the next role."""
 STILL_S = 600.0
-"""Seconds without a step after which a run that should go on is mentioned."""
+"""Seconds without a step after which a run that should move is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +38,13 @@ class FlowRole:
     claim: Claim | None
     """Claim in force; None for roles of many workers."""
     workers: tuple[tuple[str, str, bool], ...]
-    """Workers on this machine: process, what they are at, and whether they answer."""
+    """Workers on this machine: process, current work, and whether they answer."""
     writes: str
-    """The topic that it writes for the next role."""
+    """The topic that the role writes for the next one."""
     waiting: int | None
-    """Records that wait on that topic for the next role; batches on `batches`. None: nothing waits there."""
+    """Records that wait on that topic for the next role; on `batches`, batches. None: nothing waits there."""
     rate: TopicRate | None
-    """How fast the topic grows."""
+    """Rate at which the topic grows."""
     note: str = ""
 
 
@@ -58,8 +58,8 @@ def flow_of(
     *,
     now: float,
 ) -> tuple[FlowRole, ...]:
-    """Return the map. `lag`: what `status` says waits on each topic; None for a moment of the past, where it is counted
-    from what was there and what had come of it."""
+    """Return the map. `lag`: topic -> waiting records, from `status`. None for a past moment, where it is computed from
+    the counts."""
     stages = counts.rollouts.pending_by_stage
     waiting: Mapping[str, int] = (
         lag
@@ -93,17 +93,17 @@ def _workers(role: str, workers: Sequence[WorkerStatus], now: float) -> tuple[tu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Something that looks wrong. `what_is_wrong` makes it."""
+    """A problem of a run. `what_is_wrong` makes it."""
 
     title: str
     text: str
     severe: bool
     page: str = ""
-    """The page that shows more of it: the last part of its address."""
+    """The page with more about it: the last part of its address."""
 
 
 def what_is_wrong(status: Status | None, *, now: float) -> tuple[Trouble, ...]:
-    """Return what looks wrong with a run, the worst first; nothing if all is well."""
+    """Return the problems of a run, the worst first; none if all is well."""
     if status is None:
         return ()
     found: list[Trouble] = []

@@ -1,6 +1,6 @@
-"""A run as somebody follows it who keeps looking: its status and counts, without reading again what was read before.
+"""Follows a run: its status and counts at each poll, without reading any record twice.
 
-The studio and the exporter follow runs. Neither writes where the run writes, and nobody waits for them.
+The studio and the exporter follow runs. Neither writes to the run, and nothing waits for them.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.role import Log
 
 OPERATORS_S = 30.0
-"""Seconds between two counts of what operators did: that reads all outcomes."""
+"""Seconds between two counts of operators' actions, since each count reads all outcomes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The snapshot that a `RunFollower` takes of a run at one look."""
+    """The state of a run at one poll. `RunFollower.look` makes it."""
 
     status: Status
     counts: CatalogCounts | None
-    """None: no catalog yet, since the run has not begun."""
+    """Counts of the catalog. None: there is no catalog, since the run has not begun."""
     oldest_open_at: float | None
-    """When the oldest group without an outcome was admitted, in log time in seconds; None if there is none."""
+    """Admission time of the oldest group without an outcome, in log time in seconds; None if there is none."""
     share_read: float
-    """How much of the log is in the catalog, 0 to 1."""
+    """Share of the log that the catalog has read, 0 to 1."""
 
 
 class RunFollower:
-    """Follows one run in one thread, which makes it, calls `look` now and then, and `close` in the end. It takes over
-    the run's transport."""
+    """Follows one run in one thread, which makes it, calls `look` at intervals, and `close` at the end. It takes
+    ownership of the run's transport."""
 
     def __init__(self, run: OpenRun) -> None:
         self.run = run
@@ -57,7 +57,7 @@ class RunFollower:
         self._operators: tuple[float, OperatorTotals | None] | None = None
 
     def look(self, should_stop: Callable[[], bool] = lambda: False) -> Look:
-        """Read what has come since the last look. It stops early, with what it has, if `should_stop` says so."""
+        """Read the new records. `should_stop` can end it early, with the results so far."""
         run, updater, history = self.run, self.updater, self.history
         began = run.folder.is_live(), read_control(run.transport)  # first, in this order: see `KnownFacts`
         history.read()
@@ -102,31 +102,32 @@ class RunFollower:
         )
 
     def close(self) -> None:
-        """Close what it opened."""
+        """Close everything that it opened."""
         self.updater.close()
         self.run.transport.close()
 
 
-# -------------------- how many workers of the roles that share work a backlog asks for: ceil(backlog / max_concurrent)
+# -------------------- number of workers that a backlog needs, for roles that share work: ceil(backlog / max_concurrent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedWorkers(Report):
-    """How many workers of a role are wanted. `scale_plan` makes it."""
+    """The number of wanted workers of a role. `scale_plan` makes it."""
 
     role: str
     backlog: int
-    """Rollouts whose next step is this role's, in hand or not."""
+    """Rollouts whose next step is this role's, those in progress included."""
     max_concurrent: int
-    """Rollouts that one worker has in hand at most."""
+    """Most rollouts that one worker processes at once."""
     most: int
-    """More have nothing to do: each owns at least one partition."""
+    """Most workers: each further one would own no partition."""
     wanted: int
 
 
 def scale_plan(config: RunConfig, rollouts: Balance, *, at_least: int = 0) -> tuple[WantedWorkers, ...]:
-    """Return how many explorers and verifiers are wanted. `rollouts`: where the pending ones stand. Other roles do not
-    share their work: one of each is in force. `at_least` workers are wanted also without a backlog."""
+    """Return the wanted numbers of explorers and verifiers. `rollouts` gives the stages of pending rollouts. Other
+    roles do not share their work: one worker of each is in force. `at_least` workers are wanted even without a
+    backlog."""
     found = []
     for role, stage, settings in (
         (EXPLORER.name, "to_be_sampled", config.explorer),

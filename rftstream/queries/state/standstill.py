@@ -1,7 +1,7 @@
-"""Whether a run stands still, and for what it waits: told by its log, and by its workers on this machine.
+"""Detects whether a run stands still, and what it waits for, from its log and its workers on this machine.
 
-`look_at_movement` collects what there is to know, `find_standstill` judges it. The progress line and `status` show the
-same judgement.
+`look_at_movement` collects the facts, and `find_standstill` judges them. The progress line and `status` show the same
+judgement.
 """
 
 from __future__ import annotations
@@ -30,66 +30,66 @@ from rftstream.service.role_spec import RoleKind
 from rftstream.transport.base import Transport
 
 STILL_AFTER_S = 180.0
-"""Seconds without a new record anywhere, or with a version that nobody takes over, after which a standstill is
-reported. Explorers save unfinished rollouts more often than this, and so show that they are at work."""
+"""Seconds without a new record anywhere, or with a version that no explorer takes over, after which a standstill is
+reported. Explorers save unfinished rollouts more often than this, which shows that they work."""
 
 MOVING = ("control", "tasks", "partials", "rollouts", "verified", "batches", "outcomes", "weights", "steps", "evals")
-"""Topics on which a run that goes on puts something."""
+"""Topics on which a moving run writes records."""
 READERS = {
     "batches": RoleName.trainer,
     "tasks": RoleName.explorer,
     "rollouts": RoleName.verifier,
     "verified": RoleName.buffer,
 }
-"""Topic -> the role that takes what waits there. In this order it is told what the run waits for."""
+"""Topic -> the role that reads it. The order is that in which waiting is reported."""
 WAITING = {
     "batches": ("batch", "batches"),
     "tasks": ("task", "tasks"),
     "rollouts": ("rollout", "rollouts"),
     "verified": ("verified rollout", "verified rollouts"),
 }
-"""Topic -> one and several of what waits there."""
+"""Topic -> words for one and for several waiting records."""
 TAIL = 4
-"""Offsets before the end of a partition in which its newest record is looked for: some may be gaps."""
+"""Offsets at the end of a partition that are searched for its newest record, since some may be gaps."""
 PATIENCE_S = 1.0
 """Seconds to wait for the tails of all partitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Movement:
-    """All values that the judgement depends on. `look_at_movement` makes it, and `find_standstill` judges it."""
+    """All facts that the judgement depends on. `look_at_movement` makes it, and `find_standstill` judges it."""
 
     now: float
     moved_at: float | None
-    """When the newest record was written; None: not looked up, or there is none."""
+    """Time of the newest record. None: not looked up, or there is none."""
     waiting: Mapping[str, int]
-    """Topic -> how much waits there, of READERS."""
+    """Topic of READERS -> number of waiting records."""
     alive: Mapping[str, int]
     """Role -> its workers that answer on this machine."""
     stuck: tuple[str, ...] = ()
-    """Workers that answer that their loop does not come round any more."""
+    """Workers whose answer says that their loop is stuck."""
     expected: Mapping[str, int]
-    """Role -> its workers that `run` starts."""
+    """Role -> number of workers that `run` starts."""
     published: Sequence[tuple[int, float]] = ()
-    """Versions that the trainer published, oldest first, and when."""
+    """The trainer's published versions with their times, oldest first."""
     taken: int | None = None
-    """The newest version that an explorer on this machine has; None if none of them says one."""
+    """The newest version of an explorer on this machine; None if no explorer reports one."""
     sampled: int | None = None
-    """The newest version that sampled a token of the newest rollout; None: not looked up."""
+    """The newest version that sampled a token of the newest rollout. None: not looked up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standstill(Report):
-    """Something that does not go on, and why."""
+    """A part of the run that stands still, and why."""
 
     JSON = "* text=to_text"
 
     still_s: float | None
-    """For how long nothing has moved; None if something has."""
+    """Seconds without any new record; None if there was one."""
     waits_for: tuple[str, ...]
-    """Things that the run waits for, each as half a sentence; empty if something has moved."""
+    """Things that the run waits for, as half sentences; empty if there are new records."""
     published: int | None = None
-    """The newest version of the trainer, where nobody takes over what it publishes."""
+    """The trainer's newest version, if no explorer takes over its versions."""
     taken: int | None = None
     """The version that explorers have instead."""
     behind_s: float | None = None
@@ -109,7 +109,7 @@ class Standstill(Report):
 
 
 def find_standstill(movement: Movement) -> Standstill | None:
-    """Return what does not go on in a run that neither is paused nor has ended; None if all does. Pure."""
+    """Return the standstill of a run that is neither paused nor ended; None if everything moves. Pure."""
     still_s = None if movement.moved_at is None else movement.now - movement.moved_at
     if still_s is not None and still_s < STILL_AFTER_S:
         still_s = None
@@ -129,7 +129,7 @@ def find_standstill(movement: Movement) -> Standstill | None:
 
 
 def _behind_s(movement: Movement, taken: int | None) -> float | None:
-    """For how long there has been a newer version than explorers have, if that is too long."""
+    """Return the seconds since a newer version than the explorers' exists, if that is too long."""
     if taken is None:
         return None
     since = next((at for version, at in movement.published if version > taken), None)
@@ -142,7 +142,7 @@ def _waits_for(movement: Movement) -> Iterable[str]:
     role: str
     for topic, role in READERS.items():
         count = movement.waiting.get(topic, 0)
-        if not count or (topic == "verified" and named):  # siblings that wait for those that wait elsewhere
+        if not count or (topic == "verified" and named):  # siblings that wait for others in an earlier stage
             continue
         named.add(role)
         one, several = WAITING[topic]
@@ -164,7 +164,7 @@ def _waits_for(movement: Movement) -> Iterable[str]:
 
 
 def _who(movement: Movement, role: str) -> str:
-    """Return how many workers of the role could take the work, or how to start one."""
+    """Return how many workers of the role could do the work, or how to start one."""
     if alive := movement.alive.get(role, 0):
         return f" ({alive:,} alive)"
     if movement.expected.get(role, 0):
@@ -196,10 +196,11 @@ def look_at_movement(
     now: float,
     began_at: float | None = None,
 ) -> Movement:
-    """Collect what `find_standstill` judges by. `steps`: the newest in force, by version; `lag`: topic -> what waits
-    there to be read; `began_at`: before it nothing can be told. Raises TransportError if the log cannot be asked.
+    """Collect the facts for `find_standstill`. `steps`: the newest in force, by version; `lag`: topic -> records that
+    wait to be read; `began_at`: the start of the time that is judged. TransportError if the log does not answer.
 
-    The log is asked for its newest records only if the newest step is old."""
+    The newest records are read only if the newest step is old.
+    """
     answering = [(worker, worker.health) for worker in workers if worker.health is not None]
     alive = Counter(str(health.get("role")) for _, health in answering if health.get("ok", True))
     versions = [
@@ -232,12 +233,12 @@ def look_at_movement(
 
 
 def expected_workers(config: RunConfig) -> dict[str, int]:
-    """Return for each role how many workers of it `run` starts."""
+    """Return role -> number of workers that `run` starts."""
     return {spec.name: spec.count(config) for spec in role_specs()}
 
 
 def newest_records(transport: Transport) -> dict[str, Record]:
-    """Topic -> its newest record, without the body, of those of MOVING that have one near the end of a partition."""
+    """Return topic of MOVING -> its newest record without the body, if one is near the end of a partition."""
     newest: dict[str, Record] = {}
     for record in read_tails(transport, MOVING, TAIL):
         if record.topic not in newest or record.timestamp_s >= newest[record.topic].timestamp_s:
@@ -246,8 +247,8 @@ def newest_records(transport: Transport) -> dict[str, Record]:
 
 
 def read_tails(transport: Transport, topics: Iterable[str], num: int) -> list[Record]:
-    """Return the records at the last `num` offsets of each partition of some topics, without their bodies: those that
-    come within PATIENCE_S."""
+    """Return the records at the last `num` offsets of each partition of some topics, without bodies. Only those that
+    arrive within PATIENCE_S are returned."""
     positions: dict[TopicPartition, int] = {}
     ends: dict[TopicPartition, int] = {}
     for topic in topics:
@@ -269,7 +270,7 @@ def read_tails(transport: Transport, topics: Iterable[str], num: int) -> list[Re
 
 
 def _sampled_by(transport: Transport, newest: Record) -> int | None:
-    """The newest version that sampled a token of this rollout."""
+    """Return the newest version that sampled a token of this rollout."""
     rollout = message_at(transport, newest.place, newest.offset, Rollout)
     segments = () if rollout is None else rollout.segments
     return max((span.version for segment in segments for span in segment.versions if span.count), default=None)
@@ -280,25 +281,25 @@ def _sampled_by(transport: Transport, newest: Record) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
-    """Workers that hold roles of the run and may be alive. `look_elsewhere` makes it."""
+    """Workers on other hosts that hold roles of the run and may be alive. `look_elsewhere` makes it."""
 
     hosts: tuple[str, ...]
-    """Where they said that they run."""
+    """Hosts that the workers named."""
     silent_s: float
-    """Seconds since the newest record of the run was written."""
+    """Seconds since the run's newest record."""
 
     @property
     def goes_on(self) -> bool:
-        """Return whether somebody has written lately."""
+        """Return whether there is a recent record."""
         return self.silent_s < STILL_AFTER_S
 
     def to_text(self) -> str:
-        """Return who they are, and when something was written last."""
+        """Return the hosts, and the time of the newest record."""
         return f"workers on {', '.join(self.hosts)} (newest record {duration(self.silent_s)} ago)"
 
 
 def look_elsewhere(control: ControlView, transport: Transport, now: float) -> Elsewhere | None:
-    """Return where workers may be alive; None if all that hold a role were on this host and are gone. TransportError if
+    """Return where workers may be alive; None if all holders of roles were on this host and are gone. TransportError if
     the log does not answer."""
     hosts = {claim.host for claim in control.claims.values() if claim.host and is_claimant_alive(claim) is not False}
     if not hosts:
@@ -307,36 +308,36 @@ def look_elsewhere(control: ControlView, transport: Transport, now: float) -> El
     return Elsewhere(hosts=tuple(sorted(hosts)), silent_s=max(0.0, now - newest))
 
 
-# --------------------- tasksets whose newest rollouts fail: an environment, an agent or a policy that breaks each time
+# --------------------- tasksets whose newest rollouts fail: an environment, agent or policy that fails each time
 
 
 NEWEST = 64
-"""Rollouts of all tasksets that are looked at, at most."""
+"""Most rollouts that are checked, over all tasksets."""
 LEAST = 4
-"""Rollouts of a taskset below which nothing is said of it."""
+"""Fewest rollouts of a taskset for a report."""
 SHARE = 0.5
-"""Share of failed ones from which on it is said."""
+"""Share of failed rollouts from which on they are reported."""
 ERROR_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailingTaskset(Report):
-    """A taskset of which many rollouts fail. `find_failing` makes it."""
+    """A taskset with many failing rollouts. `find_failing` makes it."""
 
     taskset: str
     num_failed: int
     num_seen: int
-    """Number of newest rollouts that the share of failures is measured over."""
+    """Number of newest rollouts over which the share is measured."""
     error: str
-    """Error of the newest rollout that failed."""
+    """Error of the newest failed rollout."""
 
     def to_text(self) -> str:
-        """Return it as text for people."""
+        """Return the failure as text for people."""
         return f"{self.num_failed} of the newest {self.num_seen} rollouts of {self.taskset} failed: {self.error}"
 
 
 def find_failing(transport: Transport) -> tuple[FailingTaskset, ...]:
-    """Return the tasksets whose newest rollouts fail. Raises TransportError if the log cannot be asked."""
+    """Return the tasksets whose newest rollouts fail. TransportError if the log does not answer."""
     num_partitions = len(transport.admin.end_offsets("rollouts"))
     newest = sorted(
         read_tails(transport, ("rollouts",), -(-2 * NEWEST // max(1, num_partitions))),

@@ -1,4 +1,4 @@
-"""Where a run stands: its state, its progress, what waits where, and who works on it."""
+"""The status of a run: its state, its progress, waiting records, and its workers."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from rftstream.service.role import Log
 
 NUM_DEAD_ERRORS = 3
 ERROR_WIDTH = 300
-"""Characters of an error that are shown."""
+"""Most characters of an error."""
 FLOW = ("tasks", "rollouts", "verified", "batches")
-"""Topics from which a run deletes what is through, if it is told to."""
+"""Topics from which retention deletes finished records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status(Report):
-    """How a run is doing. `read_status` makes it; `rftstream status` prints it."""
+    """The status of a run. `read_status` makes it; `rftstream status` prints it."""
 
     JSON = (
         "run run_dir=folder state live elsewhere stopped desired finished=finished_to_json origin "
@@ -63,52 +63,52 @@ class Status(Report):
     run: str
     folder: str
     state: str
-    """running, paused, draining, finished, or stopped (nobody supervises it here, and no worker elsewhere goes on)."""
+    """running, paused, draining, finished, or stopped (no supervisor here, and no worker elsewhere continues)."""
     live: bool
     """Whether a `run` or `resume` supervises it here."""
     elsewhere: Elsewhere | None
-    """Workers that may be alive without a `run` or `resume` here; None if there are none, or one supervises it."""
+    """Workers that may be alive without a supervisor here; None if there are none, or if there is a supervisor."""
     stopped: Ending | None
-    """End of the newest session, if the run is neither live nor finished."""
+    """How the newest session ended, if the run is neither live nor finished."""
     origin: Origin | None
-    """Where its rollouts come from, if it has not sampled them itself."""
+    """Source of its rollouts, if it did not sample them itself."""
     control: ControlView
     history: History
     num_steps: int | None
-    """The configured end."""
+    """Number of steps after which the run ends, by its settings."""
     stage: str | None
-    """Current stage of a run with stages; None in others."""
+    """Current stage; None in a run without stages."""
     groups: Mapping[str, int]
     left_out: int
-    """Problems that the feeder did not admit: their prompts are too long."""
+    """Problems that the feeder left out because their prompts are too long."""
     operators: OperatorTotals | None
-    """Counts of the operators' actions on problems and groups; None where the run has no operators."""
+    """Counts of the operators' actions on problems and groups; None if the run has no operators."""
     growing: GrowthReport | None
-    """Growth of the tasksets that grow; None if there are none."""
+    """Growth of the growing tasksets; None if there are none."""
     lag: Mapping[str, int]
-    """Topic -> records that wait to be read; `batches`: batches that wait to be trained."""
+    """Topic -> records that wait to be read; on `batches`, batches that wait to be trained."""
     lost: Mapping[str, int]
-    """Topic -> offsets that were deleted, and not by the run itself."""
+    """Topic -> offsets that were deleted by others than the run."""
     dead_letters: Mapping[str, int]
     dead_errors: tuple[ErrorKind, ...]
-    """The errors that most dead letters died of."""
+    """The errors with the most dead letters."""
     disk_bytes: Mapping[str, int]
     disk_room: DiskRoom
     workers: tuple[WorkerStatus, ...]
     no_signal: NoSignal | None
-    """Said when the newest steps had no learning signal."""
+    """Text if the newest steps had no learning signal."""
     training_signs: tuple[Sign, ...]
-    """Signs that the run does not learn as it should."""
+    """Signs of training problems."""
     reward_signs: tuple[Sign, ...]
-    """Signs that a reward is gained without the task."""
+    """Signs of reward hacking."""
     failing: tuple[FailingTaskset, ...]
     """Tasksets whose newest rollouts fail."""
     standstill: Standstill | None
-    """Parts of the run that do not go on and why; None if all does, or need not."""
+    """The parts of the run that stand still, and why; None if none does."""
 
     @property
     def failed(self) -> bool:
-        """Whether an error or a rule of its own ended the run."""
+        """Whether the run was ended by an error, or by one of its own rules."""
         finished = self.control.finished
         if finished is not None:
             return finished.exit_code != 0
@@ -116,7 +116,7 @@ class Status(Report):
 
     @property
     def trainer_epoch(self) -> int:
-        """The trainer epoch in force; 0 before there is one."""
+        """The trainer epoch in force; 0 before the first."""
         return 0 if self.history.current is None else self.history.current.name.trainer_epoch
 
     @property
@@ -131,18 +131,18 @@ class Status(Report):
 
     @property
     def staleness(self) -> dict[str, list[int]]:
-        """Counts of trained tokens and groups by their staleness."""
+        """Counts of trained tokens and groups, by staleness."""
         return dict(zip(("tokens", "groups"), self.history.staleness(), strict=True))
 
     @property
     def desired(self) -> dict[str, str]:
-        """State that the run is asked for, by whom and why."""
+        """The requested state, with who requested it and why."""
         state = self.control.state
         return {"state": "running", "by": "", "reason": ""} if state is None else pick(state, "state by reason")
 
     @property
     def deleted(self) -> dict[str, int]:
-        """Groups and rollouts that retention has deleted."""
+        """Groups and rollouts that retention deleted."""
         said = self.control.deleted
         return {
             "groups": said.sequence,
@@ -151,7 +151,7 @@ class Status(Report):
         }
 
     def finished_to_json(self) -> dict[str, Any] | None:
-        """Return how the run has finished; None if it has not."""
+        """Return how the run finished; None if it has not."""
         finished = self.control.finished
         return None if finished is None else pick(finished, "reason version=name.version at=finished_at exit_code")
 
@@ -163,7 +163,7 @@ class Status(Report):
         }
 
     def disk_bytes_with_total(self) -> dict[str, int]:
-        """Return the bytes on disk by what they hold, with their sum."""
+        """Return the bytes on disk by folder, with their sum."""
         return {**self.disk_bytes, "total": sum(self.disk_bytes.values())}
 
     def claims_to_json(self) -> list[dict[str, Any]]:
@@ -171,7 +171,7 @@ class Status(Report):
         return [pick(claim, "role epoch process host pid claimed_at") for claim in self.control.claims.values()]
 
     def workers_to_json(self) -> list[dict[str, Any]]:
-        """Return what each worker says of itself."""
+        """Return the answer of each worker."""
         return [{**pick(worker, "process port host reachable"), **(worker.health or {})} for worker in self.workers]
 
     def to_text(self, now: float | None = None) -> str:
@@ -181,17 +181,18 @@ class Status(Report):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownFacts:
-    """The facts about a run that its follower knows already, so that `read_status` does not read them from the log."""
+    """Facts about a run that its follower already has, so that `read_status` does not read them from the log."""
 
     live: bool
-    """Whether somebody supervised it before `control` was read: a run that ends meanwhile is not taken for stopped."""
+    """Whether the run had a supervisor before `control` was read, so that a run that ends meanwhile does not count as
+    stopped."""
     control: ControlView
-    """Older than everything below, so that a run that it calls finished has all that it ever wrote counted."""
+    """State of `control`, older than the facts below, so that for a finished run all its records are counted."""
     history: History
     groups: Mapping[str, int]
-    """Result -> groups that were decided so."""
+    """Result -> decided groups."""
     newest_batch: int
-    """-1: there is no batch yet."""
+    """Number of the newest batch. -1: there is none yet."""
     dead_letters: Mapping[str, int]
     dead_errors: tuple[ErrorKind, ...]
     operators: OperatorTotals | None
@@ -204,8 +205,8 @@ def read_status(
     *,
     doing: Callable[[str], object] = lambda what: None,
 ) -> Status:
-    """Read how a run is doing. `now` is the time by the clock of the log's writers, by default this machine's. `known`
-    saves reading topics that grow with the run. `doing` is told of what the log is asked for next."""
+    """Read the status of a run. `now` is the time by the clock of the log's writers, by default this machine's. `known`
+    avoids reading topics that grow with the run. `doing` is called with the name of each request to the log."""
     log = Log(run.transport)
     known = _facts_of(run, doing) if known is None else known
     live, control, history, newest_batch = known.live, known.control, known.history, known.newest_batch
@@ -261,14 +262,14 @@ def _lag_of(run: OpenRun) -> dict[str, int]:
     return {
         topic: sum(run.transport.admin.lag(group, topic).values())
         for group, topics in consumer_groups(run.config).items()
-        if group != SYNTHESISER.name  # it reads beside the flow, and nobody waits for it
+        if group != SYNTHESISER.name  # it reads beside the flow, and nothing waits for it
         for topic in topics
         if topic not in ("steps", "outcomes")
     }
 
 
 def _facts_of(run: OpenRun, doing: Callable[[str], object]) -> KnownFacts:
-    """Read from the log what nobody knows yet."""
+    """Read from the log the facts that no follower has."""
     doing("control")
     live = run.folder.is_live()  # in this order: see `KnownFacts`
     control, log = read_control(run.transport), Log(run.transport)
@@ -290,8 +291,8 @@ def _facts_of(run: OpenRun, doing: Callable[[str], object]) -> KnownFacts:
 
 
 def state_of(control: ControlView, goes_on: bool) -> str:
-    """Return running, paused, draining, finished, or stopped. `goes_on`: somebody supervises it here, or workers have
-    written lately."""
+    """Return running, paused, draining, finished, or stopped. `goes_on`: there is a supervisor here, or workers have
+    written recently."""
     if control.finished is not None:
         return "finished"
     desired = control.desired
@@ -299,7 +300,8 @@ def state_of(control: ControlView, goes_on: bool) -> str:
 
 
 def ending_of(control: ControlView, folder: RunFolder, goes_on: bool) -> Ending | None:
-    """Return what ended the newest session; None if the run goes on or is finished, or no session was begun here."""
+    """Return how the newest session ended; None if the run continues or is finished, or if there was no session
+    here."""
     return None if goes_on or control.finished is not None else read_ending(folder)
 
 

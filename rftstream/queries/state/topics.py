@@ -1,4 +1,4 @@
-"""A run's topics as they are, beside what topics.py and the run file want."""
+"""Compares a run's topics with the settings that topics.py and the run file require."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rftstream.transport.findings import ServerLook
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLine(Report):
-    """A topic as it is, and as it should be."""
+    """A topic with its settings, and the required ones."""
 
     JSON = (
         "topic=name exists partitions=found.partitions compacted=found.compacted "
@@ -40,9 +40,9 @@ class TopicLine(Report):
     name: str
     wanted: TopicSettings
     found: TopicSettings | None
-    """The settings that the topic has; None if there is no such topic yet."""
+    """The topic's settings; None if the topic does not exist."""
     num_offsets: int | None
-    """From the first record kept to the end; on Kafka the marks of transactions are among them."""
+    """Offsets from the first kept record to the end. On Kafka, marks of transactions are included."""
     differences: tuple[str, ...]
 
     @property
@@ -62,11 +62,11 @@ class TopicsReport(Report):
     """Kind of the transport."""
     lines: tuple[TopicLine, ...]
     made: tuple[str, ...] = ()
-    """By `apply`, just now."""
+    """Whether `apply` has just created it."""
 
     @property
     def fine(self) -> bool:
-        """Return whether all topics are there with the settings that they should have."""
+        """Return whether all topics exist with the required settings."""
         return all(line.found is not None and not line.differences for line in self.lines)
 
     def to_text(self) -> str:
@@ -96,15 +96,15 @@ def find_log(path: Path) -> tuple[RunConfig, RunFolder]:
 
 
 def list_topics(config: RunConfig, folder: RunFolder) -> TopicsReport:
-    """Compare the topics of a run, as `find_log` found it, with what they should be. Nothing is made."""
+    """Compare the topics of a run from `find_log` with the required settings. Nothing is created."""
     if lies_in_folder(config) and not folder.log.is_dir():
-        return _report(config, folder, {}, None)  # opening it would make it
+        return _report(config, folder, {}, None)  # opening the log would create it
     with closing(open_transport(config, folder, create=True)) as transport:
         return _report(config, folder, transport.admin.topics(), transport)
 
 
 def apply_topics(config: RunConfig, folder: RunFolder) -> TopicsReport:
-    """Make what is missing, and position 0 for every group. ConfigError if one is there with other settings."""
+    """Create the missing topics, and position 0 for every group. ConfigError if a topic has other settings."""
     folder.path.mkdir(parents=True, exist_ok=True)
     with closing(open_transport(config, folder, create=True)) as transport:
         before = transport.admin.topics()
@@ -155,6 +155,7 @@ def _report(
 
 
 def num_offsets(transport: Transport, topic: str) -> int:
-    """Return how many offsets a topic keeps. On Kafka some of them are marks of transactions, and hold no record."""
+    """Return the number of offsets that a topic keeps. On Kafka some of them are marks of transactions, without a
+    record."""
     begins = transport.admin.begin_offsets(topic)
     return sum(end - begins[place] for place, end in transport.admin.end_offsets(topic).items())

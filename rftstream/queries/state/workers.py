@@ -1,4 +1,4 @@
-"""Asks the workers of a run on this machine for their state, on `/health`."""
+"""Reads the state of a run's workers on this machine from their `/health`."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ class WorkerStatus:
     process: str
     port: int
     host: str
-    """Where it runs."""
+    """Host of the worker."""
     health: Mapping[str, Any] | None
-    """Answer of /health; None if nobody answers, or if the worker is on another host, which is not asked."""
+    """Answer of /health; None without an answer. Workers on other hosts are not asked."""
 
     @property
     def reachable(self) -> bool:
-        """Whether it has answered."""
+        """Whether the worker answered."""
         return self.health is not None
 
     @property
     def is_here(self) -> bool:
-        """Return whether it runs on this host, and was asked."""
+        """Return whether the worker is on this host, and so was asked."""
         return self.host == socket.gethostname()
 
 
 def ask_workers(folder: RunFolder) -> tuple[WorkerStatus, ...]:
-    """Return all workers of the run that have a port. Those on this host are asked, all at once; the call waits for the
+    """Return all workers of the run that have a port. Those on this host are asked in parallel; the call waits for the
     slowest answer."""
     files = sorted(folder.logs.glob("*.port")) if folder.logs.is_dir() else []
     if not files:
@@ -63,9 +63,9 @@ def _ask(file: Path) -> WorkerStatus | None:
     address = split_url(f"http://127.0.0.1:{port}")
     if address is not None:
         client = HttpClient(address, max_bytes=1 << 20)
-        with contextlib.suppress(RequestFailed, ValueError), contextlib.closing(client):  # gone, or not one of ours
+        with contextlib.suppress(RequestFailed, ValueError), contextlib.closing(client):  # gone, or not our process
             answer = client.ask("GET", "/health", timeout_s=HEALTH_TIMEOUT_S)
-            health = json.loads(answer.body)  # 503: it says of itself that it is stuck
+            health = json.loads(answer.body)  # 503: the worker reports itself as stuck
     if isinstance(health, dict) and health.get("process", file.stem) == file.stem:
         return WorkerStatus(process=file.stem, port=port, host=host, health=health)
     return WorkerStatus(process=file.stem, port=port, host=host, health=None)
@@ -112,7 +112,7 @@ FIELD_TEXTS: dict[str, FieldText] = {
     # synthesiser
     "making": _of("problem", " in the making"),
 }
-"""Field -> what is said of its value, in this order."""
+"""Field -> text for its value, in this order."""
 
 UNUSUAL_TEXTS: dict[str, FieldText] = {
     "paused": _of("rollout", " set aside"),
@@ -130,21 +130,21 @@ UNUSUAL_TEXTS: dict[str, FieldText] = {
     "throttled_s": lambda seconds: f"{duration(seconds)} of waits for quotas of the Kafka brokers",
     "failures_in_a_row": lambda count: f"{plural(count, 'failure')} in a row",
 }
-"""Field -> what is said of its value. A field that is 0 is left out."""
+"""Field -> text for its value. A field that is 0 is left out."""
 
 SHOWN_ELSEWHERE = {"ok", "silent_s", "role", "process", "epoch", "state", "last_progress_at"}
 
 QUIET_S = 30.0
-"""Seconds without progress after which a worker is said to have done nothing."""
+"""Seconds without progress after which a worker is reported as idle."""
 
 
 def worker_sentence(worker: WorkerStatus, now: float) -> str:
-    """Return what `health_sentence` says of a worker, or that it is on another host."""
+    """Return `health_sentence` for a worker, or that it is on another host."""
     return health_sentence(worker.health, now) if worker.is_here else f"on {worker.host}, which is not asked from here"
 
 
 def health_sentence(health: Mapping[str, Any] | None, now: float) -> str:
-    """Return whether a worker is alive and at work, and what it has in hand. `health` is None if nobody answered."""
+    """Return whether a worker is alive and working, and its work in progress. `health` is None without an answer."""
     if health is None:
         return "does not answer"
     state = health.get("state")

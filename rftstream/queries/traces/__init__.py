@@ -1,1 +1,1 @@
-"""From any record to all that belongs to it, up and down the chain."""
+"""From any record to all related records, up and down the flow."""

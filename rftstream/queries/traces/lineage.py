@@ -1,4 +1,4 @@
-"""What a trace is made of: what can be traced, a tree of what was found, and reading a log by headers alone."""
+"""The basis of traces: targets, the tree of results, and reading a log by headers alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target of a trace; the fields that its kind has are set."""
+    """The target of a trace. Only the fields of its kind are set."""
 
     kind: str
     """rollout, group, batch, version, demonstration, problem or record."""
@@ -55,13 +55,13 @@ class Target:
     batch: int = 0
     version: int = 0
     trainer_epoch: int | None = None
-    """None: of any."""
+    """Trainer epoch. None: any."""
     place: TopicPartition | None = None
     offset: int = 0
     demonstration: str = ""
-    """Its id."""
+    """Id of the demonstration."""
     problem: str = ""
-    """`taskset/index`, or its id."""
+    """`taskset/index`, or the id of the problem."""
 
 
 _PATTERNS: tuple[tuple[str, str], ...] = (
@@ -79,7 +79,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
 
 
 def parse_target(text: str) -> Target:
-    """Return the target that a text names, as other commands print it. ConfigError says which forms there are."""
+    """Return the target that a text names, in the form of other commands' output. ConfigError lists the valid forms."""
     if (name := parse_object_name(text)) is not None:
         return Target("version", version=name.version, trainer_epoch=name.trainer_epoch)
     for kind, pattern in _PATTERNS:
@@ -108,7 +108,7 @@ def parse_target(text: str) -> Target:
 
 @dataclass(slots=True)
 class Node(Report):
-    """A record, or what records have in common, with what belongs to it."""
+    """A record, or a heading for several records, with the nodes below it."""
 
     JSON = (
         "kind name topic=record.topic? partition=record.partition? offset=record.offset? timestamp=record.timestamp_s? "
@@ -120,9 +120,9 @@ class Node(Report):
     name: str
     record: Record | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    """Shown behind it, and in the JSON."""
+    """Facts that are shown after the name, and in the JSON."""
     twin: bool = False
-    """The same thing once more, where there may be one only."""
+    """Whether it is a twin: a second record where there may be only one."""
     children: list[Node] = field(default_factory=list)
 
     def line(self) -> str:
@@ -140,7 +140,7 @@ class Node(Report):
         return "\n".join(lines)
 
     def to_tree(self) -> Tree:
-        """For a terminal."""
+        """Return the tree as text for a terminal."""
         from rich.text import Text
         from rich.tree import Tree
 
@@ -165,20 +165,20 @@ def _fact(name: str, value: Any) -> str:
 
 
 class Headers:
-    """Reads a log by headers, and bodies only of single records."""
+    """Reads a log by headers, and bodies of single records only."""
 
     def __init__(self, transport: Transport, index: Index | None = None) -> None:
         self.transport = transport
         self.index = index
-        """Index of the records that were read before; nothing is added to it."""
+        """Index of the records that were read before. It is not extended."""
         self._newest: tuple[tuple[TopicPartition, int], Message | str] | None = None
         self.searched: dict[str, int] = {}
-        """Partition -> records looked at."""
+        """Partition -> number of records that were searched."""
 
     def scan(
         self, places: Collection[TopicPartition], *, start: Mapping[TopicPartition, int] | None = None
     ) -> Iterator[Record]:
-        """Records of some partitions of one topic without bodies, up to their ends now."""
+        """Yield the records of some partitions of one topic without bodies, up to their current ends."""
         topic = next(iter(places)).topic
         partitions = {place.partition for place in places}
         for record in Log(self.transport).read(topic, start=start, bodies=False, partitions=partitions):
@@ -188,8 +188,8 @@ class Headers:
     def of_group(
         self, places: Collection[TopicPartition], group_id: bytes
     ) -> tuple[list[Record], dict[TopicPartition, int]]:
-        """Return the records of a group in these partitions of one topic as far as the index has them, and from where
-        on it knows nothing."""
+        """Return the records of a group in these partitions of one topic that the index has, and the offsets from which
+        on it has none."""
         if self.index is None or (number := self.index.names.find(group_id)) is None:
             return [], self._read_up_to(places)
         topic = next(iter(places)).topic
@@ -201,7 +201,7 @@ class Headers:
         return [record for record in records if record.header("group_id") == group_id], start
 
     def of_batch(self, batch: int) -> tuple[list[Record], dict[TopicPartition, int]]:
-        """Return the outcomes of a batch, as `of_group` does."""
+        """Return the outcomes of a batch, in the form of `of_group`."""
         return self._indexed(self.places("outcomes"), "SELECT 0, offset FROM on_outcomes WHERE batch = ?", (batch,))
 
     def _indexed(
@@ -228,7 +228,7 @@ class Headers:
         admin = self.transport.admin
         if admin.end_offsets(place.topic).get(place, -1) < mark.end:
             return False
-        if mark.last < admin.begin_offsets(place.topic)[place]:  # deleted meanwhile, or nothing was there
+        if mark.last < admin.begin_offsets(place.topic)[place]:  # deleted meanwhile, or there was none
             return True
         last = self.record_at(place, mark.last)
         return last is not None and fingerprint(last) == mark.fingerprint
@@ -244,14 +244,15 @@ class Headers:
         return read_records(self.transport, place, [offset]).get(offset)
 
     def message_of(self, record: Record) -> Message | str:
-        """Return the decoded message, or why there is none. The newest one is kept: several facts are asked of it."""
+        """Return the decoded message, or why there is none. The newest message is cached, since several facts are read
+        from it."""
         where = record.place, record.offset
         if self._newest is None or self._newest[0] != where:
             self._newest = where, self._read_message(*where)
         return self._newest[1]
 
     def facts_of(self, record: Record, kind: type[M], facts: Callable[[M], dict[str, Any]]) -> dict[str, Any]:
-        """Return the facts about a message, or why there is none of its kind."""
+        """Return the facts of a message, or why there is none of its kind."""
         message = self.message_of(record)
         return facts(message) if isinstance(message, kind) else {"why": message}
 
@@ -276,7 +277,7 @@ def number(record: Record, name: str) -> int | None:
 
 
 def version_of(record: Record) -> VersionName | None:
-    """That the headers of a step, an announcement or an evaluation name."""
+    """Return the version in the headers of a step, an announcement or an evaluation."""
     epoch, version = number(record, "trainer_epoch"), number(record, "version")
     return None if epoch is None or version is None else VersionName(trainer_epoch=epoch, version=version)
 
@@ -286,7 +287,7 @@ def name_of(version: VersionName) -> str:
 
 
 def count_stamps(segments: Iterable[Segment]) -> dict[VersionName, int]:
-    """Tokens by each version that sampled some."""
+    """Return version -> number of tokens that it sampled."""
     counts: dict[VersionName, int] = defaultdict(int)
     for segment in segments:
         for span in segment.versions:
@@ -295,7 +296,7 @@ def count_stamps(segments: Iterable[Segment]) -> dict[VersionName, int]:
 
 
 def sampled_by(segments: Iterable[Segment], other: str | None) -> str | None:
-    """The versions that did; `other`: the run that they are of, if it is not the one that is looked at."""
+    """Return the versions that sampled tokens. `other`: the run of these versions, if it is another one."""
     names = ", ".join(map(name_of, count_stamps(segments)))
     return f"{names} of {other}" if names and other is not None else names or None
 
@@ -314,13 +315,13 @@ def last_line(text: str) -> str:
 
 
 def named_siblings(outcomes: Iterable[Message | str]) -> set[int]:
-    """Numbers of the rollouts that outcomes name."""
+    """Return the numbers of the rollouts that outcomes name."""
     found = [rollout for outcome in outcomes if isinstance(outcome, GroupOutcome) for rollout in outcome.rollouts]
     return {int(one.rollout_id.rpartition("/")[2]) for one in found}
 
 
 def no_version(target: Target, names: Collection[VersionName], run_id: str) -> str:
-    """Return the message for a target that is not among `names`, all versions that were recorded."""
+    """Return the error text for a target that is not among `names`, all recorded versions."""
     epoch = "" if target.trainer_epoch is None else f"{target.trainer_epoch}/"
     text = f"trace: {epoch or 'v'}{target.version}: no such version"
     if not names:
@@ -332,19 +333,19 @@ def no_version(target: Target, names: Collection[VersionName], run_id: str) -> s
     return f"{text}; the run {run_id} has v0 to v{newest}, of trainer epochs {epochs}{hint}"
 
 
-# ---------------------- where the records of a run come from, if it is made of another one: `rescore`, `replay --into`
+# ---------------------- the source of a run's records, if it is made from another run: `rescore`, `replay --into`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin(Report):
-    """Where the records of a run come from. `origin_of` makes it."""
+    """The source of a run's records. `origin_of` makes it."""
 
     run: str
     """Folder of the other run."""
     versions: tuple[int, int] | None
-    """Its batches between them are trained here; None: its rollouts were scored again."""
+    """Batches between these versions are trained here. None: the rollouts were scored again."""
     changed: tuple[str, ...]
-    """`key before -> after` for each setting in which this run differs from it."""
+    """`key before -> after` for each setting that differs from the other run."""
 
     @property
     def name(self) -> str:
@@ -353,14 +354,14 @@ class Origin(Report):
 
     @property
     def how(self) -> str:
-        """Return how its records are used here, in words."""
+        """Return in words how its records are used here."""
         if self.versions is None:
             return "its rollouts, scored again"
         return f"its batches from version {self.versions[0]} to {self.versions[1]}"
 
 
 def origin_of(config: RunConfig, manifest: RunManifest | None) -> Origin | None:
-    """Return where the run's records come from; None if the run has sampled its rollouts itself."""
+    """Return the source of the run's records; None if the run sampled its rollouts itself."""
     if config.run.imported_from is None:
         return None
     return Origin(
@@ -371,7 +372,7 @@ def origin_of(config: RunConfig, manifest: RunManifest | None) -> Origin | None:
 
 
 def origin_node(run: OpenRun) -> list[Node]:
-    """For a trace; empty for a run that has sampled its rollouts itself."""
+    """Return the source as nodes of a trace; empty if the run sampled its rollouts itself."""
     origin = origin_of(run.config, read_control(run.transport).manifest)
     if origin is None:
         return []

@@ -1,12 +1,12 @@
-"""A run as spans of a tracing system, made from its log: live or weeks later, and nothing has to be built into roles.
+"""A run as spans of a tracing system. They are made from its log, live or weeks later, without any code in the roles.
 
 Each group is a trace: admitted until decided, with its rollouts, their model calls, and the way to their verdicts.
 Each batch is a trace: closed until trained, with the steps that trained it, the trainers that started with its
 version, the weights and the evaluations of their versions; evaluations of version 0 are a trace of their own. Links
 lead from a group to its batch, from a batch to its groups, and from a rollout to the steps whose versions sampled it.
 
-Ids are digests of the run's id and of what a span is about, so the same span has the same id whenever and by whomever
-it is made. Times are those of the records, in seconds since 1970. A span is made once all of it is on the log.
+Ids are digests of the run's id and of a span's subject, so a span always gets the same id. Times are those of the
+records, in seconds since 1970. A span is made once all its records are on the log.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, We
 from rftstream.service.role import Log
 
 MAX_LINKS = 128
-"""Links of one span at most, as in the specification's own default; a batch of more groups has the first of them."""
+"""Most links of one span, the default of the specification. A batch with more groups has links to the first ones."""
 
 TOPICS = ("tasks", "rollouts", "verified", "batches", "outcomes", "steps", "weights", "evals")
-"""In this order, so that a reader who starts at the beginning knows a group's admission when it meets its outcome."""
+"""The topics, in this order, so that a reader that starts at the beginning knows a group's admission before its
+outcome."""
 
 Value = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
 class SpanKey:
-    """Which span: the ids under which a tracing system knows it."""
+    """The ids by which a tracing system knows a span."""
 
     trace_id: int
     """128 bits, not 0."""
@@ -49,23 +50,24 @@ class Span:
 
     key: SpanKey
     name: str
-    """Kind of span; there are few names, so that tracing systems can group by them."""
+    """Kind of span. There are few kinds, so that tracing systems can group by them."""
     start_s: float
     end_s: float
-    """Not before the start."""
+    """End in seconds, not before the start."""
     parent: SpanKey | None = None
-    """None: the root of its trace."""
+    """Id of the parent. None: this is the root of its trace."""
     attributes: Mapping[str, Value] = field(default_factory=dict)
     links: tuple[SpanKey, ...] = ()
     error: str | None = None
-    """Why it failed; None: it did not."""
+    """Why it failed. None: it did not."""
 
 
 class SpanReader:
-    """Makes spans of a run's log. Each call of `read` yields those that have become complete since the last one. It is
-    used up if one of them fails: the next reader begins at the beginning, and makes the same ids.
+    """Makes spans from a run's log. Each call of `read` yields the spans that became complete since the last call.
+    After an error, make a new reader: it starts at the beginning, and makes the same ids.
 
-    It keeps when groups without an outcome were admitted, and when batches were closed and trained."""
+    It keeps the admission times of groups without an outcome, and the times at which batches were closed and trained.
+    """
 
     def __init__(self, log: Log, run_id: str) -> None:
         self._log, self._run_id = log, run_id
@@ -77,11 +79,11 @@ class SpanReader:
         self._trained: dict[VersionName, float] = {}
 
     def read(self) -> Iterator[Span]:
-        """Yield what has become complete. TransportError if the log does not answer."""
-        # The ends of what follows are looked up before those of what it follows from, so a reader who looks on while
-        # the run goes on meets each cause before its effect.
+        """Yield the spans that became complete. TransportError if the log does not answer."""
+        # The ends of effects are looked up before the ends of their causes, so a reader of a live run meets each
+        # cause before its effect.
         ends = {topic: self._log.ends(topic) for topic in reversed(TOPICS)}
-        for record in self._records("tasks", ends["tasks"], bodies=False):  # their headers say enough
+        for record in self._records("tasks", ends["tasks"], bodies=False):  # their headers are enough
             self._admitted.setdefault(record.header("group_id") or b"", record.timestamp_s)
         for topic in TOPICS[1:]:
             for record, message in self._log.rule.messages(self._records(topic, ends[topic])):
@@ -96,7 +98,7 @@ class SpanReader:
                 yield record
 
     def _key(self, trace: str, span: str = "") -> SpanKey:
-        """Name a span by its trace's subject and its own; without one it is the root."""
+        """Return the key of a span, from its trace's subject and its own subject. Without a subject, it is the root."""
         whole = hashlib.sha256(f"{self._run_id}\0{trace}".encode()).digest()
         part = hashlib.sha256(f"{self._run_id}\0{trace}\0{span}".encode()).digest()
         return SpanKey(int.from_bytes(whole[:16]) or 1, int.from_bytes(part[:8]) or 1)
@@ -108,8 +110,8 @@ class SpanReader:
         return self._key(f"batch {sequence}", span)
 
     def _of_version(self, name: VersionName) -> SpanKey:
-        """Name the step that made a version, or the start of the trainer that took it over. The step after batch k
-        makes version k + 1."""
+        """Return the key of the step that made a version, or of the start of the trainer that took it over. The step
+        after batch k makes version k + 1."""
         return self._of_batch(name.version - 1, f"step {name.version}/{name.trainer_epoch}")
 
     def _spans(self, record: Record, message: Message) -> Iterator[Span]:
@@ -176,7 +178,7 @@ class SpanReader:
             )
 
     def _verdict(self, record: Record, verified: VerifiedRollout) -> Span:
-        """Span from the rollout's last token to its verdict: the wait for a verifier is in it."""
+        """Return the span from the rollout's last token to its verdict, including the wait for a verifier."""
         ids, verdict = verified.ids, verified.verdict
         end = verified.verified_at or record.timestamp_s
         facts: dict[str, Value] = {"rftstream.rollout_id": ids.rollout_id, "rftstream.record": str(record)}
@@ -231,7 +233,7 @@ class SpanReader:
         end = step.recorded_at or record.timestamp_s
         start = min(self._closed.get(sequence, end), end)
         self._trained[step.name] = end
-        if sequence > self._newest_batch:  # a trainer that took over may train it again: one more step of the batch
+        if sequence > self._newest_batch:  # a trainer that took over may train it again: another step
             self._newest_batch = sequence
             groups = self._groups.pop(sequence, ())
             yield Span(
@@ -253,8 +255,8 @@ class SpanReader:
         )
 
     def _start(self, record: Record, step: StepRecord) -> Span:
-        """Span of no length for a trainer that started with a version. From then on the version is called by that
-        trainer's epoch, so what follows from it hangs here and not at the step that made it."""
+        """Return a span of length 0 for a trainer that started with a version. From then on the version has that
+        trainer's epoch in its name, so later spans are below this one and not below the step that made the version."""
         end, sequence = step.recorded_at or record.timestamp_s, step.name.version - 1
         self._trained[step.name] = end
         return Span(

@@ -1,8 +1,8 @@
-"""From a rollout, a group, a batch or a version up and down the chain: every record that belongs to it.
+"""Traces a rollout, a group, a batch or a version up and down the flow, to every related record.
 
 task -> rollout -> verified -> outcome -> batch -> step -> version -> evaluations, with dead letters and twins. Only
-headers are read, and where a rollout or group is looked for only one partition of each topic (its sequence says which).
-Bodies are read only of the records that are shown.
+headers are read. For a rollout or group, only one partition of each topic is searched, given by its sequence. Bodies
+are read only for the records that are shown.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from rftstream.service.role import Log
 
 
 def trace(run: OpenRun, text: str, index: Index | None = None, *, dims: bool = False) -> Node:
-    """Return the chain of `text`, a name as the other commands print it. ConfigError if there is no such thing.
+    """Return the trace of `text`, an id as printed by other commands. ConfigError if the id does not exist.
 
-    `index`: what an audit has read spares reading it again. `dims`: special tokens of completions are dimmed."""
+    `index`: records that an audit has read are not read again. `dims`: special tokens of completions are dimmed.
+    """
     reader, target = open_reader(run, dims=dims), parse_target(text)
     try:
         node = _Tracer(run, index, reader).chain_of(target, text)
-    except StoreError:  # the file is damaged: who only looks has not read all of it before
+    except StoreError:  # the file is damaged, and a reader without the lock has not read all of it before
         node = _Tracer(run, None, reader).chain_of(target, text)
     node.children += origin_node(run)
     return node
 
 
 class _Tracer:
-    """Finds out what a name stands for, and hands it to the tracer of such things."""
+    """Finds out what an id names, and passes it to the tracer of its kind."""
 
     def __init__(self, run: OpenRun, index: Index | None, reader: CompletionReader) -> None:
         self._run = run
@@ -58,7 +59,7 @@ class _Tracer:
         self._groups = GroupTracer(self._records, self._versions, self._batches, reader)
 
     def chain_of(self, target: Target, text: str) -> Node:
-        """Return the chain of `target`, which was given as `text`."""
+        """Return the trace of `target`, which was given as `text`."""
         match target.kind:
             case "demonstration":
                 return trace_demonstration(self._records, text, self._batches.uses, target.demonstration)

@@ -1,4 +1,4 @@
-"""The part of a trace that is about batches: their manifests, groups and experiences."""
+"""The part of a trace about batches: their manifests, groups and experiences."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rftstream.queries.traces.trace_records import TraceRecords, VersionTracer
 
 
 class BatchTracer:
-    """Makes the nodes of batches, with their trainings below them. `trace` makes one for each question."""
+    """Makes the nodes of batches, with their steps below them. `trace` makes one for each call."""
 
     def __init__(self, records: TraceRecords, versions: VersionTracer) -> None:
         self._records = records
         self._versions = versions
 
     def batch_of_target(self, batch: int | None, target: Target) -> list[Node]:
-        """Return the batch that a rollout or group went into, with the experiences of that rollout or group alone."""
+        """Return the batch of a rollout or group, with only its experiences."""
         if batch is None:
             return []
         records = [record for record in self._records_of(batch) if header(record, "group_id") == target.group_id]
@@ -95,7 +95,7 @@ class BatchTracer:
         return (record for record in records if number(record, "batch_sequence") == batch)
 
     def _records_of(self, batch: int) -> list[Record]:
-        """Read each share from where the batch before was trained up to the manifest of this batch."""
+        """Read each share from the end of the batch before up to the manifest of this batch."""
         before = [
             record
             for record in self._records.steps
@@ -131,7 +131,7 @@ class BatchTracer:
         return {"share": message.share, "position": message.position, "reward": message.reward, "sampled by": by}
 
     def uses(self, number_: int, taken: int | None) -> list[Node]:
-        """Return the batches that took a demonstration, or only the batch of the pass `taken`."""
+        """Return the batches that used a demonstration, or only the batch of the pass `taken`."""
         uses: dict[int, list[Record]] = defaultdict(list)
         for record in self._records.all_of("batches"):
             if header(record, "expert") is None:
@@ -143,24 +143,25 @@ class BatchTracer:
         return [self._part_of_batch(batch, records) for batch, records in sorted(uses.items())]
 
     def _part_of_batch(self, batch: int, records: list[Record]) -> Node:
-        """Return the batch with these of its experiences and with its trainings."""
+        """Return the batch with these of its experiences, and with its steps."""
         return Node(
             "batch", f"batch:{batch}", children=[*self._experiences_of(records), *self._versions.steps_of(batch)]
         )
 
 
-# ------------------------------------------- from a demonstration to the batches that it was in, and what came of them
+# ------------------------------------------- from a demonstration to its batches, and on from there
 
 
 DEMONSTRATION_IDS = "experts/"
-"""Prefix of ids that come from demonstrations: `experts/pass/number/0`."""
+"""Prefix of the ids of demonstrations: `experts/pass/number/0`."""
 
 Uses = Callable[[int, int | None], list[Node]]
-"""A function from a demonstration's number and a pass (None: all passes) to the batches that it was in."""
+"""Function from a demonstration's number and a pass (None: all passes) to its batches."""
 
 
 def trace_demonstration(headers: Headers, text: str, uses: Uses, wanted: int | str, taken: int | None = None) -> Node:
-    """By its number or its id; `taken`: in this pass alone. ConfigError if there is none."""
+    """Return the trace of a demonstration, given by number or id. `taken`: only in this pass. ConfigError if there is
+    none."""
     places = headers.places("experts")
     if isinstance(wanted, int):
         places = [TopicPartition("experts", wanted % len(places))]

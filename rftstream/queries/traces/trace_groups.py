@@ -1,4 +1,4 @@
-"""The part of a trace that is about groups and their rollouts, from the task to the outcome."""
+"""The part of a trace about groups and their rollouts, from the task to the outcome."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from rftstream.queries.traces.trace_records import TraceRecords, VersionTracer
 
 FLOW = ("tasks", "partials", "rollouts", "verified")
 SHOWN_CHARACTERS = 60
-"""How many characters of a completion are shown."""
+"""Most characters of a completion."""
 MAX_NAMES = 20_000
-"""How many group ids are remembered while searching, to name the nearest."""
+"""Most group ids that are remembered during a search, to propose the nearest."""
 
 
 class GroupTracer:
-    """Makes the nodes of groups and rollouts. `trace` makes one for each question."""
+    """Makes the nodes of groups and rollouts. `trace` makes one for each call."""
 
     def __init__(
         self, records: TraceRecords, versions: VersionTracer, batches: BatchTracer, reader: CompletionReader
@@ -62,7 +62,7 @@ class GroupTracer:
             known |= more
             sequence = number(tasks[0], "sequence") if tasks else None
         if sequence is None and self._records.index is not None:
-            self._records.index = None  # to name the nearest, all names must be looked at
+            self._records.index = None  # all names are needed to propose the nearest
             return self.group(target, text)
         if sequence is None:
             raise ConfigError(self._not_found(target, text, known))
@@ -97,7 +97,7 @@ class GroupTracer:
     def _find(
         self, topic: str, places: list[TopicPartition], group_id: str, *, first: bool = False
     ) -> tuple[list[Record], set[str]]:
-        """Return the records of the group (with `first` only the first), and names of groups that were passed."""
+        """Return the records of the group (with `first` only the first), and the names of other groups on the way."""
         known: set[str] = set()
         wanted = group_id.encode()
         found, start = self._records.of_group(places, wanted)
@@ -143,13 +143,14 @@ class GroupTracer:
         return node
 
     def _each(self, records: list[Record], kind: str, facts: Any) -> list[Node]:
-        """Return a node for each record. The first is as it should be, the others are its twins."""
+        """Return a node for each record. The first is regular, and the others are its twins."""
         return [Node(kind, "", record, facts(record), twin=i > 0) for i, record in enumerate(records)]
 
     def _saved(self, records: list[Record]) -> Iterator[Node]:
-        """Say who sampled parts of the rollout before it was finished.
+        """Return nodes for the saved pieces of the rollout, with their explorers.
 
-        Consecutive pieces of the same explorer are one line, with the newest piece. Compacted pieces are not shown."""
+        Consecutive pieces of the same explorer are one line, with the newest piece. Compacted pieces are not shown.
+        """
         for explorer, pieces in itertools.groupby(records, key=lambda record: header(record, "explorer")):
             some = list(pieces)
             first, last = (number(piece, "piece") for piece in (some[0], some[-1]))
@@ -178,7 +179,7 @@ class GroupTracer:
         return facts
 
     def _turns(self, record: Record) -> Iterator[Node]:
-        """Yield a node for each turn of a rollout of several turns or with tool calls, and for each model call of an
+        """Yield a node for each turn of a rollout with several turns or with tool calls, and for each model call of an
         agent."""
         rollout = self._records.message_of(record)
         if not isinstance(rollout, Rollout):
@@ -201,7 +202,7 @@ class GroupTracer:
             yield Node("call", f"{rollout.ids.rollout_id}/call/{call.number}", facts={"is": model_call_text(call)})
 
     def _stamps(self, record: Record) -> list[Node]:
-        """Say which versions sampled the rollout, and how many tokens each."""
+        """Return which versions sampled the rollout, with the number of tokens of each."""
         rollout = self._records.message_of(record)
         if not isinstance(rollout, Rollout):
             return [Node("sampled", "", facts={"why": rollout})]

@@ -1,4 +1,4 @@
-"""The part of a trace that is about problems that joined the run: what they were made of, what was made of them."""
+"""The part of a trace about problems that joined the run: their parents and the problems made from them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rftstream.service.records.problem_records import read_problems
 from rftstream.service.role import Log
 
 SHOWN_CHARACTERS = 60
-"""How many characters of a problem are shown."""
+"""Most characters of a problem."""
 MAX_GENERATIONS = 1000
-"""Parents of parents that are followed."""
+"""Most generations of parents that are followed."""
 
 
 class ProblemTracer:
-    """Makes the nodes of problems. `trace` makes one for each question; `problems` is read when it is first asked."""
+    """Makes the nodes of problems. `trace` makes one for each call; `problems` is read on first use."""
 
     def __init__(self, run: OpenRun) -> None:
         self._run = run
@@ -49,7 +49,7 @@ class ProblemTracer:
         return None if taskset is None else taskset.index_at(record.offset)
 
     def of_group(self, group: str) -> list[Node]:
-        """Return the problem of a group with all that it was made of, if it joined the run; and what was made of it."""
+        """Return the problem of a group with its parents, if it joined the run, and the problems made from it."""
         place = split_group_id(group)
         if place is None:
             return []
@@ -58,7 +58,7 @@ class ProblemTracer:
         return ([] if above is None else [self._with_parents(*above)]) + _called("made of it", made)
 
     def problem(self, name: str) -> Node:
-        """Return the chain of a problem, named by `taskset/index` or its id. ConfigError if there is none."""
+        """Return the trace of a problem, given by `taskset/index` or its id. ConfigError if there is none."""
         found = self._joined(name) or next((pair for pair in self._records if pair[1].problem_id == name), None)
         if found is None:
             taskset = name.partition("/")[0]
@@ -80,14 +80,14 @@ class ProblemTracer:
         return node
 
     def record(self, record: Record) -> Node:
-        """Return the chain of the problem at a place of `problems`."""
+        """Return the trace of the problem in this record of `problems`."""
         for other, message in self._records:
             if other.offset == record.offset:
                 return self._with_parents(other, message)
         raise ConfigError(f"trace: {record}: cannot be read, so it is no problem; `rftstream inspect` shows it")
 
     def _joined(self, name: str) -> tuple[Record, NewProblem] | None:
-        """Return the record of the problem that has this name, `taskset/index`."""
+        """Return the record of the problem with the name `taskset/index`."""
         for record, message in self._records:
             if isinstance(message, NewProblem):
                 index = self._index_of(record, message)
@@ -96,7 +96,7 @@ class ProblemTracer:
         return None
 
     def _with_parents(self, record: Record, message: NewProblem | RejectedProblem) -> Node:
-        """Return the node of a problem, in it that of its parent, and so on."""
+        """Return the node of a problem, with the node of its parent inside, and so on."""
         node = first = self._node(record, message)
         for _ in range(MAX_GENERATIONS):
             if message.parent is None:
@@ -147,7 +147,7 @@ def _short(text: str) -> str:
 
 
 def feedback_nodes(log: Log, config: RunConfig, target: Target) -> list[Node]:
-    """Return a node for each question about a rollout or a group that was asked or answered, with its votes."""
+    """Return a node for each question about a rollout or a group, asked or answered, with its votes."""
     if not has_feedback(log) or (not any(log.ends("feedback").values()) and not any(log.ends("questions").values())):
         return []
     view = read_feedback(log, config)
@@ -182,7 +182,7 @@ def _asked(question: Question) -> dict[str, Any]:
 
 
 def _changed(judgement: Judgement, *, recorded: bool) -> dict[str, Any]:
-    """Return how the question stood after a vote, and the batch and version that it came too late for."""
+    """Return the state of the question after a vote, and the batch and version for which it came too late."""
     batch = judgement.batch_sequence
     return {
         "votes": judgement.num_votes,

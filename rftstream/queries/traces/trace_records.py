@@ -1,4 +1,4 @@
-"""The records of the small topics that a trace looks things up in, each topic read once."""
+"""The records of small topics that a trace looks up. Each topic is read once."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from rftstream.weights.stores.store import ObjectStore
 
 
 class TraceRecords(Headers):
-    """The records about a run that a trace needs beside its flow: steps, versions, evaluations, dead letters,
-    deletions.
+    """The records about a run that a trace needs beside those of its target: steps, versions, evaluations, dead
+    letters, deletions.
 
-    `trace` makes it, and each of its topics is read when it is first asked for."""
+    `trace` makes it. Each topic is read on first use.
+    """
 
     def __init__(self, run: OpenRun, index: Index | None) -> None:
         super().__init__(run.transport, index)
         self.run = run
         self._places: dict[str, str] = {}
-        """Where each object is that was asked for."""
+        """Object -> its place, if it was looked up."""
         imported = run.config.run.imported_from
         self.other_run = None if imported is None else Path(imported).name
-        """The run whose versions sampled what is here; None if it is this one."""
+        """The other run whose versions sampled the rollouts here; None if it is this run."""
 
     def whereabouts_of(self, announced: WeightsAnnounced) -> str:
-        """Say where the object of a version is. The store may be far away, so it is asked once for each version."""
+        """Return where the object of a version is. The store may be remote, so it is asked once for each version."""
         if announced.object not in self._places:
             self._places[announced.object] = whereabouts(self._store, announced)
         return self._places[announced.object]
@@ -48,7 +49,7 @@ class TraceRecords(Headers):
 
     @cached_property
     def deleted(self) -> Trimmed:
-        """The deletions of the log by retention, as `control` records them."""
+        """The deletions by retention, from `control`."""
         return read_control(self.run.transport).deleted
 
     @cached_property
@@ -60,7 +61,7 @@ class TraceRecords(Headers):
         ]
 
     def _in_force(self, topic: str) -> frozenset[int]:
-        """Offsets of the records that count, on a topic of one partition."""
+        """Return the offsets of the records in force, on a topic of one partition."""
         return frozenset(record.offset for record, _ in Log(self.run.transport).in_force(topic))
 
     @cached_property
@@ -101,17 +102,17 @@ class TraceRecords(Headers):
         return found
 
 
-# ------------------------- the part of a trace from a training to the version that it made: step, weights, evaluations
+# ------------------------- the part of a trace from a step to the version that it made: step, weights, evaluations
 
 
 class VersionTracer:
-    """Makes the nodes of steps and versions. `trace` makes one for each question."""
+    """Makes the nodes of steps and versions. `trace` makes one for each call."""
 
     def __init__(self, records: TraceRecords) -> None:
         self._records = records
 
     def steps_of(self, batch: int) -> list[Node]:
-        """Return every training of a batch, each with what came of it."""
+        """Return every step that trained a batch, each with the version that it made."""
         records = [record for record in self._records.steps if number(record, "batch_sequence") == batch]
         return [self.step(record) for record in records] or [Node("step", "", facts={"is": "not yet"})]
 
