@@ -1,4 +1,4 @@
-"""Sharing out partitions among the members of a group. Owners change rarely, and all get about as much.
+"""Assignment of partitions to the members of a group. Owners change rarely, and all members get similar numbers.
 
 Every transport uses this rule.
 """
@@ -16,13 +16,13 @@ def share_out(
     num_partitions: Mapping[str, int],
     owners: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
-    """Return who owns each partition from now on.
+    """Return the new owner of each partition.
 
-    `members` maps members to their topics, `num_partitions` topics to their widths, and `owners` partitions to the
-    members that own them so far. Topics with the same subscribers are shared out together: the owner of a partition of
-    one topic owns the partitions with the same number of the others. Shares of such topics differ by one number at
-    most, and a partition changes hands only where that needs it. The result is deterministic: member numbers order what
-    is otherwise equal."""
+    `members` maps members to their topics, `num_partitions` topics to their numbers of partitions, and `owners`
+    partitions to their current owners. Topics with the same subscribers are assigned together: the owner of a partition
+    of one topic owns the partitions with the same number of the others. The members' shares of such topics differ by
+    one number at most, and a partition changes hands only if necessary. The result is deterministic: ties are broken by
+    member number."""
     together: dict[frozenset[int], list[str]] = {}
     for topic in sorted(num_partitions):
         subscribers = frozenset(member for member, topics in members.items() if topic in topics)
@@ -47,7 +47,7 @@ def _share_numbers(
     owners: Mapping[TopicPartition, int],
     load: Mapping[int, int],
 ) -> dict[int, int]:
-    """Return the member that gets each partition number, for topics that are shared out together."""
+    """Return the member for each partition number, for topics that are assigned together."""
     held: dict[int, list[int]] = {member: [] for member in subscribers}
     for number in range(width):
         so_far: Counter[int] = Counter()
@@ -56,9 +56,9 @@ def _share_numbers(
             if owner is not None and owner in held:
                 so_far[owner] += 1
         if so_far:
-            # The number stays with the member that owns most of its partitions; with the older one if two own as many.
+            # The number stays with the member that owns most of its partitions, and in a tie with the older one.
             held[min(so_far, key=lambda member: (-so_far[member], member))].append(number)
-    # The members that hold most now get the larger shares, so that the fewest partitions move.
+    # Members that hold most now get the larger shares, so that the fewest partitions move.
     ordered = sorted(subscribers, key=lambda member: (-len(held[member]), load.get(member, 0), member))
     base, extra = divmod(width, len(ordered))
     room = {member: base + (index < extra) for index, member in enumerate(ordered)}

@@ -16,13 +16,13 @@ from rftstream.transport.kafka.connection import KafkaClientFactory
 from rftstream.transport.kafka.options import MIN_SESSION_S
 
 TESTED = (4, 0)
-"""The oldest version that was tried. Older ones, from connection.OLDEST_BROKER on, should work."""
+"""The oldest tested version. Older ones, from connection.OLDEST_BROKER on, should work."""
 
 TRANSACTION_MS = 60_000
 """Time-out of the longest transactions, those of single roles, in milliseconds."""
 
 OF_SHAPE = ("max.message.bytes", "cleanup.policy", "min.insync.replicas")
-"""Settings of a topic that are judged elsewhere: by its shape, and by how many replicas it has."""
+"""Topic settings that other checks cover: those of shape and of replicas."""
 
 _Judge = Callable[[int], bool]
 
@@ -56,13 +56,13 @@ _SETTINGS: tuple[tuple[str, _Judge, str, Level, str], ...] = (
         "positions could not be committed; set it in the brokers' properties",
     ),
 )
-"""Broker setting, whether its value will do, what is wanted, how bad it is otherwise, and why."""
+"""Broker setting, check of its value, wanted value, severity, and reason."""
 
 _Setting = tuple[str, _Judge, str, Level, str]
 
 
 def _of_sessions(session_s: float) -> tuple[_Setting, ...]:
-    """Return what the brokers have to take so that members with this time-out can join."""
+    """Return the broker settings that members with this session time-out require."""
     session_ms = max(session_s, MIN_SESSION_S) * 1000
     why = "explorers and verifiers could not join; set it in the brokers' properties, or transport.session_timeout_s"
     return (
@@ -78,9 +78,9 @@ _REPLICATED = ("offsets.topic.replication.factor", "transaction.state.log.replic
 class KafkaLook:
     """`ServerLook` on Kafka. KafkaAdmin makes it and lends it its connection.
 
-    `ask` puts a question to the client, again while brokers come and go. `topics` returns the run's topics with their
-    settings. `topic_options` returns what a topic of given settings should have on the broker. `history` says what has
-    become of a topic with this least number of replicas in step, a sentence each: made anew, too few replicas."""
+    `ask` sends a request with the client, and repeats it while brokers come and go. `topics` returns the run's topics
+    with their settings. `topic_options` returns the broker's options for a topic with given settings. `history` returns
+    faults of a topic, given its least number of in-sync replicas, a sentence each: made anew, too few replicas."""
 
     clients: KafkaClientFactory
     ask: Callable[[str, Callable[[Any], Any]], Any]
@@ -160,7 +160,7 @@ class KafkaLook:
     # ------------------------------------------------------------------------------------------ topics
 
     def topic_differences(self, wanted: Mapping[str, TopicSettings]) -> dict[str, list[str]]:
-        """Return settings of topics that differ, as `ServerLook` says."""
+        """Return settings of topics that differ, as described for `ServerLook`."""
         there = {name: settings for name, settings in wanted.items() if name in self.topics()}
         if not there:
             return {}
@@ -195,7 +195,7 @@ class KafkaLook:
         return {group: members for group, members in found.items() if members}
 
     def delete_groups(self, groups: Collection[str]) -> list[str]:
-        """Delete groups as `ServerLook` says. TransportError if a group still has members."""
+        """Delete groups, as described for `ServerLook`. TransportError if a group still has members."""
         names = [self.clients.name(group) for group in groups]
         results = self.ask("delete groups", lambda client: client.delete_groups(names))
         deleted = []
@@ -210,7 +210,7 @@ class KafkaLook:
 
 
 def _replication(settings: Mapping[int, Mapping[str, str]]) -> list[Finding]:
-    """Return findings about replication: with several brokers, the loss of one must not lose positions."""
+    """Return findings about replication. With several brokers, the loss of one must not lose positions."""
     if len(settings) < 3:
         return [
             Finding(

@@ -1,8 +1,7 @@
-"""The clients of a Kafka transport: their settings, names on the broker, and their errors in our words.
+"""The clients of a Kafka transport: their settings, the names on the broker, and the translation of their errors.
 
-The modules of this folder are the only ones that import kafka-python. Options of the run file may hold passwords: they
-go to the clients and nowhere else.
-"""
+Only the modules of this folder import kafka-python. Options of the run file may contain passwords: they are passed to
+the clients and nowhere else."""
 
 from __future__ import annotations
 
@@ -24,13 +23,13 @@ from rftstream.transport.kafka.client import compat, selector
 from rftstream.transport.kafka.options import FETCH_WAIT_MS, REQUEST_MS, check_options
 
 OLDEST_BROKER = (3, 0)
-"""The first version with stable positions of a whole group in one request, and with fencing by generation."""
+"""The first version that returns stable positions of a whole group in one request, and that fences by generation."""
 
 CONNECT_S = 6.0
 """Seconds to wait for the first answer of a broker."""
 
 BACKOFF_MS = 5
-"""Milliseconds that a transaction waits for the one before it. This decides their rate.
+"""Milliseconds of back-off while a transaction waits for the previous one. This decides the rate of transactions.
 
 Measured: 13 transactions a second with 100 ms, 177 with 5 ms."""
 
@@ -54,7 +53,7 @@ _RESOURCES: dict[type[BaseException], tuple[str, str, str]] = {
         "Write and Describe",
     ),
 }
-"""For each refusal: what it was about, the option of kafka-acls for that, and the operations that a run needs."""
+"""Refusal -> kind of resource, the option of kafka-acls for it, and the operations that a run needs."""
 
 CAUSES = {
     "imestamp": (
@@ -66,17 +65,17 @@ CAUSES = {
         "its topic has fewer replicas in step than min.insync.replicas asks for: bring brokers back, or set it to less"
     ),
 }
-"""A sign in an error of brokers that names no cause -> what is behind it, and what to do about it."""
+"""Part of a broker's error text that names no cause -> likely cause, and advice."""
 
 MAX_SAID = 300
-"""Longest text of a client's error, in characters: some errors hold the whole request."""
+"""Longest text of a client's error, in characters, since some errors contain the whole request."""
 
 _TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "certificate verify failed")
 _CLOSED = ("socket disconnected", "InvalidReceiveError", "Handshake failed", "Connection reset")
-"""Signs in what the client logs when a connection fails."""
+"""Parts of the client's log messages about a failed connection."""
 
 THROTTLED_AGAIN_S = 60.0
-"""Least seconds between two warnings that brokers throttle."""
+"""Least seconds between two warnings about throttling."""
 
 AWAY_AGAIN_S = 30.0
 """Least seconds between two warnings that a broker is away."""
@@ -85,7 +84,7 @@ log = logging.getLogger(__name__)
 
 
 class Section(Protocol):
-    """The part of config.TransportSection that is needed here."""
+    """The part of config.TransportSection that this folder uses."""
 
     @property
     def servers(self) -> str | None:
@@ -97,14 +96,14 @@ class Section(Protocol):
 
     @property
     def session_timeout_s(self) -> float:
-        """Seconds without a sign after which a member is put out."""
+        """Seconds without a heartbeat after which a member is removed."""
 
 
 class KafkaClientFactory:
     """Makes the clients of one run, with its settings and names.
 
-    KafkaTransport makes it and shares it with its parts. A client is made when it is needed and never before, since a
-    process may still fork until then. ConfigError for settings that cannot be right."""
+    KafkaTransport makes it and shares it with its parts. A client is made when it is first needed, since a process may
+    fork until then. ConfigError for settings that cannot be right."""
 
     def __init__(self, run_id: str, section: Section, *, connect_s: float = CONNECT_S) -> None:
         if not section.servers:
@@ -115,7 +114,7 @@ class KafkaClientFactory:
         self.run_id = run_id
         self.servers = section.servers
         self.jumps: list[Jump] = []
-        """Jumps of this transport's readers and members that nobody has asked for yet."""
+        """Unreported jumps of this transport's readers and members."""
         self._connect_s = connect_s
         self._pid: int | None = None
         options = dict(section.options)
@@ -133,11 +132,11 @@ class KafkaClientFactory:
     # ------------------------------------------------------------------------------------------ names
 
     def name(self, bare: str) -> str:
-        """Return the name that a topic, group or transactional id has on the broker."""
+        """Return the name of a topic, group or transactional id on the broker."""
         return bare if bare.startswith(f"{self.run_id}.") else f"{self.run_id}.{bare}"
 
     def bare(self, name: str) -> str:
-        """Return the bare name of what has this name on the broker."""
+        """Return the bare name for a name on the broker."""
         return name.removeprefix(f"{self.run_id}.")
 
     def is_ours(self, name: str) -> bool:
@@ -145,17 +144,17 @@ class KafkaClientFactory:
         return name.startswith(f"{self.run_id}.")
 
     def partition(self, place: TopicPartition) -> KafkaPartition:
-        """Return a partition as Kafka names it."""
+        """Return a partition in Kafka's form."""
         return KafkaPartition(self.name(place.topic), place.partition)
 
     def place(self, partition: KafkaPartition) -> TopicPartition:
-        """Return the partition that Kafka names so."""
+        """Return the partition for one in Kafka's form."""
         return TopicPartition(self.bare(partition.topic), partition.partition)
 
     # ------------------------------------------------------------------------------------------ clients
 
     def consumer(self, **settings: Any) -> KafkaConsumer:
-        """Make a consumer that sees committed records only; `settings` are added to the usual ones."""
+        """Make a consumer that sees only committed records. `settings` are added to the usual ones."""
         return self._made(
             KafkaConsumer,
             {
@@ -171,7 +170,7 @@ class KafkaClientFactory:
         )
 
     def producer(self, **settings: Any) -> KafkaProducer:
-        """Make a producer; `settings` are added to the usual ones."""
+        """Make a producer. `settings` are added to the usual ones."""
         return self._made(KafkaProducer, {"retry_backoff_ms": BACKOFF_MS, **settings})
 
     def admin(self, kind: Callable[..., KafkaAdminClient]) -> KafkaAdminClient:
@@ -246,7 +245,7 @@ class KafkaClientFactory:
     # ------------------------------------------------------------------------------------------ errors
 
     def reworded(self, error: BaseException, where: str) -> RftError:
-        """Return one of our errors that says what a client's error says. `where` names what was being done."""
+        """Return one of our errors with the content of a client's error. `where` names the action that failed."""
         if isinstance(error, RftError):
             return error
         if isinstance(error, _UNKNOWN_USER):
@@ -286,7 +285,7 @@ class KafkaClientFactory:
 
 
 def named(error: BaseException) -> str:
-    """Return a client's error with its type, and with what its cause is likely to be."""
+    """Return the text of a client's error, with its type and its likely cause."""
     text, name = shorten(error), type(error).__name__
     said = text if name in text else f"{name}: {text}"
     cause = next((cause for sign, cause in CAUSES.items() if sign in said), "")
@@ -294,8 +293,8 @@ def named(error: BaseException) -> str:
 
 
 def in_words(text: str) -> str:
-    """Return a reason of the client for people. It writes to connections that are closed already, and says what Python
-    says then."""
+    """Return a reason from the client as text for users. The client also writes to closed connections, whose error is
+    Python's."""
     return _NO_CONNECTION.sub("the connection was closed", text)
 
 
@@ -303,13 +302,14 @@ _NO_CONNECTION = re.compile(r"""(AttributeError\(")?'NoneType' object has no att
 
 
 def shorten(error: BaseException) -> str:
-    """Return what an error says, on one line and not longer than about MAX_SAID characters."""
+    """Return the text of an error on one line, at most about MAX_SAID characters long."""
     text = in_words(" ".join(str(error).split()))
     return text if len(text) <= MAX_SAID else f"{text[: MAX_SAID // 3]} ... {text[-MAX_SAID // 3 :]}"
 
 
 class _Reasons(logging.Handler):
-    """Collects why connections fail from what the client logs; the error that it raises in the end does not say it."""
+    """Collects the causes of failed connections from the client's log messages. The client's final error does not tell
+    them."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -323,7 +323,7 @@ class _Reasons(logging.Handler):
                 self.refusal = each
 
     def text(self, *signs: str) -> str | None:
-        """Return the last message that contains one of these signs, or None."""
+        """Return the last message that contains one of these parts, or None."""
         return next((text for text in reversed(self.texts) if any(sign in text for sign in signs)), None)
 
     def __enter__(self) -> _Reasons:
@@ -335,7 +335,7 @@ class _Reasons(logging.Handler):
 
 
 class _Away(logging.Handler):
-    """Warns now and then that a broker which was there is not; the clients only try again, for as long as they live."""
+    """Warns at intervals that a known broker is away. The clients themselves only retry, for as long as they live."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -350,8 +350,8 @@ class _Away(logging.Handler):
 
 
 class _Throttled(logging.Filter):
-    """Counts for how long brokers make the clients of this process wait, by their quotas, and warns of it now and then.
-    The client warns at each answer."""
+    """Counts for how long brokers throttle the clients of this process by their quotas, and warns at intervals. The
+    client itself warns at each answer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where the partitions of a topic begin and end. Commits that are on their way are waited for."""
+"""The first and the last offsets of a topic's partitions. Commits in progress are waited for."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from rftstream.transport.kafka.admin_connection import PATIENCE_S, AdminConnecti
 from rftstream.transport.kafka.connection import KafkaClientFactory
 
 UNSEEN_S = 1.0
-"""Seconds to wait for marks of commits in partitions whose producers this user may not ask for. Marks that are on their
-way take milliseconds."""
+"""Seconds to wait for commit markers in partitions whose producers this user may not list. Markers normally take
+milliseconds."""
 
 SEEN_S = 0.002
-"""Seconds between two questions about something that is about to be visible."""
+"""Seconds between two checks for a change that is about to become visible."""
 
 
 class LogEnds:
-    """Asks for the first and the last offsets of partitions. `KafkaAdmin` makes it and asks it."""
+    """Requests the first and the last offsets of partitions. `KafkaAdmin` makes and uses it."""
 
     def __init__(self, clients: KafkaClientFactory, connection: AdminConnection) -> None:
         self._clients = clients
         self._connection = connection
 
     def begin(self, partitions: Collection[KafkaPartition]) -> dict[TopicPartition, int]:
-        """Return the first offset that each partition keeps."""
+        """Return the first remaining offset of each partition."""
         return self._offsets(partitions, OffsetSpec.EARLIEST)
 
     def end(self, wanted: Collection[KafkaPartition], *, settled: bool = False) -> dict[TopicPartition, int]:
-        """Return where what is committed ends; `settled` as for `Admin.end_offsets`.
+        """Return the offset after the last committed record. `settled` is as for `Admin.end_offsets`.
 
-        The broker answers a commit before it has marked it everywhere. So this waits for marks that are on their way,
-        but not for transactions that are still open."""
+        The broker answers a commit before it has written all markers. So this call waits for markers in progress, but
+        not for transactions that are still open."""
         if not wanted:
             return {}
         written = self._offsets(wanted, OffsetSpec.LATEST, "read_uncommitted")
@@ -64,8 +64,8 @@ class LogEnds:
         return ends
 
     def _is_committing(self, partitions: Collection[KafkaPartition]) -> bool | None:
-        """Return whether a commit in one of the partitions is being marked, or None if this user may not know: the
-        broker tells it only to those who may read."""
+        """Return whether a commit in one of the partitions is being marked. None if this user may not know: the broker
+        tells only users who may read the topic."""
         try:
             producers = self._connection.ask(
                 "describe producers",

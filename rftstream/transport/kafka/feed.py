@@ -1,9 +1,8 @@
-"""The records that a Kafka consumer has fetched, held until they are asked for.
+"""The records that a Kafka consumer has fetched, kept until they are requested.
 
-The client gives one partition after the other, and knows no limit in bytes. Here the partitions are served fairly, and
-the bytes are bounded. Nothing here blocks: the client fetches in its own thread, and `wake_on_arrival` sets an
-event when an answer comes.
-"""
+The client delivers one partition after the other, without a limit in bytes. Here the partitions are served fairly, and
+the bytes are limited. Nothing here blocks: the client fetches in its own thread, and `wake_on_arrival` sets an event
+when an answer comes."""
 
 from __future__ import annotations
 
@@ -28,29 +27,29 @@ from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
 log = logging.getLogger(__name__)
 
 MAX_HELD_BYTES = 16 << 20
-"""Bytes held from which on nothing more is fetched."""
+"""Held bytes from which nothing more is fetched."""
 
 _RECORD_BYTES = 300
-"""Bytes that a small record takes in memory beside key and value."""
+"""Bytes that a small record takes in memory in addition to key and value."""
 
 _FIRST_STEP = 16
-"""Records of the first poll of the client in each `fill`."""
+"""Number of records in the first poll of each `fill`."""
 
 _LOOK_S = 0.02
-"""Seconds between two polls of the client while there is something to deliver."""
+"""Seconds between two polls of the client while records are held."""
 
 
 class Feed:
-    """The records that a consumer has fetched and that nobody has asked for yet.
+    """The records that a consumer has fetched and that were not requested yet.
 
-    KafkaReader and KafkaMember make one each. They call `seek` for each partition, `fill` to take what has arrived, and
-    `take` for records; `close` comes last and closes the consumer."""
+    KafkaReader and KafkaMember make one each. They call `seek` for each partition, `fill` to take arrived records from
+    the client, and `take` to get records. `close` comes last and closes the consumer."""
 
     def __init__(self, clients: KafkaClientFactory, consumer: KafkaConsumer, *, bodies: bool) -> None:
         self._clients = clients
         self.consumer = consumer
         self._bodies = bodies
-        # The keys are in the order of serving: a partition that was served goes to the end.
+        # The order of the keys is the order of serving: a served partition goes to the end.
         self._held: dict[TopicPartition, deque[Record]] = {}
         self._num_bytes = 0
         self._paused: set[TopicPartition] = set()
@@ -64,7 +63,7 @@ class Feed:
     # ------------------------------------------------------------------------------------------ positions
 
     def seek(self, place: TopicPartition, offset: int) -> None:
-        """Make `offset` the next one to take. Records that are held of the partition are dropped."""
+        """Make `offset` the next one to take. Held records of the partition are dropped."""
         self._drop(place)
         self._failure = None
         partition = self._clients.partition(place)
@@ -73,7 +72,7 @@ class Feed:
         self._gate(place)
 
     def position(self, place: TopicPartition) -> int:
-        """Return the next offset to take. PositionMissing if the partition has no position, or went to another
+        """Return the next offset to take. PositionMissing if the partition has no position or moved to another
         member."""
         if place not in self._positioned:
             raise PositionMissing(
@@ -88,11 +87,11 @@ class Feed:
         return position
 
     def knows(self, place: TopicPartition) -> bool:
-        """Return whether the partition was positioned."""
+        """Return whether the partition has a position."""
         return place in self._positioned
 
     def forget(self, places: Collection[TopicPartition]) -> None:
-        """Forget the positions and records of partitions that are lost or new, and that they were paused."""
+        """Forget the positions, records and pauses of partitions that are lost or new."""
         for place in places:
             self._drop(place)
             self._positioned.discard(place)
@@ -118,7 +117,7 @@ class Feed:
         """Let the client fetch a partition if it has a position, is not paused, and there is room."""
         partition = self._clients.partition(place)
         fetched = place in self._positioned and place not in self._paused and not self._full
-        with suppress(KeyError):  # It went to another member just now.
+        with suppress(KeyError):  # it has just moved to another member
             (self.consumer.resume if fetched else self.consumer.pause)(partition)
 
     # ------------------------------------------------------------------------------------------ records
@@ -128,15 +127,15 @@ class Feed:
         return self._failure is not None or any(place not in self._paused for place in self._held)
 
     def fill(self, *, due: bool = True) -> None:
-        """Take what has arrived at the client, and keep its membership up. Unless it is `due`, this does nothing while
-        records are held and the last time is less than _LOOK_S ago."""
+        """Take arrived records from the client, and keep its membership alive. Unless it is `due`, this does nothing
+        while records are held and the last call is less than _LOOK_S ago."""
         now = time.monotonic()
         if not due and self.has_data() and now - self._filled_at < _LOOK_S:
             return
         self._filled_at = now
         self._mind_room()
         try:
-            # The first step is small: what was fetched may unpack to much more.
+            # The first step is small, since fetched data may unpack to much more.
             step = _FIRST_STEP
             compat_consumer.drop_used_up_fetch(self.consumer)
             while arrived := self.consumer.poll(timeout_ms=0, max_records=step):
@@ -159,7 +158,7 @@ class Feed:
             self._bear(error)
 
     def take(self, max_records: int, max_bytes: int) -> list[Record]:
-        """Return held records, with a fair share for each partition that is not paused. An error that reading met is
+        """Return held records, with a fair share for each partition that is not paused. Stored errors of reading are
         raised here."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -191,7 +190,7 @@ class Feed:
         return found
 
     def wake_on_arrival(self, answered: threading.Event) -> None:
-        """Set the event when one of the fetches under way is answered."""
+        """Set the event when one of the pending fetches is answered."""
         under_way = compat_consumer.fetches_under_way(self.consumer)
         for fetch in under_way:
             if not any(fetch is other for other in self._rung):
@@ -202,7 +201,7 @@ class Feed:
         """Close the consumer."""
         try:
             self.consumer.close(autocommit=False, timeout_ms=3000)
-        except Exception as error:  # Its session runs out instead.
+        except Exception as error:  # its session will expire instead
             log.info("closing a consumer: %s", error)
 
     def _hold(self, arrived: dict[KafkaPartition, list[Any]]) -> int:
@@ -228,8 +227,8 @@ class Feed:
         return num
 
     def _mind_room(self) -> None:
-        """Stop fetching when enough is held, and begin again at half of that. Bytes of paused partitions do not count:
-        they must not keep the others from going on."""
+        """Stop fetching when enough is held, and start again at half of that. Bytes of paused partitions do not count,
+        so that they do not block the others."""
         paused = sum(_size(record) for place in self._paused for record in self._held.get(place, ()))
         active = self._num_bytes - paused
         full = active >= MAX_HELD_BYTES if not self._full else active >= MAX_HELD_BYTES // 2
@@ -239,8 +238,8 @@ class Feed:
                 self._gate(place)
 
     def _mend_positions(self, error: kafka_errors.OffsetOutOfRangeError) -> None:
-        """Deal with positions outside of the log. One before the first record kept jumps to that record; one beyond
-        the end is an error, since the log is not the one that it was."""
+        """Handle positions outside of the log. A position before the first remaining record jumps to that record. A
+        position beyond the end is an error, since the log is not the same any more."""
         for partition, offset in dict(error.args[0]).items():
             place = self._clients.place(partition)
             try:
@@ -256,7 +255,7 @@ class Feed:
                 self._failure = LogTruncated(*place, offset, end)
 
     def _note_truncation(self, error: kafka_errors.LogTruncationError) -> None:
-        """Keep an error for partitions whose leader lacks records that the consumer has passed already."""
+        """Store an error for partitions whose leader lacks records that the consumer has already read."""
         for partition, kept in error.divergent_offsets.items():
             place = self._clients.place(partition)
             position = compat_consumer.position(self.consumer, partition)
@@ -265,7 +264,7 @@ class Feed:
                 self._failure = LogTruncated(*place, position, end)
 
     def _bear(self, error: BaseException) -> None:
-        """Log an error that may pass; keep any other for `take` to raise."""
+        """Log an error that may pass. Store any other for `take` to raise."""
         if not is_passing(error):
             self._failure = self._clients.reworded(error, "reading")
         elif time.monotonic() - self._complained_at > 5.0:

@@ -1,9 +1,8 @@
 """Reading on Kafka: by position, and as a member of a group.
 
-Rebalancing is cooperative, with an assignor of our own: Kafka's does not keep partitions of one number together, and
-remembers what it owned before it was put out. The client joins and leaves in its own thread; what it tells the
-listener there is noted, and acted on in the next `poll` or `wait`.
-"""
+Rebalancing is cooperative, with our own assignor: Kafka's does not keep partitions of one number together, and
+remembers its old partitions after a removal. The client joins and leaves in its own thread. Its calls of the listener
+are noted, and processed in the next `poll` or `wait`."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from rftstream.transport.sharing import share_out
 log = logging.getLogger(__name__)
 
 HEARTBEATS = 20
-"""Heartbeats in a session time-out. Members learn by them of a rebalance: at 10 s within half a second."""
+"""Heartbeats in a session time-out. Members learn of a rebalance by them: at 10 s within half a second."""
 
 Committed = Callable[[str, Collection[TopicPartition]], Mapping[TopicPartition, Position] | None]
 """Returns a group's positions of these partitions, or None while a commit of one of them is pending."""
@@ -75,11 +74,11 @@ class KafkaReader:
 
     @property
     def feed(self) -> Feed:
-        """The records that were fetched."""
+        """The fetched records."""
         return self._feed
 
     look_again_s = 0.25
-    """Longest wait between two looks, in seconds."""
+    """Longest wait between two checks, in seconds."""
 
     def has_data(self) -> bool:
         """Return whether `poll` may have something. `KafkaTransport.wait` asks it."""
@@ -90,8 +89,7 @@ class KafkaReader:
 class KafkaMember:
     """`Member` of a group on Kafka. `KafkaTransport.member` makes it.
 
-    The client joins in its own thread, and learns there which partitions it gets. `poll` and `has_data` take that
-    over."""
+    The client joins in its own thread, and learns its partitions there. `poll` and `has_data` adopt them."""
 
     def __init__(
         self,
@@ -125,7 +123,7 @@ class KafkaMember:
         names = [clients.name(topic) for topic in topics]
         self._consumer.subscribe(names, listener=self._notes)
         for name_ in names:
-            # Who shares partitions out before it knows how many there are has to do it again.
+            # A leader that assigns partitions before it knows their number has to do it again.
             self._consumer.partitions_for_topic(name_)
 
     def assignment(self) -> Mapping[TopicPartition, int]:
@@ -137,7 +135,7 @@ class KafkaMember:
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         check_owned(partition, self._assignment, group=self._group, member=self.name)
-        # What is owned is what the last poll said. It may be gone by now, which the next one tells.
+        # The owned partitions are those of the last poll. Some may be lost by now; the next poll tells.
         with contextlib.suppress(ValueError, KeyError):
             self._feed.seek(partition, offset)
 
@@ -147,13 +145,13 @@ class KafkaMember:
         except PositionMissing:
             if partition not in self._assignment or not self._feed.knows(partition):
                 raise
-            # Gone since the last poll, which the next one tells. A commit that names it is refused by its generation.
+            # Lost since the last poll; the next one tells. A commit that names it is refused by its generation.
             return 0
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Position]:
-        # Only these are asked for. Of a large group somebody else's commit is nearly always pending.
+        # Only these are requested, since in a large group another member's commit is nearly always pending.
         while (found := self._committed(self._group, partitions)) is None:
-            # A commit of theirs is under way, which may take as long as a dead one's transaction lives.
+            # One of their commits is pending. It may last as long as a dead member's transaction.
             self._feed.fill()
             time.sleep(0.005)
         hint = ". If the run is old: the broker's offsets.retention.minutes has passed"
@@ -166,13 +164,13 @@ class KafkaMember:
         self._feed.resume(set(partitions) & set(self._assignment))
 
     def snapshot(self) -> Snapshot:
-        """Return what is owned now, with the client's generation.
+        """Return the partitions owned now, with the client's generation.
 
-        The generation is read first, since the broker checks it, and not who owns a partition. Read after the
-        assignment it could be a newer one, and a commit of work for a partition that went away would be accepted."""
+        The generation is read first, since the broker checks it instead of the owner. If it were read after the
+        assignment, it could be a newer one, and a commit for a lost partition would be accepted."""
         token = self._consumer.group_metadata()
         if token.generation_id < 0 or not token.member_id:
-            # The member was put out. The broker would take a commit without a generation from anybody.
+            # The member was removed. The broker would accept a commit without a generation from any client.
             return Snapshot(self._group, {}, token)
         alive = self._consumer.assignment()
         unsure = {
@@ -195,13 +193,13 @@ class KafkaMember:
 
     @property
     def feed(self) -> Feed:
-        """The records that were fetched."""
+        """The fetched records."""
         return self._feed
 
     @property
     def look_again_s(self) -> float:
-        """Longest wait between two looks, in seconds. It is shorter while the member joins, since joining goes on only
-        when somebody looks."""
+        """Longest wait between two checks, in seconds. It is shorter during a join, which proceeds only with these
+        checks."""
         return 0.05 if self._consumer.group_metadata().state == MemberState.STABLE else 0.01
 
     def has_data(self) -> bool:
@@ -215,7 +213,7 @@ class KafkaMember:
         if not self._notes.noted:
             return
         assignment = dict(self._assignment)
-        # Taken one by one: the client's thread may add to them.
+        # One by one, since the client's thread may add more.
         noted = [self._notes.noted.popleft() for _ in range(len(self._notes.noted))]
         for owned, partitions in noted:
             places = [self._clients.place(partition) for partition in partitions]
@@ -229,7 +227,7 @@ class KafkaMember:
 
 
 class _Notes(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Notes which partitions come and go. The client calls it in its own thread; KafkaMember takes the notes."""
+    """Notes of gained and lost partitions. The client calls it in its own thread, and KafkaMember takes the notes."""
 
     def __init__(self, consumer: KafkaConsumer, when_lost: Callable[[], None]) -> None:
         self._consumer = consumer
@@ -238,7 +236,7 @@ class _Notes(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def on_partitions_assigned(self, assigned: Collection[KafkaPartition]) -> None:
         for partition in assigned:
-            # With a position and paused, the client neither looks for one itself nor fetches anything.
+            # With a position and paused, the client neither looks for a position itself nor fetches.
             self._consumer.pause(partition)
             self._consumer.seek(partition, 0)
         self.noted.append((True, assigned))
@@ -253,9 +251,9 @@ class _Notes(ConsumerRebalanceListener):  # type: ignore[misc]
 
 
 class Together(AbstractPartitionAssignor):  # type: ignore[misc]
-    """Shares partitions out by `share_out` (sharing.py). KafkaMember gives it to its client, which calls it.
+    """Assigns partitions by `share_out` (sharing.py). KafkaMember passes it to its client, which calls it.
 
-    Partitions are handed over in two rounds: a member that has to give one away does so before anybody gets it
+    Partitions are handed over in two rounds: a member that must give one up does so before another member gets it
     (KIP-429)."""
 
     name = "rftstream"
@@ -265,11 +263,11 @@ class Together(AbstractPartitionAssignor):  # type: ignore[misc]
         self._owned = owned
 
     def supported_protocols(self) -> list[RebalanceProtocol]:
-        """Return the cooperative protocol alone."""
+        """Return only the cooperative protocol."""
         return [RebalanceProtocol.COOPERATIVE]
 
     def metadata(self, topics: Collection[str]) -> Any:
-        """Return what this member tells the group's leader: its topics, and the partitions that it owns."""
+        """Return this member's data for the group's leader: its topics, and the partitions that it owns."""
         by_topic: dict[str, list[int]] = defaultdict(list)
         for partition in sorted(self._owned()):
             by_topic[partition.topic].append(partition.partition)
@@ -282,7 +280,7 @@ class Together(AbstractPartitionAssignor):  # type: ignore[misc]
         )
 
     def assign(self, cluster: Any, members: Collection[Any]) -> dict[str, Any]:
-        """Return what each member gets. Only the leader's client calls this."""
+        """Return the partitions of each member. Only the leader's client calls this."""
         ids = sorted(member.member_id for member in members)
         numbers = {member_id: number for number, member_id in enumerate(ids)}
         owners: dict[TopicPartition, int] = {}
@@ -307,4 +305,4 @@ class Together(AbstractPartitionAssignor):  # type: ignore[misc]
         }
 
     def on_assignment(self, assignment: Any, generation: int) -> None:
-        """Do nothing: the listener hears of the assignment."""
+        """Do nothing, since the listener gets the assignment."""

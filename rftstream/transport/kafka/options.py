@@ -1,4 +1,4 @@
-"""What the settings of a Kafka transport may be. Those that can never work are refused before anything is asked."""
+"""Checks of the settings of a Kafka transport. Settings that can never work are refused before any request."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from rftstream.errors import ConfigError
 
 MIN_SESSION_S = 6.0
-"""Shortest session time-out that brokers take, in seconds.
+"""Shortest session time-out that brokers accept, in seconds.
 
-A member that is alive, but neither polls nor works, is put out by its own client, after any time."""
+A member that is alive, but neither polls nor works, is removed by its own client after any time-out."""
 
 FETCH_WAIT_MS = 200
-"""Longest that a broker waits with its answer for records, in milliseconds."""
+"""Longest time in milliseconds that a broker waits for records before it answers."""
 
 _RECORD_BYTES = 9 << 20
-"""More than the largest record has."""
+"""More bytes than the largest record has."""
 
 REQUEST_MS = 8000
 """Milliseconds after which a request without an answer has failed."""
@@ -48,7 +48,7 @@ _OURS = frozenset(
         "value_serializer",
     }
 )
-"""Settings that exactly-once rests on. They cannot be set from outside."""
+"""Settings on which exactly-once depends. Users cannot set them."""
 
 _OWN = frozenset({"replication_factor"})
 

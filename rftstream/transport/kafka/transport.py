@@ -1,20 +1,19 @@
 """A run's log on Apache Kafka, for any number of machines.
 
-These modules deal with the traps of client and broker:
+These modules handle the difficulties of client and broker:
 
     connection.py  settings, names on the broker, errors
-    feed.py        what a consumer has fetched: fair, bounded, without blocking
+    feed.py        the records that a consumer has fetched: fair, limited, without blocking
     member.py      readers and members of groups, and who gets which partitions
     producer.py    transactions
     admin.py       topics, positions, lag, retention
-    ends.py        where partitions begin and end
+    ends.py        first and last offsets of partitions
     access.py      rights of users
-    compat.py      all that reaches into private parts of kafka-python, with
+    compat.py      all uses of private parts of kafka-python, with
                    compat_consumer.py
     selector.py    how the clients wait for their sockets
 
-Nothing is connected before it is used, and nothing may be used across a fork.
-"""
+No connection is made before it is used, and nothing may be used across a fork."""
 
 from __future__ import annotations
 
@@ -33,14 +32,14 @@ from rftstream.transport.kafka.producer import WATCHDOG_S, KafkaProducer
 __all__ = ["KafkaTransport"]
 
 _MARK = ".control"
-"""The end of the name of a topic that every run has."""
+"""Suffix of the name of a topic that every run has."""
 
 
 class KafkaTransport:
     """`Transport` on Kafka, for one run.
 
-    With `create=False` the run's topics must exist already. `connect_s` is how long a broker may take for its first
-    answer, `watchdog_s` how long a transaction may take; both in seconds."""
+    With `create=False` the run's topics must exist already. `connect_s` is the time limit for a broker's first answer,
+    and `watchdog_s` that of a transaction, both in seconds."""
 
     def __init__(
         self,
@@ -60,12 +59,12 @@ class KafkaTransport:
 
     @staticmethod
     def check(section: Section) -> None:
-        """Raise ConfigError for settings that are wrong whatever the broker says."""
+        """Raise ConfigError for settings that are wrong with any broker."""
         KafkaClientFactory("", section)
 
     @staticmethod
     def runs(section: Section) -> list[str]:
-        """Return the names of the runs that have topics at these servers."""
+        """Return the names of the runs that have topics on these servers."""
         admin = KafkaAdmin(KafkaClientFactory("", section))
         try:
             return sorted(name.removesuffix(_MARK) for name in admin.all_topics() if name.endswith(_MARK))
@@ -74,7 +73,7 @@ class KafkaTransport:
 
     @property
     def throttled_s(self) -> float:
-        """Return for how many seconds brokers made this process wait so far, by their quotas."""
+        """Return for how many seconds brokers have throttled this process so far, by their quotas."""
         return throttled.total_s
 
     def jumps(self) -> list[Jump]:
@@ -117,9 +116,9 @@ class KafkaTransport:
         deadline = time.monotonic() + timeout_s
         own: list[KafkaReader | KafkaMember] = own_sources(sources, KafkaReader, KafkaMember)
         while True:
-            # Clear, then look, then sleep: what arrives after the look sets the event after it was cleared.
+            # Clear, then check, then sleep: an arrival after the check sets the event after it was cleared.
             self._answered.clear()
-            # All of them are asked, for asking keeps a member alive.
+            # All sources are asked, since the call keeps a membership alive.
             if True in [source.has_data() for source in own]:
                 return
             left_s = deadline - time.monotonic()

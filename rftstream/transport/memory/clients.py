@@ -21,7 +21,7 @@ from rftstream.transport.memory.transactions import TransactionalLog
 
 
 class _View:
-    """The log in the form in which cursors read it."""
+    """The log with the interface that cursors read from."""
 
     def __init__(self, log: TransactionalLog, jumps: list[Jump], *, bodies: bool) -> None:
         self._log = log
@@ -113,8 +113,8 @@ class MemoryMember(CursorMember):
             return choose_positions(found, partitions, group=self._group)
 
     def snapshot(self) -> Snapshot:
-        """Return what is owned now, in the way of a client that has a thread of its own. The generation is the newest
-        one, and partitions that went away meanwhile are left out, though `assignment` still names them."""
+        """Return the partitions owned now, in the way of a client with its own thread. The generation is the newest
+        one. Partitions that were lost meanwhile are left out, although `assignment` still names them."""
         self._log.at("snapshot", self._process)
         with self._log.changed:
             group = self._log.group(self._group)
@@ -128,7 +128,7 @@ class MemoryMember(CursorMember):
             return Snapshot(self._group, owned, (self._member, group.generation))
 
     def working(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing: a process that stands still here stands still as a whole."""
+        """Return a context that does nothing, since a process that is paused here is paused as a whole."""
         return nullcontext()
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class MemoryMember(CursorMember):
 class MemoryProducer:
     """`Producer` of a log in memory. `MemoryTransport.producer` makes it.
 
-    A commit goes through the phases of transactions.py, and stops for faults between them."""
+    A commit goes through the phases of transactions.py, with fault points between them."""
 
     def __init__(self, log: TransactionalLog, process: str, transactional_id: str, timeout_s: float) -> None:
         self._log = log
@@ -197,7 +197,7 @@ class MemoryProducer:
         if snapshot is not None:
             _check_owned(snapshot, positions or {})
         if not records and not positions:
-            return  # As on Kafka, there is no empty transaction, so nothing tells whether this producer is fenced.
+            return  # As on Kafka, there is no empty transaction, so nothing shows whether this producer is fenced.
         self._log.at("before_commit", self._process)
         try:
             transaction = self._write(self._epoch, records, dict(positions or {}), owner, snapshot)
@@ -238,7 +238,8 @@ class MemoryProducer:
                 self._abort(transaction)
             raise
         except ProducerLost:
-            # Its request to commit may still arrive. The number of changes so far decides, which is as good as a draw.
+            # Its commit request may still arrive. The number of changes so far decides, which is as good as a random
+            # choice.
             if self._log.num_changes % 2:
                 transaction.commits_at = self._log.clock() + self._timeout_s * (self._log.num_changes % 20) / 20
             raise

@@ -1,4 +1,4 @@
-"""What a log in memory holds: records, positions and members. One lock protects all of it."""
+"""The state of a log in memory: records, positions and members. One lock protects all of it."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ class MemoryPartition:
     """One partition of a log in memory."""
 
     records: list[Record] = field(default_factory=list)
-    """The committed records. Those from `end` on wait for a transaction before them."""
+    """The committed records. Those from `end` on wait for an earlier transaction."""
     offsets: list[int] = field(default_factory=list)
     """The offsets of the records, for bisection."""
     begin: int = 0
-    """The first offset kept."""
+    """The first remaining offset."""
     end: int = 0
-    """The last stable offset: readers see what is before it."""
+    """The last stable offset. Readers see the records before it."""
     written: int = 0
-    """The next offset to be given."""
+    """The next offset to be assigned."""
     open: dict[int, int] = field(default_factory=dict)
     """The first offset of each transaction that is not marked here, by `id(transaction)`."""
 
     def keep(self, wanted: Callable[[Record], bool]) -> None:
-        """Drop the records that are not wanted; the others keep their offsets."""
+        """Drop the records that are not wanted. The others keep their offsets."""
         self.records = [record for record in self.records if wanted(record)]
         self.offsets = [record.offset for record in self.records]
 
 
 @dataclass(slots=True)
 class Subscriber:
-    """A member of a group: its topics, its last sign of life, and the seconds without one after which it is put out."""
+    """A member of a group: its topics, its last sign of life, and the seconds without one after which it is removed."""
 
     topics: frozenset[str]
     heartbeat_s: float
@@ -50,26 +50,26 @@ class Subscriber:
 
 @dataclass(slots=True, eq=False)
 class MemoryTransaction:
-    """A transaction and what it has written. `Coordinator.begin` makes it and leads it through its phases."""
+    """A transaction with its records. `Coordinator.begin` makes it and leads it through its phases."""
 
     transactional_id: str
     began_at: float
     ends_at: float
-    """The time at which an open transaction is aborted, and a decided one is marked."""
+    """Time at which an open transaction is aborted, and a decided one is marked."""
     commits_at: float | None = None
-    """The time at which a request to commit arrives whose producer has given it up; None: there is none."""
+    """Time at which a commit request arrives that its producer has given up; None if there is none."""
     records: dict[TopicPartition, list[Record]] = field(default_factory=dict)
     group: str | None = None
     positions: dict[TopicPartition, Position] = field(default_factory=dict)
     committed: bool | None = None
-    """Whether it was committed; None: it is open."""
+    """Whether it was committed; None while it is open."""
     unmarked: list[TopicPartition | str] = field(default_factory=list)
-    """The partitions and the group (by name) that have no mark yet."""
+    """Partitions and the group (by name) that have no marker yet."""
 
 
 @dataclass(slots=True)
 class MemoryGroup:
-    """A consumer group: its positions, its members, and who owns which partition."""
+    """A consumer group: its positions, its members, and the owner of each partition."""
 
     positions: dict[TopicPartition, Position] = field(default_factory=dict)
     pending: list[MemoryTransaction] = field(default_factory=list)
@@ -78,7 +78,7 @@ class MemoryGroup:
     owners: dict[TopicPartition, int] = field(default_factory=dict)
     numbers: dict[TopicPartition, int] = field(default_factory=dict)
     leaving: dict[TopicPartition, int] = field(default_factory=dict)
-    """Partitions that were taken from a member which has not heard of it yet. Until it has, nobody owns them."""
+    """Partitions that were taken from a member that does not know it yet. Until it does, nobody owns them."""
     generation: int = 0
 
 
@@ -144,11 +144,11 @@ class LogState:
     # -- groups
 
     def group(self, name: str) -> MemoryGroup:
-        """Return a group; it is made at the first call."""
+        """Return a group. The first call makes it."""
         return self.groups.setdefault(name, MemoryGroup())
 
     def join(self, name: str, subscriber: Subscriber) -> int:
-        """Add a member to a group, share the partitions out anew, and return the member's number."""
+        """Add a member to a group, assign the partitions anew, and return the member's number."""
         group = self.group(name)
         self._num_members += 1
         self._remove_expired(group)
@@ -157,14 +157,14 @@ class LogState:
         return self._num_members
 
     def leave(self, name: str, member: int) -> None:
-        """Take a member out of a group, and share the partitions out anew."""
+        """Remove a member from a group, and assign the partitions anew."""
         group = self.group(name)
         if group.members.pop(member, None) is not None:
             self.share_out_anew(group)
 
     def beat(self, name: str, member: int) -> bool:
-        """Take a sign of life of a member; return False if it was put out before. By this call the member also gives up
-        the partitions that were taken from it."""
+        """Record a sign of life of a member. Return False if it was removed before. With this call the member also
+        gives up the partitions that were taken from it."""
         group = self.group(name)
         subscriber = group.members.get(member)
         if subscriber is None:
@@ -179,8 +179,8 @@ class LogState:
         return True
 
     def share_out_anew(self, group: MemoryGroup) -> None:
-        """Share the partitions out, and begin the next generation. Nobody gets a partition that another member still
-        holds: that member has to give it up first."""
+        """Assign the partitions, and begin the next generation. A partition that another member still holds is not
+        assigned until that member has given it up."""
         subscribed = {topic for subscriber in group.members.values() for topic in subscriber.topics}
         widths = {topic: self.settings[topic].partitions for topic in subscribed if topic in self.settings}
         members = {member: subscriber.topics for member, subscriber in group.members.items()}
@@ -196,7 +196,7 @@ class LogState:
         self.note_change()
 
     def _remove_expired(self, group: MemoryGroup) -> bool:
-        """Remove the members that gave no sign for their session time-out; return whether there were any."""
+        """Remove the members without a sign of life for their session time-out. Return whether there were any."""
         now_s = self.clock()
         gone = [
             member

@@ -21,14 +21,14 @@ from rftstream.transport.base import Position, Snapshot
 from rftstream.transport.memory.log import LogState, MemoryTransaction
 
 MARKS_S = 0.5
-"""Seconds from the decision to the marks, if nobody waits for them."""
+"""Seconds from the decision to the markers, if nobody waits for them."""
 
 
 class Coordinator:
     """The transactions of a log in memory. TransactionalLog makes it.
 
     Producers call `start`, then for each transaction `check_epoch`, `begin`, `append`, `add_positions`, `decide` and
-    `mark`. Everything here is done under the log's lock."""
+    `mark`. All calls are made under the log's lock."""
 
     def __init__(self, log: LogState) -> None:
         self._log = log
@@ -37,12 +37,13 @@ class Coordinator:
         self.history: list[MemoryTransaction] = []
         """The committed transactions, in the order of the decisions."""
         self.num_durable = 0
-        """How many of them, from the first one on, survive a loss of power in any case."""
+        """Number of transactions, from the first one on, that certainly survive a loss of power."""
 
     # -- producers
 
     def start(self, transactional_id: str) -> int:
-        """End what the id has open, and return its new epoch. Producers with an older epoch are fenced."""
+        """End the open transaction of the id, and return the id's new epoch. Producers with an older epoch are
+        fenced."""
         self.pass_time()
         self._end(transactional_id)
         epoch = self._epochs[transactional_id] = self._epochs.get(transactional_id, 0) + 1
@@ -61,14 +62,14 @@ class Coordinator:
 
     def begin(self, transactional_id: str, timeout_s: float) -> MemoryTransaction:
         """Begin a transaction. It is aborted if it is still open after `timeout_s`."""
-        self._end(transactional_id)  # The next one waits for the marks of the last.
+        self._end(transactional_id)  # the next transaction waits for the markers of the last
         now = self._log.clock()
         transaction = MemoryTransaction(transactional_id, now, now + timeout_s)
         self._unfinished[transactional_id] = transaction
         return transaction
 
     def _end(self, transactional_id: str) -> None:
-        """Abort the transaction that the id has open, if any, and make the marks of the last one."""
+        """Abort the open transaction of the id, if any, and write the markers of the last one."""
         transaction = self._unfinished.get(transactional_id)
         if transaction is not None:
             if transaction.committed is None:
@@ -76,7 +77,7 @@ class Coordinator:
             self.mark(transaction)
 
     def make_durable(self) -> None:
-        """Let all that is committed so far survive a loss of power."""
+        """Make all commits so far survive a loss of power."""
         self.num_durable = len(self.history)
 
     def lose(self, num_kept: int) -> list[MemoryTransaction]:
@@ -91,7 +92,7 @@ class Coordinator:
     # -- phases
 
     def append(self, transaction: MemoryTransaction, records: Sequence[NewRecord]) -> None:
-        """Write records of the transaction. They take offsets, and nobody sees them yet."""
+        """Write records of the transaction. They take offsets, but are not visible yet."""
         for new in records:
             place = TopicPartition(new.topic, new.partition)
             partition = self._log.partitions[place]
@@ -111,8 +112,8 @@ class Coordinator:
         positions: dict[TopicPartition, Position],
         snapshot: Snapshot | None,
     ) -> None:
-        """Add positions to the transaction. It is checked that the snapshot's generation is in force now; who owns the
-        partitions is not looked at, as on Kafka."""
+        """Add positions to the transaction. The snapshot's generation must be the current one; as on Kafka, owners are
+        not checked."""
         if snapshot is not None:
             self._check_generation(snapshot, positions)
         transaction.group, transaction.positions = group, positions
@@ -136,14 +137,14 @@ class Coordinator:
             self.history.append(transaction)
 
     def mark(self, transaction: MemoryTransaction, num: int | None = None) -> None:
-        """Mark the transaction in `num` more places; None: in all of them."""
+        """Write the markers of the transaction in `num` more places; None for all of them."""
         for where in transaction.unmarked[:num]:
             if isinstance(where, str):
                 group = self._log.group(where)
                 group.pending.remove(transaction)
                 if transaction.committed:
                     group.positions.update(transaction.positions)
-            elif where in self._log.partitions:  # Its topic may have been deleted.
+            elif where in self._log.partitions:  # its topic may have been deleted
                 partition = self._log.partitions[where]
                 del partition.open[id(transaction)]
                 if transaction.committed:
@@ -168,13 +169,13 @@ class Coordinator:
                 transaction.ends_at = now
             if transaction.ends_at <= now:
                 if transaction.committed is None:
-                    # Its producer is fenced by this: another epoch has begun.
+                    # This fences its producer, since another epoch has begun.
                     self._epochs[transaction.transactional_id] += 1
                 self._end(transaction.transactional_id)
 
     def await_marks(self, concerns: Callable[[MemoryTransaction], bool]) -> None:
-        """Make the marks of the decided transactions that `concerns` picks. A client that asks for an end or a position
-        waits for these."""
+        """Write the markers of the decided transactions that `concerns` selects. A client that requests an end or a
+        position waits for these."""
         self.pass_time()
         for transaction in [one for one in self._unfinished.values() if one.committed is not None]:
             if concerns(transaction):
@@ -190,8 +191,8 @@ class Coordinator:
             )
 
     def await_stable(self, group: str) -> None:
-        """Wait until no commit of the group's positions is pending. With a manual clock time passes elsewhere, so that
-        this raises TransportError in place of waiting."""
+        """Wait until no commit of the group's positions is pending. With a manual clock time does not pass here, so the
+        call raises TransportError instead of waiting."""
         while True:
             self.await_marks(lambda transaction: transaction.group == group)
             if not self._log.group(group).pending:
@@ -202,7 +203,7 @@ class Coordinator:
 
 
 def _insert(records: list[Record], offsets: list[int], new: Sequence[Record]) -> None:
-    """Insert records at the place of their offsets. Other transactions may have committed later offsets before."""
+    """Insert records by offset, since other transactions may have committed later offsets before."""
     index = len(offsets) if not offsets or offsets[-1] < new[0].offset else bisect_left(offsets, new[0].offset)
     records[index:index] = new
     offsets[index:index] = [record.offset for record in new]
@@ -218,8 +219,8 @@ class TransactionalLog(LogState):
         self.transactions = Coordinator(self)
 
     def lose_power(self, num_kept: int) -> None:
-        """Lose power as an embedded log may: only the first `num_kept` transactions are left. The caller keeps at least
-        `transactions.num_durable` of them, and uses no client from before any more."""
+        """Simulate a loss of power of an embedded log: only the first `num_kept` transactions remain. The caller must
+        keep at least `transactions.num_durable` of them, and must not use earlier clients."""
         with self.changed:
             lost = self.transactions.lose(num_kept)
             for place in {place for transaction in lost for place in transaction.records}:
@@ -227,7 +228,7 @@ class TransactionalLog(LogState):
                     gone = {record.offset for one in lost for record in one.records.get(place, ())}
                     partition = self.partitions[place]
                     partition.keep(lambda record, gone=gone: record.offset not in gone)  # type: ignore[misc]
-                    # Nobody has read further than the first of them: it was not decided yet.
+                    # Nobody has read beyond the first of them, since it was not decided yet.
                     left = partition.offsets[-1] + 1 if partition.offsets else 0
                     partition.end = partition.written = max(partition.begin, left, min(gone))
             for group in self.groups.values():

@@ -1,8 +1,8 @@
-"""A log in memory, for tests and simulation. It keeps the same promises as the others, and is quick and deterministic.
+"""A log in memory, for tests and simulation. It keeps the same promises as the other transports, and is fast and
+deterministic.
 
-`MemoryLog` is the log; `MemoryLog.connect()` returns the transport of one simulated process. With a manual clock
-nothing waits and nothing depends on real time. With the real clock threads can share a log, and `wait` blocks.
-"""
+`MemoryLog` is the log, and `MemoryLog.connect()` returns the transport of one simulated process. With a manual clock no
+call waits and nothing depends on real time. With the real clock threads can share a log, and `wait` blocks."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class MemoryAdmin:
                     self._log.note_change()
 
     def compact(self, topic: str) -> None:
-        """Compact as `Admin` says. Tombstones stay for a day after they were written, as in the embedded log."""
+        """Compact as described for `Admin`. Tombstones are kept for a day, as in the embedded log."""
         if not self._log.topic(topic).compacted:
             raise ConfigError(f"topic {topic}: not a compacted one, compacting would lose records; see topics.py")
         with self._log.changed:
@@ -177,12 +177,12 @@ class MemoryTransport:
         return MemoryProducer(self._log, self._process, transactional_id, timeout_s)
 
     def wait(self, sources: Collection[Reader | Member], timeout_s: float) -> None:
-        """Wait as `Transport` says. With a manual clock it returns at once: the driver of the clock decides when time
-        passes."""
+        """Wait as described for `Transport`. With a manual clock it returns at once, since the driver of the clock
+        decides when time passes."""
         own = [source for source in sources if isinstance(source, MemoryReader | MemoryMember)]
         deadline = time.monotonic() + timeout_s
         with self._log.changed:
-            # All of them are asked, for asking keeps a member alive.
+            # All sources are asked, since the call keeps a membership alive.
             while True not in [source.has_data() for source in own]:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or not self._log.real_time:
@@ -196,8 +196,8 @@ class MemoryTransport:
 
 
 class MemoryLog(TransactionalLog):
-    """A log in memory. It holds the log's state (LogState); each process that uses it calls `connect` first."""
+    """A log in memory. It holds the log's state (LogState). Each process that uses it calls `connect` first."""
 
     def connect(self, process: str = "") -> MemoryTransport:
-        """Return the transport of one simulated process. `process` is the name that `fault` is given."""
+        """Return the transport of one simulated process. `process` is its name in calls of `fault`."""
         return MemoryTransport(self, process)

@@ -1,1 +1,1 @@
-"""Everything of ours that reaches into private parts of kafka-python. Each part says what happens without it."""
+"""All code that uses private parts of kafka-python. Each part tells what happens without it."""

@@ -1,15 +1,13 @@
-"""Everything of ours that reaches into private parts of kafka-python stands here and, what is about consumers, in
-`compat_consumer`, and nowhere else.
+"""All code that uses private parts of kafka-python, except that for consumers, which is in `compat_consumer`.
 
-kafka-python 3.0.12 is the version that all of this was measured with. Each part below says what it is for and what the
-client does without it. `tests/unit/transport/test_kafka_compat.py` fails when the client's own code behind a part
-changes: look at the change then, and either drop the part or confirm it for the new version.
+Everything here was measured with kafka-python 3.0.12. Each part below tells its purpose and what the client does
+without it. `tests/unit/transport/test_kafka_compat.py` fails when the client's own code behind a part changes: read the
+change then, and either remove the part or confirm it for the new version.
 
 Importing this module changes parts of kafka-python (`_sock_recv`, `write`, `handshake`, `_build_transport`,
-`_refresh_loop`, `run_once`, `_send_producer_data`), the level of its logger, and the selector's way of logging. What
-makes it faster was measured for docs/decisions/0017. Each part has a row in the table of deploy/patches/README.md: the
-proposal for kafka-python with which it goes, or why there is none.
-"""
+`_refresh_loop`, `run_once`, `_send_producer_data`), the level of its logger, and the selector's way of logging.
+docs/decisions/0017 has the measurements of the parts that improve speed. Each part has a row in the table of
+deploy/patches/README.md: the proposal for kafka-python that would replace it, or why there is none."""
 
 from __future__ import annotations
 
@@ -44,22 +42,22 @@ from rftstream.contracts.records import Headers
 log = logging.getLogger(__name__)
 
 VERSION = "3.0.12"
-"""The version of kafka-python that every part was measured with."""
+"""The version of kafka-python with which every part was measured."""
 
 HANDSHAKE_S = 30.0
 """Seconds for a TLS handshake; the client's own limit for a whole connection."""
 
 _RECEIVE_BYTES = 64 << 10
-"""Bytes that one call takes from a connection at most."""
+"""Most bytes that one call takes from a connection."""
 
 _ANSWER_MS = 100.0
-"""Milliseconds of one wait for an answer to a request of a transaction."""
+"""Milliseconds of one wait for the answer to a request of a transaction."""
 
 _IDLE_MS = 60_000.0
-"""Milliseconds of one wait of a producer that has nothing to send."""
+"""Milliseconds of one wait of a producer with nothing to send."""
 
 _NOT_READY_S = 0.05
-"""Seconds before a coordinator that could not be connected is tried again."""
+"""Seconds before another try to reach a coordinator that could not be connected."""
 
 # ---------------------------------------------------------------------------------------------- logging
 
@@ -67,40 +65,41 @@ _NOT_READY_S = 0.05
 def _log_no_trace(*_: object) -> None:
     """Log nothing.
 
-    For 3.0.12: the selector asks eight times for each step of its own whether to log it."""
+    For 3.0.12: for each of its steps the selector checks eight times whether to log it."""
 
 
-# For 3.0.12: when debugging, the client's logger prints its whole configuration, passwords included.
+# For 3.0.12: at debug level the client's logger prints its whole configuration, with passwords.
 logging.getLogger("kafka").setLevel(logging.WARNING)
 kafka.net.selector.log_trace = _log_no_trace
 
 connection_log = logging.getLogger("kafka.net.manager")
-"""The logger that says why a connection failed. The error that the client raises in the end does not say it."""
+"""The logger that tells why a connection failed. The client's final error does not tell it."""
 
 CONNECTION_FAILED = "Connection failed: %s"
-"""The message, without its argument, that `connection_log` gets for each connection that failed."""
+"""The message, without its argument, that `connection_log` gets for each failed connection."""
 
 throttle_log = logging.getLogger("kafka.net.connection")
-"""The logger that says that a broker makes this client wait, by its quotas. The client tells it in no other way."""
+"""The logger that tells when a broker throttles this client by its quotas. The client tells it in no other way."""
 
 THROTTLED = "%s: %s throttled by broker (%d ms)"
-"""The message, without its arguments, that `throttle_log` gets for each such answer."""
+"""The message, without its arguments, that `throttle_log` gets for each throttled answer."""
 
 # ---------------------------------------------------------------------------------------------- connections
 
 
 class NetClient(KafkaNetClient):  # type: ignore[misc]
-    """The network of a client of ours. It does not warn of each step of its loop that takes 0.1 s, as steps do on a
-    busy machine."""
+    """The network of our clients. It does not warn of each step of its loop that takes 0.1 s, as steps do on a busy
+    machine."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"slow_task_threshold_secs": 0.0} | settings)
 
     def await_ready(self, node_id: Any, timeout_ms: float = 30000) -> bool:
-        """Return whether the node can take requests; False, after a short wait, where the client's own raises.
+        """Return whether the node accepts requests. Return False after a short wait where the client's own method
+        raises.
 
-        For 3.0.12: upon that the producer forgets the request of a transaction whose coordinator it could not connect,
-        and waits for the answer for ever."""
+        For 3.0.12: after such an error the producer forgets the request of a transaction whose coordinator it could not
+        connect, and waits for the answer for ever."""
         try:
             return bool(super().await_ready(node_id, timeout_ms=timeout_ms))
         except kafka_errors.KafkaConnectionError:
@@ -116,17 +115,18 @@ class NetClient(KafkaNetClient):  # type: ignore[misc]
 
 
 def _receive_before_end(transport: Any, receive: Callable[[Any], tuple[bytes, Any]]) -> tuple[bytes, Any]:
-    """Return the data that came before the end of a connection first, and the end with the next call.
+    """Return the data that came before the end of a connection, and the end with the next call.
 
-    For 3.0.12: a broker that refuses a password says so and closes at once, and the client throws the answer away."""
+    For 3.0.12: a broker that refuses a password sends the reason and closes at once, and the client drops that
+    answer."""
     data, error = receive(transport)
     return data, None if data else error
 
 
 def _receive_much(transport: Any, receive: Callable[[Any], tuple[bytes, Any]]) -> tuple[bytes, Any]:
-    """Return the data that has arrived, in large pieces. The end of a connection comes with the next call.
+    """Return the arrived data in large pieces. The end of a connection comes with the next call.
 
-    For 3.0.12: the client takes 4 KB with each system call, and one more call to see that nothing is left."""
+    For 3.0.12: the client takes 4 KB with each system call, and makes one more call to see that nothing is left."""
     pieces = []
     try:
         while len(piece := transport._sock.recv(_RECEIVE_BYTES)) == _RECEIVE_BYTES:
@@ -142,17 +142,17 @@ def _receive_much(transport: Any, receive: Callable[[Any], tuple[bytes, Any]]) -
 
 
 def _write_at_once(transport: Any, write: Callable[[Any, bytes], None], data: bytes) -> None:
-    """Send a request now, and later only what the socket does not take now.
+    """Send a request now. Only the part that the socket does not accept now is sent later.
 
-    For 3.0.12: the client first asks its selector whether the socket can be written to, which is one more turn of its
-    loop and four more system calls for each request."""
+    For 3.0.12: the client first asks its selector whether the socket is writable, which costs one more turn of its loop
+    and four more system calls for each request."""
     if transport._writing or transport._closed or not transport._write or not data:
         write(transport, data)
         return
     transport._write_buffer.append(data)
     _, error = transport._sock_send()
     if error:
-        transport._writing = True  # what is written from now on waits, and is given up with the connection
+        transport._writing = True  # later data waits, and is dropped with the connection
         transport._net.call_soon(lambda: transport.abort(error=error))
         return
     transport.last_write = time.monotonic()
@@ -167,10 +167,10 @@ KafkaTCPTransport.write = functools.partialmethod(_write_at_once, KafkaTCPTransp
 
 
 async def _handshake_in_time(transport: Any, handshake: Callable[[Any], Any]) -> None:
-    """Give up a TLS handshake after HANDSHAKE_S. KafkaTimeoutError then.
+    """Give up a TLS handshake after HANDSHAKE_S, with a KafkaTimeoutError.
 
-    For 3.0.12: the client waits for ever for a broker that takes a connection and says nothing, as one does that was
-    stopped. What it wants to ask that broker has no time limit either until the handshake is done."""
+    For 3.0.12: the client waits for ever for a broker that accepts a connection and sends nothing, as a stopped process
+    does. Requests to that broker have no time limit either until the handshake is done."""
     until = time.monotonic() + HANDSHAKE_S
     net = transport._net
     waits = (functools.partial(wait, timeout_at=until) for wait in (net.wait_read, net.wait_write))
@@ -184,10 +184,11 @@ async def _handshake_in_time(transport: Any, handshake: Callable[[Any], Any]) ->
 async def _build_or_tell(
     manager: Any, build: Callable[..., Any], node: Any, timeout_at: float | None = None
 ) -> KafkaTCPTransport:
-    """Return the transport of a new connection. KafkaConnectionError where the client's own raises an OSError.
+    """Return the transport of a new connection. KafkaConnectionError where the client's own method raises an OSError.
 
-    For 3.0.12: a TLS connection that is reset before its handshake is told as a bare ConnectionResetError or SSLError,
-    certificates that are just being replaced as FileNotFoundError. Who waits for an answer expects none of them."""
+    For 3.0.12: the client raises a bare ConnectionResetError or SSLError if a TLS connection is reset before its
+    handshake, and FileNotFoundError if certificates are just being replaced. Code that waits for an answer expects none
+    of these."""
     try:
         return await build(manager, node, timeout_at=timeout_at)
     except OSError as error:
@@ -195,15 +196,15 @@ async def _build_or_tell(
 
 
 async def _ask_for_metadata_until_closed(cluster: Any, loop: Callable[[Any], Any]) -> None:
-    """Begin the loop that asks for metadata again whenever an error has ended it.
+    """Restart the loop that refreshes metadata whenever an error has ended it.
 
-    For 3.0.12: it ends for good with any error that is no KafkaError, and with every error of a request that somebody
-    else had made and that it waits for. The client then goes on with what it knew of leaders, and never again reads a
-    partition that has another one now."""
+    For 3.0.12: the loop ends for good with any error that is no KafkaError, and with every error of another caller's
+    request that it waits for. The client then continues with outdated leaders, and never again reads a partition whose
+    leader has changed."""
     while not cluster.closed:
         try:
             await loop(cluster)
-        except ReferenceError:  # nobody has the client any more
+        except ReferenceError:  # the client no longer exists
             return
         except Exception as error:
             log.warning("asking the brokers for metadata failed and goes on: %s: %s", type(error).__name__, error)
@@ -218,9 +219,9 @@ ClusterMetadata._refresh_loop = functools.partialmethod(_ask_for_metadata_until_
 
 
 def broker_version(client: KafkaAdminClient) -> tuple[int, ...]:
-    """Return the version of the broker that a client is connected to.
+    """Return the version of the broker to which a client is connected.
 
-    For 3.0.12: the client finds it out when it connects, and has no public way to ask for it."""
+    For 3.0.12: the client learns it when it connects, and has no public way to return it."""
     return tuple(client._manager.broker_version)
 
 
@@ -228,16 +229,16 @@ def broker_version(client: KafkaAdminClient) -> tuple[int, ...]:
 
 
 class StableAdminClient(KafkaAdminClient):  # type: ignore[misc]
-    """An admin client that gives only stable positions, and that can forget who coordinates a group."""
+    """An admin client that returns only stable positions, and that can forget the coordinators of groups."""
 
     def forget_coordinators(self) -> None:
-        """Let the client ask anew who coordinates groups.
+        """Let the client look up the coordinators of groups again.
 
-        For 3.0.12: it remembers a coordinator for ever, also that of a broker that is gone."""
+        For 3.0.12: it remembers a coordinator for ever, even on a broker that is gone."""
         self._manager.cluster._coordinators.clear()
 
     def _list_group_offsets_requests(self, group_specs: Any) -> Iterator[Any]:
-        """Ask for positions of which no commit is pending.
+        """Yield requests for positions without a pending commit.
 
         For 3.0.12: the client has no setting for that (KIP-447)."""
         for group_id, request in super()._list_group_offsets_requests(group_specs):
@@ -249,13 +250,13 @@ class StableAdminClient(KafkaAdminClient):  # type: ignore[misc]
 
 
 class _AddOffsetsAlone(AddOffsetsToTxnHandler):  # type: ignore[misc]
-    """Adds a group to a transaction and does not yet send its positions, as the client's own does."""
+    """Adds a group to a transaction without sending its positions yet, unlike the client's own request."""
 
     priority = (Priority.ADD_PARTITIONS_OR_OFFSETS + Priority.END_TXN) / 2
-    """After the partitions, also when these are added a second time: the records wait for them."""
+    """After the partitions, even if these are added a second time, since the records wait for them."""
 
     def handle_response(self, response: Any) -> None:
-        """Take the broker's answer; the client's own takes that of a failure."""
+        """Process the broker's answer. A failure is left to the client's own method."""
         if response.error_code:
             super().handle_response(response)
             return
@@ -264,15 +265,18 @@ class _AddOffsetsAlone(AddOffsetsToTxnHandler):  # type: ignore[misc]
 
 
 class TransactionParts:
-    """The parts of a transaction: records to partitions, and positions of a group. A producer makes one for each
-    transaction that it has begun, and calls `begin`, `send` for each record, `flush` of the client, and
-    `send_positions` last.
+    """The parts of a transaction: records for partitions, and positions of a group. A producer makes one for each
+    transaction that it has begun. It calls `begin`, `send` for each record, the client's `flush`, and `send_positions`
+    last.
 
-    It replaces four habits of the client, version 3.0.12. The client adds each partition when its first record comes,
-    so a transaction over many partitions begins with several requests, one after the other. It adds the group when its
-    positions are sent, which is a round trip of its own. It checks and measures each record, as was done here already,
-    and that takes as long as writing the record. And it keeps a position that was refused, and commits it with the next
-    transaction: the refused work would be passed over and lost."""
+    It replaces four habits of the client, version 3.0.12:
+
+    - The client adds each partition when its first record comes. So a transaction over many partitions begins with
+      several requests, one after the other.
+    - It adds the group when its positions are sent, which is a separate round trip.
+    - It checks and measures each record, which was done here already and takes as long as writing the record.
+    - It keeps a refused position, and commits it with the next transaction. The refused work would be skipped and lost.
+    """
 
     def __init__(self, producer: KafkaProducer, group: ConsumerGroupMetadata | None) -> None:
         self._producer = producer
@@ -284,7 +288,7 @@ class TransactionParts:
         self._added: frozenset[KafkaPartition] = frozenset()
 
     def begin(self, partitions: Collection[KafkaPartition]) -> None:
-        """Let the client add the partitions and the group. Returns before that is done."""
+        """Let the client add the partitions and the group. The call does not wait for that."""
         manager, known = self._manager, self._producer._metadata.partitions_for_topic
         self._added = frozenset(partition for partition in partitions if known(partition.topic) is not None)
         with manager._lock:
@@ -299,10 +303,10 @@ class TransactionParts:
         self._wake()
 
     def send(self, partition: KafkaPartition, key: bytes | None, value: bytes | None, headers: Headers) -> Any:
-        """Let the client send a record of a right size, and return its future for that."""
+        """Let the client send a record whose size was checked, and return the client's future."""
         self._check_open()
         if partition not in self._added:
-            # The client does not know the topic yet, and asks the broker first.
+            # the client does not know the topic yet, and asks the broker first
             return self._producer.send(partition.topic, value, key, list(headers), partition=partition.partition)
         future, is_full, *_ = self._append(partition, None, key, value, headers)
         if is_full:
@@ -310,7 +314,8 @@ class TransactionParts:
         return future
 
     def send_positions(self, positions: Mapping[KafkaPartition, OffsetAndMetadata]) -> None:
-        """Send positions of the group. Returns when the broker has taken them; raises its error if it refuses them."""
+        """Send positions of the group. Return when the broker has accepted them. If it refuses them, its error is
+        raised."""
         manager = self._manager
         self._group_added.wait()
         with manager._lock:
@@ -332,10 +337,10 @@ class TransactionParts:
 
 
 def _run_once(sender: Any, run_once: Callable[[Any], None]) -> None:
-    """Send records while the answer to a request of the transaction is still out.
+    """Send records while the answer to a request of the transaction is still pending.
 
-    For 3.0.12: the client sends nothing until that answer is there. Which partitions take records the client still
-    decides: those of which it knows that the transaction has them."""
+    For 3.0.12: the client sends nothing until the answer has come. The client still decides which partitions accept
+    records: those that it knows to be part of the transaction."""
     manager = sender._transaction_manager
     if manager is not None:
         _mind_backoff(sender, manager)
@@ -351,9 +356,9 @@ def _run_once(sender: Any, run_once: Callable[[Any], None]) -> None:
 
 
 def _mind_backoff(sender: Any, manager: TransactionManager) -> None:
-    """Let the client wait 1 ms before it asks again, then 2, 4 and so on, up to its back-off.
+    """Let the client wait 1 ms before its first retry, then 2, 4 and so on, up to its back-off.
 
-    For 3.0.12: the client always waits its whole back-off. The broker that has just committed a transaction takes the
+    For 3.0.12: the client always waits its whole back-off. A broker that has just committed a transaction accepts the
     next one after a millisecond or two."""
     if manager.has_in_flight_transactional_request():
         return
@@ -364,9 +369,9 @@ def _mind_backoff(sender: Any, manager: TransactionManager) -> None:
 
 
 def _send_if_any(sender: Any, send: Callable[..., float], **given: Any) -> float:
-    """Return how long to wait, in milliseconds, after records were sent that are ready.
+    """Send the records that are ready. Return how long to wait afterwards, in milliseconds.
 
-    For 3.0.12: where there are none, the client looks through every partition that it has ever written to."""
+    For 3.0.12: if there are none, the client checks every partition that it has ever written to."""
     return send(sender, **given) if sender._accumulator.has_incomplete else _IDLE_MS
 
 
@@ -375,15 +380,15 @@ Sender.run_once = functools.partialmethod(_run_once, Sender.run_once)
 
 
 def force_close(producer: KafkaProducer) -> None:
-    """Let a producer end that could not be closed.
+    """End a producer that could not be closed.
 
-    For 3.0.12: `close` flushes first. If that fails, the client's thread goes on, connections and all."""
+    For 3.0.12: `close` flushes first. If that fails, the client's thread and connections stay."""
     producer._sender.force_close()
 
 
 def last_error(producer: KafkaProducer) -> BaseException | None:
-    """Return what put the producer's transaction into its error state, or None.
+    """Return the error that put the producer's transaction into its error state, or None.
 
-    For 3.0.12: the client often raises only that the transaction has failed, and an abort forgets why."""
+    For 3.0.12: the client often raises only that the transaction has failed, and an abort clears the cause."""
     error: BaseException | None = producer._transaction_manager._last_error
     return error

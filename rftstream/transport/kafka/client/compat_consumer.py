@@ -1,8 +1,7 @@
-"""What reaches into private parts of kafka-python's consumers; it is to them what `compat` is to the other clients.
+"""Code that uses private parts of kafka-python's consumers; `compat` does so for the other clients.
 
 Importing this module changes one class of kafka-python (`_create_fetch_requests`). The table of
-deploy/patches/README.md has a row for each part, as for those of `compat`.
-"""
+deploy/patches/README.md has a row for each part, as for those of `compat`."""
 
 from __future__ import annotations
 
@@ -19,15 +18,15 @@ from kafka.consumer.fetcher import Fetcher
 from kafka.structs import TopicPartition as KafkaPartition
 
 SILENT_BEATS = 2
-"""Heartbeats that a worker may be busy before its member joins again by itself. A worker that comes back sooner joins
-as it polls: less of what it has just finished is refused for an older generation."""
+"""Heartbeats for which a worker may be busy before its member rejoins by itself. A worker that returns sooner rejoins
+when it polls, so that less of its finished work is refused for an older generation."""
 
 
 class BackgroundJoin:
-    """Joins a consumer's group in the client's own thread; takes the place of the coordinator's `poll`.
+    """Joins a consumer's group in the client's own thread. It replaces the coordinator's `poll`.
 
-    For 3.0.12: the client by itself joins only while somebody stays inside its `poll`. A step that ends between two
-    short polls is forgotten, and begun again or, worse, taken for done."""
+    For 3.0.12: the client itself joins only while a caller stays inside its `poll`. A step that ends between two short
+    polls is forgotten, and begun again or, worse, taken for done."""
 
     def __init__(self, consumer: KafkaConsumer) -> None:
         self._manager = consumer._manager
@@ -43,7 +42,7 @@ class BackgroundJoin:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Let the member live on, and join again when it has to, though nobody polls inside of this context."""
+        """Keep the membership alive without polls inside of this context, and rejoin if necessary."""
         self._works = True
         try:
             yield
@@ -52,11 +51,11 @@ class BackgroundJoin:
             self._works = False
 
     def _is_silent(self) -> bool:
-        """Return whether the member is to leave since nobody polled for too long. The client's thread asks this before
-        each heartbeat.
+        """Return whether the member must leave because nobody polled for too long. The client's thread calls this
+        before each heartbeat.
 
-        For 3.0.12: by itself the client leaves the group in the middle of a step that takes long, and joins only while
-        somebody polls."""
+        For 3.0.12: the client itself leaves the group in the middle of a long step, and joins only while a caller
+        polls."""
         if not self._works:
             return bool(self._is_late())
         self._heartbeat.poll()
@@ -69,7 +68,7 @@ class BackgroundJoin:
         return False
 
     def poll(self, timeout_ms: float | None = None) -> bool:
-        """Return whether records can be fetched now; the consumer's `poll` asks this first."""
+        """Return whether records can be fetched now. The consumer's `poll` calls this first."""
         self._polled_at = time.monotonic()
         with self._one_joins:
             if self._under_way is not None:
@@ -88,16 +87,16 @@ class BackgroundJoin:
 def position(consumer: KafkaConsumer, partition: KafkaPartition) -> int | None:
     """Return the next offset that the consumer delivers, or None for a partition that it does not own.
 
-    For 3.0.12: the client's own `position` asks the broker, and blocks, where a partition has none yet; and raises
-    where the partition went to another member just now."""
+    For 3.0.12: the client's own `position` asks the broker and blocks if a partition has no position yet. It raises if
+    the partition has just moved to another member."""
     state = consumer._subscription.assignment.get(partition)
     return None if state is None else int(state.position.offset)
 
 
 def fetches_under_way(consumer: KafkaConsumer) -> list[Any]:
-    """Return the futures of the fetches that brokers have not answered yet.
+    """Return the futures of the unanswered fetches.
 
-    For 3.0.12: the client has no way to be woken when something arrives, other than to block inside `poll`."""
+    For 3.0.12: the client gives no notice of arriving records, except to a caller that blocks inside `poll`."""
     return list(consumer._fetcher._fetch_futures)
 
 
@@ -107,24 +106,24 @@ def wake_on_answer(fetch: Any, answered: threading.Event) -> None:
 
 
 def _fetches_that_can_be_sent(fetcher: Any, create: Callable[[Any], dict[Any, Any]]) -> dict[Any, Any]:
-    """Return the fetches by broker, without those that cannot be sent because nobody knows the broker just now.
+    """Return the fetches by broker, without those that cannot be sent because their broker is unknown just now.
 
-    For 3.0.12: the client notes that a fetch is under way and sends it then. Where sending raises, as for a broker that
-    is gone from the metadata while a partition still names it as its leader, the note stays, and the client never reads
-    from that broker again, also when it is back."""
+    For 3.0.12: the client marks a fetch as pending and then sends it. Sending raises, for example, if the broker is
+    gone from the metadata while a partition still names it as its leader. The mark then stays, and the client never
+    reads from that broker again, even when it is back."""
     fetches, errors = create(fetcher), {}
     for node_id in fetches:
         try:
-            fetcher._manager.get_connection(node_id)  # what sending does first
+            fetcher._manager.get_connection(node_id)  # the first action of sending
         except kafka_errors.NodeNotReadyError:
-            pass  # sending makes a fetch of it that has failed
+            pass  # sending turns it into a failed fetch
         except kafka_errors.KafkaError as error:
             errors[node_id] = error
     grave = [error for error in errors.values() if not isinstance(error, kafka_errors.UnknownBrokerIdError)]
     if grave:  # nothing is sent
         errors = dict.fromkeys(fetches, grave[0])
     for node_id, why in errors.items():
-        fetcher._handle_fetch_error(node_id, why)  # what was to be fetched counts as asked for otherwise
+        fetcher._handle_fetch_error(node_id, why)  # otherwise the partitions would count as requested
         del fetches[node_id]
         fetcher._manager.cluster.request_update()
     if grave:
@@ -136,10 +135,9 @@ Fetcher._create_fetch_requests = functools.partialmethod(_fetches_that_can_be_se
 
 
 def drop_used_up_fetch(consumer: KafkaConsumer) -> None:
-    """Let the client take back what it set aside for partitions that were paused.
+    """Let the client return to the records that it set aside for paused partitions.
 
-    For 3.0.12: it does so only when it has no part of a fetch in hand, and does not see that the one in hand is used
-    up."""
+    For 3.0.12: it does so only when it has no partial fetch, and does not see that its partial fetch is used up."""
     fetcher = consumer._fetcher
     if fetcher._next_partition_records is not None and not fetcher._next_partition_records:
         fetcher._next_partition_records = None

@@ -1,11 +1,10 @@
-"""A selector for the sockets of kafka-python's clients that asks the kernel less.
+"""A selector for the sockets of kafka-python's clients that makes fewer system calls.
 
-The client waits for one answer after the other. For each it registers the connection for reading and takes it away
-again when something can be read: with the selectors of the standard library that is two system calls, and an error with
-the socket's addresses in its text, which are two more. Here a socket that is taken away stays known to the kernel until
-it can be read, and is usually registered again before that. Measured with transactions of one record, in
-docs/decisions/0017.
-"""
+The client waits for one answer after the other. For each answer it registers the connection for reading, and
+unregisters it when something can be read. With the selectors of the standard library that is two system calls, plus two
+for an error that has the socket's addresses in its text. Here an unregistered socket stays known to the kernel until it
+can be read, and is usually registered again before that. docs/decisions/0017 has measurements with transactions of one
+record."""
 
 from __future__ import annotations
 
@@ -17,21 +16,21 @@ from contextlib import suppress
 from typing import Any
 
 _EVENTS = 64
-"""The most events that one `select` returns; what is left comes with the next one."""
+"""Most events that one `select` returns. The others come with the next one."""
 
 
 class LazySelector(selectors.BaseSelector):
     """A selector on epoll for sockets. kafka-python makes one for each client and calls it in one thread at a time.
 
-    `unregister` parks a socket that was registered for reading alone: the kernel still watches it. If it is registered
-    for reading again, nothing has to be done. If it can be read before that, the kernel is told to forget it."""
+    `unregister` parks a socket that was registered only for reading: the kernel still watches it. If it is registered
+    for reading again, no system call is needed. If it can be read before that, the kernel is told to forget it."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._keys: dict[int, selectors.SelectorKey] = {}
         self._parked: dict[int, weakref.ref[Any]] = {}
-        """File descriptor -> the socket that the kernel still watches for reading, if there still is one: a socket that
-        nobody holds any more is to be closed by that."""
+        """File descriptor -> parked socket, which the kernel still watches for reading. The reference is weak, so that
+        an unused socket is closed."""
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         """Watch a socket. KeyError if it is watched already; ValueError if it is closed."""
@@ -42,7 +41,7 @@ class LazySelector(selectors.BaseSelector):
             raise KeyError(f"file descriptor {fd} is registered already")
         parked = self._parked.pop(fd, None)
         if parked is not None and parked() is not fileobj:
-            self._watch_anew()  # the parked one was closed, and its number went to this one
+            self._watch_anew()  # the parked socket was closed, and its number belongs to this one now
             parked = None
         if parked is None or events != selectors.EVENT_READ:
             if parked is not None:
@@ -52,7 +51,7 @@ class LazySelector(selectors.BaseSelector):
         return key
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        """Watch a socket no longer. KeyError if it is not watched."""
+        """Stop watching a socket. KeyError if it is not watched."""
         key = self._keys.pop(self.get_key(fileobj).fd)
         if key.events == selectors.EVENT_READ:
             self._parked[key.fd] = weakref.ref(fileobj)
@@ -69,7 +68,7 @@ class LazySelector(selectors.BaseSelector):
         return key
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return what can be read or written, after at most `timeout` seconds; None stands for any time."""
+        """Return the sockets that can be read or written, after at most `timeout` seconds; None for any time."""
         try:
             found = self._epoll.poll(None if timeout is None else max(0.0, timeout), _EVENTS)
         except InterruptedError:
@@ -78,7 +77,7 @@ class LazySelector(selectors.BaseSelector):
         for fd, mask in found:
             key = self._keys.get(fd)
             if key is None:
-                # A parked socket can be read, and nobody wants to: it would be told again and again.
+                # A parked socket can be read, and nobody reads it: it would be reported again and again.
                 parked = self._parked.pop(fd, None)
                 sock = None if parked is None else parked()
                 if sock is None or sock.fileno() != fd:
@@ -96,7 +95,7 @@ class LazySelector(selectors.BaseSelector):
     def get_key(self, fileobj: Any) -> selectors.SelectorKey:
         """Return the key of a socket that is watched. KeyError if it is not."""
         fd = fileobj.fileno()
-        if fd < 0:  # It was closed while it was watched.
+        if fd < 0:  # it was closed while it was watched
             fd = next((key.fd for key in self._keys.values() if key.fileobj is fileobj), fd)
         return self._keys[fd]
 
@@ -105,23 +104,24 @@ class LazySelector(selectors.BaseSelector):
         return self._keys
 
     def close(self) -> None:
-        """Watch nothing any longer."""
+        """Stop watching all sockets."""
         self._keys.clear()
         self._parked.clear()
         self._epoll.close()
 
     def _forget(self, fd: int) -> None:
-        with suppress(OSError):  # The socket was closed, which the kernel has seen.
+        with suppress(OSError):  # the socket was closed, which the kernel has noticed
             self._epoll.unregister(fd)
 
     def _watch_anew(self) -> None:
-        """Let the kernel forget all that is not registered now. A parked socket was closed, and if a child process has
-        a copy of it, the kernel goes on watching that one under a number that means another socket by now, or none."""
+        """Let the kernel forget all sockets that are not registered now. If a parked socket was closed and a child
+        process has a copy of it, the kernel still watches the copy under a number that belongs to another socket by
+        now, or to none."""
         self._epoll.close()
         self._epoll = select.epoll()
         self._parked.clear()
         for fd, key in self._keys.items():
-            with suppress(OSError):  # It was closed while it was watched.
+            with suppress(OSError):  # it was closed while it was watched
                 self._epoll.register(fd, _mask_of(key.events))
 
 
@@ -132,4 +132,4 @@ def _mask_of(events: int) -> int:
 
 
 CONFIGURED: type[selectors.BaseSelector] = LazySelector if hasattr(select, "epoll") else selectors.DefaultSelector
-"""Class that the clients are given as their `selector`."""
+"""Selector class that is passed to the clients."""
