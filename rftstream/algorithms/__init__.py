@@ -1,13 +1,13 @@
 """Algorithms: each binds a `Config` to functions of `rftstream.core`.
 
-In the order of reading: `base` says what an algorithm is; `settings`, `scored` and `policy_gradient` are what most have
-in common; then the algorithms, `grpo` first: small ones stand together in `clips` and `ratios`. `by_taskset` makes one
-algorithm of several, `requirements` says what they ask of the rest of a run, and `learning_signal` notices steps that
-taught nothing.
+In the order of reading: `base` defines an algorithm. `settings`, `scored` and `policy_gradient` hold what most
+algorithms share. Then come the algorithms, `grpo` first; small ones are together in `clips` and `ratios`. `by_taskset`
+combines several algorithms into one, `requirements` has their demands on the rest of a run, and `learning_signal`
+detects steps that taught nothing.
 
-To add one: a module with a class that has a `Config` and keeps `rftstream.algorithms.base.Algorithm`, and a line here.
-Most of it is in `rftstream.algorithms.policy_gradient`: inherit from there, and say advantages and losses of tokens.
-"""
+To add one, write a module with a class that has a `Config` and implements `rftstream.algorithms.base.Algorithm`, and
+add a line here. Most of the work is done in `rftstream.algorithms.policy_gradient`: inherit from it, and define
+advantages and token losses."""
 
 from rftstream.config.parts.part_specs import AlgorithmSpec
 

@@ -1,8 +1,7 @@
 """Algorithms: from a batch of experiences to rows with advantages, and from logprobs to a loss.
 
-An algorithm binds a Config to the pure functions of `core/`. `prepare` is numpy only; `loss` gets whatever arrays
-the backend has (torch). Legend: B rows of a micro-batch, T padded tokens, N rows of the batch.
-"""
+An algorithm binds a Config to the pure functions of `core/`. `prepare` uses only numpy; `loss` gets the backend's
+arrays (torch). Legend: B rows of a micro-batch, T padded tokens, N rows of the batch."""
 
 from __future__ import annotations
 

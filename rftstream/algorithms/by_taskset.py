@@ -1,15 +1,13 @@
-"""An algorithm for each taskset: a batch mixes tasksets, and each group is trained by the algorithm of its own
-taskset.
+"""An algorithm for each taskset: a batch mixes tasksets, and each group is trained by the algorithm of its own taskset.
 
     L = sum over algorithms a of (n_a / n) L_a
 
-L_a is what a makes of its own rows alone, n_a / n its share of what it normalises by: of the tokens of an optimizer
-step where it means over tokens, of the rows where it means over rows. So each token (or row) counts as much as any
-other of the batch, as if gradients were accumulated over a sub-batch for each algorithm; and one algorithm by two names
-is that algorithm.
+L_a is the loss of algorithm a over its own rows alone. n_a / n is its share of the quantity that it normalises by:
+tokens of an optimizer step if it averages over tokens, rows if it averages over rows. So each token (or row) of the
+batch has the same weight, as if gradients were accumulated over a sub-batch for each algorithm. An algorithm under two
+names acts like one algorithm.
 
-Legend: B rows of a micro-batch, T padded tokens.
-"""
+Legend: B rows of a micro-batch, T padded tokens."""
 
 from __future__ import annotations
 

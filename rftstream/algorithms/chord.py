@@ -1,8 +1,8 @@
-"""CHORD: MIX whose weight of imitation changes as the run goes on, and that learns most where it is undecided
-(arXiv 2508.11408). It has all settings of `grpo`, too.
+"""CHORD: MIX with a weight of imitation that changes during the run, and that learns most where the policy is undecided
+(arXiv 2508.11408). It also has all settings of `grpo`.
 
-    mu goes up in a line to its peak, then down to its valley in half a cosine;
-    a token of a demonstration counts by phi = p (1 - p), p its probability to the policy
+    mu rises linearly to its peak, then falls to its valley along half a cosine;
+    a token of a demonstration has the weight phi = p (1 - p), where p is its probability under the policy
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ class Chord(Mix):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Grpo.Config):
-        """Beside them, all of `grpo`'s settings."""
+        """The settings in `[algorithms.chord]`, in addition to those of `grpo`."""
 
         mu_peak: Annotated[float, Meta(ge=0, le=1)] = 0.9
         """Largest weight of imitation."""
         mu_valley: Annotated[float, Meta(ge=0, le=1)] = 0.05
-        """Weight that stays."""
+        """Weight after the decay."""
         mu_warmup_steps: Annotated[int, Meta(ge=0)] = 0
-        """Steps up to the peak."""
+        """Number of steps up to the peak."""
         mu_decay_steps: Annotated[int, Meta(ge=1)] = 200
-        """Steps from there to the valley."""
+        """Number of steps from the peak to the valley."""
         phi: bool = True
-        """Weighs tokens by p (1 - p); without it, as the paper's first variant, all count the same."""
+        """Whether tokens are weighted by p (1 - p). Without it all tokens have the same weight, as in the paper's first
+        variant."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)  # type: ignore[arg-type]  # it asks for `mu` by the method alone

@@ -1,4 +1,4 @@
-"""Algorithms with PPO's clip that differ in their advantages and in what a ratio is of."""
+"""Algorithms with PPO's clip that differ in their advantages and in the level of their ratio."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ if TYPE_CHECKING:
 
 
 class Dapo(Grpo):
-    """DAPO (arXiv 2503.14476): GRPO for long reasoning, with room for unlikely tokens to rise and a soft limit of
-    length.
+    """DAPO (arXiv 2503.14476): GRPO for long reasoning. Unlikely tokens can rise further, and length has a soft limit.
 
-    Its four parts: a higher upper clip; the mean over all tokens; a penalty along the last fifth of the allowed tokens;
-    and dynamic sampling, which is the buffer's: set `buffer.zero_variance = "replace"`. No divergence is taken.
+    It has four parts: a higher upper clip; the mean over all tokens; a penalty along the last fifth of the allowed
+    tokens; and dynamic sampling, which the buffer does: set `buffer.zero_variance = "replace"`. There is no divergence.
 
     GRPO with DAPO's settings as defaults."""
 
@@ -46,15 +45,15 @@ class Dapo(Grpo):
         clip_high: Annotated[float, Meta(gt=0)] = 0.28
         """Ratios above 1 + this are clipped. 0.28: DAPO."""
         overlong_share: Annotated[float, Meta(ge=0, le=1)] = 0.2
-        """Takes up to `overlong_penalty` from the reward of a rollout along this last share of its `max_tokens`. 0.2:
-        DAPO's 4096 of 20480 tokens. 0: nothing."""
+        """Share of a rollout's `max_tokens` at the end of which its reward is reduced by up to `overlong_penalty`. 0.2:
+        DAPO's 4096 of 20480 tokens. 0: off."""
 
 
 class DrGrpo(Clipped):
-    """Dr.GRPO: GRPO done right (arXiv 2503.20783): rewards are only centred, and all tokens weigh the same.
+    """Dr.GRPO: GRPO done right (arXiv 2503.20783): rewards are only centred, and all tokens have the same weight.
 
-    Dividing by a group's spread makes easy and hard problems count for more than those between, and the mean over a row
-    makes long wrong answers cheap. Here neither is done: the losses of tokens are summed over a row and divided by a
+    Division by a group's spread gives easy and hard problems more weight than those in between. The mean over a row
+    makes long wrong answers cheap. Dr.GRPO does neither: the losses of tokens are summed over a row and divided by a
     constant.
 
     PPO's clip on rewards that are only centred, summed over rows and divided by a constant."""
@@ -67,8 +66,8 @@ class DrGrpo(Clipped):
         """The settings in `[algorithms.dr_grpo]`."""
 
         row_tokens: Annotated[int, Meta(ge=1)] = 256
-        """The sum over a row is divided by this instead of its tokens: the largest number that it may have, as in
-        `sampling.max_tokens`, whose default this is."""
+        """Constant by which the sum over a row is divided, in place of its number of tokens: the largest number of
+        tokens in a row, as in `sampling.max_tokens`, whose default this is."""
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
         """Return R - mean_g for each rollout."""
@@ -82,9 +81,9 @@ class DrGrpo(Clipped):
 
 class Gspo(GroupRelative, Clipped):
     """GSPO: group sequence policy optimisation (arXiv 2507.18071): one ratio for a row, the geometric mean of its
-    tokens'.
+    tokens' ratios.
 
-    A reward is of a whole answer, so what is clipped is whole answers. It is steadier than a ratio per token where
+    A reward belongs to a whole answer, so whole answers are clipped. This is more stable than a ratio per token where
     single tokens are noisy: mixtures of experts, long answers.
 
     PPO's clip on the geometric mean of a row's ratios."""
@@ -105,8 +104,9 @@ class Gspo(GroupRelative, Clipped):
 class Rloo(Clipped):
     """RLOO: REINFORCE with the mean of the other siblings as the baseline (arXiv 2402.14740), over whole rows.
 
-    An answer is one action: its ratio is that of the whole row, clipped as TRL does where a batch takes more than one
-    optimizer step. With one step the ratio is 1, and the gradient that of REINFORCE: A times the row's log-probability.
+    An answer is one action. Its ratio is that of the whole row, clipped as in TRL if a batch takes more than one
+    optimizer step. With one step the ratio is 1, and the gradient is that of REINFORCE: A times the gradient of the
+    row's log-probability.
 
     PPO's clip on whole rows, with the mean of the other siblings as the baseline."""
 
@@ -119,16 +119,16 @@ class Rloo(Clipped):
         """The settings in `[algorithms.rloo]`."""
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-        """Return each rollout's reward above the mean of its siblings."""
+        """Return each rollout's reward minus the mean of its siblings' rewards."""
         return compute_leave_one_out_advantages(rewards_N, groups_N)
 
 
 class ReMax(Clipped):
-    """ReMax (arXiv 2310.10505): the baseline of a problem is what the policy gets for its greedy answer.
+    """ReMax (arXiv 2310.10505): the baseline of a problem is the reward of the policy's greedy answer.
 
-    The first sibling of each group is sampled at temperature 0. It is scored and recorded like the others, and not
-    trained on; they are, with how much better they did. A group whose greedy sibling could not be scored has no
-    baseline, and is not trained on either.
+    The first sibling of each group is sampled at temperature 0. It is scored and recorded like the others, but not
+    trained on. The other siblings are trained on, with their difference to its reward as the advantage. A group whose
+    greedy sibling could not be scored has no baseline, and is not trained on either.
 
     PPO's clip on rewards above that of the group's greedy sibling."""
 
@@ -148,11 +148,11 @@ class ReMax(Clipped):
         )
 
     def rollout_advantages(self, scored: ScoredBatch, rewards_N: np.ndarray) -> np.ndarray:
-        """Return each rollout's reward above its greedy sibling's; 0 where there is none."""
+        """Return each rollout's reward minus that of its greedy sibling; 0 if there is none."""
         return compute_baseline_advantages(rewards_N, scored.groups_N, _greedy(scored))
 
     def describe(self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> dict[str, float]:
-        """Return the mean reward of greedy siblings, and how many groups had none."""
+        """Return the mean reward of greedy siblings, and the number of groups without one."""
         greedy_N = _greedy(scored)
         without = set(scored.groups_N.tolist()) - set(scored.groups_N[greedy_N].tolist())
         metrics = {"groups_without_baseline": float(len(without))}
@@ -167,10 +167,11 @@ def _greedy(scored: ScoredBatch) -> np.ndarray:
 
 
 class MaxRl(Clipped):
-    """MaxRL: maximum likelihood by reinforcement (arXiv 2602.02710): a success weighs by how rare it is in its group.
+    """MaxRL: maximum likelihood by reinforcement (arXiv 2602.02710): a success has more weight the rarer it is in its
+    group.
 
-    In place of the expected reward it approaches the logarithm of the success rate, so hard problems count for more.
-    For rewards that are never negative: a share of success.
+    It approximates the gradient of the logarithm of the success rate instead of that of the expected reward, so hard
+    problems have more weight. For rewards that are never negative: a share of success.
 
     PPO's clip on rewards above the group's mean, divided by that mean."""
 
@@ -200,11 +201,12 @@ class MaxRl(Clipped):
 
 
 class GiGpo(Grpo):
-    """GiGPO: group-in-group policy optimisation (arXiv 2505.10978): credit for single turns, where siblings meet again.
+    """GiGPO: group-in-group policy optimisation (arXiv 2505.10978): credit for single turns in which siblings meet
+    again.
 
-    Beside the advantage of its rollout a turn has one of its own: among all turns of the group that were made in the
-    same state, by what each led to. A state is what was said since the turn before (the prompt, a tool's output, an
-    observation), to the token. A turn that is alone in its state has none.
+    In addition to its rollout's advantage, a turn has its own advantage, among all turns of the group that were made in
+    the same state. A state is the text since the previous turn (the prompt, a tool's output, an observation), compared
+    token by token. A turn that is alone in its state has no advantage of its own.
 
     GRPO whose turns have an advantage of their own beside their rollout's."""
 
@@ -221,7 +223,7 @@ class GiGpo(Grpo):
         the paper."""
 
     def token_advantages(self, batch: BatchAdvantages) -> list[np.ndarray]:
-        """Add to the rollout's advantage that of each turn among the group's turns from the same state."""
+        """Return the rollout's advantage plus that of each turn among the group's turns from the same state."""
         result = super().token_advantages(batch)
         scored, rows = batch.scored, batch.rows
         turns = [
@@ -258,12 +260,12 @@ def _turns_after(owners_K: np.ndarray) -> np.ndarray:
 
 
 class ReinforcePlusPlus(Clipped):
-    """REINFORCE++ (arXiv 2501.03262): no groups are needed; advantages are compared over the whole batch, per token.
+    """REINFORCE++ (arXiv 2501.03262): no groups are needed. Advantages are compared over the whole batch, per token.
 
-    The divergence is taken from the reward token by token, a token's return is what comes after it, and returns are
-    whitened over all trained tokens of the batch. With `group_baseline` the mean of the group is subtracted first (the
-    paper's variant for several samples of a problem). Returns pass through what was not sampled (tool output) as they
-    are.
+    The divergence is subtracted from the reward token by token. A token's return is the sum of everything after it, and
+    returns are whitened over all trained tokens of the batch. With `group_baseline` the mean of the group is subtracted
+    first (the paper's variant for several samples of a problem). Returns pass unchanged through tokens that were not
+    sampled (tool output).
 
     PPO's clip on returns per token, whitened over the batch."""
 
@@ -274,7 +276,7 @@ class ReinforcePlusPlus(Clipped):
         """The settings in `[algorithms.reinforce_plus_plus]`."""
 
         group_baseline: bool = False
-        """Subtracts the mean reward of the group before whitening (REINFORCE++-baseline)."""
+        """Whether the group's mean reward is subtracted before whitening (REINFORCE++-baseline)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

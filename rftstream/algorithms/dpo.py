@@ -1,7 +1,6 @@
-"""DPO: direct preference optimisation (arXiv 2305.18290), on preference pairs alone.
+"""DPO: direct preference optimisation (arXiv 2305.18290), only on preference pairs.
 
-The reference is the model that the run began with, version 0.
-"""
+The reference is the model that the run began with, version 0."""
 
 from __future__ import annotations
 
@@ -27,9 +26,9 @@ class Dpo:
         """The settings in `[algorithms.dpo]`."""
 
         beta: Annotated[float, Meta(gt=0)] = 0.1
-        """How much a log-ratio to the reference counts: the larger, the closer the policy stays to it."""
+        """Weight of a log-ratio to the reference. The larger it is, the closer the policy stays to the reference."""
         label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0
-        """Chance that a pair is the wrong way round."""
+        """Probability that the sides of a pair are swapped."""
 
     needs: frozenset[str] = frozenset({"reference_logprobs", "whole_groups"})
     loss_kinds = frozenset({LossKind.dpo})

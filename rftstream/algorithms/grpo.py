@@ -1,11 +1,10 @@
 """GRPO: group-relative policy optimisation (arXiv 2402.03300), with the settings that have proved themselves in
 practice.
 
-Which policy is *old*: the trainer's parameters before the batch. With one optimizer step per batch these are the
-parameters themselves, the ratio is 1 and the gradient goes through it; with more (`minibatches`,
-`updates_per_batch`) the backend computes proximal logprobs once, before the first step, and passes them in. Who
-sampled (an older version, an engine that rounds otherwise) is made up for by a weight on each token's loss.
-"""
+The *old* policy has the trainer's parameters before the batch. With one optimizer step per batch these are the
+parameters themselves, the ratio is 1, and the gradient goes through it. With more steps (`minibatches`,
+`updates_per_batch`) the backend computes proximal logprobs once, before the first step. The sampling policy may differ
+(an older version, an engine with other rounding); a weight on each token's loss corrects for that."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """MIX: GRPO on the policy's own rollouts and cross entropy on an expert's demonstrations, in each batch (Trinity-RFT,
-arXiv 2505.17826). It has all settings of `grpo`, too.
+arXiv 2505.17826). It also has all settings of `grpo`.
 
     L = (1 - mu) GRPO(usual) + mu SFT(expert)
 
-Each term is a mean over what is its own, so that neither depends on how many there are of the other.
-"""
+Each term is a mean over its own tokens or rows, so that neither depends on the amount of the other."""
 
 from __future__ import annotations
 
@@ -29,15 +28,15 @@ class Mix:
 
     @dataclass(frozen=True, kw_only=True)
     class Config(Grpo.Config):
-        """Beside it, all of `grpo`'s settings."""
+        """The settings in `[algorithms.mix]`, in addition to those of `grpo`."""
 
         mu: Annotated[float, Meta(ge=0, le=1)] = 0.1
-        """Weight of imitation; the rest is GRPO's."""
+        """Weight of imitation. GRPO has the remaining weight."""
 
     loss_kinds = frozenset({LossKind.rl, LossKind.sft})
     needs_spread: Spread = "group"
     phi = False
-    """Whether a token counts by p (1 - p)."""
+    """Whether a token is weighted by p (1 - p)."""
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -1,12 +1,11 @@
-"""On-policy distillation: the policy samples, a teacher says how likely each of these tokens is to it, and the gap is
-the advantage, so that the gradient is that of KL(policy || teacher) on the policy's own samples.
+"""On-policy distillation: the policy samples, and a teacher computes the logprob of each sampled token. The gap is the
+advantage, so that the gradient is that of KL(policy || teacher) on the policy's own samples.
 
     A_t = clip(logp_teacher - logp_behavior, -max_gap, max_gap) + reward_weight A_grpo
 
-GKD (arXiv 2306.13649) with reverse KL and all data on-policy; per token, without what comes after it (a discount of
-0), as thinkingmachines.ai/blog/on-policy-distillation does it. Clip, correction and means are those of `grpo`. The
-teacher's logprobs come with the verdicts: reward `teacher`.
-"""
+GKD (arXiv 2306.13649) with reverse KL and only on-policy data. Each token is credited without later tokens (a discount
+of 0), as in thinkingmachines.ai/blog/on-policy-distillation. Clip, correction and means are those of `grpo`. The
+teacher's logprobs come with the verdicts: reward `teacher`."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ TEACHER = "teacher_logprobs"
 
 
 class Opd(Grpo):
-    """GRPO whose advantages come from a teacher's logprobs, with rewards beside them if wanted."""
+    """GRPO whose advantages come from a teacher's logprobs, optionally with rewards in addition."""
 
     needs_spread = "none"
 
@@ -40,9 +39,10 @@ class Opd(Grpo):
         """The settings in `[algorithms.opd]`."""
 
         reward_weight: Annotated[float, Meta(ge=0)] = 0.0
-        """Weight of the advantage that grpo would make of the rewards. 0: the teacher alone is followed."""
+        """Weight of the advantage that grpo would compute from the rewards. 0: only the teacher counts."""
         max_gap: Annotated[float, Meta(gt=0)] = 20.0
-        """Gaps beyond are cut off: to tokens that it would never say a teacher gives whatever its engine has for 0."""
+        """Limit of the gaps. For tokens that a teacher would never sample, its engine returns its own value for a
+        probability of 0."""
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
         """Return GRPO's advantages of the rewards, times `reward_weight`."""

@@ -1,16 +1,17 @@
-"""What policy gradients have in common: rows with advantages from rewards, and one number from the losses of tokens.
+"""The common part of policy gradients: rows with advantages from rewards, and the reduction of token losses to one
+number.
 
 An algorithm inherits from `PolicyGradient`, or from `CorrectedPolicyGradient` if it has a ratio to the policy before
-the batch (`Clipped`: PPO's), and says `advantages` and `token_losses`; the rest (penalties and divergence in the
-reward, weights, divergence and entropy in the loss, means, metrics) is done here, for all in the same way:
+the batch (`Clipped` for PPO's). It defines `advantages` and `token_losses`. Everything else is the same for all
+algorithms and is done here: penalties and divergence in the reward, weights, divergence and entropy in the loss, means,
+metrics.
 
     loss = reduce(v w d l + kl_coef k - entropy_coefficient H)
 
-with d = staleness_decay ** (versions since the token was sampled), and v the weight of the experience: 1, but of groups
-that are in a batch once more what the operator `replay` gives them.
+with d = staleness_decay ** (versions since the token was sampled), and v the weight of the experience: 1, except for
+reused groups, whose weight the operator `replay` sets.
 
-Legend: N rollouts of the batch, B rows of a micro-batch, T padded tokens.
-"""
+Legend: N rollouts of the batch, B rows of a micro-batch, T padded tokens."""
 
 from __future__ import annotations
 

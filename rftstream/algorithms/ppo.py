@@ -41,12 +41,12 @@ class Ppo(Clipped):
         gamma: Annotated[float, Meta(ge=0, le=1)] = 1.0
         """Discount of each sampled token. 1: InstructGPT, TRL, verl."""
         lam: Annotated[float, Meta(ge=0, le=1)] = 1.0
-        """How far advantages look at what came instead of what the critic expected. 1: to the end, verl, OpenRLHF; with
-        less (TRL: 0.95), the reward of a long answer hardly reaches its beginning."""
+        """Weight of observed rewards against the critic's expectation in advantages. 1: observed rewards to the end
+        (verl, OpenRLHF); with less (TRL: 0.95), the reward of a long answer hardly reaches its beginning."""
         whiten_advantages: bool = True
-        """Over all trained tokens of the batch, as TRL, verl and OpenRLHF do."""
+        """Whether advantages are whitened over all trained tokens of the batch, as in TRL, verl and OpenRLHF."""
         critic: CriticConfig = field(default_factory=CriticConfig)
-        """Settings of the critic; see those that algorithms share."""
+        """Settings of the critic; see the shared settings."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

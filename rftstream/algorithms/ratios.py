@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 
 class Cispo(GroupRelative, CorrectedPolicyGradient):
-    """CISPO: clipped importance sampling (MiniMax-M1, arXiv 2506.13585): a token's weight is cut off, its gradient
-    never.
+    """CISPO: clipped importance sampling (MiniMax-M1, arXiv 2506.13585): a token's weight is limited, but every token
+    has a gradient.
 
-    The rare tokens on which a line of thought turns have large ratios after the first steps of a batch, and PPO's clip
-    leaves them out. Here they stay, with a bounded weight.
+    The rare tokens at which a line of thought turns have large ratios after the first steps of a batch, and PPO's clip
+    leaves them out. Here they stay, with a limited weight.
 
-    REINFORCE on group-relative advantages, weighted by a ratio that is cut off and carries no gradient."""
+    REINFORCE on group-relative advantages, weighted by a limited ratio without gradient."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(CorrectedConfig, GroupRelativeConfig):
         """The settings in `[algorithms.cispo]`."""
 
         max_ratio: Annotated[float, Meta(gt=0)] = 5.0
-        """Largest weight of a token: its ratio to the policy before the batch, cut off here. 1 + the paper's upper
-        epsilon, which it does not state; 5: TRL's recommendation, after ScaleRL (2510.13786)."""
+        """Largest weight of a token, its ratio to the policy before the batch. 1 + the paper's upper epsilon, which the
+        paper does not give; 5: TRL's recommendation, after ScaleRL (2510.13786)."""
 
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
-        """Return the losses of `core.losses` with the ratio cut off at `max_ratio`."""
+        """Return the losses of `core.losses`, with the ratio limited to `max_ratio`."""
         from rftstream.core.losses import cispo_losses
 
         return cispo_losses(policy_BT, old_BT, rows.advantages_BT, rows.loss_mask_BT, max_ratio=self.config.max_ratio)
@@ -50,8 +50,8 @@ class Cispo(GroupRelative, CorrectedPolicyGradient):
 class Sapo(GroupRelative, CorrectedPolicyGradient):
     """SAPO: soft adaptive policy optimisation (arXiv 2511.20347): a smooth gate in place of the clip.
 
-    The gradient of a token fades as its ratio leaves 1 and never stops at once; it fades faster for what was bad, where
-    a step pushes many other tokens up.
+    The gradient of a token fades as its ratio leaves 1, without a sharp end. It fades faster for bad tokens, since a
+    step on these raises many other tokens.
 
     Group-relative advantages with a smooth gate on each token's ratio."""
 
@@ -81,10 +81,10 @@ class Sapo(GroupRelative, CorrectedPolicyGradient):
 
 
 class Dppo(GroupRelative, PolicyGradient):
-    """DPPO: divergence PPO, by binary total variation (arXiv 2602.04879), as prime-rl has it by default.
+    """DPPO: divergence PPO, by binary total variation (arXiv 2602.04879), with prime-rl's defaults.
 
-    What is bounded is how far a token's probability has moved since it was sampled, not its ratio: rare tokens, whose
-    ratios are mostly noise, stay, and likely ones are stopped before they have moved far.
+    The limit applies to the change of a token's probability since it was sampled, not to its ratio. So rare tokens,
+    whose ratios are mostly noise, stay, and likely tokens are stopped before they have moved far.
 
     A policy gradient that drops tokens whose probability has moved too far since they were sampled."""
 
@@ -93,11 +93,11 @@ class Dppo(GroupRelative, PolicyGradient):
         """The settings in `[algorithms.dppo]`."""
 
         max_rise: Annotated[float, Meta(gt=0, le=1)] = 0.2
-        """Good tokens that have become likelier by more than this, as a probability, are dropped. 0.2: prime-rl."""
+        """Largest rise in probability of good tokens. Tokens that rose more are dropped. 0.2: prime-rl."""
         max_fall: Annotated[float, Meta(gt=0, le=1)] = 0.2
-        """Bad tokens that have become unlikelier by more than this are dropped. 0.2: prime-rl."""
+        """Largest fall in probability of bad tokens. Tokens that fell more are dropped. 0.2: prime-rl."""
         square_coef: Annotated[float, Meta(ge=0)] = 1e-3
-        """Weight of the squared log-ratio to who sampled, of all tokens. 1e-3: prime-rl."""
+        """Weight of the squared log-ratio to the sampling policy, over all tokens. 1e-3: prime-rl."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -126,9 +126,9 @@ KEPT = "second_moment_kept"
 class M2po(GroupRelative, PolicyGradient):
     """M2PO: second-moment trust policy optimisation (arXiv 2510.01161): for data that is hundreds of versions old.
 
-    Of a batch only the tokens with the most extreme ratios are left out, until the mean square of the others'
-    log-ratios to who sampled is small; what stays is weighted by its ratio, without a clip. Which ones is decided once,
-    before the first step of a batch, for which their logprobs are computed.
+    Only the tokens of a batch with the most extreme ratios are left out, until the mean square of the other tokens'
+    log-ratios to the sampling policy is small. The kept tokens are weighted by their ratio, without a clip. The choice
+    is made once, before the first step of a batch, after computing the logprobs.
 
     A policy gradient that leaves out the tokens with the most extreme ratios of a batch."""
 
@@ -137,7 +137,7 @@ class M2po(GroupRelative, PolicyGradient):
         """The settings in `[algorithms.m2po]`."""
 
         threshold: Annotated[float, Meta(gt=0)] = 0.04
-        """Largest mean square of the log-ratios of the tokens that stay. 0.04: the paper, for all of its models."""
+        """Largest mean square of the kept tokens' log-ratios. 0.04: the paper, for all of its models."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -175,9 +175,10 @@ class M2po(GroupRelative, PolicyGradient):
 class Topr(PolicyGradient):
     """TOPR: tapered off-policy REINFORCE (arXiv 2503.14286), for rollouts that another policy sampled long ago.
 
-    What was good is imitated with full weight, however unlikely the policy finds it by now; what was bad is avoided
-    only as far as the policy would still do it. So it learns where a ratio to who sampled would make good rollouts
-    count for nothing: from rescored or replayed runs, from demonstrations, from far behind.
+    Good rollouts are imitated with full weight, however unlikely they are under the current policy. Bad rollouts are
+    avoided only as far as the current policy would still sample them. So it also learns where a ratio to the sampling
+    policy would make good rollouts count for nothing: from rescored or replayed runs, from demonstrations, from very
+    stale rollouts.
 
     REINFORCE whose bad rollouts count only as far as the policy would still sample them."""
 
@@ -189,10 +190,12 @@ class Topr(PolicyGradient):
         """The settings in `[algorithms.topr]`."""
 
         baseline: float = 0.5
-        """Rewards at or above it are imitated, those below avoided, each by how far they are from it. 0.5: rewards from
-        0 to 1 (the paper's are -1 and 1, with 0). Lower: more weight on what was good."""
+        """Baseline of rewards. Rewards at or above it are imitated, lower ones avoided, each in proportion to the
+        difference. 0.5: for rewards from 0 to 1 (the paper uses 0 for rewards of -1 and 1). Lower values put more
+        weight on good rollouts."""
         max_weight: Annotated[float, Meta(gt=0)] = 1.0
-        """Largest weight of a bad rollout: how much likelier it is to the policy than it was to who sampled it."""
+        """Largest weight of a bad rollout. Its weight is its probability under the policy divided by that under the
+        sampling policy."""
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
         """Return the difference between each rollout's reward and the baseline. Siblings are not compared."""
@@ -212,11 +215,11 @@ class Topr(PolicyGradient):
 
 
 class AsymRe(PolicyGradient):
-    """AsymRE: asymmetric REINFORCE (arXiv 2506.20520): the baseline lies a little below the mean, so that good weighs
-    more.
+    """AsymRE: asymmetric REINFORCE (arXiv 2506.20520): the baseline is a little below the mean, so that good rollouts
+    have more weight.
 
-    Off-policy without a ratio: REINFORCE from another's samples comes to an end that is good if the baseline is below
-    their mean reward, and takes the policy apart if it is above.
+    Off-policy without a ratio: REINFORCE on another policy's samples converges to a good policy if the baseline is
+    below their mean reward, and collapses if it is above.
 
     REINFORCE whose baseline is the group's mean reward plus `shift`."""
 
@@ -228,8 +231,8 @@ class AsymRe(PolicyGradient):
         """The settings in `[algorithms.asymre]`."""
 
         shift: float = -0.1
-        """The baseline is the mean reward of the group plus this; negative: good weighs more than bad. -0.1: the
-        paper's for language models."""
+        """Difference between the baseline and the group's mean reward. If negative, good rollouts have more weight than
+        bad ones. -0.1: the paper's value for language models."""
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
         """Return R - (mean_g + shift). So a group of equal rewards is imitated a little."""
@@ -237,11 +240,11 @@ class AsymRe(PolicyGradient):
 
 
 class Opmd(PolicyGradient):
-    """OPMD: online policy mirror descent, Trinity-RFT's form (arXiv 2505.17826): without ratio and clip, for any
-    sampler.
+    """OPMD: online policy mirror descent, in Trinity-RFT's form (arXiv 2505.17826): without ratio and clip, for any
+    sampling policy.
 
-    From the same optimum as Kimi k1.5's squared loss, of which it keeps one gradient step: rewards above the value of
-    their group are imitated, those below avoided, whoever sampled them.
+    It starts from the same optimum as Kimi k1.5's squared loss, of which it keeps one gradient step: rewards above the
+    group's value are imitated, lower ones avoided, whichever policy sampled them.
 
     REINFORCE with the group's value as baseline, divided by 1 + tau."""
 
@@ -252,12 +255,13 @@ class Opmd(PolicyGradient):
         """The settings in `[algorithms.opmd]`."""
 
         tau: Annotated[float, Meta(gt=0)] = 1.0
-        """Pull to the policy that the step begins with: the loss is divided by 1 + this. 1: Trinity-RFT."""
+        """Strength of the pull to the policy before the step: the loss is divided by 1 + this. 1: Trinity-RFT."""
         baseline: Literal["mean", "soft"] = "mean"
-        """Value of a group: its mean reward, or tau (logsumexp(R / tau) - log n), which is nearer to its best."""
+        """Value of a group: its mean reward, or tau (logsumexp(R / tau) - log n), which is closer to its best
+        reward."""
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-        """Return each rollout's reward above the value of its group."""
+        """Return each rollout's reward minus the value of its group."""
         if self.config.baseline == "mean":
             return center_on_group_mean(rewards_N, groups_N)
         return compute_soft_baseline_advantages(rewards_N, groups_N, tau=self.config.tau)
@@ -272,8 +276,9 @@ class Kimi(PolicyGradient):
     """Kimi k1.5's policy mirror descent (arXiv 2501.12599, section 2.3.2): a squared error per row, off-policy by
     design.
 
-    At the optimum of reward less tau KL, tau log(pi / pi_start) is the reward above the value of the problem; the loss
-    is how far a row is from that. So nothing needs to be clipped: what has gone far enough is pulled back.
+    At the optimum of reward minus tau KL, tau log(pi / pi_start) equals the reward minus the value of the problem. The
+    loss is the squared distance of a row from that. So nothing needs to be clipped: a row that has moved too far is
+    pulled back.
 
     A squared error between a row's reward above its group's and its log-ratio to the start."""
 
@@ -285,11 +290,11 @@ class Kimi(PolicyGradient):
         """The settings in `[algorithms.kimi]`."""
 
         tau: Annotated[float, Meta(gt=0)] = 0.1
-        """Cost of a row's log-ratio to the start. The paper gives none; with 0.1 a rollout that is 0.5 better than its
-        siblings may become e^5 times likelier."""
+        """Cost of a row's log-ratio to the start. The paper gives no value. With 0.1 a rollout that is 0.5 better than
+        its siblings may become e^5 times likelier."""
         start: Literal["behavior", "proximal"] = "behavior"
-        """The policy that the iteration began with: the one that sampled, or the trainer's before the batch, where with
-        one optimizer step a batch nothing is pulled back."""
+        """The policy with which the iteration began: the sampling policy, or the trainer's before the batch. In the
+        latter case, with one optimizer step a batch, nothing is pulled back."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -1,11 +1,10 @@
-"""A reward model learned from preference pairs: the better answer is to score higher than the worse one.
+"""A reward model learned from preference pairs: the better answer should score higher than the worse one.
 
     loss = - w log sigmoid(r_chosen - r_rejected - m) + centring (r_chosen + r_rejected)^2
 
 Bradley-Terry as in InstructGPT (Ouyang et al. 2022, arXiv 2203.02155), with the margin of Llama 2 (arXiv 2307.09288)
-and the centring of Eisenstein et al. (arXiv 2312.09244). What is trained is no policy but a classifier with one output,
-which begins as the run's model with a head that says 0.
-"""
+and the centring of Eisenstein et al. (arXiv 2312.09244). The trained model is not a policy but a classifier with one
+output. It starts as the run's model with a head that gives 0."""
 
 from __future__ import annotations
 
@@ -27,21 +26,21 @@ SIGN, PAIR = "sign", "pair"
 
 
 class RewardModel:
-    """Bradley-Terry on pairs. Each side is a row whose only unmasked token stands behind its last one: what the backend
-    gives for it is the score of all that comes before."""
+    """Bradley-Terry on pairs. Each side is a row with a single unmasked token, after its last token. The backend's
+    output there is the score of all text before it."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[algorithms.reward_model]`."""
 
         margin: Annotated[float, Meta(ge=0)] = 0.0
-        """How much higher the better answer has to score before the loss is small. 0: InstructGPT; Llama 2 uses up to 1
-        or 3, by how sure people were."""
+        """Difference in score from which the loss is small. 0: InstructGPT; Llama 2 uses up to 1 or 3, by the
+        annotators' certainty."""
         weight_as: Literal["weight", "margin"] = "weight"
-        """Meaning of the column `weight` of a pair: how much the pair counts, or the factor of its margin."""
+        """Meaning of a pair's column `weight`: the weight of the pair, or the factor of its margin."""
         centring: Annotated[float, Meta(ge=0)] = 0.0
-        """Weight of the square of the sum of both scores, which keeps scores around 0; where used, 0.01. 0: any number
-        may be added to all scores."""
+        """Weight of the squared sum of both scores, which keeps scores around 0; usual value: 0.01. 0: scores may shift
+        by any constant."""
 
     needs: frozenset[str] = frozenset({"scores", "whole_groups", "no_proximal_logprobs"})
     needs_spread: Spread = "none"

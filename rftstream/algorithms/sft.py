@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Sft:
-    """Cross entropy on demonstrations, each by its weight."""
+    """Cross entropy on demonstrations, each with its weight."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[algorithms.sft]`."""
 
         normalise: Literal["token", "sequence"] = "token"
-        """Mean over all tokens of the batch, or over demonstrations of their means."""
+        """Mean over all tokens of the batch, or mean over demonstrations of their means."""
 
     needs: frozenset[str] = frozenset()
     loss_kinds = frozenset({LossKind.sft})
@@ -60,7 +60,7 @@ class Sft:
     def held_out(
         self, rows: Sequence[TrainingRow], logprobs: Sequence[np.ndarray], reference: Sequence[np.ndarray] | None
     ) -> dict[str, float]:
-        """Return the token mean of the loss over demonstrations that are not trained on, each by its weight."""
+        """Return the token mean of the loss over demonstrations that are not trained on, each with its weight."""
         return {"held_out_loss": token_mean_loss(rows, logprobs)}
 
 
@@ -78,7 +78,7 @@ def demonstration_rows(batch: Sequence[Experience]) -> tuple[TrainingRow, ...]:
 
 
 def token_mean_loss(rows: Sequence[TrainingRow], logprobs: Sequence[np.ndarray]) -> float:
-    """Return the mean loss over all unmasked tokens, each row by its weight, computed in float64."""
+    """Return the mean loss over all unmasked tokens, each row with its weight, computed in float64."""
     total = tokens = 0.0
     for row, logprobs_T in zip(rows, logprobs, strict=True):
         kept_T = row.loss_mask > 0

@@ -17,8 +17,8 @@ from rftstream.core.advantages import compute_step_advantages
 from rftstream.errors import ConfigError
 
 STEP_REWARDS, STEP_ENDS = "step_rewards", "step_ends"
-"""Additions of a verdict, for the tokens of all segments, one after the other: float32, the reward of the step that
-ends with the token, 0 elsewhere; and uint8, 1 where a step ends."""
+"""Additions of a verdict, for the tokens of all segments, one after the other. The first is float32: the reward of the
+step that ends with the token, 0 elsewhere. The second is uint8: 1 where a step ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class StepConfig:
     """Settings of algorithms that can learn from rewards of steps."""
 
     step_rewards: Literal["off", "only", "beside"] = "off"
-    """Whether tokens learn from the rewards of their steps (DeepSeekMath, process supervision): not at all, in the
-    place of the rollout's reward, or beside it, as the sum of both advantages. The reward has to give them, as
-    `reward_model` with `steps` does."""
+    """Whether tokens learn from the rewards of their steps (DeepSeekMath, process supervision): not at all, in place of
+    the rollout's reward, or beside it, as the sum of both advantages. The reward must supply them, as `reward_model`
+    with `steps` does."""
 
 
 def step_advantages(scored: ScoredBatch, *, eps: float, name: str) -> list[np.ndarray]:
