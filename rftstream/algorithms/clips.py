@@ -45,7 +45,7 @@ class Dapo(Grpo):
         clip_high: Annotated[float, Meta(gt=0)] = 0.28
         """Ratios above 1 + this are clipped. 0.28: DAPO."""
         overlong_share: Annotated[float, Meta(ge=0, le=1)] = 0.2
-        """Share of a rollout's `max_tokens` at the end of which its reward is reduced by up to `overlong_penalty`. 0.2:
+        """Last share of a rollout's `max_tokens`, along which its reward falls by up to `overlong_penalty`. 0.2:
         DAPO's 4096 of 20480 tokens. 0: off."""
 
 

@@ -18,7 +18,7 @@ class PolicyGradientConfig:
     """Whether the tokens of completions cut off by a token limit are left out of the loss (DAPO's overlong filtering).
     Their rewards still count in their groups."""
     overlong_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Share of a rollout's `max_tokens` at the end of which its reward is reduced by up to `overlong_penalty` (DAPO's
+    """Last share of a rollout's `max_tokens`, along which its reward falls by up to `overlong_penalty` (DAPO's
     soft overlong punishment). 0: off."""
     overlong_penalty: Annotated[float, Meta(ge=0)] = 1.0
     """Largest reduction of a rollout's reward, at its token limit. 1: DAPO, whose rewards are -1 and 1."""

@@ -2,8 +2,8 @@
 
 Shapes: N rollouts, `groups_N` names the group of each; T tokens of a rollout, S steps of all rollouts.
 
-A group whose rewards are all equal but for rounding says nothing: where their variance (with n - 1) is below
-MIN_VARIANCE, all advantages are exactly 0. All is computed in float64, whatever float type comes in.
+A group whose rewards are all equal except for rounding carries no signal: if their variance (with n - 1) is below
+MIN_VARIANCE, all advantages are exactly 0. All computations are in float64, for every input float type.
 """
 
 from __future__ import annotations

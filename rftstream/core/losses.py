@@ -1,12 +1,13 @@
-"""Losses of policy gradients, per token; `masks.reduce_loss` makes one number of them.
+"""Losses of policy gradients, per token. `masks.reduce_loss` reduces them to one number.
 
-Shapes: B rows, T padded tokens; position t speaks of token t given those before it. All arrays are float [B, T]; old,
-behaviour logprobs and advantages are taken as constants, and masked positions may hold anything. Returned are losses
-[B, T], 0 at masked positions, and metrics as sums over unmasked tokens. What belongs to a whole row (a ratio of a
-sequence) stands at each of its unmasked tokens. float32 or float64; settings that make no sense are a ValueError.
+Shapes: B rows, T padded tokens; position t belongs to token t, given the tokens before it. All arrays are float [B, T],
+float32 or float64. Old logprobs, behaviour logprobs and advantages are taken as constants, and masked positions may
+hold anything. All functions return losses [B, T], 0 at masked positions, and metrics as sums over unmasked tokens. A
+value of a whole row (the ratio of a sequence) is repeated at each of its unmasked tokens. Settings that make no sense
+are a ValueError.
 
-Where a ratio is exponentiated its logarithm is clamped to +-20, with no gradient beyond; the metric ratio_clamped
-counts the tokens where it was.
+If a ratio is exponentiated, its logarithm is clamped to +-20, with no gradient beyond. The metric ratio_clamped counts
+the clamped tokens.
 """
 
 from __future__ import annotations

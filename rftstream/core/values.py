@@ -15,9 +15,9 @@ def compute_gae(
 
     delta_t = r_t + gamma V_{t+1} - V_t;  A_t = sum_k (gamma lam)^k delta_{t+k};  returns_t = A_t + V_t
 
-    (arXiv 1506.02438). t + 1 is the next unmasked token, however many masked ones lie between (what a tool said is no
-    step of the policy, and discounts nothing), and V after the last is 0: there a rollout ends. V_t is the value of
-    what stands before token t.
+    (arXiv 1506.02438). t + 1 is the next unmasked token, however many masked ones are in between: a tool's output is no
+    step of the policy and is not discounted. V after the last unmasked token is 0, since the rollout ends there. V_t is
+    the value of the text before token t.
 
     All arrays: float [N, T]; masked positions may hold anything. gamma and lam in [0, 1]. Returns advantages and
     returns, float64 [N, T], 0 at masked positions.

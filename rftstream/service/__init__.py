@@ -1,21 +1,21 @@
-"""What runs a role: the only service loops, and what they need of the log.
+"""The service loops that run roles, and their access to the log.
 
 In the order of reading:
 
-    role, role_spec         what a role is to its loop, and its declaration
-    service                 what the two loops share: how a worker is driven, and what an error means
-    loops.commit            writing transactions, and what is done when the result of a commit is unknown
+    role, role_spec         the interface between a role and its loop, and the declaration of a role
+    service                 the common part of both loops: how a worker is driven, and how errors are handled
+    loops.commit            writing transactions, and resolving a commit with an unknown result
     loops.concurrent        the loop of a role in many processes; with it
-        owned_partitions    the partitions that a worker owns, which of their records are finished, what former owners
-                            saved, and what is done where somebody else has set the positions
-        tracker             how positions say that records are finished in any order
-        results             what is finished or saved, until it is on the log
+        owned_partitions    the partitions of a worker: which records are finished, the saved work of former owners, and
+                            positions that somebody else has set
+        tracker             how positions encode that records finish in any order
+        results             finished or saved results that are not on the log yet
     loops.single            the loop of a role with one holder; with it
-        role_claim          who holds the role
+        role_claim          which process holds the role
         single_reader       reading by position, `control` first
-        dead_letters        records that nobody can deal with
+        dead_letters        records that cannot be processed
     records.in_force, control_view  which records count, and what the run should do now
-    records.losses          what was deleted without a word
+    records.losses          records that were deleted without a record of it
 
 To add a role, write no loop: declare a RoleSpec in a folder of `rftstream.roles` (docs/extending.md).
 """

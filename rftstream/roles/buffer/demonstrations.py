@@ -319,7 +319,7 @@ def spread(taken: Sequence[TokenizedDemonstration], shares: int) -> list[list[To
 
 # ------------------------------------------------------------------------------------------
 #
-# What batches take of demonstrations: how many, and whether a batch has to wait for some.
+# The demonstrations in batches: their number, and whether a batch has to wait for some.
 
 
 class DemonstrationIntake:

@@ -381,7 +381,7 @@ def _agent_ids(which: str, evaluation: Evaluation, sample: _Sample, key: str) ->
 
 # ------------------------------------------------------------------------------------------
 #
-# What an evaluation keeps of its completions: one JSON object a line, in the object store.
+# The stored completions of an evaluation: one JSON object a line, in the object store.
 
 
 def generation_line(

@@ -97,7 +97,7 @@ class Admission:
 
 # ------------------------------------------------------------------------------------------
 #
-# The rule for operators that skip everything: the run ends, with their names, instead of standing still.
+# The rule for operators that skip everything: the run ends with an error that names them, instead of waiting for ever.
 
 
 class SkipWatch:

@@ -282,7 +282,7 @@ def _is_ended(work: _InHand) -> bool:
 
 # ------------------------------------------------------------------------------------------
 #
-# Tells when hardly anything that the model makes can be used.
+# The warning when hardly any problem from the model can be used.
 
 
 WATCHED = 50

@@ -185,7 +185,7 @@ def show_in_metrics(step: StepRecord, progress: TrainerProgress) -> None:
 
 # ------------------------------------------------------------------------------------------
 #
-# Says so when steps have no learning signal, and ends a run that has had none for too long.
+# The warning when steps have no learning signal, and the end of a run that has had none for too long.
 
 
 log = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ class SignalWatch:
 
 # ------------------------------------------------------------------------------------------
 #
-# Says so when sampler and trainer disagree about the probabilities of tokens, and what the cause may be.
+# The warning when sampler and trainer disagree about the probabilities of tokens, with the likely cause.
 
 
 class MismatchWatch:

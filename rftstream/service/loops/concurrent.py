@@ -314,8 +314,8 @@ def _producer_names(role: str, process: str) -> Iterator[str]:
 
 # ------------------------------------------------------------------------------------------
 #
-# Reading `control` and the topics that a role follows. All workers see all of it: from the first record on, or from
-# the newest summary on.
+# Reading `control` and the topics that a role follows. Every worker sees all records, from the first one on or from the
+# newest summary on.
 
 
 class FollowedTopics:

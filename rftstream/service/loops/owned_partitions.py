@@ -57,8 +57,8 @@ class OwnedPartitions:
     # ------------------------------------------------------------------------------------------ records
 
     def poll(self, room: int, drop: Callable[[TopicPartition], None]) -> bool:
-        """Keep the membership up, and poll as many records as there is room for; return whether anything came or
-        changed. `drop` is told of each partition that was lost."""
+        """Keep the membership alive, and poll up to `room` records. Return whether anything arrived or changed. `drop`
+        is called for each lost partition."""
         self._polled += self._member.poll(max_records=max(0, room - len(self._polled)))
         changed = self._follow_assignment(drop)
         if changed:
@@ -167,11 +167,11 @@ class OwnedPartitions:
 
 # ------------------------------------------------------------------------------------------
 #
-# Reading what former owners of partitions saved, before the work of these partitions is begun.
+# Reading the saved work of former owners, before work on their partitions is begun.
 #
-# The order matters. First the stable positions are asked for: from then on nobody else can commit anything for these
-# partitions. Then the ends of what was saved are asked for, when no transaction is open. Whatever was committed lies
-# below them.
+# The order matters. First the stable positions are requested: from then on no other member can commit for these
+# partitions. Then the ends of the saved work are requested, when no transaction is open. All committed work is below
+# these ends.
 
 
 class PartialsRestore:
@@ -214,12 +214,12 @@ class PartialsRestore:
 
 # ------------------------------------------------------------------------------------------
 #
-# Positions of a group that somebody else has set or deleted: an administrator's reset, to the newest or to the
-# earliest record, a group that was deleted, positions that a broker has forgotten.
+# Positions of a group that somebody else has set or deleted: an administrator has reset them to the newest or the
+# earliest record, the group was deleted, or a broker has forgotten them.
 #
-# Every position that a worker commits has metadata beside it (tracker.py). One without any is that of a run's creation,
-# or was set by others, or by a release before this rule. What is done then stands on the next topic: a record there
-# for each that is finished. So nothing is passed over, and nothing is done twice.
+# Every position that a worker commits has metadata (tracker.py). A position without metadata is from the creation of
+# the run, or was set by somebody else, or by a release before this rule. The finished records are then found on the
+# next topic, which has one record for each of them. So no record is skipped, and none is processed twice.
 
 
 NEXT = {"tasks": "rollouts", "rollouts": "verified"}

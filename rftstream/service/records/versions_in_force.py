@@ -165,7 +165,7 @@ class VersionsInForce:
 
 # ------------------------------------------------------------------------------------------
 #
-# The versions that the headers of `steps` name, whoever wrote them: whether one was made at all.
+# The versions in the headers of `steps`, from any writer, to check whether a version exists at all.
 
 
 STEPS = TopicPartition("steps", 0)

@@ -45,7 +45,7 @@ class EmbeddedAdmin:
                         "INSERT INTO partitions(topic, partition) VALUES (?, ?)",
                         [(name, partition) for partition in range(settings.partitions)],
                     )
-        self.ensure_topics(topics)  # Somebody may have made one of them meanwhile, with other settings.
+        self.ensure_topics(topics)  # another process may have made one of them meanwhile, with other settings
 
     def topics(self) -> dict[str, TopicSettings]:
         return {name: row.settings for name, row in self._store.load_topics().items()}

@@ -59,7 +59,7 @@ class KafkaAdmin:
             return
         with self.connection.patient(MAKING_S):
             self._create_topics(missing)
-            self.ensure_topics(topics)  # Somebody may have made one of them meanwhile, with other settings.
+            self.ensure_topics(topics)  # another process may have made one of them meanwhile, with other settings
 
     def _create_topics(self, missing: Mapping[str, TopicSettings]) -> None:
         wanted = {self._clients.name(name): settings for name, settings in missing.items()}

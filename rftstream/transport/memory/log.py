@@ -96,12 +96,14 @@ class LogState:
         self.marks = marks
         self.real_time = clock is time.time if real_time is None else real_time
         self.fault: Fault | None = None
-        """Called as fault(point, process); what it raises comes out of the call. "before_start" and "after_start" of a
-        producer; "snapshot" before a member takes one; of a commit "before_commit" (nothing written yet), "in_commit"
-        (records and positions written, the end not asked for), "marking" (committed, and marked in a part of the
-        partitions; a TransportError leaves the other marks for later and the caller is told of success) and
-        "after_commit" (all visible, the caller has not heard of it yet); "question" when ends or positions are asked
-        for, "before_delete" of each partition's records. A transaction that a fault leaves open stays so."""
+        """Called as fault(point, process); its exceptions are raised by the call that met the point.
+
+        Points of a producer's start: "before_start" and "after_start". Of a member: "snapshot" before it takes one. Of
+        a commit: "before_commit" (nothing written yet), "in_commit" (records and positions written, the end not
+        requested), "marking" (committed, and marked in some of the partitions; a TransportError leaves the other
+        markers for later, and the caller is told of success) and "after_commit" (everything visible, the caller not yet
+        told). Others: "question" when ends or positions are requested, "before_delete" for each partition. A
+        transaction that a fault leaves open stays open."""
         self.changed = threading.Condition(threading.RLock())
         self.num_changes = 0
         self.settings: dict[str, TopicSettings] = {}

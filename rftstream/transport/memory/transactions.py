@@ -1,12 +1,12 @@
 """Transactions on a log in memory. They have the phases of Kafka's transactions.
 
-open      records take offsets and are seen by nobody: readers stand before the first open one of each partition;
-          positions are pending, and the group's are not told meanwhile
-decided   committed or aborted, for good; whoever began it may not have heard of it
-marked    partition by partition: now its records are seen, or passed over
+open      its records have offsets but are not visible: readers stop at the first open transaction of each partition;
+          its positions are pending, and the group's positions cannot be read meanwhile
+decided   committed or aborted, for good; its producer may not know it yet
+marked    partition by partition: its records are visible now, or skipped
 
-An open transaction is aborted when its producer's id starts anew or its time is up. The marks of a decided one that
-nobody waited for are made at the same two moments.
+An open transaction is aborted when its producer's id starts anew or its time is up. If nobody has waited for the
+markers of a decided transaction, they are written at the same two moments.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SUFFIX, DELTA_SUFFIX = ".safetensors", ".delta"
 MOST_DELTAS = 64
-"""Most deltas that are kept."""
+"""Largest number of deltas that are kept."""
 LEFT_BEHIND_S = 3600.0
 """Age in seconds from which a temporary file counts as left by a killed process."""
 LOCK = ".lock"

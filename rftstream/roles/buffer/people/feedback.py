@@ -290,7 +290,7 @@ def _is_here(rollout_id: str, vote: Feedback, groups: OpenGroups) -> bool:
 
 # ------------------------------------------------------------------------------------------
 #
-# What became of each group, for votes that come after its outcome: 20 bytes a group.
+# The result of each group, for votes that come after its outcome: 20 bytes a group.
 
 
 RESULTS = tuple(GroupResult)

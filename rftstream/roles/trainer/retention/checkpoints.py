@@ -273,9 +273,9 @@ def _not_gone(names: Iterable[VersionName], said: Trimmed | None) -> list[Versio
 
 # ------------------------------------------------------------------------------------------
 #
-# What of the log nobody needs any more, in a run with [retention].
+# The parts of the log that are no longer needed, in a run with [retention].
 #
-# These are batches before the oldest checkpoint that is kept, and all records of groups that were through before it.
+# These are batches before the oldest checkpoint that is kept, and all records of groups that were completed before it.
 
 
 READERS = {topic: spec.name for spec in (EXPLORER, VERIFIER, BUFFER) for topic in spec.consumes}
@@ -362,7 +362,7 @@ def _by_partition(offsets: Mapping[TopicPartition, int]) -> tuple[int, ...]:
 
 # ------------------------------------------------------------------------------------------
 #
-# Which groups are through, told by their outcomes. Nobody needs again what stands below them on the flow's topics.
+# The completed groups, according to their outcomes. Their records on the topics of the flow are no longer needed.
 
 
 TRAINED = "trained"
