@@ -1,4 +1,4 @@
-"""What stands on the log: the messages of each stage, and the rules that every reader may rely on.
+"""The content of the log: the messages of each stage, and the rules on which every reader may rely.
 
 In the order of reading:
 
@@ -10,7 +10,7 @@ In the order of reading:
     message_spec, ranges, rules      how a message is declared: `@message`, the ranges of its fields, its rule
     messages                         the table of all messages, by the name of their contract
     topics                           the table of topics: how each is partitioned and kept
-    checks                           the check of a whole message, put together of the rules and the types
+    checks                           the check of a whole message, composed of the rules and the types
     records, codec                   a record of the log, and the way from a message to a record and back
 
 To add a message: write its class below `@message` in the module of its stage (a new module joins `messages`), name its

@@ -1,4 +1,4 @@
-"""What the policy said in one turn, taken apart: text, reasoning and tool calls.
+"""The policy's output in one turn, parsed: text, reasoning and tool calls.
 
 A renderer makes it from the sampled tokens (`Renderer.parse`). Environments get it, and turns on the log keep it.
 """

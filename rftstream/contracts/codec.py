@@ -1,13 +1,12 @@
 """Message <-> record: msgpack maps on the wire, strict and bounded decoding, headers that tell without the body.
 
-The value of a record is a msgpack map of the message's fields. Their types and ranges are declared in the modules
-beside this one and are held to strictly (an int is no str); `checks` says what else must hold. Fields that a reader
-does not know are skipped. Everything that can be wrong with bytes from outside comes out as a ContractError that names
-the record and the place inside it, and as nothing else:
+The value of a record is a msgpack map of the message's fields. The modules beside this one declare types and ranges,
+which are checked strictly (an int is no str). `checks` has the other conditions. Unknown fields are skipped. Every
+fault of foreign bytes is reported as a ContractError, which names the record and the place inside it:
 
     rollouts[3]@8172 rollout.v1 $.turns[0].content: got int, expected str
 
-`encode` holds a message to the same rules, so that nothing is written that no reader could read.
+`encode` checks a message by the same rules, so that every written message can be read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is said about a run as a whole: who is in force, what it should do, what was asked. Topic `control`."""
+"""Messages about a run as a whole: claims, the state that the run should have, and requests. Topic `control`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that could not be dealt with. Topic `dead`."""
+"""Records that could not be processed. Topic `dead`."""
 
 from __future__ import annotations
 

@@ -19,8 +19,9 @@ MIN_VARIANCE = 1e-12
 def compute_group_advantages(rewards_N: np.ndarray, groups_N: np.ndarray, *, eps: float = 1e-6) -> np.ndarray:
     """Return how much better each rollout is than its siblings, in standard deviations.
 
-    A = (R - mean_g) / (std_g + eps), std with n - 1; exactly 0 where a group's rewards are all equal, but for rounding,
-    so for a group of one too. GRPO (arXiv 2402.03300), which leaves n or n - 1 open; n - 1 as in its implementations.
+    A = (R - mean_g) / (std_g + eps), std with n - 1; exactly 0 where a group's rewards are all equal, except for
+    rounding; this includes a group of one. GRPO (arXiv 2402.03300), which leaves n or n - 1 open; n - 1 as in its
+    implementations.
 
     rewards_N: float [N], finite. groups_N: int [N], any numbers. Returns float64 [N].
     """
@@ -93,9 +94,9 @@ def compute_baseline_advantages(rewards_N: np.ndarray, groups_N: np.ndarray, bas
     """Return A = R - R_b, where b is the baseline rollout of the group. ReMax (arXiv 2310.10505), where b is sampled
     greedily.
 
-    0 for the baseline itself, in a group without one, and where all rewards of a group are equal, but for rounding;
-    of several the first counts. rewards_N: float [N], finite. groups_N: int [N]. baseline_N: bool [N]. Returns float64
-    [N].
+    0 for the baseline itself, in a group without one, and where all rewards of a group are equal, except for rounding.
+    Of several baselines the first counts. rewards_N: float [N], finite. groups_N: int [N]. baseline_N: bool [N].
+    Returns float64 [N].
     """
     rewards_N, inverse_N = _checked(rewards_N, groups_N)
     if baseline_N.shape != rewards_N.shape or baseline_N.dtype != bool:
@@ -161,8 +162,8 @@ def compute_step_advantages(
 
     A_t = sum over steps s of the rollout that end at t or later of (r_s - mean_g) / (std_g + eps), mean and std (with
     n - 1) over all steps of all rollouts of the group: DeepSeekMath (arXiv 2402.03300, section 4.1.3, process
-    supervision). Exactly 0 where all steps of a group have the same reward, but for rounding. Tokens after the last end
-    have 0.
+    supervision). Exactly 0 where all steps of a group have the same reward, except for rounding. Tokens after the
+    last end have 0.
 
     rewards_N: float [T] of each rollout, read where a step ends only. ends_N: bool [T]. groups_N: int [N]. Returns
     float64 [T] of each rollout.

@@ -27,8 +27,8 @@ def estimate_kl(
     r = exp(logp_policy - logp_old) is not detached; on samples of old the gradient of k1 and k3 is then the
     divergence's, too (DeepSeek-V3.2, arXiv 2512.02556).
 
-    Only what is exponentiated is clamped: d in k3 to at most 20, with no gradient beyond, and log r to +-20. k1, k2,
-    and k3 where the policy is the likelier one, are exact however far the two are apart.
+    Only exponentiated values are clamped: d in k3 to at most 20, with no gradient beyond, and log r to +-20. k1 and k2
+    are exact for any difference of the two policies, and so is k3 where the policy is the likelier one.
 
     All arrays: float [B, T]; reference and old are taken as constants, masked positions may hold anything. Returns
     float [B, T], 0 at masked positions.

@@ -1,7 +1,8 @@
 """Logprobs and entropies of tokens from hidden states, without ever holding all logits, in forward or in backward.
 
-Logits are made a chunk at a time; the backward pass makes them again from hidden states and head, but for the last
-chunk, with which it begins. Inside of a chunk a few rows are worked on at a time, so that they stay in a cache.
+Logits are computed one chunk at a time. The backward pass starts with the last chunk, whose logits still exist, and
+computes those of the other chunks again from hidden states and head. Inside of a chunk a few rows are processed at a
+time, so that they stay in a cache.
 
 Shapes: N tokens, n of a chunk, k of a block of it, D width, V vocabulary.
 """

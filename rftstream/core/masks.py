@@ -43,9 +43,9 @@ def positive(denominator: float) -> float:
 def check_rows(where: str, **arrays_BT: Tensor) -> None:
     """Raise unless all arrays are float32 or float64 [B, T] of one shape, and the loss mask consists of 0 and 1.
 
-    ValueError and TypeError name the odd one. Half precision is refused: what is exponentiated here goes up to exp(20),
-    and float16 ends at 65504. The content of a loss mask is checked on CPUs alone: elsewhere the check would wait for
-    the device, and the mask was checked before it was sent.
+    ValueError and TypeError name the wrong array. Half precision is refused: exponentials here reach exp(20), and
+    float16 ends at 65504. The content of a loss mask is checked only on CPUs. Elsewhere the check would wait for the
+    device, and the mask was checked before it was sent.
     """
     shape = None
     for name, array in arrays_BT.items():

@@ -16,9 +16,9 @@ def split_minibatches(
 ) -> list[np.ndarray]:
     """Return the row numbers of each mini-batch: as equal a number of groups of each stratum as possible, in order.
 
-    Groups stay together. With fewer groups than mini-batches there are only as many as groups. Where there are enough
-    groups in all, but a stratum has fewer than there are mini-batches, its groups are taken apart into rollouts, so
-    that each mini-batch has some of it; not without `rollouts_N`.
+    Groups stay together. With fewer groups than mini-batches, there are only as many mini-batches as groups. If there
+    are enough groups in total, but a stratum has fewer groups than there are mini-batches, its groups are split into
+    rollouts, so that each mini-batch has some of it. This needs `rollouts_N`.
 
     groups_N: int [N]. strata_N: int [N], what a row is learned from (kind, taskset), the same for all rows of a group;
     None: all are alike. rollouts_N: int [N], the rollout of a row inside of its group. A mini-batch's rows are in the

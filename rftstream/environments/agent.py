@@ -47,5 +47,5 @@ class RemoteAgent(DrivesItself):
         """The settings in `[environments.agent]`. All except `url` apply only to agents that are called."""
 
         on_restart: Literal["replay", "anew"] = "replay"
-        """What another explorer does when it takes over a rollout. In both cases it calls the service again. `replay`:
+        """Action of another explorer that takes over a rollout. In both cases it calls the service again. `replay`:
         a request that equals a recorded one gets the recorded answer. `anew`: the recorded calls are dropped."""

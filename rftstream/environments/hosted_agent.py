@@ -17,5 +17,5 @@ class LaunchedAgent(DrivesItself):
         """The settings in `[environments.hosted_agent]`."""
 
         on_restart: Literal["replay", "anew"] = "replay"
-        """What another explorer does when it takes over a rollout. In both cases it starts the agent again. `replay`: a
+        """Action of another explorer that takes over a rollout. In both cases it starts the agent again. `replay`: a
         request that equals a recorded one gets the recorded answer. `anew`: the recorded calls are dropped."""
