@@ -1,2 +1,2 @@
-"""Trains recorded batches again: to see that they give the same weights (`again`), or what else they give
+"""Trains recorded batches again: to check that the weights are the same (`again`), or to try other settings
 (`branch`)."""

@@ -1,4 +1,4 @@
-"""Train the recorded batches again and compare the results with what was recorded. Nothing is written to the run."""
+"""Trains the recorded batches again and compares the results with the recorded ones. Nothing is written to the run."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from rftstream.weights.snapshot import state_digest
 from rftstream.weights.stores.media import MediaStore
 
 Report = Callable[[int, int, int], None]
-"""A function that is called after each batch with the version that the batch made, the last version to come, and how
-many versions differ so far."""
+"""Function that is called after each batch with the version that the batch made, the last version of the replay, and
+the number of versions that differ so far."""
 
 NUM_KEPT = 100
-"""Differences that a report holds in full. Further ones are counted by version."""
+"""Most differences that a report holds in full. Further ones are counted by version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ class Difference:
 
 @dataclass(slots=True, kw_only=True)
 class ReplayReport:
-    """The findings of a replay. `replay` makes it, fills it batch by batch through `differs`, and returns it to the
+    """The findings of a replay. `replay` makes it, adds differences through `differs`, and returns it to the
     command."""
 
     run: str
     first: int
-    """The first version that was asked for."""
+    """The first requested version."""
     last: int
-    """The last version that was asked for."""
+    """The last requested version."""
     start: int
     """The version that the replay began with, at most `first`."""
     checkpoint: str | None
@@ -84,7 +84,7 @@ class ReplayReport:
     different_versions: set[int] = field(default_factory=set)
     """All versions that differ."""
     complete: bool = True
-    """False when a batch could not be read. The versions after it were not trained then."""
+    """False if a batch could not be read. The versions after it were not trained then."""
     not_promised: list[str] = field(default_factory=list)
     """Reasons why equality bit for bit cannot be expected on this machine."""
     wall_s: float = 0.0
@@ -92,7 +92,7 @@ class ReplayReport:
 
     @property
     def equal(self) -> bool:
-        """Return whether all that was compared is equal bit for bit."""
+        """Return whether everything that was compared is equal bit for bit."""
         return not self.different_versions
 
     def differs(self, version: int, batch: int | None, what: str, recorded: str, replayed: str) -> None:
@@ -139,21 +139,21 @@ def replay(
 ) -> ReplayReport:
     """Train versions `first` to `last` (default: the newest) again, from the newest checkpoint at or before `first`.
 
-    ConfigError if there are no such versions, or nothing to begin with."""
+    ConfigError if there are no such versions, or no state to begin with.
+    """
     recorded = read_recorded(Log(run.transport))
     last = check_versions(run.run_id, recorded, first, last)
     return _train_again(run, recorded, first, last, device, report)
 
 
 def save_state(run: OpenRun, recorded: Recorded, version: int, folder: Path, report: Report) -> ReplayReport:
-    """Put into `folder` what a checkpoint of the version holds, by training again from the checkpoint at or before
-    it."""
+    """Write the content of a checkpoint of the version into `folder`, by training again from the newest checkpoint at
+    or before it."""
     return _train_again(run, recorded, version, version, None, report, save=folder)
 
 
 def check_versions(run_id: str, recorded: Recorded, first: int, last: int | None) -> int:
-    """Return the last version that was asked for, the newest if `last` is None. ConfigError if there are no such
-    versions."""
+    """Return the last requested version, the newest if `last` is None. ConfigError if there are no such versions."""
     last = recorded.version if last is None else last
     if not recorded.anchors:
         raise ConfigError(f"{run_id}: no trainer has recorded anything yet, expected steps; wait for the first")
@@ -202,11 +202,11 @@ class _Again:
     recorded: Recorded
     backends: _RecordedBackends
     in_use: _BackendInUse
-    """The backend, which holds the state that training goes on from."""
+    """The backend, which holds the state that training continues from."""
     progress: TrainerProgress
     """Progress of the training in that state."""
     checkpoint: VersionName | None
-    """The checkpoint that it came from; None for the model."""
+    """The checkpoint of the starting state; None for the model."""
 
     def go_on(self, found: ReplayReport, report: Report) -> None:
         """Train up to the last version and compare each version with its record."""
@@ -224,7 +224,7 @@ class _Again:
                 report(version, found.last, len(found.different_versions))
 
     def save(self, folder: Path) -> None:
-        """Write the backend's state into `folder`, as a checkpoint has it."""
+        """Write the backend's state into `folder`, in the form of a checkpoint."""
         self.in_use.training.backend.save(folder)
 
     def _step(self, version: int, batch: Batch, found: ReplayReport) -> None:
@@ -243,7 +243,7 @@ class _Again:
         self._compare_weights(version, batch.sequence, found)
 
     def _update(self, training: Training, batch: Batch, lr: float, *, skip: bool) -> tuple[Update, dict[str, float]]:
-        """Train a batch. With `skip` (the recorded step skipped the batch) the weights stay as they are, whatever the
+        """Train a batch. With `skip` (the recorded step skipped the batch) the weights stay unchanged, whatever the
         update gives now."""
         if not skip:
             update, values, _ = training.update(batch, lr)
@@ -266,7 +266,7 @@ class _Again:
                 found.differs(version, batch, "weights", recorded, replayed)
 
     def _compare_metrics(self, record: StepRecord, values: Mapping[str, float], found: ReplayReport) -> None:
-        """Compare the metrics that both steps have. `training.update` gives none that depends on the clock."""
+        """Compare the metrics that both steps have. `training.update` returns none that depend on the clock."""
         for name in sorted(record.metrics.keys() & values.keys()):
             recorded, replayed = record.metrics[name], values[name]
             found.num_metrics += 1
@@ -277,15 +277,15 @@ class _Again:
 
 @dataclass(frozen=True, slots=True)
 class _BackendInUse:
-    """The backend that is open, and the settings that it works by. `_RecordedBackends.use` makes it."""
+    """The open backend, with its settings. `_RecordedBackends.use` makes it."""
 
     config: RunConfig
     training: Training
 
 
 class _RecordedBackends:
-    """Opens one backend at a time, under the settings that the trainer of a version had. `_train_again` makes it, has
-    `use` called for each version, asks `why_not_equal`, and calls `close`."""
+    """Opens one backend at a time, with the settings of a version's trainer. `_train_again` makes it, calls `use` for
+    each version, then `why_not_equal` and `close`."""
 
     def __init__(self, run: OpenRun, recorded: Recorded, device: str | None) -> None:
         self._run = run
@@ -297,8 +297,8 @@ class _RecordedBackends:
         self._here: dict[str, str] = {}
 
     def use(self, version: int) -> _BackendInUse:
-        """Return a backend that works by the settings of the trainer that made the version. It goes on from the state
-        of the backend before."""
+        """Return a backend with the settings of the trainer that made the version. It continues from the state of the
+        backend before."""
         anchor = self._recorded.anchors.get(self._recorded.epoch_of(version))
         config = settings_of(anchor, self._run.config)
         said = anchor.computed_with if anchor is not None else {}
@@ -315,7 +315,7 @@ class _RecordedBackends:
         images = image_cache(spec.folder, MediaStore(self._run.store()).get)
         self._in_use = new = _BackendInUse(config, _as_recorded(build_training(config, spec, images), said))
         with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
-            if old is not None:  # a resumed trainer gets this state from its checkpoint
+            if old is not None:  # a resumed trainer reads this state from its checkpoint
                 old.training.backend.save(Path(scratch))
                 old.training.backend.close()
             new.training.backend.open()
@@ -326,7 +326,7 @@ class _RecordedBackends:
 
     def why_not_equal(self) -> list[str]:
         """Return the reasons why equality bit for bit cannot be expected on this machine; none if it can."""
-        # the replay uses the recorded numbers of threads, so the last trainer's number says nothing of the others
+        # the replay uses the recorded numbers of threads, so the last trainer's number says nothing about the others
         here = {name: value for name, value in self._here.items() if name != "threads"}
         return why_not_equal(list(self._said.values()), here)
 
@@ -358,7 +358,7 @@ def _begin(run: OpenRun, recorded: Recorded, backends: _RecordedBackends, first:
 
 
 def _earliest(run: OpenRun, recorded: Recorded, checkpoints: CheckpointStore, begins: list[int], first: int) -> str:
-    """Return the text of the error for a start whose batches are deleted."""
+    """Return the error text for a start whose batches are deleted."""
     versions = []
     for name in checkpoints.names():
         if recorded.in_force(name):
@@ -379,8 +379,8 @@ def _deleted(positions: tuple[int, ...], begins: list[int]) -> bool:
 
 
 def _trains_alike(one: RunConfig, other: RunConfig) -> bool:
-    """Return whether a backend and an algorithm that were built by one config serve for the other, too. Rates and
-    rhythms do not matter: they are read anew for each batch."""
+    """Return whether a backend and an algorithm built by one config also serve for the other. Learning rates and
+    intervals do not matter, since they are read again for each batch."""
     one_trains, other_trains = (
         (config.trainer, config.stages, config.algorithms, config.backends, config.algorithms_named())
         for config in (one, other)

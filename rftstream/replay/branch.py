@@ -1,10 +1,11 @@
-"""Builds the log of a run that trains another run's batches: everything that belongs to the groups of these batches.
+"""Builds the log of a run that trains another run's batches. It contains all records of the groups in these batches.
 
 The new run is a branch. Up to the version that it begins with, it has the batches and steps of the other run, and that
-version's state as a checkpoint. The batches after that version lie on `batches` and wait to be trained. Versions keep
+version's state as a checkpoint. The batches after that version are on `batches` and wait to be trained. Versions keep
 their numbers. The branch's trainers have higher epochs than those of the other run, so a version's full name belongs to
 one of the two runs. All laws hold in the branch: each group was admitted, has one record on each topic for each
-rollout, and was put into a batch."""
+rollout, and was put into a batch.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +46,13 @@ from rftstream.weights.checkpoints import CheckpointStore
 
 FLOW = ("tasks", "rollouts", "verified", "outcomes")
 Fill = Callable[[Path], None]
-"""A function that puts the files of a checkpoint into a folder."""
+"""Function that writes the files of a checkpoint into a folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Which batches a branch trains, and what is copied with them. `measure` makes it, before a `BatchImport`
-    copies."""
+    """The batches that a branch trains, and the groups that are copied with them. `measure` makes it, before a
+    `BatchImport` copies."""
 
     first: int
     """The version that the branch begins with."""
@@ -66,12 +67,12 @@ class Extent:
     rewards: tuple[float, ...]
     """Mean reward of each batch before version `first`, as its manifest says. Batches without a reward are left out."""
     foreign: frozenset[tuple[TopicPartition, int]] = frozenset()
-    """Places and offsets of records on `batches` that belong to none of the batches."""
+    """Places and offsets of records on `batches` that belong to none of its batches."""
 
 
 def measure(transport: Transport, first: int, last: int) -> Extent:
-    """Read all batches up to version `last` and return what a branch from version `first` holds. ConfigError if a batch
-    cannot be read or is not what its manifest says, or if records of `batches` were deleted."""
+    """Read all batches up to version `last` and return the extent of a branch from version `first`. ConfigError if a
+    batch cannot be read or differs from its manifest, or if records of `batches` were deleted."""
     begins = [offset for _, offset in sorted(transport.admin.begin_offsets("batches").items())]
     if any(begins):
         raise ConfigError("batches: the log was trimmed by retention, expected it whole: a run of its own has its past")
@@ -93,7 +94,7 @@ def measure(transport: Transport, first: int, last: int) -> Extent:
 
 
 class BatchImport(Import):
-    """The import that makes a branch. The caller makes it with what `measure` found and calls `run`, which calls
+    """The import that makes a branch. The caller makes it with the result of `measure` and calls `run`, which calls
     `bounds` and `copy`."""
 
     def __init__(
@@ -110,8 +111,8 @@ class BatchImport(Import):
         rewards_kept: int,
         left_out: LeftOut | None = None,
     ) -> None:
-        """`fill` saves the state of the first version. `rewards_kept` is how many rewards of recent steps the trainer
-        remembers. `left_out`: rollouts that the batches are trained without."""
+        """`fill` saves the state of the first version. `rewards_kept` is the number of recent steps' rewards that the
+        trainer remembers. `left_out`: rollouts that the batches are trained without."""
         self._left_out = left_out
         super().__init__(source, target, run_id, say)
         self._extent = extent
@@ -121,7 +122,7 @@ class BatchImport(Import):
         self._rewards_kept = rewards_kept
 
     def bounds(self) -> Mapping[TopicPartition, tuple[int, int]]:
-        """Return from where to where each partition of the source is copied. ConfigError if records of it were
+        """Return the range of each partition of the source that is copied. ConfigError if records of it were
         deleted."""
         self.check_whole(*FLOW, "batches", "steps")
         topics = ("experts", *FLOW, *(("steps",) if self._extent.first else ()))
@@ -130,8 +131,8 @@ class BatchImport(Import):
         return found | {place: (0, end) for place, end in zip(sorted(self._from.ends("batches")), ends, strict=True)}
 
     def copy(self) -> None:
-        """Write the claims, copy the records, decide what is undecided, and write the checkpoint and `end`. Records
-        that are there are kept."""
+        """Write the claims, copy the records, decide undecided groups, and write the checkpoint and `end`. Records that
+        exist already are kept."""
         self._claim()
         self.copy_topic("experts", self.as_it_is)
         for topic in FLOW:
@@ -158,7 +159,7 @@ class BatchImport(Import):
         copied = self._of_the_groups(record)
         try:
             outcome = self._from.rule.decode(record)
-        except ContractError:  # nobody counts a record that is not in force
+        except ContractError:  # a record that is not in force does not count
             return None
         if copied is None or self._left_out is None or not isinstance(outcome, GroupOutcome):
             return copied
@@ -166,7 +167,7 @@ class BatchImport(Import):
         return copied if changed == outcome else self._rewritten(changed, record)
 
     def _rewritten(self, message: Message, record: Record) -> NewRecord:
-        """Return the record of a message that this run has instead of the recorded one."""
+        """Return the record that replaces a message's recorded one in this run."""
         return codec.to_record(message, record.topic, record.partition, run=self._run_id, writer_epoch=_epoch(record))
 
     def _of_the_batches(self, record: Record) -> NewRecord | None:
@@ -193,11 +194,11 @@ class BatchImport(Import):
         return None if changed is None else self._rewritten(changed, record)
 
     def _step(self, record: Record, positions: list[tuple[int, ...]]) -> NewRecord | None:
-        """Return the record of a step in force up to the first version. The objects that it names stay where they
-        are."""
+        """Return the record of a step in force up to the first version. The objects that it names stay in their
+        place."""
         try:
             step = self._from.rule.decode(record)
-        except ContractError:  # nobody counts a record that cannot be decoded
+        except ContractError:  # a record that cannot be decoded does not count
             return None
         if not isinstance(step, StepRecord) or not self._is_past(step):
             return None
@@ -224,7 +225,8 @@ class BatchImport(Import):
     # ------------------------------------------------------------------------------------------ what was pending
 
     def _decide_the_rest(self) -> None:
-        """Give an outcome to siblings that were on their way when their group was decided: here they come too late."""
+        """Give an outcome to siblings that were still pending when their group was decided: in this run they are
+        late."""
         late = self.commit_all(skipped_rollouts(self._into, self._run_id))
         self.commit_all(unscored_rollouts(self._into, self._run_id))
         self.commit_all(self._late())
@@ -254,7 +256,7 @@ class BatchImport(Import):
         self._checkpoints.write(name, self._fill, self._progress(positions).to_state())
 
     def _progress(self, positions: tuple[int, ...]) -> TrainerProgress:
-        """Return what the trainer knew at the first version."""
+        """Return the trainer's progress at the first version."""
         steps = [step for version, step in sorted(self._recorded.steps.items()) if version <= self._extent.first]
         skips_in_a_row = next((n for n, step in enumerate(reversed(steps)) if not step.skipped), len(steps))
         return TrainerProgress(
@@ -268,8 +270,8 @@ class BatchImport(Import):
         )
 
     def _claim(self) -> None:
-        """Write claims for all epochs under which the other run's records were written. So these records count here,
-        and this run's trainers begin above them."""
+        """Write claims for all epochs of the other run's records. So these records count here, and this run's trainers
+        begin above them."""
         if TRAINER.name in read_control(self._target).claims:
             return
         newest_epochs = {TRAINER.name: max(self._recorded.anchors), BUFFER.name: self._buffer_epoch}
@@ -284,12 +286,13 @@ class BatchImport(Import):
 
     @property
     def _buffer_epoch(self) -> int:
-        """The newest epoch of the other run's buffer; 0 if it had none."""
+        """Return the newest epoch of the other run's buffer; 0 if it had none."""
         claim = read_control(self._source).claims.get(BUFFER.name)
         return 0 if claim is None else claim.epoch
 
     def _all_is_done(self) -> None:
-        """Commit positions at the end of each topic, so that nobody samples, scores or batches what was copied."""
+        """Commit positions at the end of each topic, so that the copied records are not sampled, scored or batched
+        again."""
         self.pass_over(EXPLORER.name, "tasks")
         self.pass_over(VERIFIER.name, "rollouts")
         self.pass_over(BUFFER.name, "verified", f"{{end}} {self._extent.last} 1")
@@ -306,8 +309,8 @@ def unscored_rollouts(log: Log, run_id: str) -> Iterator[NewRecord]:
 
 
 def as_verified(record: Record) -> VerifiedRollout:
-    """Return a record of `rollouts` or `verified` as the buffer sees it. A rollout becomes one that nobody has
-    scored."""
+    """Return a record of `rollouts` or `verified` in the form that the buffer reads. A rollout becomes an unscored
+    one."""
     ids = codec.ids_from_headers(record)
     assert ids is not None, "others were not copied"
     message: Message | None = None

@@ -1,5 +1,5 @@
-"""Builds the log of a run whose verdicts are people's, where they judged; else they are as they were recorded. Its own
-buffer decides anew about all groups."""
+"""Builds the log of a run with people's judgements as verdicts. Rollouts that nobody judged keep their recorded
+verdict. The run's own buffer decides all groups again."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rftstream.transport.base import Transport
 
 
 class JudgedImport(VerdictImport):
-    """Copies tasks, rollouts and verdicts, with the rewards that people gave in the place of the scorer's."""
+    """Copies tasks, rollouts and verdicts, with the scorer's rewards replaced by those that people gave."""
 
     def __init__(self, source: Transport, target: Transport, run_id: str, say: Say, rewards: JudgedRewards) -> None:
         super().__init__(source, target, run_id, say)
         self._rewards = rewards
         self.num_judged = 0
-        """Verdicts that are people's."""
+        """Number of verdicts that people gave."""
 
     def _rollout(self, record: Record, put_back: set[str]) -> NewRecord | None:
         copied = super()._rollout(record, put_back)

@@ -1,4 +1,4 @@
-"""Reads what a run recorded of its own training: the steps in force, and the settings of each of its trainers."""
+"""Reads a run's records of its own training: the steps in force, and the settings of each of its trainers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rftstream.weights.lineage import Lineage
 
 @dataclass(slots=True)
 class Recorded:
-    """The records of a run's training that are in force; what a replaced trainer wrote is left out. `read_recorded`
-    makes it."""
+    """The records of a run's training that are in force, without those of a replaced trainer. `read_recorded` makes
+    it."""
 
     steps: dict[int, StepRecord] = field(default_factory=dict)
     """Version -> the step that made it."""
     anchors: dict[int, StepRecord] = field(default_factory=dict)
-    """Trainer epoch -> the record that its trainer started with."""
+    """Trainer epoch -> the record of its trainer's start."""
     lineage: Lineage = field(default_factory=Lineage)
-    """The versions that the trainers started from. It says which names are in force."""
+    """The versions that the trainers started from. They decide which versions are in force."""
 
     @property
     def version(self) -> int:
@@ -43,8 +43,8 @@ class Recorded:
         return anchor is not None and anchor.name == name
 
     def epoch_of(self, version: int) -> int:
-        """Return the epoch of the trainer that made the version. If no step of the version is recorded, return the
-        newest epoch that began below it, or 0."""
+        """Return the epoch of the trainer that made the version. If the version has no recorded step, return the newest
+        epoch that began below it, or 0."""
         if version in self.steps:
             return self.steps[version].name.trainer_epoch
         return max((epoch for epoch, one in self.anchors.items() if one.name.version < version), default=0)
@@ -75,7 +75,7 @@ def read_recorded(log: Log) -> Recorded:
 
 
 def next_batch(batches: RecordedBatches) -> tuple[Batch | None, str]:
-    """Return the next of the recorded batches; None where there is none that can be trained, and why."""
+    """Return the next of the recorded batches; or None with the reason, if none can be trained."""
     try:
         return batches.next(), "the end of the log"
     except (ContractError, PositionMissing) as error:
@@ -83,8 +83,8 @@ def next_batch(batches: RecordedBatches) -> tuple[Batch | None, str]:
 
 
 def settings_of(anchor: StepRecord | None, now: RunConfig) -> RunConfig:
-    """Return the settings that a trainer worked by, with the paths of the run as it lies here. Return `now` if they
-    were not recorded. ConfigError if this version of rftstream cannot read them."""
+    """Return the settings of a trainer, with the paths that the run has here. Return `now` if they were not recorded.
+    ConfigError if this version of rftstream cannot read them."""
     if anchor is None or not anchor.config:
         return now
     try:

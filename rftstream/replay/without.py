@@ -1,7 +1,7 @@
-"""Recorded batches without some of their rollouts: what changes in experiences, manifests and outcomes.
+"""Leaves rollouts out of recorded batches: the changes to experiences, manifests and outcomes.
 
-A group of which too few rollouts are left is left out as a whole. All else stays as it was recorded, so the batches
-keep their numbers and the groups their places.
+A group with too few remaining rollouts is left out as a whole. Everything else stays as recorded, so the batches keep
+their numbers and the groups their places.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ Place = tuple[TopicPartition, int]
 
 @dataclass(slots=True)
 class _RestOfShare:
-    """The experiences of a batch that stay in a share."""
+    """The remaining experiences of a batch in a share."""
 
     position: int = 0
     encoded: list[bytes] = field(default_factory=list)
     digest: str = ""
-    """Digest of the encoded experiences, once all are noted."""
+    """Digest of the encoded experiences, set once all are noted."""
 
 
 class LeftOut:
-    """Which rollouts and groups are left out, and what the records become. `find_left_out` makes it, BatchImport asks
-    it about each record, in any order and any number of times."""
+    """The rollouts and groups that are left out, and the changed records. `find_left_out` makes it. BatchImport calls
+    it for each record, in any order and any number of times."""
 
     def __init__(self, rollouts: frozenset[str], groups: frozenset[str]) -> None:
         self.rollouts = rollouts
-        """Left out of groups that stay."""
+        """Rollouts that are left out of groups that stay."""
         self.groups = groups
-        """Left out as a whole."""
+        """Groups that are left out as a whole."""
         self.batches: dict[int, Counter[str]] = {}
-        """Batches that change -> rollouts and groups that they lose."""
+        """Changed batch -> rollouts and groups that it loses."""
         self._positions: dict[Place, int] = {}
-        """New positions of what stays, in batches that change."""
+        """New positions of the remaining experiences, in changed batches."""
         self._shares: dict[tuple[int, int], _RestOfShare] = {}
 
     def experience(self, place: Place, experience: Experience) -> Experience | None:
-        """Return what becomes of an experience; None if it is left out."""
+        """Return the changed experience; None if it is left out."""
         if experience.ids.group_id in self.groups or experience.ids.rollout_id in self.rollouts:
             return None
         return replace(experience, position=self._positions.get(place, experience.position))
 
     def manifest(self, manifest: BatchManifest) -> BatchManifest:
-        """Return what becomes of a manifest."""
+        """Return the changed manifest."""
         batch = manifest.batch_sequence
         lost_before = sum(lost["groups"] for number, lost in self.batches.items() if number <= batch)
         manifest = replace(manifest, total_groups=manifest.total_groups - lost_before)
@@ -67,7 +67,7 @@ class LeftOut:
         return manifest if share is None else replace(manifest, count=share.position, digest=share.digest)
 
     def outcome(self, outcome: GroupOutcome) -> GroupOutcome:
-        """Return what becomes of an outcome."""
+        """Return the changed outcome."""
         if outcome.late:
             return outcome
         if outcome.group_id in self.groups:
@@ -81,7 +81,7 @@ class LeftOut:
         return replace(outcome, rollouts=rollouts)
 
     def note(self, place: Place, experience: Experience) -> None:
-        """Take an experience of a batch that changes, in order."""
+        """Add an experience of a changed batch, in order."""
         share = self._shares.setdefault((experience.batch_sequence, experience.share), _RestOfShare())
         if (stays := self.experience(place, replace(experience, position=share.position))) is None:
             return
@@ -90,7 +90,7 @@ class LeftOut:
         share.encoded.append(codec.encode(stays))
 
     def close(self) -> None:
-        """Keep of the encoded experiences nothing but what manifests need: all were noted."""
+        """Drop the encoded experiences, after all were noted, except the data that manifests need."""
         for share in self._shares.values():
             share.digest = codec.digest_of_experiences(share.encoded)
             share.encoded.clear()
@@ -99,8 +99,8 @@ class LeftOut:
 def find_left_out(
     log: Log, names: Collection[str], *, last: int, min_siblings: int, foreign: Collection[Place] = ()
 ) -> LeftOut:
-    """Return what it means to leave these rollouts and groups out of batches 0 to `last` - 1. ConfigError if one of
-    them is in none of these batches, or if nothing would be left of a batch."""
+    """Return the changes for leaving these rollouts and groups out of batches 0 to `last` - 1. ConfigError if one of
+    them is in none of these batches, or if a batch would be empty."""
     siblings: dict[str, list[str]] = defaultdict(list)
     batch_of: dict[str, int] = {}
     num_groups: Counter[int] = Counter()

@@ -2,8 +2,8 @@
 
 In the order of reading:
 
-    folder, manifest              the run folder, and the record that says what the run is
-    making.create, ending         how a run is made, and how it came to stand still
+    folder, manifest              the run folder, and the record that defines the run
+    making.create, ending         how a run is made, and how its sessions end
     services, modules             what its roles are told of it, and the user's modules that it makes use of
     making.fork, making.init_from, making.imported  runs that begin with another run's settings, weights or records
     roll_back, delete             how a run goes back to a checkpoint, and how it is removed
@@ -11,5 +11,5 @@ In the order of reading:
     published, writes.load_demonstrations
                                   its versions as model folders, and demonstrations that are added to it
 
-To add something that can be done to a run: a module here that returns data, and a command in `rftstream.commands`.
+To add an operation on runs: a module here that returns data, and a command in `rftstream.commands`.
 """

@@ -1,6 +1,6 @@
-"""The rights that the users of a run need on a log that servers keep, by what the declarations of the roles say.
+"""The rights that the users of a run need on a log on servers, derived from the declarations of the roles.
 
-Nothing here is a second table: a role reads, writes and deletes what its RoleSpec names, and no more.
+There is no second table here: a role reads, writes and deletes exactly what its RoleSpec names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rftstream.service.role_spec import RoleKind, RoleSpec
 from rftstream.transport.access import Grant, Operation, Resource
 
 DEFAULT_PREFIX = "rft-"
-"""Before the role, in the name of its user, where neither the run file nor the command names users."""
+"""Prefix of a role's user name, if neither the run file nor the command names users."""
 
 CLUSTER = "kafka-cluster"
 """The name of the cluster in its ACLs."""
@@ -27,22 +27,22 @@ LOOKING = (Operation.describe, Operation.describe_configs)
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """A right of one kind of user to one thing of a run. `rights_of` makes it; `grants_of` gives it to a user."""
+    """A right of one kind of user to one resource of a run. `rights_of` makes it; `grants_of` gives it to a user."""
 
     resource: Resource
     name: str
-    """Bare: without the run's name and the dot."""
+    """Name without the run's name and the dot."""
     prefixed: bool
     operations: tuple[Operation, ...]
 
 
 def user_kinds() -> tuple[str, ...]:
-    """Return the kinds of users: the roles in the order of the flow, the operator, and those who only look."""
+    """Return the kinds of users: the roles in the order of the flow, the operator, and the reader."""
     return (*(spec.name for spec in role_specs()), OPERATOR, READER)
 
 
 def rights_of(kind: str, config: RunConfig) -> list[Right]:
-    """Return what users of this kind need."""
+    """Return the rights that users of this kind need."""
     if kind == OPERATOR:
         return list(_of_operator())
     if kind == READER:
@@ -53,8 +53,8 @@ def rights_of(kind: str, config: RunConfig) -> list[Right]:
 def principals(
     config: RunConfig, *, prefix: str | None = None, named: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the user of each kind, `User:NAME`: as `named` says, else `prefix` and the kind, else as the run file says
-    by `sasl_plain_username`, else DEFAULT_PREFIX and the kind. ConfigError for a kind that there is not."""
+    """Return the user of each kind, `User:NAME`: from `named`, else `prefix` and the kind, else from the run file's
+    `sasl_plain_username`, else DEFAULT_PREFIX and the kind. ConfigError for an unknown kind."""
     if unknown := sorted(set(named or {}) - set(user_kinds())):
         raise ConfigError(f"user of {unknown[0]!r}: no such role; known: {', '.join(user_kinds())}")
     template = config.transport.options.get("sasl_plain_username")
@@ -65,7 +65,7 @@ def principals(
 
 
 def grants_of(kind: str, principal: str, config: RunConfig, run_id: str) -> list[Grant]:
-    """Return the rights that this user needs, with the names that they have on the servers."""
+    """Return the rights that this user needs, with the names of the servers' resources."""
     return sorted(
         Grant(principal, right.resource, _full_name(right, run_id), right.prefixed, operation)
         for right in rights_of(kind, config)
@@ -84,18 +84,18 @@ def _of_role(spec: RoleSpec, config: RunConfig) -> Iterator[Right]:
         operations += [Operation.write] if topic in writes else []
         operations += [Operation.delete] if topic in spec.deletes else []
         yield Right(Resource.topic, topic, False, tuple(operations))
-    # What was said to be deleted is judged by the ends of other topics; nobody learns a record by it.
+    # Announced deletions are checked against the ends of other topics, which reveals no record.
     yield Right(Resource.topic, "", True, LOOKING)
     if (group := spec.group()) is not None:
         yield Right(Resource.group, group, False, (Operation.read,))
     if spec.sees_positions:
         yield Right(Resource.group, "", True, (Operation.describe,))
-    # A single role has one producer under its name, so that the newest fences the others; workers of other roles have
-    # one each, under a name that begins so.
+    # A single role has one producer under its name, so that the newest fences the others. Workers of other roles have
+    # one producer each, under a name with this prefix.
     is_single = spec.kind is RoleKind.single
     own = spec.name if is_single else f"{spec.name}."
     yield Right(Resource.transactional_id, own, not is_single, (Operation.write,))
-    # To wait for the marks of commits that are on their way.
+    # To wait for the marks of commits in progress.
     yield Right(Resource.transactional_id, "", True, (Operation.describe,))
 
 

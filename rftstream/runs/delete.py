@@ -1,4 +1,4 @@
-"""Removes a run: its topics and groups, its objects, its folder. Nothing but what a run makes is ever touched."""
+"""Deletes a run: its topics and groups, its objects, its folder. Only things that a run makes are ever touched."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Deletion:
 
     folder: RunFolder
     parts: dict[str, int]
-    """Name in the run folder -> bytes."""
+    """Name in the run folder -> size in bytes."""
     links: dict[str, str]
-    """Links among the parts -> where they point. The files behind a link stay."""
+    """Links among the parts -> their targets. The target of a link stays."""
     kept: tuple[str, ...]
     """Names in the folder that no run makes. They stay, and so does the folder."""
     topics: tuple[str, ...]
@@ -58,11 +58,11 @@ class Deletion:
     objects: tuple[str, ...]
     """Names of the run's objects in that store."""
     shared_with: tuple[str, ...] = ()
-    """Runs beside this one that have the same store. If there are any, all objects stay."""
+    """Runs beside this one with the same store. If there are any, all objects stay."""
 
     @property
     def num_bytes(self) -> int:
-        """Return how many bytes the parts in the run folder have."""
+        """Return the bytes of the parts in the run folder."""
         return sum(self.parts.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -83,8 +83,7 @@ class Deletion:
 
 
 def plan_deletion(path: Path) -> Deletion:
-    """Return what deleting the run would remove. ConfigError if `path` is no run folder or somebody is at work on the
-    run."""
+    """Return the plan for deleting the run. ConfigError if `path` is no run folder, or if somebody works on the run."""
     folder, config = _checked(path)
     with _opened(config, folder) as transport:
         _check_nobody(folder, who_is_alive(folder, transport))
@@ -110,12 +109,11 @@ def plan_deletion(path: Path) -> Deletion:
 
 
 def delete_run(plan: Deletion) -> None:
-    """Delete what the plan says, under the run's lock. A deletion that was stopped half way can be repeated and goes
-    on."""
+    """Delete what the plan lists, under the run's lock. An interrupted deletion can be repeated and continues."""
     folder, config = _checked(plan.folder.path)
     with folder.held():
         with _opened(config, folder) as transport:
-            _check_nobody(folder, _workers_alive(folder, transport))  # some may have come while we were asked
+            _check_nobody(folder, _workers_alive(folder, transport))  # some may have started meanwhile
             if transport is not None and (plan.topics or plan.groups):
                 there = transport.admin.topics()
                 transport.admin.delete_topics([name for name in plan.topics if name in there])
@@ -128,12 +126,12 @@ def delete_run(plan: Deletion) -> None:
                 store.delete(name)
         for name in _parts(config):
             _remove(folder.path / name)
-    with contextlib.suppress(OSError):  # something else lies in it
+    with contextlib.suppress(OSError):  # it has other content
         folder.path.rmdir()
 
 
 def who_is_alive(folder: RunFolder, transport: Transport | None) -> list[str]:
-    """Return the processes of a run that live, as far as this host can see, in a few words each."""
+    """Return the live processes of a run, as far as this host can see, in a few words each."""
     alive: list[str] = []
     if folder.is_live():
         pid = folder.lock_file.read_text(encoding="ascii", errors="replace").strip()
@@ -171,20 +169,20 @@ def _check_nobody(folder: RunFolder, alive: list[str]) -> None:
 
 
 def is_claimant_alive(claim: Claim) -> bool | None:
-    """Return whether the process that claimed a role is still at it; None if it is on another host."""
+    """Return whether the process that claimed a role is still alive; None if it is on another host."""
     if claim.host != socket.gethostname():
         return None
     try:
         process = psutil.Process(claim.pid)
-        is_the_same = process.create_time() <= claim.claimed_at + 1.0  # no later one of the same pid
+        is_the_same = process.create_time() <= claim.claimed_at + 1.0  # not a later process with the same pid
         return bool(is_the_same and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 
 
 def _workers(folder: RunFolder) -> list[int]:
-    """Return the pids of workers whose command line names this run. Explorers and verifiers claim nothing and join
-    later."""
+    """Return the pids of workers whose command line names this run. Explorers and verifiers make no claim and may join
+    late."""
     found = []
     for process in psutil.process_iter(["pid", "cmdline"]):
         arguments = process.info["cmdline"] or []
@@ -193,7 +191,7 @@ def _workers(folder: RunFolder) -> list[int]:
     return found
 
 
-# --------------------------------------------------------------------------------------------- what is a run's
+# --------------------------------------------------------------------------------------------- the parts of a run
 
 
 def _checked(path: Path) -> tuple[RunFolder, RunConfig]:
@@ -222,7 +220,7 @@ def _parts(config: RunConfig) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _opened(config: RunConfig, folder: RunFolder) -> Iterator[Transport | None]:
-    """Open the run's log; give None if an embedded log is gone or damaged."""
+    """Open the run's log. Yield None if an embedded log is gone or damaged."""
     is_elsewhere = not lies_in_folder(config)
     try:
         transport = open_transport(config, folder, create=is_elsewhere)
@@ -238,12 +236,12 @@ def _opened(config: RunConfig, folder: RunFolder) -> Iterator[Transport | None]:
 def _store_outside(config: RunConfig, folder: RunFolder) -> ObjectStore | None:
     place = place_on_disk(config.weights.store, folder.path)
     if place is not None and place.absolute().is_relative_to(folder.path) and ".." not in place.parts:
-        return None  # goes with the folder, or stays where a link in it points to
+        return None  # it is deleted with the folder, or stays at the target of a link
     return open_store(config, folder)
 
 
 def _num_bytes(path: Path) -> int:
-    """Return how many bytes lie below a path. Links are not followed."""
+    """Return the total bytes below a path. Links are not followed."""
     total = path.lstat().st_size if not path.is_dir() or path.is_symlink() else 0
     if path.is_dir() and not path.is_symlink():
         for base, _, files in os.walk(path):
@@ -254,7 +252,7 @@ def _num_bytes(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or folder. Links are removed, never followed."""
+    """Remove a file or folder. Links are removed and never followed."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

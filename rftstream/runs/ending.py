@@ -1,9 +1,9 @@
-"""How a run came to stand still, in two lines of `logs/run.log`: each session writes that it begins and what ended it.
+"""Records how each session of a run ended, in two lines of `logs/run.log`: one at its beginning, one at its end.
 
     2026-01-31 12:00:00.123 INFO    run begins pid=4711
     2026-01-31 12:30:00.456 ERROR   run ended by=error error="trainer-0: ..."
 
-One that began and never ended was killed; on a full disk the second line cannot be written, and that reads the same.
+A session without the second line was killed. A full disk looks the same, since the second line cannot be written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rftstream.config import secrets
 from rftstream.runs.folder import RunFolder
 
 RUN_LOG = "run.log"
-"""In `logs/`: what the supervisor had to say, in the form of `TextFormatter`."""
+"""File in `logs/` with the supervisor's messages, in the form of `TextFormatter`."""
 
 _LINE = re.compile(r"(\S+ \S+)\.\d+ (?:INFO|ERROR) +run (?:begins pid=\d+|ended by=(\S+)(?: error=(.*))?)$")
 
@@ -33,7 +33,7 @@ class Ending:
     """How a session of a run ended. `read_ending` makes it from the run's log file."""
 
     by: str
-    """SIGINT (ctrl-C), SIGTERM, SIGHUP, error, kill (the session left no word), or the reason that `run` gave."""
+    """SIGINT (ctrl-C), SIGTERM, SIGHUP, error, kill (the session wrote no end), or the reason that `run` gave."""
     at: float | None = None
     """Time of the ending in seconds; None for a kill."""
     error: str | None = None
@@ -44,7 +44,7 @@ class Ending:
         return asdict(self)
 
     def sentence(self, width: int, moment: str = "") -> str:
-        """Return what stopped the run and when. An error is cut to `width` characters."""
+        """Return what stopped the run, and when. An error is cut to `width` characters."""
         by = {"SIGINT": "ctrl-C", "error": "an error", "kill": "a kill"}.get(self.by, self.by)
         error = "" if self.error is None else ": " + shorten(self.error, width, placeholder=" ...")
         return by + moment + error
@@ -52,7 +52,7 @@ class Ending:
 
 @contextmanager
 def noting_failure(notes: logging.Logger) -> Iterator[None]:
-    """Note that a session begins, and note the error if it ends by raising."""
+    """Note the beginning of a session. If it raises an error, note that as its end."""
     notes.info("begins", extra={"pid": os.getpid()})
     try:
         yield
@@ -73,7 +73,7 @@ def note_ending(notes: logging.Logger, by: str, error: str | None = None) -> Non
 
 
 def read_ending(folder: RunFolder) -> Ending | None:
-    """Return how the newest session ended, for a run that is not live; None if no session was begun here."""
+    """Return how the newest session ended, for a run that is not live; None if there was no session here."""
     found: Ending | None = None
     try:
         with (folder.logs / RUN_LOG).open(encoding="utf-8", errors="replace") as lines:
@@ -93,7 +93,7 @@ def _ending(moment: str, by: str | None, error: str | None) -> Ending:
 
 
 def _plain(value: str) -> str:
-    """Text with a space in it stands there as JSON."""
+    """Return the text of a logged value. Text with spaces is logged as JSON."""
     try:
         return str(json.loads(value)) if value.startswith('"') else value
     except ValueError:

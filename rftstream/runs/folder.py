@@ -1,4 +1,4 @@
-"""Runs: where a run's files are, how one is made and found again, who is running it.
+"""Run folders: the files of a run, how a run is found, and which process supervises it.
 
 runs/<name>/            the run folder; its name is the run's id (a second run of the name gets <name>-2, ...)
   config.toml           the resolved config; every process of the run reads this one
@@ -10,7 +10,7 @@ runs/<name>/            the run folder; its name is the run's id (a second run o
   exports/              what `weights export` wrote, unless it was told where
   logs/<process>.log    one file a process
   final/                the trained model, once the run is finished
-  index/, plots/        what `audit`, `trace` and `studio` read before, locks of those beside the run, what `plot` drew
+  index/, plots/        the index of `audit`, `trace` and `studio`, locks of readers, the output of `plot`
   targets.json          the ports of its workers, for Prometheus, while it is live
   run.lock              held by the `run` or `resume` that supervises
 """
@@ -44,20 +44,20 @@ if TYPE_CHECKING:
 
 
 def consumer_groups(config: RunConfig) -> dict[str, tuple[str, ...]]:
-    """Consumer groups, named like their roles -> the topics whose positions they commit."""
+    """Return consumer groups, named like their roles -> the topics whose positions they commit."""
     topics = {spec.name: (*spec.positions, *spec.chosen(config)) for spec in role_specs()}
     return {name: some for name, some in topics.items() if some}
 
 
 WRITTEN_BY = "# Written by rftstream "
-"""How a run's config.toml begins; the release follows."""
+"""First line of a run's config.toml, before the release."""
 
 LOOKING_S = 0.3
-"""How long a run's lock may be held by somebody who only looks."""
+"""Longest time in seconds that a process which only checks a run's lock may hold it."""
 
 
 class _FolderPart:
-    """A path in a run folder, by its name there."""
+    """A path in a run folder, with the name of the attribute."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -68,7 +68,7 @@ class _FolderPart:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The folder of a run and the paths in it. Callers make one from a path; making it creates no files."""
+    """The folder of a run and the paths in it. Callers make one from a path, which creates no files."""
 
     path: Path
 
@@ -111,8 +111,8 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock. ConfigError if somebody else holds it, naming them, or if the folder cannot be made. An
-        OSError inside that names no file gets this folder's name."""
+        """Hold the lock. ConfigError if another process holds it, with its name, or if the folder cannot be made. An
+        OSError inside the block that names no file gets this folder's name."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
@@ -140,13 +140,12 @@ class RunFolder:
 
 
 PARTS = tuple(part.name for part in vars(RunFolder).values() if isinstance(part, _FolderPart))
-"""Names that a run makes in its folder, in the order of deletion: the files that show that the folder is a run come
-last."""
+"""Names that a run makes in its folder, in the order of deletion. The files that mark the folder as a run come last."""
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError that names no file names this one: a write to an open file knows only that there was no room."""
+    """Add this path to an OSError that names no file, such as that of a write to an open file on a full disk."""
     try:
         yield
     except OSError as error:
@@ -156,7 +155,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int) -> None:
-    """Take the lock of a run. A reader that checks whether the run is live holds it for a moment; BlockingIOError if it
+    """Take the lock of a run. A reader that checks whether the run is live holds it for a moment. BlockingIOError if it
     stays taken longer."""
     deadline = time.monotonic() + LOOKING_S
     while True:
@@ -171,7 +170,7 @@ def _lock(descriptor: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenRun:
-    """A run that exists: its folder, config and log. `open_run` makes it; its user closes the transport."""
+    """An existing run: its folder, config and log. `open_run` makes it; its user closes the transport."""
 
     folder: RunFolder
     config: RunConfig
@@ -188,8 +187,8 @@ class OpenRun:
 
 
 def candidates(config: RunConfig, *, user: str | None = None) -> list[RunFolder]:
-    """Return the runs of this run file, oldest first: those with a folder here, and those on a log that hosts share.
-    `user`: as in `open_transport`."""
+    """Return the runs of this run file, oldest first: those with a folder here, and those on a shared log. `user`: as
+    in `open_transport`."""
     return _numbered(config, {folder.run_id for folder in candidates_here(config)} | names_on_log(config, user=user))
 
 
@@ -200,7 +199,7 @@ def candidates_here(config: RunConfig) -> list[RunFolder]:
 
 
 def runs_of(file: Path) -> Path | None:
-    """Return where a run file puts its runs; None if the file is no run file."""
+    """Return the folder in which a run file puts its runs; None if the file is no run file."""
     section = loader.glance(file).get("run")
     if not isinstance(section, dict) or not isinstance(folder := section.get("folder", "runs"), str):
         return None
@@ -208,27 +207,27 @@ def runs_of(file: Path) -> Path | None:
 
 
 def _numbered(config: RunConfig, names: Iterable[str]) -> list[RunFolder]:
-    """Return the folders of those names that are the run file's, in order: <name>, <name>-2, ..."""
+    """Return the folders with names of this run file's runs, in order: <name>, <name>-2, ..."""
     pattern = re.compile(re.escape(config.run.name) + r"(?:-(\d+))?$")
     found = [(int(match[1] or 1), name) for name in names if (match := pattern.fullmatch(name))]
     return [RunFolder(Path(config.base) / config.run.folder / name) for _, name in sorted(found)]
 
 
 def names_on_log(config: RunConfig, *, user: str | None = None) -> set[str]:
-    """Return the names of runs on a log that hosts share; none for a log that only this host has."""
+    """Return the names of runs on a shared log; none for a log on this host alone."""
     find_names = getattr(registry.resolve("transport", config.transport.kind, where="transport.kind"), "runs", None)
     return set(find_names(_revealed(config, user))) if find_names is not None else set()
 
 
 def check_transport(config: RunConfig) -> None:
-    """Check the settings that the transport can judge by itself. ConfigError if it refuses them."""
+    """Check the transport's settings as far as it can by itself. ConfigError if it refuses them."""
     check = getattr(registry.resolve("transport", config.transport.kind, where="transport.kind"), "check", None)
     if check is not None:
         check(_revealed(config))
 
 
 def next_folder(config: RunConfig, newest: RunFolder | None) -> RunFolder:
-    """Return the folder for a new run of this run file: the name itself, or the name with the next number."""
+    """Return the folder for a new run of this run file: the run file's name, or the name with the next number."""
     name = config.run.name
     if newest is not None:
         name += f"-{int(newest.run_id.removeprefix(name)[1:] or 1) + 1}"
@@ -236,8 +235,8 @@ def next_folder(config: RunConfig, newest: RunFolder | None) -> RunFolder:
 
 
 def find_run(run: str | Path) -> tuple[RunFolder, RunConfig]:
-    """RUN as users give it: a run folder, or a run file (then its newest run). The config is the run's, as this host
-    knows it: of a run that was begun elsewhere, that of the run file."""
+    """Return the run that a user names: a run folder, or a run file (then its newest run). The config is the run's if
+    this host has it; for a run that was started elsewhere, it is the run file's."""
     path = Path(run)
     if path.is_dir():
         folder = RunFolder(path.resolve())
@@ -265,8 +264,8 @@ def find_run(run: str | Path) -> tuple[RunFolder, RunConfig]:
 
 
 def read_config(folder: RunFolder, sets: Sequence[str] = ()) -> RunConfig:
-    """Return the config that the run was started with. It includes the environment of that time. The ConfigError for a
-    file that another release wrote names both releases."""
+    """Return the config that the run was started with, its environment variables included. The ConfigError for a file
+    of another release names both releases."""
     try:
         config = loader.load([folder.config_file], env={})
     except ConfigError as error:
@@ -278,13 +277,13 @@ def read_config(folder: RunFolder, sets: Sequence[str] = ()) -> RunConfig:
 
 
 def _writer_of(folder: RunFolder) -> str | None:
-    """Return the release that wrote the run's config.toml; None where it does not say."""
+    """Return the release that wrote the run's config.toml; None if the file does not say."""
     text = folder.config_file.read_text(encoding="utf-8", errors="replace") if folder.exists() else ""
     return text.partition("\n")[0].removeprefix(WRITTEN_BY) if text.startswith(WRITTEN_BY) else None
 
 
 def _nearest(path: Path) -> str:
-    """Return a hint at a misspelt RUN: the nearest run folder or run file beside it, or run folder in ./runs."""
+    """Return a hint for a misspelt RUN: the nearest run folder or run file beside it, or run folder in ./runs."""
     beside = path.parent
     known = [
         *(one for one in _listed(beside) if one.suffix == ".toml" or RunFolder(one).exists()),
@@ -306,8 +305,8 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def named_runs(runs: Sequence[str | Path]) -> dict[str, str | Path]:
-    """Return several runs by names that addresses and labels can have, each name once. ConfigError for a run that does
-    not exist."""
+    """Return several runs by unique names that are valid in addresses and labels. ConfigError for a run that does not
+    exist."""
     found: dict[str, str | Path] = {}
     for run in runs:
         name = base = re.sub(r"[^A-Za-z0-9._-]", "_", find_run(run)[0].run_id)
@@ -325,7 +324,7 @@ def open_run(run: str | Path) -> OpenRun:
 
 
 def open_transport(config: RunConfig, folder: RunFolder, *, create: bool = False, user: str | None = None) -> Transport:
-    """Open the log of a run. `create` makes it if it is missing. `user` is this process's name to the log's servers:
+    """Open the log of a run. `create` makes it if it is missing. `user` is this process's name for the log's servers:
     the role of a worker, or None for commands (config/log_users.py)."""
     kind = config.transport.kind
     transport = registry.resolve("transport", kind, where="transport.kind")
@@ -336,7 +335,7 @@ def open_transport(config: RunConfig, folder: RunFolder, *, create: bool = False
 
 
 def lies_in_folder(config: RunConfig) -> bool:
-    """Return whether the log lies in the run folder, so that this host alone has it."""
+    """Return whether the log is in the run folder, so that only this host has it."""
     return registry.find_spec(TransportSpec, config.transport.kind).in_run_folder
 
 
@@ -347,7 +346,8 @@ def _revealed(config: RunConfig, user: str | None = None) -> TransportSection:
 
 
 def open_store(config: RunConfig, folder: RunFolder, *, patience_s: float | None = None) -> ObjectStore:
-    """Open the object store of a run. `patience_s` shortens the seconds to wait for a store that does not answer."""
+    """Open the object store of a run. `patience_s` replaces the config's time to wait for a store that does not
+    answer."""
     from rftstream.weights.stores.store import ObjectStore
 
     settings = config.weights
@@ -361,7 +361,7 @@ def open_store(config: RunConfig, folder: RunFolder, *, patience_s: float | None
 
 
 def store_place(config: RunConfig, folder: RunFolder) -> str:
-    """Return where a run's objects are: a path, or a URL."""
+    """Return the place of a run's objects: a path, or a URL."""
     from rftstream.weights.stores.store import place_on_disk
 
     url = config.weights.store.replace("{run}", folder.run_id)
@@ -370,7 +370,7 @@ def store_place(config: RunConfig, folder: RunFolder) -> str:
 
 
 def sharing_store(config: RunConfig, folder: RunFolder) -> list[str]:
-    """Return the runs beside this one whose objects are in the same place, under the same names."""
+    """Return the runs beside this one whose objects have the same place and the same names."""
     place, found = store_place(config, folder), []
     for path in _listed(folder.path.parent):
         other = RunFolder(path)
@@ -385,7 +385,7 @@ def sharing_store(config: RunConfig, folder: RunFolder) -> list[str]:
 
 
 def wanted_topics(config: RunConfig) -> dict[str, TopicSettings]:
-    """Return the topics that `contracts/topics.py` and the run file ask for."""
+    """Return the topics that `contracts/topics.py` and the run file require."""
     return {
         name: TopicSettings(
             partitions=num_partitions(topic, partitions=config.transport.partitions, shares=config.trainer.shares),
@@ -397,14 +397,15 @@ def wanted_topics(config: RunConfig) -> dict[str, TopicSettings]:
 
 
 def create_log(transport: Transport, config: RunConfig) -> None:
-    """Create the topics of a run and position 0 for every consumer group, before anybody reads."""
+    """Create the topics of a run, and position 0 for every consumer group, before any reader starts."""
     transport.admin.ensure_topics(wanted_topics(config))
     for group, topics in consumer_groups(config).items():
         transport.admin.commit_initial(group, topics)
 
 
 def complete_log(transport: Transport, config: RunConfig) -> None:
-    """Create the topics and positions that a run lacks: an earlier release made it, or it has a new section."""
+    """Create the missing topics and positions of a run that was made by an earlier release, or that has a new
+    section."""
     there = transport.admin.topics()
     transport.admin.ensure_topics({name: one for name, one in wanted_topics(config).items() if name not in there})
     for group, topics in consumer_groups(config).items():
@@ -414,7 +415,7 @@ def complete_log(transport: Transport, config: RunConfig) -> None:
 
 
 def shown_path(path: Path) -> str:
-    """Return the path relative to the current folder if it lies below that."""
+    """Return the path relative to the current folder if it is below that."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

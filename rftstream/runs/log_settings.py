@@ -1,8 +1,8 @@
-"""Whether the topics of a run still are what the run needs: made by other hands, changed by them, or gone.
+"""Checks that the topics of a run have the settings that the run needs. Others may have made, changed or deleted them.
 
-What would delete records that nobody has read, gives topics another shape, or lets nobody write to them, is a danger: a
-run does not begin with it, and one that goes on is paused. Whatever else differs costs speed or safety alone, and
-`topics list` shows it.
+A danger is a setting that deletes unread records, gives a topic another shape, or prevents writing. A run does not
+start with a danger, and a live run is paused. Other differences only cost speed or safety, and `topics list` shows
+them.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from rftstream.transport.base import TopicSettings, Transport
 from rftstream.transport.findings import ServerLook
 
 WHERE = {Width.partitions: "transport.partitions", Width.shares: "trainer.shares"}
-"""Which setting decides how many partitions a topic has."""
+"""Topic -> the setting that decides its number of partitions."""
 
 COMPACTED_BEFORE = "control"
-"""Runs that were made before its history decided what is in force have it compacted, and go on with it as it is."""
+"""Topics that are compacted in runs of earlier releases, from before their history decided which records are in force.
+These runs continue so."""
 
 DELETES = ("retention.ms", "retention.bytes")
-"""Settings that make brokers delete records by age or size, whether or not they were read."""
+"""Settings that make brokers delete records by age or size, read or not."""
 
 
 UNWRITABLE = "min.insync.replicas"
-"""A setting by which nobody can write to a topic that has fewer replicas."""
+"""A setting that prevents writes to a topic with fewer replicas."""
 
 GONE, ANEW = "is gone, expected the topic", "was deleted and made anew"
 """Descriptions of topics whose records are lost."""
 
 NEVER_MISSING = ("control", "tasks", "rollouts", "verified", "batches", "outcomes", "weights", "steps")
-"""Topics that every run has since it was made. Others may have come with a later release."""
+"""Topics that every run has from its start. Others may have come with a later release."""
 
 
 def shape_differences(name: str, found: TopicSettings, wanted: TopicSettings) -> list[str]:
-    """Return how the shape of a topic differs from what is wanted, a sentence each."""
+    """Return the differences between a topic's shape and the required one, a sentence each."""
     texts = []
     if found.partitions != wanted.partitions:
         where = WHERE.get(TOPICS[name].width)
@@ -55,8 +56,8 @@ def shape_differences(name: str, found: TopicSettings, wanted: TopicSettings) ->
 def dangers(
     transport: Transport, config: RunConfig, *, begun: bool, topics: Collection[str] | None = None
 ) -> list[str]:
-    """Return what would lose records or end the run, as `topic: sentence`. `begun`: the run is there, so that a topic
-    which is missing was deleted. `topics`: those that this user may see; by default all."""
+    """Return the dangers, which would lose records or end the run, as `topic: sentence`. `begun`: the run exists, so
+    that a missing topic was deleted. `topics`: the topics that this user may see; by default all."""
     wanted, there = wanted_topics(config), transport.admin.topics()
     wanted = {name: one for name, one in wanted.items() if topics is None or name in topics}
     look: ServerLook | None = getattr(transport.admin, "look", None)
@@ -71,7 +72,7 @@ def dangers(
 
 
 def is_lost(found: list[str]) -> bool:
-    """Return whether one of the dangers has happened already: a pause saves nothing any more."""
+    """Return whether one of the dangers has already lost records, so that a pause saves nothing."""
     return any(text.endswith((GONE, ANEW)) for text in found)
 
 
@@ -84,8 +85,8 @@ def check_log(transport: Transport, config: RunConfig, run: str, *, begun: bool)
 def explained(
     error: PositionMissing, transport: Transport, config: RunConfig, run: str, topics: Collection[str] | None = None
 ) -> PositionMissing:
-    """Return the error of a position that is missing, with what has become of the topics, if that is the cause.
-    `topics` as for `dangers`."""
+    """Return the error for a missing position. If the state of the topics is the cause, the error explains it. `topics`
+    as for `dangers`."""
     with contextlib.suppress(RftError):
         if found := dangers(transport, config, begun=True, topics=topics):
             return PositionMissing(f"{error}; {in_words(run, found)}")
@@ -93,7 +94,7 @@ def explained(
 
 
 def in_words(run: str, found: list[str]) -> str:
-    """Return the dangers and what to do about them, as a sentence."""
+    """Return the dangers, with advice, as a sentence."""
     shown = "; ".join(found[:6]) + (f"; and {len(found) - 6} more (`rftstream topics list`)" if len(found) > 6 else "")
     todo = []
     if any("retention." in text for text in found):

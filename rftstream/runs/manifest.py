@@ -1,4 +1,5 @@
-"""What a run is, for good: digests of its data, written first, compared by whoever goes on with it."""
+"""The manifest, which defines a run: digests of its data, written first and compared by every process that continues
+the run."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ _OF_A_TASKSET = re.compile(r"tasksets\..+\.pipeline\.\d+\.")
 def make_manifest(
     config: RunConfig, run_id: str, digests: Mapping[str, str], now: float, changed: Sequence[str] = ()
 ) -> RunManifest:
-    """Return the run's first record, which says what the run is. `changed` lists settings that differ from the run that
-    it was made from."""
+    """Return the run's first record, which defines the run. `changed` lists settings that differ from the run that it
+    was made from."""
     return RunManifest(
         run=run_id,
         created_at=now,
@@ -49,8 +50,8 @@ def make_manifest(
 def check_same_run(
     manifest: RunManifest, config: RunConfig, digests: Mapping[str, str], *, other_operators: bool = False
 ) -> None:
-    """Check that a run goes on with its model, template, tasksets, layout and operators. ConfigError, with the
-    differences, if not. `other_operators`: those may differ, since another run decides anew."""
+    """Check that a run continues with the same model, template, tasksets, layout and operators. ConfigError, with the
+    differences, if not. `other_operators`: the operators may differ, since another run decides again."""
     then, now = _then_and_now(manifest, config)
     differences = _of_the_layout(manifest, config, then)
     operators = _of_operators(then, now)
@@ -71,8 +72,8 @@ def check_same_run(
 
 
 def check_worker(manifest: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:
-    """Check that a worker was given the same run file as its run. ConfigError, with the differences, if not. `digests`
-    are those of what its role uses."""
+    """Check that a worker has the same run file as its run. ConfigError, with the differences, if not. `digests` are
+    those of the data that its role uses."""
     then, now = _then_and_now(manifest, config)
     differences = _of_the_layout(manifest, config, then)
     tasksets = sorted(name.removeprefix("taskset.") for name in manifest.digests if name.startswith("taskset."))
@@ -89,8 +90,8 @@ def check_worker(manifest: RunManifest, config: RunConfig, digests: Mapping[str,
 
 
 def digests_for(role: str, config: RunConfig, model: Callable[[], ModelSpec]) -> dict[str, str]:
-    """Return the digests of what a role uses. Only the trainer uses the weights' digest: others get weights
-    announced."""
+    """Return the digests of the data that a role uses. Only the trainer uses the weights' digest; other roles follow
+    announced weights."""
     wanted = role_spec(role).digests
     if not wanted:
         return {}
@@ -108,9 +109,9 @@ def _then_and_now(manifest: RunManifest, config: RunConfig) -> tuple[Mapping[str
 
 @lru_cache(maxsize=4)
 def _settings_in(text: str) -> Mapping[str, Any]:
-    """Return the settings of a manifest. Settings that have come since it was written are at their defaults: they do
-    not differ. A manifest that this release cannot read as a config (none, or one of a later release) is taken as it
-    is."""
+    """Return the settings of a manifest. Settings that were added since are at their defaults, so that they do not
+    count as different. A manifest that this release cannot read as a config (none, or one of a later release) is
+    returned unchanged."""
     with contextlib.suppress(ConfigError):
         return MappingProxyType(_flat(to_dict(from_toml(text))))
     return MappingProxyType(_flat(tomllib.loads(text)))
@@ -124,7 +125,7 @@ def _of_the_layout(manifest: RunManifest, config: RunConfig, then: Mapping[str, 
         "model.dtype": (then.get("model.dtype", config.model.dtype), config.model.dtype),
         "stages": (_in_stages(then) if then else bool(config.stages), bool(config.stages)),
     }
-    if config.experts is not None:  # half a pass cannot go on in another order
+    if config.experts is not None:  # the second half of a pass cannot have another order
         for name in ("held_out", "shuffle"):
             now = getattr(config.experts, name)
             fixed[f"experts.{name}"] = then.get(f"experts.{name}", now), now
@@ -140,7 +141,8 @@ def declares_operators(manifest: RunManifest) -> bool:
 
 
 def _of_operators(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return what differs in the operators, and where there are any in what else their decisions depend on."""
+    """Return the differences in operators and, if there are operators, in everything else that their decisions depend
+    on."""
     keys = [key for key in sorted({*then, *now}) if key.startswith("pipeline.") or _OF_A_TASKSET.match(key)]
     if then and keys:
         keys += ["buffer.zero_variance", "buffer.min_siblings"]
@@ -148,24 +150,25 @@ def _of_operators(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _in_stages(settings: Mapping[str, Any]) -> bool:
-    """Whether the run has any: batches of one that has are made in another way, and passes have other places."""
+    """Return whether the run has stages. With stages, batches are made in another way, and passes have other
+    positions."""
     return any(key.startswith("stages.") for key in settings)
 
 
 def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:
-    """Settings that differ, as lines for people: `key before -> after`."""
+    """Return the settings that differ, as lines for people: `key before -> after`."""
     return _differences(_flat(to_dict(before)), _flat(to_dict(after)), "")
 
 
 def changes_of_resume(before: RunConfig, after: RunConfig) -> list[str]:
-    """Return `changed_settings`, with a warning at settings that change what is learned."""
+    """Return `changed_settings`, with a warning at settings that change what the model learns."""
     lines = changed_settings(before, after)
     return [f"{line} (what is learned changes)" if line.startswith(_WARNED) else line for line in lines]
 
 
 def data_digests(config: RunConfig, model: ModelSpec, tasksets: Mapping[str, Taskset] | None = None) -> dict[str, str]:
-    """Return digests of the model, its tokenizer and template, and each taskset, with its template if it has its own.
-    `tasksets` are those that are open already."""
+    """Return digests of the model, its tokenizer and template, and of each taskset, with the taskset's own template if
+    it has one. `tasksets` are those that are already open."""
     digests = model_digests(model)
     for name, section in config.tasksets.items():
         taskset = (tasksets or {}).get(name) or open_taskset(name, section, config)
@@ -176,7 +179,7 @@ def data_digests(config: RunConfig, model: ModelSpec, tasksets: Mapping[str, Tas
 
 
 def _explained(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """By the settings that differ, else by the data."""
+    """Explain a difference by the settings that differ, else by the data."""
     kind, _, taskset = name.partition(".")
     section = f"tasksets.{taskset}." if taskset else "model."
     settings = _differences(then, now, f"{section}{kind if kind == 'chat_template' else ''}")
@@ -189,7 +192,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -
 
 
 def _difference(key: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return how a value differs; for a text of several lines, the first line that differs."""
+    """Return the difference between two values. For texts of several lines, it is the first line that differs."""
     before, after = then.get(key, ""), now.get(key, "")
     if isinstance(before, str) and isinstance(after, str) and "\n" in before + after:
         lines = zip_longest(before.splitlines(keepends=True), after.splitlines(keepends=True), fillvalue="")

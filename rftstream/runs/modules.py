@@ -1,8 +1,8 @@
-"""Users' own modules that a run makes use of: where each is, whether it hides another one, and what has changed in it.
+"""The user's modules that a run uses: their places, whether one hides another, and their changes.
 
-They are found without being imported. What they import from the same folders belongs to them: a reward is changed by
-its helper, too. `modules.json` in the run folder holds their digests as of the last start, so that `resume` can say
-that a reward is not the one that scored the rollouts before; a run folder without it says nothing.
+They are found without being imported. Modules that they import from the same folders are included, since a change there
+changes a reward, too. `modules.json` in the run folder holds their digests from the last start, so that `resume` can
+report that a reward has changed since it scored rollouts. Without that file, nothing is reported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.runs.folder import RunFolder, naming, shown_path
 
 MOST = 200
-"""Modules that are looked at; more are no reward any more."""
+"""Most modules that are checked; a reward has fewer."""
 
 _NOT_OWN = ("site-packages", "dist-packages")
 
@@ -35,11 +35,11 @@ class OwnModule:
     digest: str
     """SHA-256 of its source, as hex digits."""
     hides: Path | None
-    """The file of this name beside the run file, if another one is taken."""
+    """The file of the same name beside the run file, if this module hides it."""
 
     @property
     def warning(self) -> str | None:
-        """Return what to say if the module hides another one, else None."""
+        """Return a warning if the module hides another one, else None."""
         if self.hides is None:
             return None
         return (
@@ -49,8 +49,8 @@ class OwnModule:
 
 
 def find_modules(config: RunConfig) -> list[OwnModule]:
-    """Return the modules that the run file names, with what they import from its folder or the current one. A module
-    that does not exist is left out; importing it gives the error."""
+    """Return the modules that the run file names, with the modules that they import from its folder or the current one.
+    A missing module is left out; its import will give the error."""
     base = Path(config.base).resolve()
     roots = (base, Path.cwd().resolve())
     found: dict[str, OwnModule] = {}
@@ -85,7 +85,8 @@ def write_modules(config: RunConfig, folder: RunFolder) -> None:
 
 
 def changes_of_modules(config: RunConfig, folder: RunFolder) -> list[str]:
-    """Return a line for each module that has changed since the run was last started; none if the run recorded none."""
+    """Return a line for each module that has changed since the last start of the run; none if the run recorded no
+    digests."""
     try:
         before = json.loads(folder.modules_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -110,7 +111,7 @@ def changes_of_modules(config: RunConfig, folder: RunFolder) -> list[str]:
 
 
 def _spec(name: str, path: list[str] | None) -> ModuleSpec | None:
-    """Where a module is, in these folders (None: in all), without importing its package."""
+    """Return where a module is, in these folders (None: in all), without importing its package."""
     spec: ModuleSpec | None = None
     parts = name.split(".")
     for number in range(1, len(parts) + 1):
@@ -134,7 +135,7 @@ def _is_below(file: Path, roots: tuple[Path, ...]) -> bool:
 
 
 def _imported(source: bytes, package: str) -> Iterator[str]:
-    """Names of modules that a source imports, or of what may be one of a package."""
+    """Return the names of modules that a source imports, and names that may be modules of a package."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):

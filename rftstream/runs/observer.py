@@ -1,4 +1,4 @@
-"""What can be seen of a run from its log: how far it is, its rewards, what was said on `control`."""
+"""The state of a run from its log: its progress, its rewards, and the messages on `control`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rftstream.weights.lineage import Lineage
 OBSERVED = ("steps", "evals", "control")
 
 RECENT_STEPS, FIRST_STEPS = 512, 5
-"""Whole StepRecords kept, the newest and the first; of the others only the reward."""
+"""StepRecords that are kept in full, the newest and the first; of the others only the reward is kept."""
 
 
 class Curve:
-    """The steps in force, in order of their versions. An `Observer` makes it and hands each step to `absorb`."""
+    """The steps in force, in order of their versions. An `Observer` makes it and passes each step to `absorb`."""
 
     def __init__(self) -> None:
         self._lineage = Lineage()
@@ -30,7 +30,7 @@ class Curve:
         self._first: list[StepRecord] = []
 
     def absorb(self, step: StepRecord) -> bool:
-        """Take in a step record. Return whether it is a newly trained step in force."""
+        """Add a step record. Return whether it is a newly trained step in force."""
         epoch_before = self._lineage.epoch
         if not self._lineage.take(step.name, resumed=step.resumed):
             return False
@@ -66,21 +66,21 @@ class Curve:
         return self.recent[-1] if self.recent else None
 
     def steps(self) -> list[StepRecord]:
-        """Return the steps that are kept, in order of versions: the first and the newest, of a short run all."""
+        """Return the kept steps, in order of versions: the first and the newest, and in a short run all."""
         newest = self.recent[0].name.version if self.recent else 0
         return [*(step for step in self._first if step.name.version < newest), *self.recent]
 
     def rewards(self) -> list[float]:
-        """Return the rewards of the steps that had any, in order of versions."""
+        """Return the rewards of the steps that have one, in order of versions."""
         return [reward for _, reward in sorted(self._rewards.items()) if reward is not None]
 
     def reward_first(self) -> float | None:
-        """Return the mean reward of the first tenth of the steps that had any."""
+        """Return the mean reward of the first tenth of the steps that have one."""
         rewards = self.rewards()
         return _mean(rewards[: max(1, len(rewards) // 10)])
 
     def reward_last(self) -> float | None:
-        """Return the mean reward of the last tenth of the steps that had any."""
+        """Return the mean reward of the last tenth of the steps that have one."""
         rewards = self.rewards()
         return _mean(rewards[-max(1, len(rewards) // 10) :])
 
@@ -99,10 +99,10 @@ class Observer:
         self.curve = Curve()
         self._rule = RecordsInForce(transport)
         self._polled: deque[Record] = deque()
-        """Read, and not looked at: judging a record may ask the log, which may not answer for now."""
+        """Records that were read but not processed, since that may need the log, which may not answer now."""
 
     def catch_up(self) -> None:
-        """Read to where the topics end now: a single `poll` only sees what has arrived."""
+        """Read up to the current ends of the topics. A single `poll` only returns records that have arrived."""
         admin = self._transport.admin
         ends = {place: end for topic in OBSERVED for place, end in admin.end_offsets(topic).items()}
         self._judge_polled()
@@ -111,12 +111,12 @@ class Observer:
             self._judge_polled()
 
     def poll(self) -> list[StepRecord | EvalResult]:
-        """Return all that is new: trained steps in force and evaluations."""
+        """Return the news: newly trained steps in force, and evaluations."""
         self._polled.extend(self.reader.poll())
         return self._judge_polled()
 
     def _judge_polled(self) -> list[StepRecord | EvalResult]:
-        """Look at the records that were read, and at those that arrive meanwhile."""
+        """Process the records that were read, and those that arrive meanwhile."""
         news: list[StepRecord | EvalResult] = []
         while self._polled:
             for record, message in self._rule.messages([self._polled[0]]):

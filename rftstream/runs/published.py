@@ -1,4 +1,4 @@
-"""A run's published versions, read from its log and store by whoever asks, with the run going on or long over."""
+"""A run's published versions, read from its log and store, during the run or after it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from rftstream.weights.snapshot import RawTensor, write_snapshot
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A run's published versions. `read_published` makes it; its callers choose versions and fetch their weights."""
+    """A run's published versions. `read_published` makes it; callers choose versions and fetch their weights."""
 
     follower: WeightsFollower
     """A follower that knows all announcements."""
     gone: frozenset[VersionName]
-    """Versions that were given up, whether their objects are still there or not."""
+    """Versions that were given up, whether or not their objects still exist."""
 
     def choose(self, versions: Sequence[int], *, where: str) -> list[WeightsAnnounced]:
         """Return the versions in force with these numbers, or the newest available one if `versions` is empty.
-        ConfigError for a version that cannot be made any more."""
+        ConfigError for a version whose weights can no longer be made."""
         available = {one.name.version: one for one in self.follower.available()}
         if not available:
             raise ConfigError(f"{where}: the store has no version (any more); a run keeps some (weights.keep)")
@@ -60,8 +60,7 @@ def read_published(opened: OpenRun) -> Published:
 
 
 def verify(published: Published) -> Iterator[tuple[WeightsAnnounced, str | None]]:
-    """Read and compare each version in force that was not given up, oldest first. Yield it with what is wrong with it,
-    or None."""
+    """Read and compare each version in force that was not given up, oldest first. Yield it with its error, or None."""
     for one in published.follower.in_force():
         if one.name in published.gone:
             continue
@@ -74,7 +73,7 @@ def verify(published: Published) -> Iterator[tuple[WeightsAnnounced, str | None]
 
 
 def model_of(opened: OpenRun) -> ModelSpec:
-    """Return the run's model. ConfigError if it has no folder that could be copied."""
+    """Return the run's model. ConfigError if it has no model folder to copy."""
     spec = trained_spec(opened.config, prepare_model(opened.config.model, opened.folder.model, opened.config.run.seed))
     if not (spec.folder / "config.json").is_file():
         raise ConfigError(f"{opened.run_id}: its model is {spec.name!r}, expected one with a folder")
@@ -82,7 +81,7 @@ def model_of(opened: OpenRun) -> ModelSpec:
 
 
 def whole_model(spec: ModelSpec, tensors: Mapping[str, RawTensor]) -> Mapping[str, RawTensor]:
-    """Return all weights of a version. Adapters are merged into the model that they belong to."""
+    """Return all weights of a version. Adapters are merged into their model."""
     if spec.lora is None:
         return tensors
     from rftstream.policies.served import served_parameters
@@ -99,9 +98,10 @@ def write_model_folder(
     adapter: bool = False,
     describe: Callable[[Path, int], None] | None = None,
 ) -> None:
-    """An ordinary Hugging Face folder of a version, as `final/` is: weights, config, tokenizer, template, generation
-    config; or its adapter alone, as PEFT has them. `describe` writes the card of the version into the whole folder. It
-    appears whole or not at all; ConfigError if the place is taken, or the run has no adapters."""
+    """Write an ordinary Hugging Face folder of a version, as `final/` is: weights, config, tokenizer, template,
+    generation config; or its adapter alone, in the form of PEFT. `describe` writes the version's model card into the
+    full folder. The folder appears whole or not at all. ConfigError if the place is taken, or if the run has no
+    adapters."""
     if adapter and spec.lora is None:
         raise ConfigError(f"--adapter: {spec.name} was trained as a whole, without [model.lora]; leave the option out")
     if target.exists():

@@ -1,7 +1,8 @@
-"""Going back to a checkpoint: the run is taken for a moment as a trainer takes it, and a start is recorded there.
+"""Goes back to a checkpoint: this process claims the trainer's role for a moment, and records a start at the
+checkpoint.
 
-So versions beyond it are not in force any more, by the same rule by which a newer trainer leaves an older one's behind;
-nothing is deleted, and whoever trains next begins with this checkpoint.
+So later versions are no longer in force, by the same rule as when a newer trainer takes over. Nothing is deleted, and
+the next trainer begins with this checkpoint.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from rftstream.weights.stores.store import ObjectStore
 
 
 def roll_back(transport: Transport, store: ObjectStore, run_id: str, version: int) -> None:
-    """Make `version` the newest in force. ConfigError if it has no good checkpoint; the text names those that there
-    are."""
+    """Make `version` the newest in force. ConfigError if it has no good checkpoint; the text lists those that have
+    one."""
     with closing(transport.producer(f"{run_id}.trainer", timeout_s=60.0)) as producer:
-        producer.start()  # from here on no trainer gives up a checkpoint
+        producer.start()  # from here on no trainer deletes a checkpoint
         _roll_back(transport, producer, CheckpointStore(store), run_id, version)
 
 

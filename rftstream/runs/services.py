@@ -1,4 +1,4 @@
-"""From a run to the services of its roles: what a role is told of the run that it works for."""
+"""Builds the services of a run's roles, with the context that a role gets from its run."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rftstream.weights.stores.store import ObjectStore
 
 LOOK_S = 0.25
-"""Most seconds of one wait of a role that is driven by hand."""
+"""Most seconds of one wait of a role that `drive` runs."""
 SAY_S = 5.0
-"""Seconds between two words on its progress."""
+"""Seconds between two progress messages."""
 
 Say = Callable[[str], None]
 
@@ -42,8 +42,8 @@ def role_context(
     own_store: ObjectStore | None = None,
     open_lock: LockMaker = FileLock,
 ) -> RoleContext:
-    """Return what a role of this run is built from. `own_store` replaces the store that the run file names, `open_lock`
-    the locks of devices that the processes of the machine have."""
+    """Return the context from which a role of this run is built. `own_store` replaces the store that the run file
+    names; `open_lock` replaces the device locks that the processes of a machine share."""
     return RoleContext(
         config=config,
         folder=folder,
@@ -60,8 +60,8 @@ def role_context(
 
 
 def build_service(role: str | RoleSpec, context: RoleContext) -> Service:
-    """Return the service of a role, built-in or your own. TransportError if the log does not answer; nothing stays
-    open then."""
+    """Return the service of a role, built-in or the user's own. TransportError if the log does not answer; then nothing
+    stays open."""
     built = role_builder(role)(context)
     try:
         return service_of(built, context)
@@ -71,8 +71,8 @@ def build_service(role: str | RoleSpec, context: RoleContext) -> Service:
 
 
 def drive(service: Service, say: Say, progress: Callable[[Service], str]) -> Generator[None]:
-    """Work as a role in this process until it is done or the caller leaves: yield after each slice of work, wait where
-    there is none, and close the service in the end. `progress` is said now and then, unless it is empty."""
+    """Work as a role in this process until it is done or the caller stops: yield after each slice of work, wait if
+    there is none, and close the service at the end. A non-empty `progress` is shown at intervals."""
     say_at = time.monotonic() + SAY_S
     with closing(service):
         while not service.done:

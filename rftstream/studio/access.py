@@ -1,4 +1,4 @@
-"""Who may look and who may do more: tokens, kept as digests, and the sessions that browsers get for them."""
+"""Access rights: tokens, which are stored as digests, and the sessions that browsers get for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from rftstream.errors import ConfigError
 
 PREFIX = "rfts-"
-"""Prefix of a token, by which scanners for lost secrets can find one."""
+"""Prefix of a token, by which scanners for leaked secrets recognise one."""
 SESSION_S = 12 * 3600.0
 """Seconds that a browser stays logged in."""
 MAX_SESSIONS = 10_000
@@ -25,14 +25,14 @@ _NAME = re.compile(r"[A-Za-z0-9@._-]{1,64}")
 
 
 class StudioRole(IntEnum):
-    """The rights of a person. Each role has the rights of those before it, too."""
+    """The rights of a person. Each role includes the rights of those before it."""
 
     viewer = 1
-    """Look."""
+    """Look at the pages."""
     annotator = 2
-    """Judge what is asked of people."""
+    """Answer questions and judge rollouts."""
     operator = 3
-    """Ask something of the run: pause it, evaluate, put dead groups back."""
+    """Send requests to the run: pause it, evaluate, put dead groups back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,27 +42,27 @@ class Viewer:
     name: str
     role: StudioRole
     is_local: bool = False
-    """Whether they came without a token."""
+    """Whether the person came without a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEntry:
-    """A token as its file has it."""
+    """An entry of the token file."""
 
     name: str
     role: StudioRole
     digest: str
-    """sha256 of the token. A token has 256 random bits, so nothing slower is needed."""
+    """SHA-256 of the token. A token has 256 random bits, so a slower hash is not needed."""
 
 
 class TokenFile:
-    """The tokens of a studio on this machine. The file has digests alone: who reads it learns no token."""
+    """The tokens of a studio on this machine. The file has only digests, so it reveals no token."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def entries(self) -> list[TokenEntry]:
-        """Return the entries. ConfigError if the file is damaged, or if others may write it."""
+        """Return the entries. ConfigError if the file is damaged, or if others may write to it."""
         try:
             status = self.path.stat()
             found = json.loads(self.path.read_text(encoding="utf-8"))
@@ -82,7 +82,7 @@ class TokenFile:
         return entries
 
     def make(self, name: str, role: StudioRole) -> str:
-        """Make a token for a name, in place of an older one, and return it. Only its digest is kept."""
+        """Make a token for a name, replacing an older one, and return it. Only its digest is stored."""
         check_name(name, "--new-token")
         token = PREFIX + secrets.token_urlsafe(32)
         entries = [entry for entry in self.entries() if entry.name != name]
@@ -90,7 +90,7 @@ class TokenFile:
         return token
 
     def revoke(self, name: str) -> StudioRole:
-        """Take back the token of a name, which ends its sessions, and return its role. ConfigError if there is none."""
+        """Revoke the token of a name, which ends its sessions, and return its role. ConfigError if there is none."""
         entries = self.entries()
         found = next((entry for entry in entries if entry.name == name), None)
         if found is None:
@@ -111,7 +111,7 @@ class TokenFile:
         partial.replace(self.path)
 
     def find(self, token: str) -> Viewer | None:
-        """Return whose token it is, or None. The comparison takes as long for any token."""
+        """Return the owner of the token, or None. The comparison takes equally long for any token."""
         digest, found = digest_of(token), None
         for entry in self.entries():
             if hmac.compare_digest(entry.digest, digest):
@@ -120,18 +120,18 @@ class TokenFile:
 
 
 def check_name(name: str, option: str) -> None:
-    """Raise ConfigError unless somebody can have this name."""
+    """Raise ConfigError if this name is not allowed."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{option}: got the name {name!r}, expected 1 to 64 letters, digits and @ . _ -")
 
 
 def digest_of(token: str) -> str:
-    """Return the digest that is kept of a token."""
+    """Return the digest of a token, which is stored."""
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
 def default_token_file(environment: Mapping[str, str] | None = None) -> Path:
-    """Return where a user's tokens are kept."""
+    """Return the file with a user's tokens."""
     environment = os.environ if environment is None else environment
     state = environment.get("XDG_STATE_HOME")
     base = Path(state) if state and Path(state).is_absolute() else Path.home() / ".local" / "state"
@@ -139,11 +139,11 @@ def default_token_file(environment: Mapping[str, str] | None = None) -> Path:
 
 
 class Sessions:
-    """Browsers that have shown a token. They are forgotten with the process, and after SESSION_S."""
+    """Browser sessions that began with a token. They end with the process, and after SESSION_S."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, str]] = {}
-        """Digest of the session's name -> when it ends, digest of the token."""
+        """Digest of the session's name -> its end, and the digest of its token."""
 
     def begin(self, token: str) -> str:
         """Return the name of a new session, for a cookie."""
@@ -154,7 +154,7 @@ class Sessions:
         return name
 
     def find(self, name: str, tokens: TokenFile) -> Viewer | None:
-        """Return whose session it is, or None. A token that was taken back ends its sessions."""
+        """Return the owner of a session, or None. A revoked token ends its sessions."""
         ends_at, token_digest = self._known.get(digest_of(name), (0.0, ""))
         if ends_at < time.monotonic():
             self._known.pop(digest_of(name), None)

@@ -1,4 +1,4 @@
-"""The web application: which address is which page, and what becomes of errors."""
+"""The web application: the address of each page, and the answers to errors."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ PAGES = {
     QUESTION: RunPage(question_pages.question, "question.html", "questions", fresh=True),
     "/requests": RunPage(request_pages.requests, "requests.html", "requests", "Requests", fresh=True),
 }
-"""Address below /runs/RUN -> the page. All of them only read."""
+"""Address below /runs/RUN -> the page. Pages only read."""
 
 FORMS = {
     QUESTION: RunForm(StudioRole.annotator, question_pages.answer),
     "/requests": RunForm(StudioRole.operator, request_pages.ask),
     "/dead": RunForm(StudioRole.operator, request_pages.retry),
 }
-"""Address of a page -> the form that can be sent there."""
+"""Address of a page -> its form."""
 
 MAX_ERROR = 1_000
-"""Characters of an error."""
+"""Most characters of an error."""
 
 
 def make_app(runs: Sequence[WatchedRun], rules: GuardRules, *, follow: bool = True) -> Starlette:
-    """Return the application over these runs. `follow`: whether it starts and stops following them."""
+    """Return the application over these runs. `follow`: whether it starts and stops to follow them."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -105,7 +105,7 @@ def make_app(runs: Sequence[WatchedRun], rules: GuardRules, *, follow: bool = Tr
 
 
 async def events_of_run(request: Request) -> Response:
-    """Tell a browser whenever the run has gone on."""
+    """Notify a browser of each change in the run."""
     run = request.app.state.runs.get(request.path_params["run"])
     events: RunEvents = request.app.state.events
     if run is None:
@@ -117,7 +117,7 @@ async def events_of_run(request: Request) -> Response:
 
 
 class _StaticFiles(StaticFiles):
-    """Files that belong to this release, which a browser may keep for a while."""
+    """Files of this release, which a browser may cache for a while."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         answer = await super().get_response(path, scope)
@@ -137,7 +137,7 @@ def _failed(request: Request, error: Exception) -> Response:
 
 
 def _error(request: Request, status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the answer to what cannot be done: JSON to programs, to people a page."""
+    """Return the answer for an error: JSON for programs, a page for people."""
     if request.url.path.startswith(API):
         return refuse(request.url.path, status, text[:MAX_ERROR], headers)
     title, text = "Not found" if status == 404 else "Not possible", text[:MAX_ERROR]

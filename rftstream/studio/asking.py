@@ -1,6 +1,6 @@
-"""What operators ask of a run in the studio, by the functions of the commands: one way for pages and programs.
+"""Requests of operators to a run, made with the functions of the commands. Pages and programs use the same functions.
 
-Who asks is the name of the token, never a field of the request.
+The requester is the owner of the token, never a field of the request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rftstream.studio.api.types import (
 from rftstream.studio.pages.page import PageOfRun
 
 WITHIN_S = 7 * 24 * 3600.0
-"""Seconds after which a dead group is not put back any more, as with the command."""
+"""Seconds after which a request to put a dead group back expires, as with the command."""
 MAX_REASON = 1_000
 
 
@@ -36,23 +36,23 @@ def pause(page: PageOfRun, body: StateBody) -> StateDone:
 
 
 def unpause(page: PageOfRun, body: StateBody) -> StateDone:
-    """Let a paused run go on."""
+    """Let a paused run continue."""
     return _set(page, DesiredState.running, body.reason)
 
 
 def drain(page: PageOfRun, body: DrainBody) -> StateDone:
-    """End the run in order: admit no more, and train all that is on its way. It is not taken back."""
+    """End the run in order: admit nothing more, and train everything in flight. It cannot be undone."""
     return _set(page, DesiredState.draining, body.reason)
 
 
 def _set(page: PageOfRun, state: DesiredState, reason: str) -> StateDone:
-    """Set the run's desired state. ConfigError if the run takes no other."""
+    """Set the run's desired state. ConfigError if the run does not accept it."""
     before = page.run.look(lambda run, _: ask_state(run, state, reason=reason[:MAX_REASON], by=asker(page)))
     return StateDone(changed=before is not state, state=str(state))
 
 
 def evaluate(page: PageOfRun, body: EvaluateBody) -> EvaluateDone:
-    """Ask the evaluator that is alive for evaluations of versions."""
+    """Request evaluations of versions from the live evaluator."""
 
     def asked(run: OpenRun, _: object) -> tuple[int, int]:
         return ask_evaluations(
@@ -64,7 +64,7 @@ def evaluate(page: PageOfRun, body: EvaluateBody) -> EvaluateDone:
 
 
 def retry(page: PageOfRun, body: RetryBody) -> RetryDone:
-    """Ask for dead groups to be put back."""
+    """Request that dead groups are put back."""
     if not body.groups and not body.everything:
         raise ConfigError("group: none is chosen, expected some of the dead groups, or all")
     chosen = () if body.everything else tuple(body.groups)
@@ -79,5 +79,5 @@ def retry(page: PageOfRun, body: RetryBody) -> RetryDone:
 
 
 def asker(page: PageOfRun) -> str:
-    """Return what the log says of who asks: the name of the token, and whose studio it is."""
+    """Return the requester's name for the log: the owner of the token, and the owner of the studio."""
     return f"{page.viewer.name}, by the studio of {user_here()}"

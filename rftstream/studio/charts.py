@@ -1,4 +1,4 @@
-"""Panels of curves, twice: as data that a browser draws, and as a picture for one without scripts."""
+"""Panels of curves in two forms: as data that a browser draws, and as a picture for a browser without scripts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from rftstream.queries.formatting import number
 WIDTH, HEIGHT, MARGIN = 640, 200, 8
 """Size and margin of a picture, in the units of its view box."""
 FIRST_PANELS = ("Reward", "Loss", "Evaluations", "Completion length", "Staleness")
-"""Titles of the panels of a run at a glance, as far as it has them."""
+"""Titles of the panels that a run's glance shows, if the run has them."""
 NUM_FIRST = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnCurve:
-    """A line of a chart in screen terms."""
+    """A line of a chart, in the units of the picture."""
 
     points: str
     """For a polyline, in the units of the view box."""
@@ -59,11 +59,11 @@ class Chart:
     end: str
     """Limits of the horizontal axis, as text."""
     summary: str
-    """The newest values in words, for who does not see the picture."""
+    """The newest values in words, for readers who do not see the picture."""
     data: Mapping[str, Any]
     """For the browser's own drawing, as JSON."""
     num_more: int
-    """Lines that the panel has and the chart does not show."""
+    """Number of further lines of the panel that the chart does not show."""
     empty: str
     """The text that is shown if there is no line."""
 
@@ -84,7 +84,7 @@ def evaluation_chart(history: History) -> Chart:
 
 
 def runs_chart(title: str, runs: Mapping[str, History], *, by_time: bool = False) -> Chart:
-    """Return one chart with the main line of a panel of each run, under the runs' names."""
+    """Return one chart with the main line of a panel for each run, labelled with the runs' names."""
     lines: list[Line] = []
     panel, axis = Panel(title=title, unit="", lines=()), None
     for i, (name, history) in enumerate(runs.items()):
@@ -154,17 +154,17 @@ def make_chart(panel: Panel, axis: Axis) -> Chart:
 
 
 def _color(line: Line, place: int) -> int:
-    """Return the number of a line's colour. Shades of a colour count as the colour's neighbour."""
+    """Return the number of a line's colour. A shade counts as the next colour."""
     return COLORS.index(line.color) if line.color in COLORS else 7 if line.color == "#333333" else place % len(COLORS)
 
 
 def _area_smoothed(line: Line, axis: Axis) -> Line:
-    """Return a line; of an area its running mean alone, as the plots have it."""
+    """Return a line. For an area, return only its running mean, as in the plots."""
     return replace(line, y=smoothed_by_stage(line, line.y, window(len(line.y)), axis.stages)) if line.area else line
 
 
 def _stacked(lines: Sequence[Line]) -> list[Line]:
-    """Return lines, of which each area has its upper edge as values: it stands upon the area before it."""
+    """Return the lines. Each area gets its upper edge as values, since it is stacked on the area before it."""
     found: list[Line] = []
     for line in lines:
         below = found[-1].y if found and found[-1].area else np.zeros(len(line.y))
@@ -178,7 +178,7 @@ def _smooth(line: Line, axis: Axis) -> Any:
 
 
 def _numbers(values: Any, least: float = -math.inf) -> list[float | None]:
-    """Return values with as many digits as are seen; None, where nothing is drawn, for those below `least`."""
+    """Return values with the number of digits that is visible. Values below `least` become None and are not drawn."""
     return [float(f"{value:.6g}") if value >= least else None for value in values]
 
 
@@ -208,7 +208,7 @@ class _Box:
         return _Box(begin=begin, end=max(end, begin + 1e-9), low=low, high=high, is_log=is_log)
 
     def point(self, x: float, y: float) -> str:
-        """Return a place in the picture."""
+        """Return the position of a point in the picture."""
         low, high = (math.log(self.low), math.log(self.high)) if self.is_log else (self.low, self.high)
         y = min(max(math.log(y) if self.is_log else y, low), high)
         across = (x - self.begin) / (self.end - self.begin)
@@ -217,7 +217,7 @@ class _Box:
 
 
 MAX_DRAWN = 400
-"""Points of a line in a picture."""
+"""Most points of a line in a picture."""
 
 
 def _curves(line: Line, mean: Any, color: int, box: _Box) -> list[DrawnCurve]:

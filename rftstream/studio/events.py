@@ -1,5 +1,5 @@
-"""Tells browsers that a run has gone on. Each event has the run's revision as its id, so that a browser which was away
-learns at once whether it missed something, and is told once, however often the run changed meanwhile."""
+"""Notifies browsers of changes in a run. Each event has the run's revision as its id. So a browser that was away learns
+at once whether it missed something, and gets one event, however often the run changed meanwhile."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 from rftstream.studio.watched_run import WatchedRun
 
 ALIVE_S = 20.0
-"""Seconds between two comments on a connection on which nothing happens, so that nobody in between cuts it."""
+"""Seconds between two comments on an idle connection, so that no proxy closes it."""
 MAX_LISTENERS = 500
-"""Listeners of all runs, at most. One more is answered 503."""
+"""Most listeners over all runs. One more is answered with 503."""
 
 
 class RunEvents:
@@ -24,7 +24,7 @@ class RunEvents:
         self.num_listeners = 0
 
     def attach(self, run: WatchedRun) -> None:
-        """Hear of a run's changes from now on, from whatever thread."""
+        """Receive a run's changes from now on, in any thread."""
 
         def changed() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -33,13 +33,13 @@ class RunEvents:
         run.listener = changed
 
     def _told(self, name: str) -> None:
-        """Wake everybody who waits for the run. Later listeners wait for a new event."""
+        """Wake all listeners of the run. Later listeners wait for a new event."""
         waiting = self._waiting.pop(name, None)
         if waiting is not None:
             waiting.set()
 
     async def stream(self, run: WatchedRun, last_id: str) -> AsyncIterator[bytes]:
-        """Yield the events of a run, for as long as the browser listens. `last_id`: the event that it had last."""
+        """Yield the events of a run as long as the browser listens. `last_id`: the last event that the browser got."""
         self.num_listeners += 1
         try:
             yield b"retry: 2000\n\n"

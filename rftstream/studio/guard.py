@@ -1,13 +1,10 @@
-"""What every request passes before a page sees it: its host, its origin, how often it comes, and whose it is.
+"""Checks on every request before a page gets it: host, origin, rate, and owner.
 
-| check | answer |
-|---|---|
-| the Host is one of the studio's names (so no other site can be made to point at it) | 421 |
-| not more than so many requests in a while, of one address | 429 |
-| what changes something comes from a page of the studio itself | 403 |
-| a token, or a session that was given for one; on loopback who has none may look | 401, or the page that asks |
-| who changes something is an annotator or an operator, and does so not too often | 403, 429 |
-| the body is not too large | 413 |
+| check | answer | |---|---| | the Host is one of the studio's names (so no other site can be made to point at it) | 421
+| | the rate of requests from one address is within the limit | 429 | | a request that changes something comes from a
+page of the studio itself | 403 | | a token, or a session that was given for one; on loopback who has none may look |
+401, or the page that asks | | who changes something is an annotator or an operator, and does so not too often | 403,
+429 | | the body is not too large | 413 |
 
 Each answer carries headers that let a browser run no script, style or frame but the studio's own files.
 """
@@ -30,9 +27,9 @@ from rftstream.studio.access import Sessions, StudioRole, TokenFile, Viewer
 COOKIE = "rftstream_studio"
 SAFE = ("GET", "HEAD")
 MAX_BODY_BYTES = 64 * 1024
-"""Bytes of a viewer's request, at most."""
+"""Most bytes of a viewer's request."""
 MAX_WRITE_BYTES = 1024 * 1024
-"""Bytes of the request of an annotator or an operator, at most: corrected answers are long."""
+"""Most bytes of a request of an annotator or an operator, since corrected answers are long."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 HEADERS = {
@@ -48,26 +45,26 @@ HEADERS = {
 }
 
 OPEN = ("/login", "/static/")
-"""Paths that need no token: the page that asks for it, and what that page is made of."""
+"""Paths that need no token: the login page and its files."""
 FOR_ALL = ("/login", "/logout")
-"""Paths to which a viewer may send a request, too."""
+"""Paths to which viewers may send requests, too."""
 API = "/api/"
-"""Programs ask below this path, and are told in JSON what is wrong."""
+"""Prefix of the paths for programs, which get errors as JSON."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RateLimits:
-    """Requests that one address, or one person, may make: `burst` at once, and `per_s` in the long run."""
+    """Rate limit for the requests of one address or one person: `burst` at once, and `per_s` over a long time."""
 
     per_s: float = 50.0
     burst: float = 400.0
     num_addresses: int = 4096
-    """How many addresses are remembered."""
+    """Most addresses that are remembered."""
     _left: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
-    """Address -> requests left, and when that was."""
+    """Address -> requests left, and the time of that count."""
 
     def take(self, address: str, count: float = 1.0) -> float:
-        """Count a request. Return 0, or the seconds after which another may come."""
+        """Count a request. Return 0 if it may pass, or the seconds until another may come."""
         now = time.monotonic()
         left, at = self._left.pop(address, (self.burst, now))
         left = min(self.burst, left + (now - at) * self.per_s)
@@ -80,30 +77,30 @@ class RateLimits:
 
 @dataclass(slots=True, kw_only=True)
 class GuardRules:
-    """The rules by which the guard of a studio lets requests pass. `server` makes it."""
+    """The rules of a studio's guard. `server` makes it."""
 
     hosts: frozenset[str]
     """Names by which the studio is reached, without ports."""
     tokens: TokenFile
     """Tokens and their owners."""
     local: Viewer | None = None
-    """Viewer for requests without a token; None: a token is needed, since other machines can reach the studio."""
+    """Viewer for requests without a token. None: a token is required, since other machines can reach the studio."""
     limits: RateLimits = field(default_factory=RateLimits)
     sessions: Sessions = field(default_factory=Sessions)
     login_limits: RateLimits = field(default_factory=lambda: RateLimits(per_s=0.1, burst=10.0))
-    """Tries of a token."""
+    """Limits on attempts to log in."""
     write_limits: RateLimits = field(default_factory=lambda: RateLimits(per_s=2.0, burst=60.0))
     """Limits on the changes of one person, by name."""
 
 
 class RequestGuard:
-    """The ASGI application around all others. It sets `viewer` in the state of each request that it lets pass."""
+    """The outermost ASGI application. It sets `viewer` in the state of each request that it lets pass."""
 
     def __init__(self, app: ASGIApp, rules: GuardRules) -> None:
         self._app, self._rules = app, rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Judge a request; pass it on, or answer it."""
+        """Check a request, and pass it on or answer it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -151,7 +148,7 @@ class RequestGuard:
         return None
 
     def _viewer(self, headers: Headers) -> Viewer | None:
-        """Return who makes a request. A wrong token is nobody's, on this machine, too."""
+        """Return the viewer who makes a request. A wrong token gives no viewer, even on this machine."""
         rules = self._rules
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and token:
@@ -161,7 +158,7 @@ class RequestGuard:
 
 
 def refuse(path: str, status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the answer to a request that is not done: JSON to programs, else text."""
+    """Return the answer to a refused request: JSON for programs, else text."""
     if path.startswith(API):
         return JSONResponse({"error": text}, status, headers)
     return PlainTextResponse(text, status, headers)
@@ -172,7 +169,7 @@ def _too_many(path: str, wait_s: float) -> Response:
 
 
 def session_name(headers: Mapping[str, str]) -> str:
-    """Return the name of the session that a browser has, or an empty text."""
+    """Return the name of the browser's session, or an empty text."""
     return cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
 
 
@@ -185,9 +182,10 @@ def _name_of(host: str) -> str:
 
 
 def _why_foreign(headers: Headers) -> str:
-    """Return why a request that changes something does not come from a page of the studio; empty if it does.
+    """Return why a writing request does not come from a page of the studio; empty if it does.
 
-    Programs send no Origin, and carry a token in a header that no other site can set."""
+    Programs send no Origin, but a token in a header that no other site can set.
+    """
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if origin is not None and urlsplit(origin).netloc != headers.get("host"):
         return f"origin {origin[:100]!r}: expected the studio's own"

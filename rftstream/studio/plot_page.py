@@ -1,5 +1,5 @@
-"""The curves of a run as one page for a browser: the studio's charts over steps and over time, with values to point at,
-to zoom into and to switch off. The page stands by itself: it fetches nothing, and it can be sent to somebody.
+"""The curves of a run as one page for a browser: the studio's charts over steps and over time. The reader can point at
+values, zoom, and switch curves off. The page loads nothing else, so it can be sent to others as one file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def write_page(
     settings: Sequence[tuple[str, str]] = (),
     samples: Sequence[ShownSample] = (),
 ) -> Path:
-    """Write index.html into the folder: about 100 kB and the run's own curves."""
+    """Write index.html into the folder: about 100 kB plus the run's curves."""
     names = sorted({result.evaluation for result in history.evaluations})
     page = render(
         "plot.html",
@@ -60,7 +60,7 @@ def write_page(
 
 def _section(history: History, *, by_time: bool) -> dict[str, Any]:
     charts = run_charts(history, by_time=by_time)
-    panels = json.dumps([chart.data for chart in charts]).replace("<", "\\u003c")  # names may hold </script>
+    panels = json.dumps([chart.data for chart in charts]).replace("<", "\\u003c")  # names may contain </script>
     place, title = ("time", "Over time") if by_time else ("steps", "Over steps")
     return {"id": place, "title": title, "charts": charts, "panels": Markup(panels)}
 

@@ -1,4 +1,4 @@
-"""The templates, and what all of them use: words for numbers and times, and addresses of pages."""
+"""The templates and their common functions: words for numbers and times, and addresses of pages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rftstream.queries.curves.evaluations import unscored_text
 from rftstream.queries.formatting import duration, number, size, staleness_text
 
 SIGNS = {"trained": "✓", "batched": "▸", "pending": "…", "filtered": "∅", "expired": "⌛", "dead": "✕"}
-"""Sign before the name of a fate, so that the fate is not told by its colour alone."""
+"""Sign before the name of a fate, so that fates differ in more than their colour."""
 
 
 @cache
 def environment() -> jinja2.Environment:
-    """Return the templates' environment. Everything that a template is given is escaped."""
+    """Return the templates' environment. All values given to a template are escaped."""
     found = jinja2.Environment(
         loader=jinja2.PackageLoader("rftstream.studio"),
         autoescape=True,
@@ -57,19 +57,19 @@ def address(*parts: object, **query: object) -> str:
 
 
 def moment(at: float | None) -> str:
-    """Return a time in UTC as people read it."""
+    """Return a time in UTC for people."""
     given = _time(at)
     return "" if given is None else f"{given:%Y-%m-%d %H:%M:%S}"
 
 
 def iso(at: float | None) -> str:
-    """Return a time as programs read it."""
+    """Return a time for programs."""
     given = _time(at)
     return "" if given is None else given.isoformat(timespec="seconds")
 
 
 def _time(at: float | None) -> datetime | None:
-    """Return a time; None for what is none, or lies outside all calendars."""
+    """Return a time; None for an invalid one, or one outside the calendar."""
     try:
         return None if at is None else datetime.fromtimestamp(at, UTC)
     except (ValueError, OverflowError, OSError):
@@ -82,12 +82,13 @@ def percent(share: float) -> str:
 
 
 def shade(value: float | None, low: float, high: float, steps: int = 9) -> int:
-    """Return in which of `steps` equal parts of a range a value lies, from 0."""
+    """Return the number, from 0, of the part of a range that holds a value, with the range cut into `steps` equal
+    parts."""
     if value is None or not math.isfinite(value) or high <= low:
         return 0
     return min(steps - 1, max(0, int((value - low) / (high - low) * steps)))
 
 
 def json_text(value: Any) -> str:
-    """Return JSON in one line; what JSON has no word for becomes text."""
+    """Return JSON in one line. Values that JSON does not have become text."""
     return json.dumps(value, default=str, ensure_ascii=False)

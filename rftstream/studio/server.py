@@ -1,4 +1,4 @@
-"""Listens for browsers. `rftstream studio` calls `serve`, which returns when it is told to end."""
+"""Listens for browsers. `rftstream studio` calls `serve`, which returns at the end of the studio."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rftstream.studio.guard import LOOPBACK, GuardRules
 from rftstream.studio.watched_run import WatchedRun
 
 NICENESS = 10
-"""Added to the process's: roles on the same machine go first."""
+"""Added to the niceness of the process, so that roles on the same machine have priority."""
 GRACE_S = 2
-"""Seconds for answers that are under way when the studio ends."""
+"""Seconds to finish open answers when the studio ends."""
 
 
 def serve(
@@ -34,8 +34,8 @@ def serve(
     public_hosts: Sequence[str],
     ready: Callable[[str], None],
 ) -> None:
-    """Serve these runs until SIGINT or SIGTERM. `local`: who comes without a token, where none is a must. `ready` is
-    called with the address once it can be opened."""
+    """Serve these runs until SIGINT or SIGTERM. `local`: the viewer for requests without a token, if no token is
+    required. `ready` is called with the address once it accepts connections."""
     watched = [WatchedRun(name, partial(open_run, run)) for name, run in named_runs(runs).items()]
     is_local = host in LOOPBACK
     if not is_local and not tokens.entries():
@@ -62,12 +62,12 @@ def serve(
         proxy_headers=False,
     )
     ready(f"http://{f'[{host}]' if ':' in host else host}:{bound}/")
-    with suppress(KeyboardInterrupt):  # uvicorn sends itself once more what ended it
+    with suppress(KeyboardInterrupt):  # uvicorn raises the signal that ended it again
         uvicorn.Server(config).run(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens. ConfigError says why there can be none."""
+    """Return a listening socket. ConfigError explains why there can be none."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -8,21 +8,21 @@ from difflib import SequenceMatcher
 from typing import Literal, NamedTuple
 
 MAX_WORDS = 2_000
-"""Words of a text that is compared word by word, at most; a longer text is compared line by line."""
+"""Most words of a text that is compared word by word; a longer text is compared line by line."""
 MAX_LINES = 2_000
-"""Lines of a text that is compared, at most: the time grows with the square."""
+"""Most lines of a text that is compared, since the time grows with the square."""
 
 
 class DiffPiece(NamedTuple):
-    """A run of text that is in both, or in one of the two."""
+    """A piece of text that is in both texts, or in one of the two."""
 
     kind: Literal["same", "removed", "added"]
     text: str
 
 
 def diff_texts(before: str, after: str) -> list[DiffPiece]:
-    """Return what becomes of one text in the other: concatenated, `same` and `removed` are the first text, `same` and
-    `added` the second."""
+    """Return the differences between two texts: `same` and `removed` pieces together are the first text, `same` and
+    `added` pieces the second."""
     for pattern, most in ((r"\s+|\w+|[^\w\s]", MAX_WORDS), (r"[^\n]*\n|[^\n]+", MAX_LINES)):
         first, second = re.findall(pattern, before), re.findall(pattern, after)
         if max(len(first), len(second)) <= most:

@@ -1,7 +1,7 @@
-"""What people answer in the studio: which question a page is about, and one way to write what they say.
+"""Votes in the studio: the question of a page, and one function that writes answers.
 
-Pages and the interface for programs make a row as `rftstream feedback add` reads it, and it goes the same way. Who
-says it is the name of the token, never a field of the request.
+Pages and the interface for programs make a row for `rftstream feedback add`, which is written in the same way. The
+voter is the owner of the token, never a field of the request.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from rftstream.studio.pages.page import PageOfRun
 
 KINDS = tuple(kind for kind in FeedbackKind if kind is not FeedbackKind.retract)
 STATES = ("open", "judged", "expired")
-"""How a question can stand."""
+"""The states of a question."""
 MAX_LEAD_S = 24 * 3600.0
-"""Seconds from question to answer above which no time is recorded: the annotator has done something else meanwhile."""
+"""Longest time to an answer that is recorded. A longer one means that the annotator did something else meanwhile."""
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownQuestion:
-    """A question that a page is about, asked by the run or not. `find_question` makes it."""
+    """The question of a page, whether the run asks it or not. `find_question` makes it."""
 
     question_id: str
     kind: FeedbackKind
     group: GroupRow
     rows: tuple[RolloutRow, ...]
-    """The rollouts in the order in which they are shown."""
+    """The rollouts in the order of display."""
     order: tuple[int, ...]
-    """That order, as indexes into the rollouts in order of siblings."""
+    """The order of display, as indexes into the rollouts in order of siblings."""
     question: Question | None
-    """None: the run does not ask this. People may say it all the same."""
+    """The question. None: the run does not ask it, but people may answer it all the same."""
     judgement: Judgement | None
     mine: VoteLine | None
-    """Vote in force of the person who asks for the page."""
+    """Vote in force of the viewer."""
 
     @property
     def rollouts(self) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ class ShownQuestion:
 
 
 def find_question(page: PageOfRun, kind: str, group_id: str, siblings: str) -> ShownQuestion:
-    """Return a question by the parts of its id. HTTPException if there are no such rollouts."""
+    """Return a question by the parts of its id. HTTPException if its rollouts do not exist."""
     group = find_group(page.catalog, page.moment, group_id)
     if group is None:
         raise HTTPException(404, f"no group {group_id!r} in this run")
@@ -95,7 +95,7 @@ def find_question(page: PageOfRun, kind: str, group_id: str, siblings: str) -> S
 
 
 def annotator_of(page: PageOfRun) -> str | None:
-    """Return what the log says of who asks; None of a viewer, who judges nothing."""
+    """Return the viewer's hash on the log; None for a viewer who may not vote."""
     if page.viewer.role < StudioRole.annotator:
         return None
     name = page.viewer.name
@@ -107,14 +107,14 @@ def annotator_of(page: PageOfRun) -> str | None:
 
 
 def own_opinions(page: PageOfRun, view: FeedbackView) -> dict[str, VoteLine]:
-    """Return what stands of who asks, by question; nothing of a viewer."""
+    """Return the viewer's votes in force, by question; none for a viewer who may not vote."""
     annotator = annotator_of(page)
     return {} if annotator is None else opinions_of(view, annotator)
 
 
 def questions_in(page: PageOfRun, view: FeedbackView, mine: Collection[str], state: str, now: float) -> list[Question]:
-    """Return the questions in one of STATES. Those that wait for answers come with the most urgent first; of annotators
-    with gold questions between them. `mine`: questions that who asks has answered."""
+    """Return the questions in one of STATES. Waiting questions have the most urgent first, and annotators also get gold
+    questions among them. `mine`: questions that the viewer has answered."""
     if state != "open":
         return [question for question in view.questions if question_state(view, question, now) == state]
     annotator = annotator_of(page)
@@ -125,8 +125,8 @@ def questions_in(page: PageOfRun, view: FeedbackView, mine: Collection[str], sta
 
 
 def annotators_shown_to(page: PageOfRun) -> AnnotatorsView:
-    """Return how annotators judge: to operators everything, to an annotator their own figures, and not whether they
-    are right about gold questions. After each answer that would say what the right one is."""
+    """Return the figures of annotators: all for operators, and for an annotator their own without those of gold
+    questions, since these would reveal the right answers one by one."""
     view = page.run.people()
     found = read_annotators(view, page.run.look(lambda run, _: run.config))
     if page.viewer.role >= StudioRole.operator:
@@ -138,15 +138,15 @@ def annotators_shown_to(page: PageOfRun) -> AnnotatorsView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenVote:
-    """A vote, and what became of it. `say` makes it."""
+    """A vote, and its effect. `say` makes it."""
 
     question_id: str
     added: Added
 
 
 def say(page: PageOfRun, row: Row, *, source: str) -> WrittenVote:
-    """Write what who asks says, unless they say it already. ConfigError if the row is no vote, or its rollouts are not
-    scored in this run. `source`: what it came through."""
+    """Write the viewer's vote, unless it repeats their last one. ConfigError if the row is no vote, or if its rollouts
+    are not scored in this run. `source`: the interface that the vote came through."""
     vote = vote_of({**row, "by": page.viewer.name, "source": source}, "vote")
     scored = _scored(page, vote.rollouts)
     known = page.run.revisions
@@ -157,7 +157,8 @@ def say(page: PageOfRun, row: Row, *, source: str) -> WrittenVote:
 
 
 def _scored(page: PageOfRun, rollouts: Sequence[str]) -> dict[str, int]:
-    """Return those of these siblings that the catalog knows to be scored -> the feeder's count of their group."""
+    """Return sibling -> the feeder's count of its group, for those of these siblings that the catalog knows to be
+    scored."""
     group = find_group(page.catalog, page.moment, rollouts[0].rpartition("/")[0])
     rows = () if group is None else group.siblings
     return {

@@ -1,7 +1,7 @@
-"""One run as the studio follows it: a thread that keeps catalog, history and status, and one that reads bodies.
+"""Follows one run for the studio: one thread keeps catalog, history and status, and another reads bodies.
 
-A transport belongs to one thread, so each of the two opens the run for itself. Neither writes where the run writes, and
-nobody waits for them: a page shows what was known last.
+A transport belongs to one thread, so each of the two opens the run itself. Neither writes to the run, and nothing waits
+for them: a page shows the last known state.
 """
 
 from __future__ import annotations
@@ -35,44 +35,45 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 PERIOD_S = 1.0
-"""Seconds between two looks at a run that somebody looks at."""
+"""Seconds between two polls of a run that somebody looks at."""
 IDLE_PERIOD_S = 15.0
-"""Seconds between two looks while nobody does."""
+"""Seconds between two polls of a run that nobody looks at."""
 LOOKED_AT_S = 30.0
 """Seconds after a request for which a run counts as looked at."""
 PEOPLE_S = 10.0
-"""Seconds after which votes are judged again, even if there are no new ones."""
+"""Seconds after which votes are judged again, even without new ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSnapshot:
-    """The state of a run at the last look. `WatchedRun` replaces it as a whole."""
+    """The state of a run at the last poll. `WatchedRun` replaces it as a whole."""
 
     revision: int = 0
-    """Grows with each change; browsers are told."""
+    """Number that grows with each change. Browsers are notified of it."""
     status: Status | None = None
     counts: CatalogCounts | None = None
-    """None: no catalog yet, since the run has not begun."""
+    """Counts of the catalog. None: there is no catalog, since the run has not begun."""
     share_read: float = 0.0
-    """How much of the log is in the catalog, 0 to 1."""
+    """Share of the log that the catalog has read, 0 to 1."""
     error: str = ""
-    """Why the run cannot be looked at now; empty if it can."""
+    """Why the run cannot be read now; empty if it can."""
     looked_at: float = 0.0
-    """When this was found."""
+    """Time of this state."""
 
 
 class WatchedRun:
-    """Follows one run. The studio makes one for each run, calls `start`, and `stop` in the end.
+    """Follows one run. The studio makes one for each run, calls `start`, and at the end `stop`.
 
-    `look` runs a question in the thread that may read bodies; `catalog` opens the catalog for a page; `moment` finds
-    the moment that a page asks for."""
+    `look` runs a function in the thread that may read bodies; `catalog` opens the catalog for a page; `moment` finds
+    the moment that a page requests.
+    """
 
     def __init__(self, name: str, open_it: Callable[[], OpenRun]) -> None:
-        """`name`: as addresses have it. `open_it` opens the run; each thread calls it once."""
+        """`name`: the run's name in addresses. `open_it` opens the run; each thread calls it once."""
         self.name = name
         self.snapshot = RunSnapshot()
         self.listener: Callable[[], None] = lambda: None
-        """Called in the following thread whenever there is something new."""
+        """Called in the following thread after each change."""
         self._open = open_it
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"look-{name}")
         self._mine: OpenRun | None = None
@@ -83,7 +84,7 @@ class WatchedRun:
         self._follower: RunFollower | None = None
         self._records = FeedbackRecords()
         self.revisions = VoteRevisions()
-        """Newest statements of annotators, for writers of votes in `look`."""
+        """Newest votes of annotators, for code in `look` that writes votes."""
 
     @property
     def history(self) -> HistoryReader | None:
@@ -109,7 +110,7 @@ class WatchedRun:
         self._pool.shutdown()
 
     def touch(self) -> None:
-        """Note that somebody looks at the run, so that it is followed closely."""
+        """Record that somebody looks at the run, so that it is polled more often."""
         is_new = time.monotonic() - self._asked_at > LOOKED_AT_S
         self._asked_at = time.monotonic()
         if is_new:
@@ -126,12 +127,12 @@ class WatchedRun:
             self._close_followed()
 
     def follow_once(self) -> None:
-        """Look at the run once, and note what has changed. Only the following thread calls it, or a test."""
+        """Poll the run once, and record the changes. Only the following thread calls it, or a test."""
         try:
             found = self._look_at_it()
         except RftError as error:
             found = replace(self.snapshot, error=str(error))
-        except Exception as error:  # a fault of ours must not end the page of the other runs
+        except Exception as error:  # an error of ours must not end the pages of other runs
             log.exception("%s: cannot be looked at", self.name)
             found = replace(self.snapshot, error=f"{type(error).__name__}: {error}")
         if _changed(self.snapshot, found):
@@ -152,7 +153,8 @@ class WatchedRun:
     # ------------------------------------------------------------------------------------------ asking
 
     def look(self, question: Callable[[OpenRun, CompletionReader], Answer]) -> Answer:
-        """Ask the run's log something, in the thread that may. Called from any other thread, which waits."""
+        """Call a function with the run's log, in the thread that may read bodies. Any other thread may call this, and
+        waits."""
         return self._pool.submit(self._asked, question).result()
 
     def _asked(self, question: Callable[[OpenRun, CompletionReader], Answer]) -> Answer:
@@ -163,8 +165,8 @@ class WatchedRun:
         return question(self._mine, self._reader)
 
     def people(self) -> FeedbackView:
-        """Return what people were asked and said. It is judged again where there is more, or after PEOPLE_S: what
-        became of a group decides what a vote on it changes."""
+        """Return the questions and votes of the run. They are judged again if there are new ones, or after PEOPLE_S,
+        since the state of a group decides the effect of a vote on it."""
 
         def read(run: OpenRun, _: object) -> FeedbackView:
             return self._records.view(Log(run.transport), run.config, self._vote_statuses, for_s=PEOPLE_S)
@@ -183,17 +185,17 @@ class WatchedRun:
             self._mine.transport.close()
 
     def catalog(self) -> CatalogReader | None:
-        """Open the catalog for a page, which closes it; None if there is none yet."""
+        """Open the catalog for a page, which closes it. None if there is no catalog yet."""
         follower = self._follower
         return None if follower is None else follower.updater.open_catalog()
 
     def moment(self, text: str) -> Moment:
-        """Return the moment that a page asks for; an empty text is now. ConfigError says what is wrong with it."""
+        """Return the moment that a page requests; an empty text is now. ConfigError explains an invalid one."""
         return Moment() if self.history is None else find_moment(text, self.history)
 
 
 def _changed(before: RunSnapshot, after: RunSnapshot) -> bool:
-    """Whether there is something that a page shows."""
+    """Return whether anything that a page shows has changed."""
     if before.status is None or after.status is None or before.error != after.error:
         return before != after
     return (

@@ -1,1 +1,1 @@
-"""How a run comes to be: new, or made of another run."""
+"""Makes runs: new ones, and ones from another run."""

@@ -1,7 +1,8 @@
-"""Makes a folder a run, and cleans up after a run that failed before it had begun.
+"""Turns a folder into a run, and cleans up after a run that failed before it had begun.
 
 The order makes a kill at any point harmless: lock, model, log, and config.toml last. A folder without config.toml is no
-run yet, and workers wait for it."""
+run yet, and workers wait for it.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from rftstream.version import __version__
 
 
 def write_config(config: RunConfig, folder: RunFolder) -> None:
-    """Write the run's config.toml, whole or not at all. Settings that the one before does not have are written only if
-    they are not at their default: the release that wrote it may not know them, and may have to go on with the run."""
+    """Write the run's config.toml, whole or not at all. Settings that the previous file does not have are written only
+    if they are not at their default: the release that wrote it may not know them, and may have to continue the run."""
     like = None
     if folder.config_file.is_file():
         with naming(folder.config_file):
@@ -54,7 +55,7 @@ def begin(
 
 
 def _check_unused(transport: Transport, config: RunConfig, folder: RunFolder) -> None:
-    """On a log that others share the name may be somebody else's, and so may the store. ConfigError then."""
+    """Raise ConfigError if the name on a shared log, or the store, is used by another run."""
     if "control" in transport.admin.topics() and any(transport.admin.end_offsets("control").values()):
         raise ConfigError(
             f"{folder.run_id}: the log has a run of this name already, but {shown_path(folder.path)} is new; take"
@@ -68,8 +69,7 @@ def _check_unused(transport: Transport, config: RunConfig, folder: RunFolder) ->
 
 
 def discard(folder: RunFolder, transport: Transport) -> None:
-    """Remove what a run left that failed before its first rollout. Only its logs are kept, and its name becomes
-    free."""
+    """Remove everything but the logs of a run that failed before its first rollout, so that its name becomes free."""
     folder.config_file.unlink()
     folder.modules_file.unlink(missing_ok=True)
     if not folder.log.exists():

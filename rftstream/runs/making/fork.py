@@ -1,4 +1,4 @@
-"""A run made of another one: its settings, its model, and what it says of where it comes from."""
+"""Derives a run from another one: its settings, its model, and the record of its origin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rftstream.runs.manifest import changed_settings
 from rftstream.service.control_view import read_control
 
 OWN = ("run.name", "run.imported_from", "run.imported_versions", "explorer.count", "verifier.count")
-"""Settings that such a run always has as it needs them."""
+"""Settings that a derived run always sets itself."""
 
 
 def derive_config(source: OpenRun, folder: RunFolder, sets: Sequence[str]) -> RunConfig:
@@ -54,8 +54,8 @@ def derive_config(source: OpenRun, folder: RunFolder, sets: Sequence[str]) -> Ru
 
 
 def derive_for_groups(source: OpenRun, folder: RunFolder, sets: Sequence[str], *, needs: str, made: str) -> RunConfig:
-    """Return `derive_config` for a run whose groups come from the source. ConfigError also for a source without what it
-    `needs`, and for stages: the groups that are `made` are trained on as they come."""
+    """Return `derive_config` for a run whose groups come from the source. ConfigError also for a source without the
+    data that the run `needs`, and for stages, since the groups that are `made` are trained in order."""
     if source.config.without_tasks:
         raise ConfigError(f"{source.run_id}: learned from demonstrations alone, expected a run with {needs}")
     config = derive_config(source, folder, sets)
@@ -80,10 +80,12 @@ def changed_keys(source: OpenRun, config: RunConfig, sets: Sequence[str]) -> set
 
 
 def begun_config(source: OpenRun, folder: RunFolder, config: RunConfig, *, has_versions: bool) -> RunConfig | None:
-    """Return what the folder's run was begun with, as its log says or, before it does, its folder; None if it is new.
+    """Return the config that the folder's run was begun with, from its log or, before the log has it, from its folder;
+    None if the run is new.
 
-    `config` says where the log is, and `has_versions` whether the run takes over versions of the source. ConfigError if
-    the run is another one than the command would make of this source."""
+    `config` gives the place of the log, and `has_versions` says whether the run takes over versions of the source.
+    ConfigError if the run differs from the one that the command would make from this source.
+    """
     begun = None
     if folder.log.exists() if lies_in_folder(config) else folder.run_id in names_on_log(config):
         with closing(open_transport(config, folder, create=False)) as transport:
@@ -117,7 +119,7 @@ def copy_model(source: RunFolder, target: RunFolder) -> None:
     the target's run folder."""
     if target.model.exists() or not source.model.is_dir():
         return
-    partial = target.model.with_name(f"{target.model.name}.partial")  # whoever holds the run folder is alone with it
-    shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
+    partial = target.model.with_name(f"{target.model.name}.partial")  # the holder of the run folder is alone with it
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
     shutil.copytree(source.model, partial)
     partial.rename(target.model)

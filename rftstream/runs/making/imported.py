@@ -1,8 +1,8 @@
-"""A run whose groups come from another run's log: records are copied as they are, in order, exactly once.
+"""Imports groups from another run's log: records are copied unchanged, in order, exactly once.
 
-Each transaction holds records and how far the source was read (group `import`; the metadata is where the source ended
-when the import began). All laws hold in the new run as they stand: each task has one record on each topic of its way.
-Last comes `end`: without it the import is not complete, and whoever does it again goes on.
+Each transaction holds records and the position in the source (group `import`; its metadata is the end of the source
+when the import began). All laws hold in the new run: each task has one record on each topic of the flow. The last
+record is `end`. Without it the import is incomplete, and the next call continues it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ STEPS = TopicPartition("steps", 0)
 
 
 class Import:
-    """Copies records of one run into another. Subclasses say which: they implement `bounds` and `copy`. A caller makes
-    one and calls `run`, which may be repeated after a kill."""
+    """Copies records of one run into another. Subclasses choose the records: they implement `bounds` and `copy`. A
+    caller makes one and calls `run`, which may be repeated after a kill."""
 
     def __init__(self, source: Transport, target: Transport, run_id: str, say: Say) -> None:
         self._source, self._target = source, target
@@ -59,37 +59,38 @@ class Import:
         self._producer.start()
 
     def settle(self) -> None:
-        """Wait until what was committed can be read. A broker answers a commit before its records are visible, and lets
-        a producer of the same name begin only when they are."""
+        """Wait until everything committed can be read. A broker answers a commit before its records are visible. A new
+        producer of the same name can start only when they are."""
         self._producer.close()
         self._open()
 
     def bounds(self) -> Mapping[TopicPartition, tuple[int, int]]:
-        """Return from where to where each partition of the source is copied, as it is now. ConfigError if records were
+        """Return the range to copy of each partition of the source, in its current state. ConfigError if records were
         deleted."""
         raise NotImplementedError
 
     def copy(self) -> None:
-        """Copy everything and write `end`. Records that are there already are passed over."""
+        """Copy everything and write `end`. Records that exist already are skipped."""
         raise NotImplementedError
 
     def _begin(self, manifest: RunManifest) -> None:
-        """Fixes how much there is to copy."""
+        """Fix the ranges to copy."""
         self._begun = {place: Position(start, str(end)) for place, (start, end) in self.bounds().items()}
         record = codec.to_record(manifest, "control", 0, run=self._run_id)
         self._producer.commit([record], positions=self._begun, group=GROUP)
 
     def to_the_ends(self, *topics: str) -> dict[TopicPartition, tuple[int, int]]:
-        """Return bounds of all that these topics of the source have now. Those that follow from others come first."""
+        """Return the ranges of these topics of the source up to their current ends. Topics that depend on others come
+        first."""
         return {place: (0, end) for topic in topics for place, end in self._from.ends(topic).items()}
 
     def check_whole(self, *topics: str) -> None:
-        """Check again, on a run that may be live, that no records were deleted. ConfigError if some were."""
+        """Check again that no records were deleted, since the source may be live. ConfigError if some were."""
         check_whole(self._source, *topics)
 
     def copy_topic(self, topic: str, change: Callable[[Record], NewRecord | None]) -> None:
-        """Copy a topic from where the import was left. `change` returns the record for this run, or None for a record
-        that does not belong here."""
+        """Copy a topic from where the import stopped. `change` returns the record for this run, or None for a record
+        that is left out."""
         committed = {place: one for place, one in self._begun.items() if place.topic == topic}
         ends = {place: int(position.metadata) for place, position in committed.items()}
         starts = {place: position.offset for place, position in committed.items()}
@@ -112,11 +113,11 @@ class Import:
         whole = {place: Position(end, str(end)) for place, end in ends.items()}
         self._producer.commit(records, positions=whole, group=GROUP)
         self.settle()
-        self.check_whole(topic)  # a live run may have deleted meanwhile what was to be copied
+        self.check_whole(topic)  # a live run may have deleted records in the range meanwhile
         self._say(f"{topic}: {total + len(records):,} records copied")
 
     def as_it_is(self, record: Record) -> NewRecord | None:
-        """Return the record under this run's name; None if its contract is none of its topic."""
+        """Return the record under this run's name; None if its contract is not one of its topic."""
         if codec.is_foreign(record):
             return None
         headers = tuple((k, self._run_id.encode() if k == "run" else v) for k, v in record.headers)
@@ -133,14 +134,14 @@ class Import:
         return total
 
     def pass_over(self, group: str, topic: str, metadata: str = "") -> None:
-        """Commit positions at the end of a topic, because its records were dealt with in the other run. `{end}` in the
+        """Commit positions at the end of a topic, because its records were processed in the other run. `{end}` in the
         metadata becomes the end of the partition."""
         ends = self._target.admin.end_offsets(topic)
         positions = {place: Position(end, metadata.replace("{end}", str(end))) for place, end in ends.items()}
         self._producer.commit([], positions=positions, group=group)
 
     def end(self) -> None:
-        """Write how many groups there are; no more will come."""
+        """Write the number of groups, after which no more will come."""
         admitted = len({record.header("group_id") for record in self._into.read("tasks", bodies=False)})
         cursor = self._from.committed(FEEDER.name).get(STEPS, Position(0))
         counts = json.loads(cursor.metadata or '{"drawn": {}, "left_out": {}}')
@@ -156,14 +157,14 @@ class Import:
 
 
 class RolloutImport(Import):
-    """Copies tasks and rollouts to be scored anew. A task gets a rollout that says `skipped` if it has none in the
-    source, or was put back there under another attempt."""
+    """Copies tasks and rollouts for new scores. A task gets a `skipped` rollout if it has none in the source, or if it
+    was put back there under another attempt."""
 
     copied: ClassVar[tuple[str, ...]] = ("rollouts",)
-    """Topics that are copied after the tasks, each before those that follow from it."""
+    """Topics that are copied after the tasks, each before those that depend on it."""
 
     def bounds(self) -> Mapping[TopicPartition, tuple[int, int]]:
-        """Return bounds that hold whole groups, and no record without those that it follows from."""
+        """Return ranges with whole groups, and no record without those that it depends on."""
         self.check_whole("tasks", *self.copied)
         return self.to_the_ends(*reversed(self.copied), "tasks", "experts")
 
@@ -178,7 +179,7 @@ class RolloutImport(Import):
         self.end()
 
     def fill(self) -> None:
-        """Write what is missing among what was copied."""
+        """Write the records that are missing among the copied ones."""
         if missing := self.commit_all(skipped_rollouts(self._into, self._run_id)):
             self._say(f"rollouts: {missing:,} tasks were not sampled, or put back; they are skipped")
 
@@ -192,7 +193,7 @@ class RolloutImport(Import):
         return None  # it is skipped
 
     def _put_back(self) -> set[str]:
-        """Groups that have a newer attempt: their rollouts may stand there once more."""
+        """Return the groups with a newer attempt, whose rollouts may exist a second time."""
         groups = {record.text("group_id") for record in self._into.read("tasks", bodies=False)}
         return {group for group in groups if next_attempt(group) in groups}
 
@@ -209,7 +210,7 @@ def check_whole(source: Transport, *topics: str) -> None:
 
 
 def without(log: Log, topic: str, after: str) -> Iterator[Record]:
-    """Yield the records of rollouts on `topic` that have none on the topic `after`."""
+    """Yield the records of rollouts on `topic` that have no record on the topic `after`."""
     there = {record.header("rollout_id") for record in log.read(after, bodies=False)}
     if {record.header("rollout_id") for record in log.read(topic, bodies=False)} - there:
         yield from (record for record in log.read(topic) if record.header("rollout_id") not in there)
@@ -222,7 +223,7 @@ def skipped_rollouts(log: Log, run_id: str) -> Iterator[NewRecord]:
 
 
 def _skipped(record: Record) -> Rollout:
-    """In the place of a rollout that is not to be had."""
+    """Return a record for a rollout that does not exist."""
     ids = codec.ids_from_headers(record)
     assert ids is not None, "others were not copied"
     status, problem, sampling = RolloutStatus.undecodable, None, Sampling()

@@ -1,4 +1,4 @@
-"""`model.init_from = "RUN@version"`: a run that begins with another one's weights."""
+"""`model.init_from = "RUN@version"`: starts a run with the weights of another run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from rftstream.weights.snapshot import write_snapshot
 
 
 def fetch_initial(config: RunConfig, folder: Path) -> None:
-    """Make the model folder of a run with `init_from`, once; do nothing without `init_from`. The caller holds the run
+    """Make the model folder of a run with `init_from`, once. Do nothing without `init_from`. The caller holds the run
     folder.
 
-    The folder gets the version's weights as they were published, and all that belongs to the other run's model:
-    tokenizer, template, config. ConfigError if there is no such run or version, or its weights are gone."""
+    The folder gets the version's published weights, and the tokenizer, template and config of the other run's model.
+    ConfigError if there is no such run or version, or its weights are gone.
+    """
     wanted = config.model.init_from
     if wanted is None or initial_of(folder) is not None:
         return
@@ -34,11 +35,11 @@ def fetch_initial(config: RunConfig, folder: Path) -> None:
             tensors = whole_model(spec, published.follower.fetch(announced))
         except WeightsError as error:
             raise ConfigError(f"model.init_from: {wanted}: {error}") from None
-    partial = folder.with_name(f"{folder.name}.partial")  # whoever holds the run folder is alone with it
-    shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
+    partial = folder.with_name(f"{folder.name}.partial")  # the holder of the run folder is alone with it
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
     partial.mkdir(parents=True)
     copy_companions(spec, partial)
-    (partial / INITIAL).unlink(missing_ok=True)  # where the other run was begun from
+    (partial / INITIAL).unlink(missing_ok=True)  # the model that the other run was begun from
     with (partial / "model.safetensors").open("wb") as file:
         write_snapshot(file, tensors, {"format": "pt"})
     name = f"{spec.name}@{announced.name.version}"
@@ -56,7 +57,7 @@ def fetch_initial(config: RunConfig, folder: Path) -> None:
 
 
 def _parsed(wanted: str, base: Path) -> tuple[Path, int | None]:
-    """A run folder or file, relative to the run file or to where the command was given; and the version."""
+    """Return the run folder or file, relative to the run file or to the current folder, and the version."""
     run, at, version = wanted.rpartition("@")
     if not at:
         run, version = wanted, ""

@@ -1,4 +1,4 @@
-"""Makes a run of its own from the log of another one: its model, its images, and what an import copies of its log."""
+"""Makes a run from the log of another one: its model, its images, and the imported part of its log."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from rftstream.weights.stores.media import copy_media
 
 @contextmanager
 def begun_log(source: OpenRun, folder: RunFolder, config: RunConfig) -> Iterator[tuple[Transport, ModelSpec]]:
-    """Make model, images and log of a run that is made of another one, as far as they are not there, and yield the log
-    and the model. The caller holds the folder."""
+    """Make the missing parts of model, images and log of a run that is made from another one, and yield the log and the
+    model. The caller holds the folder."""
     copy_model(source.folder, folder)
     copy_media(source.store(), open_store(config, folder))
     model = prepare_model(config.model, folder.model, config.run.seed)
@@ -40,11 +40,12 @@ def make_from(
     changed: Sequence[str],
     other_operators: bool = False,
 ) -> None:
-    """Make the run in the folder, ready to be trained; do nothing if it is there. After a crash, a second call goes on
-    where the first one was.
+    """Make the run in the folder, ready for training. Do nothing if it exists. After a crash, a second call continues
+    where the first one stopped.
 
-    `import_into` makes the import for the new log. `changed`: what the new run's manifest says of its settings.
-    ConfigError if the data is not what the other run learned from."""
+    `import_into` makes the import for the new log. `changed`: the changed settings for the new run's manifest.
+    ConfigError if the data differs from the other run's.
+    """
     with folder.held():
         if folder.exists():
             return

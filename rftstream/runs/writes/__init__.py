@@ -1,1 +1,1 @@
-"""What people and programs write to a run, each thing once."""
+"""Writes from people and programs to a run, each exactly once."""

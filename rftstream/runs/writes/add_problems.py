@@ -1,7 +1,7 @@
-"""Problems of people and programs onto a run's `problems`, each once: its id comes from what is asked.
+"""Writes problems of people and programs to a run's `problems`, each once, since its id is derived from its question.
 
-All are looked at before the first is written. A producer of their own name writes them, so that of two commands at once
-the later one fences the earlier. What a command that was killed has written stays, and is known to the next one.
+All are checked before the first one is written. They have a producer name of their own, so that of two commands at once
+the later fences the earlier. Problems that a killed command has written stay, and the next command finds them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
 OF_PARENTS = ("parent", "kind")
-"""Columns that say what a problem was made of; the others are those of tasksets."""
+"""Columns about a problem's parent; the other columns are those of tasksets."""
 
 _PARENT = re.compile(r"[a-z0-9_-]+/\d+")
 
@@ -58,11 +58,11 @@ class AddedProblems:
     taskset: str
     rows: int
     new: int = 0
-    """Rows that were written, or would be written without `dry_run`."""
+    """Rows that were written, or that would be written in a `dry_run`."""
     known: int = 0
-    """Rows that were on the topic before."""
+    """Rows that were on the topic already."""
     repeated: int = 0
-    """Rows that were left out because they are the same as an earlier row."""
+    """Rows that were left out because they equal an earlier row."""
     dry_run: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -80,8 +80,7 @@ class AddedProblems:
 
 
 def choose_growing(config: RunConfig, wanted: str | None) -> str:
-    """Return the name of the growing taskset that is meant; without a name the only one. ConfigError if there is
-    none."""
+    """Return the name of the selected growing taskset; without a name, the only one. ConfigError if there is none."""
     growing = [name for name, section in config.tasksets.items() if grows(section.source)]
     known = f"growing tasksets of this run: {', '.join(growing)}" if growing else "this run has no growing taskset"
     if wanted is None and len(growing) == 1:
@@ -95,7 +94,7 @@ def choose_growing(config: RunConfig, wanted: str | None) -> str:
 
 
 def problems_source(text: str) -> str:
-    """Return KIND:LOCATION for what a user names: a path alone is of JSON lines, unless it reads otherwise."""
+    """Return KIND:LOCATION for a user's source. A path alone means JSON lines, unless its ending says otherwise."""
     scheme, _, location = (source := demonstrations_source(text, Path())).partition(":")
     return f"jsonl:{location}" if scheme == PLAIN_FILE else source
 
@@ -141,7 +140,7 @@ def _choose(problems: Iterator[NewProblem], known: set[str], added: AddedProblem
 def _problems_in(
     wanted: ProblemsFile, config: RunConfig, folder: RunFolder, added: AddedProblems, now: float, say: Say
 ) -> Iterator[NewProblem]:
-    """Yield the problems of a file, each checked as the run's own are."""
+    """Yield the problems of a file, each checked like the run's own problems."""
     section = config.tasksets[wanted.taskset]
     columns = {name: theirs for name, theirs in wanted.columns.items() if name not in OF_PARENTS}
     taskset = _opened(TasksetSection(source=wanted.source, columns=columns, system=wanted.system), config)
@@ -178,7 +177,7 @@ def _opened(section: TasksetSection, config: RunConfig) -> Any:
 
 
 def _new_problem(problem: Problem, wanted: ProblemsFile, where: str, now: float) -> NewProblem:
-    """Return the problem of a row, without the columns that say what it was made of."""
+    """Return the problem of a row, without the columns about its parent."""
     info = dict(problem.info)
     said = {name: info.pop(wanted.columns[name], None) for name in OF_PARENTS if name in wanted.columns}
     parent, kind = said.get("parent"), said.get("kind")

@@ -1,7 +1,7 @@
-"""Records that a command adds to a topic of a run, each once, where a command that was killed is given again.
+"""Adds records to a topic of a run, each once, even if a killed command is repeated.
 
-A producer of the topic's own name writes them: of two commands at once the later one fences the earlier. All records
-are looked at before the first is written, and what a command has written before it was killed stays.
+The topic has a producer name of its own, so that of two commands at once the later fences the earlier. All records are
+checked before the first one is written. Records that a killed command has written stay.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Additions:
-    """The records that a command adds to a run. `adding` makes it; the command calls `write` once it has looked at
+    """The records that a command adds to a run. `adding` makes it; the command calls `write` after it has checked
     everything."""
 
     transport: Transport
     producer: Producer | None
-    """None: nothing is written."""
+    """The producer. None: nothing is written."""
 
     def write(self, records: Iterable[NewRecord], progress: Callable[[int], None] = lambda count: None) -> None:
-        """Write the records for good: whoever is told that they are there will not add them again."""
+        """Write the records durably, since later commands skip records that exist."""
         if self.producer is None:
             return
         count = 0
@@ -44,9 +44,11 @@ class Additions:
 
 @contextmanager
 def adding(transport: Transport, name: str, *, lost: str, again: str, dry_run: bool = False) -> Iterator[Additions]:
-    """Start a producer of this name, unless it is a `dry_run`; what is read afterwards is all that others have written.
+    """Start a producer of this name, unless `dry_run`. Reads after the start see everything that other commands have
+    written.
 
-    ConfigError if another command begins meanwhile: `lost` says so, and `again` what to do."""
+    ConfigError if another command begins meanwhile, with the texts `lost` (what happened) and `again` (what to do).
+    """
     producer = None if dry_run else transport.producer(name)
     try:
         if producer is not None:
@@ -81,7 +83,7 @@ def by_transaction(records: Iterable[NewRecord], max_records: int = MAX_RECORDS)
 
 
 def progress_sayer(say: Say, total: int, done: str = "looked at") -> Callable[[int], None]:
-    """Return a function that says how far the work is, every few seconds."""
+    """Return a function that reports progress every few seconds."""
     say_at = time.monotonic() + SAY_EVERY_S
 
     def progress(count: int) -> None:

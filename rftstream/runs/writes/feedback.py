@@ -1,10 +1,10 @@
-"""Votes onto a run's `feedback`, each once: what an annotator has said already is not written again, and what differs
-from it is the next revision.
+"""Writes votes to a run's `feedback`, each once. A vote that repeats the annotator's last one is not written again, and
+a different one is the next revision.
 
-A producer of their own name writes them, so that two who add at once cannot give the same revision twice: the later one
-fences the earlier. All votes are looked at before the first is written.
+Votes have a producer name of their own, so that two commands at once cannot use the same revision: the later fences the
+earlier. All votes are checked before the first one is written.
 
-Right answers to gold questions go the same way, under an annotator who is nobody.
+Right answers to gold questions are written in the same way, under an annotator that is no person.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ class Added:
     votes: int
     """Votes that were given."""
     new: int = 0
-    """Votes that were written, or would be with `dry_run`."""
+    """Votes that were written, or that would be in a `dry_run`."""
     known: int = 0
-    """Votes that say what the annotator's newest revision says; they are not written."""
+    """Votes that repeat the annotator's newest revision. They are not written."""
     edits: int = 0
-    """Written ones that are a later revision, retracts among them."""
+    """Written votes that are a later revision, retracts included."""
     kinds: dict[str, int] = field(default_factory=dict)
-    """Written ones, by kind."""
+    """Kind -> written votes."""
     annotators: int = 0
-    """Distinct annotators among all."""
+    """Number of distinct annotators."""
     applies: bool = True
     """Whether the run file has [feedback], so that votes can change batches."""
     dry_run: bool = False
     gold: bool = False
-    """Whether they are right answers to gold questions, and no votes."""
+    """Whether these are right answers to gold questions instead of votes."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the values as a dict for JSON."""
@@ -88,9 +88,10 @@ def add_votes(
     run; then nothing is written.
 
     `gold`: they are the right answers to questions, which are gold from then on; ConfigError for a question that
-    somebody has answered already. `scored`: rollouts that the caller knows to be scored -> the feeder's count of their
-    group. For others the headers of all rollouts are read. `revisions`: what the caller keeps from one call to the
-    next, so that `feedback` is read on from there."""
+    already has an answer. `scored`: rollouts that the caller knows to be scored -> the feeder's count of their group.
+    For others the headers of all rollouts are read. `revisions`: state that the caller keeps between calls, so that
+    only new records of `feedback` are read.
+    """
     chosen, known = list(votes), dict(scored or {})
     if not dry_run:
         transport.admin.ensure_topics({name: wanted_topics(config)[name] for name in TOPICS})
@@ -102,7 +103,7 @@ def add_votes(
         if unknown:
             sequences |= find_sequences(log, {_group(vote.rollouts[0]) for vote in unknown})
             _check_known(log, unknown, sequences, config.transport.partitions)
-        newest = (revisions or VoteRevisions()).follow(log)  # after the start, which fences all others
+        newest = (revisions or VoteRevisions()).follow(log)  # after the start of the producer, which fences all others
         added = Added(votes=len(chosen), applies=config.feedback is not None, dry_run=dry_run, gold=gold)
         if gold:
             _check_gold(chosen, newest, config.feedback or FeedbackSection())
@@ -143,15 +144,15 @@ def _new_votes(
 
 
 class VoteRevisions:
-    """The newest that each annotator says on each question. `add_votes` makes one, or is given one that its caller
-    keeps, which reads on from where it ended the last time. It belongs to one run."""
+    """The newest vote of each annotator on each question. `add_votes` makes one, or gets one that its caller keeps
+    between calls and that then reads only new records. It belongs to one run."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[str, str], Feedback] = {}
         self._positions: dict[TopicPartition, int] = {}
 
     def follow(self, log: Log) -> Mapping[tuple[str, str], Feedback]:
-        """Read what is new on the log. Return all, by question_id and annotator."""
+        """Read the new records. Return all newest votes, by question_id and annotator."""
         ends = log.ends("feedback")
         if any(ends.get(place, 0) < offset for place, offset in self._positions.items()):
             self._newest, self._positions = {}, {}  # the run was made anew
@@ -166,7 +167,7 @@ class VoteRevisions:
         return self._newest
 
     def note(self, vote: Feedback) -> None:
-        """Take in a vote: one on the log, or one that was committed and that a reader may see a little later."""
+        """Add a vote: one on the log, or a committed one that a reader may see a little later."""
         known = self._newest.get((vote.question_id, vote.annotator))
         if known is None or vote.revision > known.revision:
             self._newest[vote.question_id, vote.annotator] = vote
@@ -189,7 +190,7 @@ def _check_gold(votes: Sequence[Vote], newest: Mapping[tuple[str, str], Feedback
 def find_sequences(log: Log, groups: set[str]) -> dict[str, int]:
     """Return the feeder's count of each of these groups that is on the log."""
     wanted, found = {group.encode() for group in groups}, dict[str, int]()
-    for topic in ("outcomes", "verified"):  # outcomes stay where the records of rollouts are deleted
+    for topic in ("outcomes", "verified"):  # outcomes remain after the records of rollouts are deleted
         if len(found) == len(groups):
             break
         for record in log.read(topic, bodies=False):
@@ -224,8 +225,7 @@ def _group(rollout_id: str) -> str:
 
 
 def next_revision(vote: Vote, annotator: str, sequence: int, before: Feedback | None) -> Feedback | None:
-    """Return what stands on the log of a vote after the newest that its annotator said before; None if that says the
-    same."""
+    """Return the record of a vote that follows the annotator's newest one; None if that vote is the same."""
     revision = 0 if before is None else before.revision + 1
     if vote.revision is not None:
         revision = vote.revision
@@ -252,7 +252,7 @@ def next_revision(vote: Vote, annotator: str, sequence: int, before: Feedback | 
 
 
 def _said(feedback: Feedback) -> tuple[Any, ...]:
-    """Return what makes a vote another one than the last revision."""
+    """Return the content that distinguishes a vote from the last revision."""
     return feedback.kind, feedback.reward, feedback.choice, feedback.correction, feedback.comment
 
 

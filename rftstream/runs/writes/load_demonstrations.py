@@ -1,8 +1,9 @@
-"""Demonstrations onto a run's `experts`, each once: its id comes from what is learned from it, its number is dense.
+"""Writes demonstrations to a run's `experts`, each once. The id is derived from the content to learn, and numbers have
+no gaps.
 
-A producer of their own name writes them, so that two loads at once cannot give the same number twice: the later one
-fences the earlier. All are looked at before the first is written. What a load that was killed has written stays, and
-the next one goes on behind it.
+They have a producer name of their own, so that two loads at once cannot use the same number: the later fences the
+earlier. All are checked before the first one is written. Demonstrations that a killed load has written stay, and the
+next load continues after them.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class Loaded:
 
     rows: int
     new: int = 0
-    """Rows that were written, or would be written without `dry_run`."""
+    """Rows that were written, or that would be written in a `dry_run`."""
     known: int = 0
-    """Rows that were on the topic before."""
+    """Rows that were on the topic already."""
     repeated: int = 0
-    """Rows that were left out because they are the same as an earlier row."""
+    """Rows that were left out because they equal an earlier row."""
     too_long: int = 0
     """Rows that were left out because they are longer than the context."""
     total: int = 0
@@ -49,7 +50,7 @@ class Loaded:
     longest: int = 0
     """Tokens of the longest new row."""
     kinds: dict[str, int] = field(default_factory=dict)
-    """Chats and pairs among the new ones."""
+    """Kinds of the new rows: chats and pairs."""
     dry_run: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -73,7 +74,7 @@ class Loaded:
 
 
 def check_demonstrations(config: RunConfig) -> None:
-    """Check that the algorithms can learn from what the run has. ConfigError if they cannot."""
+    """Check that the algorithms can learn from the run's data. ConfigError if they cannot."""
     for where, named in config.algorithms_named().items():
         own = name_of_part(named, where)
         if where.startswith("tasksets.") and LossKind.rl not in loss_kinds(own, where):
@@ -127,7 +128,8 @@ def _check_stages(config: RunConfig) -> None:
 def look_at_demonstrations(
     section: DemonstrationsSection, spec: ModelSpec, kinds: frozenset[LossKind]
 ) -> tuple[Loaded, Sides]:
-    """Return what a load into a new run would find, and the first row's tokens. ConfigError names the first bad row."""
+    """Return what a load into a new run would find, with the tokens of the first row. ConfigError names the first bad
+    row."""
     rows, renderer = Demonstrations(section), open_renderer(spec)
     loaded = Loaded(rows=len(rows), dry_run=True)
     context = spec.context if spec.context is not None else renderer.context
@@ -174,7 +176,7 @@ def _choose(
     kinds: frozenset[LossKind],
     progress: Callable[[int], None],
 ) -> list[int]:
-    """Rows that are new."""
+    """Yield the new rows."""
     chosen: list[int] = []
     seen: set[bytes] = set()
     for index in range(len(rows)):

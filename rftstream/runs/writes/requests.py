@@ -1,4 +1,4 @@
-"""Writes what a user asks of a run to `control`. The log is the only way in, so this works from any host."""
+"""Writes a user's requests to `control`. The log is the only interface, so this works from any host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ NAMES_A_RECORD = 1000
 def ask_state(run: OpenRun, state: DesiredState, *, reason: str = "", by: str | None = None) -> DesiredState:
     """Set the run's desired state and return the one before. ConfigError if the run is finished, or draining.
 
-    `by`: who asks, if not the user of this process."""
+    `by`: who makes the request, if not the user of this process.
+    """
     control = read_control(run.transport)
     before = control.state.state if control.state is not None else DesiredState.running
     if control.finished is not None:
@@ -42,7 +43,7 @@ def ask_state(run: OpenRun, state: DesiredState, *, reason: str = "", by: str | 
 
 
 def retry_request(group: str, stored: Sequence[str | None], expires_at: float, *, by: str = "") -> Request:
-    """Return the request to put a dead group back. `stored` holds, for each sibling, where a rollout stands that can be
+    """Return the request to put a dead group back. `stored` holds, for each sibling, the place of a rollout that can be
     used again, or None."""
     arguments = {"group": group, "stored": list(stored)}
     return Request(
@@ -53,13 +54,13 @@ def retry_request(group: str, stored: Sequence[str | None], expires_at: float, *
 def ask_retries(
     run: OpenRun, groups: Mapping[str, Sequence[str | None]], *, within_s: float, by: str | None = None
 ) -> None:
-    """Ask for each group to be put back. The requests expire after `within_s` seconds. `by`: as in `ask_state`."""
+    """Request that each group is put back. The requests expire after `within_s` seconds. `by`: as in `ask_state`."""
     expires_at, who = time.time() + within_s, by or user_here()
     say(run, [retry_request(group, stored, expires_at, by=who) for group, stored in groups.items()])
 
 
 def drop_dead(run: OpenRun, letters: Sequence[str], groups: Sequence[str], *, reason: str) -> None:
-    """Take dead letters and dead groups from the list. Nothing is deleted."""
+    """Remove dead letters and dead groups from the list. Nothing is deleted."""
     now, by = time.time(), user_here()
 
     def dropped(chosen: slice) -> DeadDropped:
@@ -77,8 +78,8 @@ def say(run: OpenRun, messages: Iterable[Message]) -> None:
 
 
 def user_here() -> str:
-    """Return the user of this process, and the host."""
+    """Return the user of this process, with the host."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
-    except OSError:  # a uid without a name, as containers have them
+    except OSError:  # a uid without a name, as in containers
         return f"{os.getuid()}@{socket.gethostname()}"

@@ -1,1 +1,1 @@
-"""The interface for programs, /api/v1: `routes` has all of it."""
+"""The interface for programs, /api/v1. `routes` defines it."""

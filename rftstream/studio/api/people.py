@@ -1,4 +1,4 @@
-"""The part of the interface for programs that is about people: questions, votes, and how annotators judge."""
+"""The part of the interface for programs about people: questions, votes, and figures of annotators."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _question(view: FeedbackView, asked: Question, state: str, answered: bool) -
 
 
 def feedback(page: PageOfRun, body: VoteBody) -> VoteDone:
-    """Say something of a rollout or of two siblings, change it, or take it back."""
+    """Vote on a rollout or on two siblings, change a vote, or take it back."""
     values = msgspec.to_builtins(body)
     said = say(page, {name: value for name, value in values.items() if value is not None}, source="api")
     asked = next(
@@ -62,7 +62,8 @@ def feedback(page: PageOfRun, body: VoteBody) -> VoteDone:
 
 
 def annotators(page: PageOfRun) -> AnnotatorList:
-    """How annotators judge: to operators all of them, to an annotator their own figures without those of gold."""
+    """Figures of annotators: operators get all of them, an annotator only their own, without those of gold
+    questions."""
     found = annotators_shown_to(page).to_json()
     if page.viewer.role < StudioRole.operator:
         found["gold_questions"] = None

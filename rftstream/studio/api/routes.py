@@ -1,5 +1,5 @@
-"""The interface for programs, /api/v1: what the pages show and take, as JSON. ENDPOINTS is all of it; the routes and
-their description are made from that table."""
+"""The interface for programs, /api/v1: the data and forms of the pages, as JSON. The routes and their description are
+made from the table ENDPOINTS."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def group(page: PageOfRun) -> GroupItem:
 
 
 def rollout(page: PageOfRun) -> RolloutDetail:
-    """A rollout with what was said, and the verdict."""
+    """A rollout with its messages and its verdict."""
     group_row, row = asked_rollout(page)
     view = page.run.look(
         lambda run, reader: read_rollout(run.transport, group_row, row, reader, num_partitions=page.num_partitions)
@@ -156,7 +156,7 @@ AS_OF = {"as_of": (TEXT, "A version (v12) or a time (2026-01-31T12:00:00Z); else
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One thing that can be asked. `answers`: what it answers with; `takes`: its body, of a write."""
+    """An endpoint of the interface. `answers`: type of the answer; `takes`: type of the body, for a write."""
 
     path: str
     do: Callable[..., Any]
@@ -165,7 +165,7 @@ class Endpoint:
     takes: Any = None
     only_now: bool = False
     query: Mapping[str, tuple[Mapping[str, Any], str]] = field(default_factory=dict)
-    """Name of a parameter -> its JSON Schema and what it says."""
+    """Name of a parameter -> its JSON Schema and its meaning."""
 
 
 OF_GROUPS = {
@@ -200,7 +200,7 @@ ENDPOINTS: Sequence[Endpoint] = (
 
 
 def api_routes() -> list[Route]:
-    """Return the routes of the interface, and of its description."""
+    """Return the routes of the interface and of its description."""
     routes = [Route(f"{ROOT}/openapi.json", lambda request: _json(description()), methods=["GET"])]
     return routes + [
         Route(f"{ROOT}{one.path}", _endpoint(one), methods=["GET" if one.takes is None else "POST"])

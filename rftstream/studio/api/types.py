@@ -1,5 +1,5 @@
-"""What programs ask the studio and what they are told, as types. The description at /api/v1/openapi.json is made from
-these, with what stands under each field."""
+"""The types of the interface for programs. The description at /api/v1/openapi.json is made from them, with the
+docstring of each field."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 def convert(found: object, item: type[T]) -> T:
-    """Return what programs are told of what was found: the fields that both have."""
+    """Return the answer for programs: the fields that both types have."""
     return msgspec.convert(found, item, from_attributes=True)
 
 
 class ErrorAnswer(Struct, frozen=True, kw_only=True):
-    """Why something is not answered or not done."""
+    """The reason why a request is not answered or not done."""
 
     error: str
     """A sentence: what was found, what was expected."""
@@ -32,15 +32,15 @@ class RunItem(Struct, frozen=True, kw_only=True):
     name: str
     """Name of the run in addresses."""
     state: str | None
-    """running, paused, draining, stopped or finished; None: not looked at yet."""
+    """running, paused, draining, stopped or finished; None: not read yet."""
     version: int | None
-    """The newest version; None as above."""
+    """The newest version; None: not read yet."""
     error: str
-    """Why the run cannot be looked at now; empty if it can."""
+    """Why the run cannot be read now; empty if it can."""
 
 
 class FateCounts(Struct, frozen=True, kw_only=True):
-    """How many groups or rollouts were admitted, and what became of them: admitted is the sum of the others."""
+    """The number of admitted groups or rollouts, and their fates. Admitted is the sum of the others."""
 
     admitted: int
     pending: int
@@ -51,7 +51,7 @@ class FateCounts(Struct, frozen=True, kw_only=True):
 
 
 class Wrong(Struct, frozen=True, kw_only=True):
-    """Something that looks wrong."""
+    """A problem of the run."""
 
     title: str
     text: str
@@ -59,11 +59,11 @@ class Wrong(Struct, frozen=True, kw_only=True):
 
 
 class Glance(Struct, frozen=True, kw_only=True):
-    """A run at a glance, now or as it was."""
+    """A run at a glance, now or at an earlier moment."""
 
     name: str
     as_of: str
-    """Moment as it was asked for; empty for now."""
+    """The moment, as requested; empty for now."""
     version: int
     """The newest version."""
     groups: FateCounts
@@ -71,11 +71,11 @@ class Glance(Struct, frozen=True, kw_only=True):
     rewards: tuple[float | None, ...]
     """Mean reward of the newest batches, oldest first; at most 100."""
     evaluations: Mapping[str, Mapping[str, float]]
-    """Evaluation -> its newest result: version, metrics, num_tasks, num_samples of each, num_unscored of all."""
+    """Evaluation -> its newest result: version, metrics, num_tasks, num_samples for each task, num_unscored for all."""
     wrong: tuple[Wrong, ...]
-    """Signs that something may be wrong; for now alone."""
+    """Problems of the run, for now only."""
     status: Mapping[str, Any] | None
-    """Data of `rftstream status --json`; for now alone."""
+    """Data of `rftstream status --json`, for now only."""
 
 
 class RolloutItem(Struct, frozen=True, kw_only=True):
@@ -88,15 +88,15 @@ class RolloutItem(Struct, frozen=True, kw_only=True):
     stage: str
     """waiting, sampled or verified."""
     status: str | None
-    """How sampling ended; None if it has not."""
+    """How sampling ended; None before its end."""
     num_tokens: int | None
     """Sampled tokens."""
     reward: float | None
-    """None: it has none, or its group is not decided yet."""
+    """Reward. None: the rollout has none, or its group is not decided yet."""
     unscored: str | None
     """Why it has no reward."""
     rejected: str | None
-    """`operator: reason` where an operator left it out."""
+    """`operator: reason` if an operator left it out."""
 
 
 class GroupItem(Struct, frozen=True, kw_only=True):
@@ -104,16 +104,16 @@ class GroupItem(Struct, frozen=True, kw_only=True):
 
     group_id: str
     sequence: int
-    """The feeder's count; `before` takes it for the next page."""
+    """The feeder's count. Pass it as `before` for the next page."""
     taskset: str
     problem: int
     fate: str
     """pending, batched, trained, expired, filtered or dead."""
     reason: str | None
-    """Why it was decided so; None if it is not decided."""
+    """Reason of the decision; None before the decision."""
     batch: int | None
     admitted_at: float
-    """Seconds since 1970, as all times."""
+    """Time in seconds since 1970, as all times."""
     decided_at: float | None
     reward_mean: float | None
     siblings: tuple[RolloutItem, ...]
@@ -124,22 +124,22 @@ class GroupPage(Struct, frozen=True, kw_only=True):
 
     groups: tuple[GroupItem, ...]
     before: int | None
-    """Ask with this `before` for older ones; None: there are none."""
+    """Value of `before` for the next, older groups. None: there are none."""
 
 
 class MessageItem(Struct, frozen=True, kw_only=True):
-    """A message of the problem, or a turn. Long text is cut, and says by how much."""
+    """A message of the problem, or a turn. Long text is cut, with a note of the number of missing characters."""
 
     role: str
     text: str
     num_tokens: int
-    """Sampled tokens; 0 for what was not sampled."""
+    """Number of sampled tokens; 0 for a message that was not sampled."""
     calls: tuple[str, ...]
-    """Tool calls, a line each."""
+    """Tool calls, one line each."""
 
 
 class RolloutDetail(Struct, frozen=True, kw_only=True):
-    """A rollout with what was said, and the verdict."""
+    """A rollout with its messages and its verdict."""
 
     rollout: RolloutItem
     group_id: str
@@ -149,16 +149,16 @@ class RolloutDetail(Struct, frozen=True, kw_only=True):
     """The reference answer."""
     turns: tuple[MessageItem, ...]
     num_turns: int
-    """Number of turns, also of those that are left out of `turns`."""
+    """Number of turns, including those left out of `turns`."""
     missing: str
-    """Why there is no body; empty where there is one."""
+    """Why there is no body; empty if there is one."""
     reward: float | None
-    """The verdict's."""
+    """Reward of the verdict."""
     parts: Mapping[str, float]
     """The parts of the verdict's reward."""
     scorer: str | None
     places: Mapping[str, str]
-    """Fact -> place of the record that tells it, as `topic[partition]@offset`."""
+    """Fact -> place of its record, as `topic[partition]@offset`."""
 
 
 class QuestionItem(Struct, frozen=True, kw_only=True):
@@ -172,51 +172,51 @@ class QuestionItem(Struct, frozen=True, kw_only=True):
     order: tuple[int, ...]
     """Order in which to show the rollouts, as indexes into them."""
     reason: str
-    """Which rule chose them."""
+    """The rule that chose the rollouts."""
     quorum: int
-    """Distinct people whose votes it takes."""
+    """Number of distinct people whose votes are needed."""
     asked_at: float
     expires_at: float | None
     held_until: float | None
-    """Time until which the group waits for answers; None: it does not wait."""
+    """Time until which the group is held back for answers. None: it is not held back."""
     state: str
     """open, judged or expired."""
     num_votes: int
     """Distinct people who have voted."""
     answered: bool
-    """Whether an answer of who asks stands."""
+    """Whether an answer of the requesting person is in force."""
 
 
 class QuestionPage(Struct, frozen=True, kw_only=True):
-    """Some questions: open ones with the most urgent first, others as they were asked."""
+    """Some questions: open ones with the most urgent first, others in the order of asking."""
 
     questions: tuple[QuestionItem, ...]
     total: int
     """Number of all questions in this state."""
     skip: int | None
-    """Ask with this `skip` for more; None: there are no more."""
+    """Value of `skip` for the next questions. None: there are no more."""
 
 
 class VoteBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A vote, as a row of `rftstream feedback add`: rollouts and exactly one answer. The voter is the owner of the
-    token. Another answer to the same question is an edit."""
+    """A vote, in the form of a row of `rftstream feedback add`: rollouts and exactly one answer. The voter is the owner
+    of the token. Another answer to the same question is an edit."""
 
     rollout: str | None = None
     """The rollout that is judged."""
     rollouts: list[str] | None = None
-    """Two siblings, of a choice, or of a retracted pair."""
+    """The two siblings of a choice, or of a retracted pair."""
     label: float | None = None
     """Reward that the rollout should have."""
     rating: float | None = None
     """A number on the scale of the run file."""
     choice: PairChoice | None = None
-    """Which of the rollouts is better, as they are named here."""
+    """The better one of the rollouts, as named here."""
     correction: str | None = None
     """The right answer, written out."""
     flag: str | bool | None = None
-    """Why the rollout must not be trained on, or true."""
+    """Reason why the rollout must not be trained on, or true."""
     retract: Literal["label", "rating", "pair", "correction", "flag"] | None = None
-    """The kind of the answer that is taken back."""
+    """The kind of the answer to take back."""
     comment: str | None = None
     order: list[int] | None = None
     """Order in which the rollouts were shown, as indexes into them."""
@@ -229,89 +229,89 @@ class VoteDone(Struct, frozen=True, kw_only=True):
 
     question_id: str
     written: bool
-    """False: the annotator says this already."""
+    """Whether the vote was written. False: it repeats the annotator's last vote."""
     edit: bool
-    """Whether it takes the place of what was said before."""
+    """Whether it replaces an earlier vote."""
     expired: bool
-    """Whether the question has expired: it is recorded, and changes nothing."""
+    """Whether the question has expired: the vote is recorded but changes nothing."""
     applies: bool
-    """Whether votes change anything in this run: its run file has [feedback]."""
+    """Whether votes change batches in this run: its run file has [feedback]."""
 
 
 class AgreementItem(Struct, frozen=True, kw_only=True):
-    """How far answers of one kind agree."""
+    """The agreement between answers of one kind."""
 
     questions: int
     """Number of questions that at least two annotators have answered."""
     agreement: float | None
-    """Share of pairs of answers that are equal; of ratings 1 minus the mean distance over the scale."""
+    """Share of equal pairs of answers; for ratings, 1 minus the mean distance over the scale."""
     alpha: float | None
-    """Krippendorff's; None: nothing to compare, or all answers are the same."""
+    """Krippendorff's alpha. None: there is nothing to compare, or all answers are equal."""
 
 
 class ShareItem(Struct, frozen=True, kw_only=True):
-    """How many of some are of a kind."""
+    """A count, with its share of a total."""
 
     count: int
     total: int
     share: float | None
-    """None of none."""
+    """Share of the total; None if the total is 0."""
     interval: tuple[float, float] | None
-    """Wilson's, of 95 %."""
+    """Wilson's interval of 95 %."""
 
 
 class AnnotatorItem(Struct, frozen=True, kw_only=True):
-    """How an annotator judges."""
+    """The figures of an annotator."""
 
     annotator: str
     """A keyed hash, as on the log."""
     votes: Mapping[str, int]
-    """Answers that stand, by kind."""
+    """Answers in force, by kind."""
     agreement: Mapping[str, AgreementItem]
     """Agreement with the others on the same questions, by kind."""
     median_time_s: float | None
-    """Seconds from seeing a question to the answer, median."""
+    """Median seconds from seeing a question to the answer."""
     cannot_judge: ShareItem
     """Share of the pairs that the annotator cannot judge."""
     left: ShareItem
     """Pairs of which the left one was chosen."""
     gold: ShareItem | None
-    """Right answers to gold questions; None to all but operators."""
+    """Right answers to gold questions; only for operators, else None."""
 
 
 class AnnotatorList(Struct, frozen=True, kw_only=True):
-    """How annotators judge: to operators all, to an annotator only what is their own."""
+    """Figures of annotators: operators get all, an annotator only their own."""
 
     annotators: tuple[AnnotatorItem, ...]
     all_together: Mapping[str, AgreementItem]
-    """Agreement of all, by kind; empty to all but operators."""
+    """Agreement of all annotators, by kind; only for operators, else empty."""
     gold_questions: int | None
-    """Number of gold questions with a right answer; None to all but operators."""
+    """Number of gold questions with a right answer; only for operators, else None."""
 
 
 class StateBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The reason why the run is asked for another state."""
+    """The reason for the requested state of a run."""
 
     reason: str = ""
-    """Reason for people; it stands on the log."""
+    """Reason for people, which is recorded on the log."""
 
 
 class DrainBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request to drain a run."""
 
     sure: Literal["drain"]
-    """The word `drain`: it is not taken back."""
+    """The word `drain`, as a confirmation, since a drain cannot be undone."""
     reason: str = ""
-    """Reason for people; it stands on the log."""
+    """Reason for people, which is recorded on the log."""
 
 
 class StateDone(Struct, frozen=True, kw_only=True):
-    """The state that is wanted of the run now."""
+    """The requested state of the run."""
 
     state: str
     """running, paused or draining."""
     changed: bool
-    """False: it was so already."""
+    """Whether the request changed the state."""
 
 
 Version = Annotated[int, Meta(ge=0, le=10**15 - 1)]
@@ -323,16 +323,16 @@ class EvaluateBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     evaluation: str | None = None
     """Name of an evaluation of the run file; None: all."""
     versions: list[Version] | Literal["all"] = []
-    """Versions; none: the newest one. `all`: those that can still be made from the store."""
+    """Versions to evaluate; none: the newest one. `all`: every version that the store can still make."""
     again: bool = False
-    """Evaluates also versions that have their result."""
+    """Whether to repeat evaluations that have a result."""
 
 
 class EvaluateDone(Struct, frozen=True, kw_only=True):
     """The counts of requested evaluations."""
 
     asked: int
-    """Evaluations that were asked for."""
+    """Evaluations that were requested."""
     known: int
     """Number of evaluations that have their result already."""
 
@@ -343,15 +343,15 @@ class RetryBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     groups: list[str] = []
     """Ids of the groups."""
     everything: bool = False
-    """Puts back all groups that are still dead."""
+    """Whether to put back all groups that are still dead."""
     sample: bool = False
-    """Samples the groups anew, also where a rollout could be used again."""
+    """Whether to sample the groups again, even if a rollout could be used again."""
 
 
 class RetryDone(Struct, frozen=True, kw_only=True):
     """The counts of dead groups that were requested to be put back."""
 
     asked: int
-    """Groups asked to be put back."""
+    """Groups that were requested to be put back."""
     put_back_before: int
     """Number of groups that were requested to be put back before."""

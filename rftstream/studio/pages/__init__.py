@@ -1,1 +1,1 @@
-"""The pages of the studio. `page` has what those of one run have in common."""
+"""The pages of the studio. `page` has the common parts of the pages of one run."""

@@ -1,4 +1,4 @@
-"""The pages about several runs, and those about who looks: all runs, two compared, logging in and out."""
+"""The pages about several runs and about the viewer: all runs, comparisons, logging in and out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_COMPARED = 6
 
 
 def runs(request: Request) -> Response:
-    """All runs of this studio with their main numbers; of a single one its page."""
+    """All runs of this studio with their main numbers. With only one run, its own page is shown."""
     known: dict[str, WatchedRun] = request.app.state.runs
     if len(known) == 1:
         return RedirectResponse(f"/runs/{next(iter(known))}", 302)
@@ -29,7 +29,7 @@ def runs(request: Request) -> Response:
 
 
 def _chosen(request: Request) -> list[WatchedRun]:
-    """Return the runs that are to be compared: those of the query, else the first two."""
+    """Return the runs to compare: those in the query, else the first two."""
     known: dict[str, WatchedRun] = request.app.state.runs
     names = [name for name in request.query_params.getlist("run") if name in known][:MAX_COMPARED] or list(known)[:2]
     chosen = [known[name] for name in dict.fromkeys(names)]
@@ -47,7 +47,7 @@ def _compared(request: Request, chosen: list[WatchedRun]) -> tuple[dict[str, His
 
 
 def compare(request: Request) -> Response:
-    """Some runs beside each other: main numbers, curves over each other, settings that differ."""
+    """Compare runs: main numbers, curves in one chart, settings that differ."""
     chosen = _chosen(request)
     histories, charts = _compared(request, chosen)
     settings = [dict(run.look(lambda opened, _: own_settings(opened.config))) for run in chosen]
@@ -77,7 +77,7 @@ def compare_data(request: Request) -> Response:
 
 
 async def login(request: Request) -> Response:
-    """The page that asks for a token, and what becomes of the one that was given."""
+    """The page that asks for a token, and handles the one that was entered."""
     rules: GuardRules = request.app.state.rules
     if request.method != "POST":
         return answer_page(request, "login.html", "Log in", wrong="")

@@ -1,4 +1,4 @@
-"""What the pages of one run have in common: which run, which moment, its catalog, and how a page is answered."""
+"""The common parts of the pages of one run: the run, the moment, the catalog, and the answer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TABS = (
 
 
 class CountConvertor(IntegerConvertor):
-    """A count in an address: 0 or more, of as many digits as databases take."""
+    """A count in an address: 0 or more, with no more digits than databases accept."""
 
     regex = "[0-9]{1,15}"
 
@@ -48,49 +48,49 @@ register_url_convertor("count", CountConvertor())
 GROUP = "{taskset}/{taskset_pass:count}/{problem:count}/{attempt:count}"
 """A group in an address."""
 MAX_FIELDS = 200
-"""Fields of a form, at most."""
+"""Most fields of a form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageOfRun:
-    """A request for a page of a run. `page_of_run` makes it; functions of pages take it."""
+    """A request for a page of a run. `page_of_run` makes it, and page functions take it."""
 
     request: Request
     run: WatchedRun
     moment: Moment
     opened: CatalogReader | None
-    """The catalog. None: there is nothing to be asked yet."""
+    """The catalog. None: there is none yet."""
     revision: int
-    """That of the run before anything on the page was read: browsers ask for what came after it."""
+    """The run's revision before any data of the page was read. Browsers ask for changes after it."""
     only_now: bool = False
-    """Whether the page has no past: what waits for somebody waits now."""
+    """Whether the page always shows the present, as pages of waiting requests do."""
 
     @property
     def viewer(self) -> Viewer:
-        """Return who asks."""
+        """Return the viewer."""
         found = viewer_of(self.request)
         assert found is not None, "the guard lets nobody else pass"
         return found
 
     @property
     def catalog(self) -> CatalogReader:
-        """Return the catalog of a run that has begun; of others there is only the page that says so."""
+        """Return the catalog of a run that has begun. Before that, only a page that says so is shown."""
         assert self.opened is not None, "a page waits until the run has begun"
         return self.opened
 
     @property
     def snapshot(self) -> RunSnapshot:
-        """Return what is known of the run now."""
+        """Return the newest snapshot of the run."""
         return self.run.snapshot
 
     @property
     def history(self) -> History:
-        """Return steps and evaluations as they were at the moment."""
+        """Return steps and evaluations at the moment."""
         return self._read(HistoryReader.history)
 
     @property
     def charted(self) -> History:
-        """Return the history as curves need it, with no more than some steps."""
+        """Return the history for curves, with a limited number of steps."""
         return self._read(HistoryReader.charted)
 
     @property
@@ -106,7 +106,7 @@ class PageOfRun:
 
     @property
     def num_partitions(self) -> int:
-        """Return how many partitions a rollout's topics have."""
+        """Return the number of partitions of a rollout's topics."""
         status = self.snapshot.status
         manifest = None if status is None else status.control.manifest
         return 1 if manifest is None else max(1, manifest.partitions)
@@ -122,12 +122,12 @@ class PageOfRun:
         return self.request.query_params.get(name, default)
 
     def number(self, name: str) -> int | None:
-        """Return a number of the query; None if there is none, or something else."""
+        """Return a number of the query, or None if it is missing or invalid."""
         text = self.asked(name)
         return int(text) if text.isdecimal() and text.isascii() and len(text) < 16 else None
 
     def href(self, *parts: object, **query: object) -> str:
-        """Return the address of a page of this run, at the same moment unless `as_of` says another."""
+        """Return the address of a page of this run, at the same moment unless `as_of` names another."""
         return address("runs", self.run.name, *parts, **{"as_of": self.moment.text, **query})
 
     def answer(self, template: str, tab: str, title: str, **values: Any) -> Response:
@@ -163,7 +163,7 @@ def answer_page(
     headers: Mapping[str, str] | None = None,
     **values: Any,
 ) -> Response:
-    """Return a page: of a run if `values` say which, else about all of them or about none."""
+    """Return a page: of one run if `values` name it, else of all runs or of none."""
     shown = {"run": None, "tab": "", "tabs": (), **values}
     runs, viewer = request.app.state.runs, viewer_of(request)
     return HTMLResponse(render(template, **shown, title=title, runs=runs, viewer=viewer), code, headers)
@@ -177,8 +177,8 @@ def viewer_of(request: Request) -> Viewer | None:
 
 @contextmanager
 def page_of_run(request: Request, *, only_now: bool = False) -> Iterator[PageOfRun]:
-    """Yield what a page of a run needs, and close its catalog afterwards. HTTPException for a run that is not here,
-    ConfigError for a moment that cannot be. `only_now`: the page has no past, whatever moment is asked for."""
+    """Yield the data for a page of a run, and close its catalog afterwards. HTTPException for an unknown run,
+    ConfigError for an invalid moment. `only_now`: the page shows the present, whatever moment is requested."""
     name = request.path_params["run"]
     run: WatchedRun | None = request.app.state.runs.get(name)
     if run is None:
@@ -195,14 +195,15 @@ def page_of_run(request: Request, *, only_now: bool = False) -> Iterator[PageOfR
 
 
 MAX_CACHED, MAX_CACHED_BYTES = 64, 400_000
-"""Pages that are kept, and the size up to which one is."""
+"""Most cached pages, and the largest size of a cached page."""
 
 
 class PageCache:
-    """Pages as they were rendered last, so that fifty browsers that hear of the same change cost one page.
+    """A cache of rendered pages, so that fifty browsers with the same event cost one rendering.
 
-    The app has one. A page is used again as long as its run has not changed, which is looked at once a second. While
-    one thread renders a page, others that want the same one wait for it."""
+    The app has one. A page is reused as long as its run has not changed, which is checked once a second. While one
+    thread renders a page, other threads that need it wait.
+    """
 
     def __init__(self) -> None:
         self._pages: OrderedDict[tuple[str, ...], tuple[int, Response]] = OrderedDict()
@@ -210,7 +211,7 @@ class PageCache:
         self._lock = threading.Lock()
 
     def page(self, request: Request, run: WatchedRun, make: Callable[[], Response]) -> Response:
-        """Return the page of a request, which `make` renders if there is none that can be used."""
+        """Return the page for a request. `make` renders it if no cached page can be used."""
         viewer = viewer_of(request)
         key = (str(request.url), "" if viewer is None else f"{viewer.name} {viewer.role}")
         with self._lock:
@@ -234,26 +235,27 @@ class PageCache:
 
 
 Values = Mapping[str, Any]
-"""The data of a page: what its template shows."""
+"""The data of a page, which its template shows."""
 Form = Mapping[str, Sequence[str]]
-"""The fields of a form that was sent."""
+"""The fields of a submitted form."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """A page of a run, as the table of the app has it."""
+    """A page of a run, in the table of the app."""
 
     make: Callable[[PageOfRun], Values | Response]
-    """Returns the data of the page, or the whole answer. A `title` in the data takes the place of the one below."""
+    """Returns the data of the page, or the complete answer. A `title` in the data replaces the one below."""
     template: str = ""
     tab: str = ""
-    """Last part of the address of the main page that it belongs to."""
+    """Last part of the address of its main page."""
     title: str = ""
     fresh: bool = False
-    """Whether it is made anew for each request and has no past, since somebody may have written since."""
+    """Whether it is rendered anew for each request and always shows the present, since somebody may have written
+    meanwhile."""
 
     def shown(self, page: PageOfRun, made: Values | Response) -> Response:
-        """Return the answer to a request for the page, with what was made for it."""
+        """Return the answer to a request for the page, from its data."""
         if isinstance(made, Response):
             return made
         return page.answer(self.template, self.tab, **{"title": self.title, **made})
@@ -268,7 +270,7 @@ class RunPage:
                 return self.shown(page, self.make(page))
 
         run: WatchedRun | None = request.app.state.runs.get(request.path_params["run"])
-        if self.fresh or run is None:  # where there is no run, it says so
+        if self.fresh or run is None:  # without the run, the page says so
             return rendered()
         run.touch()
         cache: PageCache = request.app.state.pages
@@ -277,12 +279,12 @@ class RunPage:
 
 @dataclass(frozen=True, slots=True)
 class RunForm:
-    """A form of a page of a run, as the table of the app has it."""
+    """A form on a page of a run, in the table of the app."""
 
     role: StudioRole
-    """Role that it takes."""
+    """Role that is needed for the form."""
     do: Callable[[PageOfRun, Form], Values | Response]
-    """Does what the form asks, and returns the answer, or what the page shows then."""
+    """Executes the form, and returns the answer or the new data of the page."""
 
     def endpoint(self, of_run: RunPage) -> Callable[[Request], Awaitable[Response]]:
         """Return the endpoint of the form on this page."""
@@ -303,7 +305,7 @@ class RunForm:
 
 
 def check_role(request: Request, role: StudioRole) -> None:
-    """Raise HTTPException unless who makes the request has at least this role."""
+    """Raise HTTPException if the viewer's role is lower than this one."""
     viewer = viewer_of(request)
     if viewer is None or viewer.role < role:
         name = "nobody" if viewer is None else f"{viewer.name}, {viewer.role.name}"
@@ -311,7 +313,7 @@ def check_role(request: Request, role: StudioRole) -> None:
 
 
 def parse_form(body: bytes) -> Form:
-    """Return the fields of a form. HTTPException if it is none."""
+    """Return the fields of a form. HTTPException if the body is no form."""
     try:
         return parse_qs(body.decode("utf-8"), max_num_fields=MAX_FIELDS, errors="strict")
     except ValueError as error:
@@ -319,7 +321,7 @@ def parse_form(body: bytes) -> Form:
 
 
 def word_in_query(page: PageOfRun, name: str, known: Sequence[str]) -> str:
-    """Return a parameter of the query that is one of some words, or empty if it is not there."""
+    """Return a query parameter that is one of the known words, or an empty text if it is missing."""
     given = page.request.query_params.get(name)
     if given is not None and given not in known:
         raise HTTPException(400, f"{name}: got {given[:40]!r}, expected one of {', '.join(known)}")
@@ -327,7 +329,7 @@ def word_in_query(page: PageOfRun, name: str, known: Sequence[str]) -> str:
 
 
 def count_in_query(page: PageOfRun, name: str) -> int | None:
-    """Return a parameter of the query that is a count; None if it is not there."""
+    """Return a query parameter that is a count, or None if it is missing."""
     given, found = page.request.query_params.get(name), page.number(name)
     if given is not None and found is None:
         raise HTTPException(400, f"{name}: got {given[:40]!r}, expected a count of at most 15 digits")

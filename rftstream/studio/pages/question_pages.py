@@ -1,6 +1,6 @@
-"""The pages for people who judge: what waits for answers, a question with its rollouts, and what becomes of an answer.
+"""The pages for annotators: questions that wait for answers, a question with its rollouts, and the handling of answers.
 
-What scorers said of a rollout, and what others voted, is not shown before the answer.
+Scores of a rollout, and votes of others, are not shown before the answer.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from rftstream.studio.voting import (
 
 PAGE = 50
 MAX_PREFILLED = 200_000
-"""Characters of an answer that stands in the field for its correction from the beginning."""
+"""Most characters of an answer that the field for its correction is filled with."""
 MAX_COMPARED = 2 * MAX_PREFILLED
-"""Characters of an answer and its correction together that are compared; a page shows no more."""
+"""Most characters of an answer and its correction together that are compared; a page shows no more."""
 MAX_BUTTONS = 11
-"""Ratings that have a button each; a finer scale has a field."""
+"""Most ratings that have a button each. A finer scale has a field."""
 LETTERS = ("A", "B")
 TITLES = {
     FeedbackKind.pair: "Which one is better?",
@@ -55,7 +55,7 @@ TITLES = {
 
 
 def questions(page: PageOfRun) -> Values:
-    """Show the questions to people: those that wait, the most urgent first, or those that are judged or expired."""
+    """Show the questions that wait, most urgent first, or those that are judged or expired."""
     view, now = page.run.people(), time.time()
     mine = own_opinions(page, view)
     state = page.asked("state") if page.asked("state") in STATES else "open"
@@ -79,13 +79,13 @@ def questions(page: PageOfRun) -> Values:
 
 
 def _effects(page: PageOfRun, view: FeedbackView) -> list[tuple[str, int]]:
-    """Return the votes by what became of them. How many were on gold questions is for operators alone."""
+    """Return the number of votes by effect. Votes on gold questions are counted for operators only."""
     hidden = () if page.viewer.role >= StudioRole.operator else (VoteEffect.gold,)
     return sorted((name, count) for name, count in view.effects.items() if name not in hidden)
 
 
 def next_question(page: PageOfRun) -> Response:
-    """Go to the next question that waits for who asks: after the one named, else the most urgent."""
+    """Go to the viewer's next waiting question: the one after the named question, else the most urgent."""
     view = page.run.people()
     mine = own_opinions(page, view)
     asked = questions_in(page, view, mine, "open", time.time())
@@ -97,7 +97,7 @@ def next_question(page: PageOfRun) -> Response:
 
 
 def _said(page: PageOfRun, view: FeedbackView, mine: dict[str, VoteLine]) -> tuple[str, str] | None:
-    """Return the question that was answered before, and what was said, for a line that offers to take it back."""
+    """Return the last answered question and its answer, for a line that offers to take it back."""
     name = page.asked("said")[:300]
     line = mine.get(name)
     if line is None or line.vote is None:
@@ -106,7 +106,7 @@ def _said(page: PageOfRun, view: FeedbackView, mine: dict[str, VoteLine]) -> tup
 
 
 def words_of(vote: Feedback) -> str:
-    """Return what a vote says, by the letters that its rollouts had on the page."""
+    """Return the answer of a vote, with the letters that its rollouts had on the page."""
     if vote.choice in (PairChoice.first, PairChoice.second):
         index = 0 if vote.choice is PairChoice.first else 1
         order = vote.order or (0, 1)
@@ -115,7 +115,7 @@ def words_of(vote: Feedback) -> str:
 
 
 def annotators(page: PageOfRun) -> Values:
-    """How annotators judge: operators see all, an annotator sees only what is their own."""
+    """Figures of annotators: operators see all, an annotator sees only their own."""
     check_role(page.request, StudioRole.annotator)
     return {"found": annotators_shown_to(page)}
 
@@ -129,8 +129,8 @@ def question(page: PageOfRun) -> Values:
 
 
 def answer(page: PageOfRun, form: Form) -> Values | Response:
-    """Write an answer, or take one back, and go on to the next question. `show` writes nothing and shows what a
-    correction changes."""
+    """Write an answer, or take one back, and go to the next question. `show` writes nothing, and shows the changes of a
+    correction."""
     asked = _asked(page)
     if "show" in form:
         return _question_page(page, asked, draft=_text(form, "correction"))
@@ -146,7 +146,7 @@ def _asked(page: PageOfRun) -> ShownQuestion:
 
 
 def _row(asked: ShownQuestion, form: Form) -> dict[str, Any]:
-    """Return the row of a form, as `rftstream feedback add` reads it."""
+    """Return the row of a form, in the form that `rftstream feedback add` reads."""
     row: dict[str, Any] = {"rollouts": list(asked.rollouts)}
     if "retract" in form:
         return {**row, "retract": str(asked.kind)}
@@ -177,7 +177,7 @@ def _number(text: str, name: str) -> float:
 
 
 def _lead_time(shown_at: str) -> float | None:
-    """Return the seconds since a page was made; None if that cannot be the time that an answer took."""
+    """Return the seconds since a page was made; None if that cannot be the time of an answer."""
     try:
         passed = time.time() - float(shown_at)
     except ValueError:
@@ -228,13 +228,13 @@ def _question_page(page: PageOfRun, asked: ShownQuestion, *, draft: str | None =
 
 
 def _shown_effect(line: VoteLine) -> str:
-    """Return what became of a vote. One on a gold question looks as if it counted."""
+    """Return the effect of a vote for display. A vote on a gold question looks as if it counted."""
     effect = line.judgement.effect
     return str(VoteEffect.counted if effect is VoteEffect.gold else effect)
 
 
 def _ratings(scale: tuple[float, float]) -> Sequence[int]:
-    """Return the ratings that have a button; none if the scale is too fine."""
+    """Return the ratings that have a button each; none if the scale is too fine."""
     low, high = scale
     is_whole = low.is_integer() and high.is_integer() and high - low < MAX_BUTTONS
     return range(int(low), int(high) + 1) if is_whole else ()

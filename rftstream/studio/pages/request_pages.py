@@ -1,4 +1,4 @@
-"""The pages of operators: what is asked of the run, by whom, and forms that ask it."""
+"""The pages of operators: requests to the run, with their makers, and forms for new ones."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ MAX_SHOWN = 100
 
 
 def requests(page: PageOfRun) -> Values:
-    """Show the requests to the run with their makers, the requests that are not done yet, and for operators forms for
-    more."""
+    """Show the requests to the run with their makers, the open requests, and for operators forms for new ones."""
 
     def read(run: OpenRun, _: object) -> tuple[ControlView, list[Request], tuple[str, ...]]:
         waiting = list(_waiting(Log(run.transport), time.time()))
@@ -40,7 +39,7 @@ def requests(page: PageOfRun) -> Values:
 
 
 def _waiting(log: Log, now: float) -> Iterator[Request]:
-    """Yield the requests that were neither answered nor expired, oldest first."""
+    """Yield the requests that are neither answered nor expired, oldest first."""
     found: dict[bytes, Request] = {}
     for record, message in log.in_force("control"):
         key = record.key or b""
@@ -51,7 +50,7 @@ def _waiting(log: Log, now: float) -> Iterator[Request]:
 
 
 def ask(page: PageOfRun, form: Form) -> Response:
-    """Ask the run for what a form says: pause, unpause, drain or evaluate."""
+    """Send the run the request of a form: pause, unpause, drain or evaluate."""
     wanted, reason = _field(form, "ask"), _field(form, "reason")
     match wanted:
         case "pause":
@@ -82,7 +81,7 @@ def _ask_evaluations(page: PageOfRun, form: Form) -> str:
 
 
 def retry(page: PageOfRun, form: Form) -> Response:
-    """Ask for dead groups to be put back: those that are named, or all that are still dead."""
+    """Request that dead groups are put back: the named ones, or all that are still dead."""
     groups = list(form.get("group", ()))
     done = asking.retry(page, RetryBody(groups=groups, everything="everything" in form, sample="sample" in form))
     before = f", {done.put_back_before:,} were put back before" if done.put_back_before else ""

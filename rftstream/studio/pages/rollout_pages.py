@@ -29,7 +29,7 @@ NUM_VERSION_COLORS = 6
 
 
 def group(page: PageOfRun) -> Values:
-    """A group: its problem, and all siblings beside each other with rewards, parts and what became of them."""
+    """A group: its problem, and all siblings side by side with rewards, parts and fates."""
     row = asked_group(page)
     view = page.run.look(lambda run, reader: read_group(run.transport, row, reader, num_partitions=page.num_partitions))
     advantages = _advantages(page, row)
@@ -50,7 +50,7 @@ def group(page: PageOfRun) -> Values:
 
 
 def _of_rollout(segments: Sequence[object]) -> float | None:
-    """Return the advantage of a rollout whose tokens all have the same, else None."""
+    """Return the advantage of a rollout if all its tokens have the same one, else None."""
     import numpy as np
 
     values = np.concatenate([np.asarray(segment) for segment in segments]) if segments else np.empty(0)
@@ -58,7 +58,8 @@ def _of_rollout(segments: Sequence[object]) -> float | None:
 
 
 def rollout(page: PageOfRun) -> Values:
-    """A rollout: what was said, each token with its numbers, the verdict with its parts, and where numbers stand."""
+    """A rollout: its messages, each token with its numbers, the verdict with its parts, and the places of the
+    records."""
     group_row, row = asked_rollout(page)
     coloring = page.asked("color", "logprob")
     coloring = coloring if coloring in COLORINGS else "logprob"
@@ -101,7 +102,7 @@ def rollout(page: PageOfRun) -> Values:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColoredToken:
-    """A token with the class of its colour, and its numbers in words."""
+    """A token with the CSS class of its colour, and its numbers in words."""
 
     text: str
     style: str
@@ -118,7 +119,7 @@ def _colored(tokens: Sequence[TokenRow], coloring: str) -> list[ColoredToken]:
 
 
 def _style(token: TokenRow, coloring: str, versions: Sequence[int], largest: float) -> str:
-    """Return the class of a token's colour; what was not sampled is dim."""
+    """Return the CSS class of a token's colour. Tokens that were not sampled are dim."""
     special = " special" if token.special else ""
     if not token.sampled:
         return f"given{special}"
@@ -188,7 +189,7 @@ def find(page: PageOfRun) -> Response:
 
 
 def asked_group(page: PageOfRun) -> GroupRow:
-    """Return the group of an address. HTTPException if there is none."""
+    """Return the group in an address. HTTPException if there is none."""
     found = find_group(page.catalog, page.moment, page.group_id)
     if found is None:
         raise HTTPException(404, f"no group {page.group_id!r} in this run at this moment")
@@ -196,7 +197,7 @@ def asked_group(page: PageOfRun) -> GroupRow:
 
 
 def asked_rollout(page: PageOfRun) -> tuple[GroupRow, RolloutRow]:
-    """Return the rollout of an address, and its group. HTTPException if there is none."""
+    """Return the rollout in an address, and its group. HTTPException if there is none."""
     group_row, sibling = asked_group(page), page.request.path_params["sibling"]
     if sibling >= len(group_row.siblings):
         last = len(group_row.siblings) - 1

@@ -42,11 +42,11 @@ from rftstream.studio.pages.page import PageOfRun, Values
 
 VERSIONS_PAGE = 50
 MAX_EVALUATIONS = 60
-"""Versions of one evaluation that are shown beside each other."""
+"""Most versions of one evaluation that are shown side by side."""
 
 
 def glance(page: PageOfRun) -> Values:
-    """The run at a glance: what is wrong, main numbers, the flow, charts, what became of groups and rollouts."""
+    """The run at a glance: problems, main numbers, the flow, charts, fates of groups and rollouts."""
     now = time.time()
     counts, moment, snapshot = count_fates(page.catalog, page.moment), page.moment, page.snapshot
     history, status = page.glanced, page.snapshot.status
@@ -111,13 +111,13 @@ def groups(page: PageOfRun) -> Values:
 
 
 def reward_limits(groups: Sequence[GroupRow]) -> tuple[float, float]:
-    """Return the least and the largest reward of some groups' siblings, at least from 0 to 1: for bars."""
+    """Return the lowest and highest reward of some groups' siblings, at least 0 to 1, as limits for bars."""
     rewards = [sibling.reward for group in groups for sibling in group.siblings if sibling.reward is not None]
     return min([0.0, *rewards]), max([1.0, *rewards])
 
 
 def problems(page: PageOfRun) -> Values:
-    """Problems with how their groups fared from the first to the newest."""
+    """Problems, with the results of their groups from the first to the newest."""
     taskset, order = page.asked("taskset")[:100], page.asked("order", "problem")
     skip = page.number("skip") or 0
     found = find_problems(page.catalog, page.moment, taskset=taskset, order=order, skip=skip)
@@ -134,7 +134,7 @@ def problems(page: PageOfRun) -> Values:
 
 
 def problem(page: PageOfRun) -> Values:
-    """One problem over versions: its text, and each of its groups."""
+    """One problem over versions: its text and its groups."""
     taskset, index = page.request.path_params["taskset"], page.request.path_params["problem"]
     wanted = GroupFilter(taskset=taskset, problem=index)
     found = find_groups(page.catalog, page.moment, wanted, before=page.number("before"), limit=2 * PAGE)
@@ -155,7 +155,7 @@ def problem(page: PageOfRun) -> Values:
 
 
 def versions(page: PageOfRun) -> Values:
-    """Versions, newest first: what each was trained on and what came of it."""
+    """Versions, newest first, with their training data and the results."""
     history, before = page.history, page.number("before")
     end = len(history.steps) if before is None else bisect_left(history.steps, before, key=_version_of)
     steps = history.steps[max(0, end - VERSIONS_PAGE) : end][::-1]
@@ -170,7 +170,7 @@ def versions(page: PageOfRun) -> Values:
 
 
 def version(page: PageOfRun) -> Values:
-    """One version back to its batch and the groups in it, and on to its weights and evaluations."""
+    """One version: back to its batch and groups, and on to its weights and evaluations."""
     number, history = page.request.path_params["version"], page.history
     place = bisect_left(history.steps, number, key=_version_of)
     step = history.steps[place] if place < len(history.steps) else None
@@ -210,7 +210,7 @@ def _results_of(history: History, version: int) -> Sequence[EvalResult]:
 
 
 def _sections(step: StepRecord) -> dict[str, list[tuple[str, float]]]:
-    """Return the metrics of a step by what stands before the slash in their names."""
+    """Return the metrics of a step, grouped by the part before the slash in their names."""
     found: dict[str, list[tuple[str, float]]] = defaultdict(list)
     for name, value in sorted(step.metrics.items()):
         section, slash, rest = name.partition("/")
@@ -219,12 +219,12 @@ def _sections(step: StepRecord) -> dict[str, list[tuple[str, float]]]:
 
 
 def batch(page: PageOfRun) -> Response:
-    """A batch is shown with the version that it became."""
+    """Show a batch as part of the version that it made."""
     return RedirectResponse(page.href("versions", page.request.path_params["batch"] + 1), 302)
 
 
 def evaluations(page: PageOfRun) -> Values:
-    """Evaluations beside each other: versions down, metrics across, and a curve of each."""
+    """Evaluations side by side: versions as rows, metrics as columns, and a curve of each."""
     history = page.history
     found: dict[str, list[EvalResult]] = defaultdict(list)
     for result in reversed(history.evaluations):
@@ -260,7 +260,7 @@ def dead(page: PageOfRun) -> Values:
 
 
 def letter(page: PageOfRun) -> Values:
-    """One dead letter: why, how often it was tried, and the record as far as it can be decoded."""
+    """One dead letter: the reason, the number of tries, and the record as far as it can be decoded."""
     name = page.request.path_params["letter"]
     rows = find_letters_page(page.catalog, page.moment, ids=[name])
     if not rows:
@@ -280,7 +280,7 @@ def letter(page: PageOfRun) -> Values:
 
 
 MAX_TEXT = 20_000
-"""Characters of a dead record that are shown."""
+"""Most characters of a dead record that are shown."""
 
 
 def _header(record: Any, name: str) -> str:
