@@ -1,4 +1,4 @@
-"""Limits for the threads of array libraries, in this process and in those that it starts."""
+"""Thread limits for the array libraries of this process and of the processes that it starts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 
 def thread_limits(threads: int) -> dict[str, str]:
-    """Return environment variables that limit the threads of array libraries. Libraries that are loaded already do
-    not read them."""
+    """Return environment variables that limit the threads of array libraries. Libraries that are already loaded do not
+    read them."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
     return dict.fromkeys(names, str(threads)) | {"TOKENIZERS_PARALLELISM": "false"}
 

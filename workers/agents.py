@@ -1,4 +1,4 @@
-"""What a role has beside the ordinary parts if agents call it: the agent loop, the launcher and the gateway."""
+"""The parts that a role needs if agents call it: the agent loop, the launcher and the gateway."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from workers.parts import context_length
 
 @dataclass(frozen=True, slots=True)
 class GatewayAddress:
-    """Where the gateway of a role listens, as the role's section says it."""
+    """The gateway's address of a role, from the role's section."""
 
     section: str
     address: str
@@ -51,11 +51,13 @@ def agent_parts(
     address: GatewayAddress,
     ring: Callable[[], object] = lambda: None,
 ) -> AgentParts | None:
-    """Return what agents need; None if no environment is an agent's. The turn loop and the agent loop share the policy.
+    """Return the parts for agents; None if no environment is an agent. The turn loop and the agent loop share the
+    policy.
 
     `places`: name of each taskset or evaluation -> the place in the run file that names its environment. `ring` is
-    called, in any thread, when a request has come. In a simulated run there is no server, and no agent is started;
-    requests are put into the inbox."""
+    called, in any thread, when a request arrives. In a simulated run there is no server and no agent; requests are put
+    into the inbox.
+    """
     agents_places = _of_agents(context.config, places)
     if not agents_places:
         return None
@@ -93,7 +95,7 @@ def agent_parts(
 
 
 def _of_agents(config: RunConfig, places: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the places that name an environment of agents."""
+    """Return the places that name an environment of agents."""
     named = config.environments_named()
     names = {name: name_of_part(named[where], where) for name, where in places.items()}
     return {name: places[name] for name, one in names.items() if registry.find_spec(EnvironmentSpec, one).is_agent}
@@ -106,7 +108,7 @@ def _launched_agents(
     keys: GatewayKeys,
     ring: Callable[[], object],
 ) -> LaunchedAgents:
-    """Return what is started here, or called, for the tasks of these places, which have agents."""
+    """Return the launchers for the tasks of these places, whose agents are started or called here."""
     named = config.environments_named()
 
     def as_written(name: str, error: str) -> str:
@@ -131,7 +133,7 @@ def _launched_agents(
 
 
 def _keys(context: RoleContext) -> GatewayKeys:
-    """Return the keys of the run. Where no other process can have its log, nobody else needs its secret."""
+    """Return the keys of the run. If no other process can open its log, a random secret is enough."""
     run_id, kind = context.folder.run_id, context.config.transport.kind
     is_shared = registry.find_spec(TransportSpec, kind).is_shared
     return GatewayKeys(run_secret(run_id) if is_shared else secrets.token_bytes(32), run_id)
@@ -158,6 +160,6 @@ def _start_gateway(
 
 
 def _others(context: RoleContext) -> Sequence[str]:
-    """Return the base URLs of the other gateways on this machine where rollouts wait."""
+    """Return the base URLs of the other gateways on this machine that have waiting rollouts."""
     found = find_gateways(RunFolder(context.folder.path))
     return [one.base_url for one in found if one.num_free and one.process != context.process]

@@ -39,7 +39,7 @@ def build(context: RoleContext) -> Role:
     step = EvaluatorStep(
         config=config,
         evaluations=evaluations,
-        policy=loop.policy,  # the turn loop's share of it, if agents have the other one
+        policy=loop.policy,  # the turn loop's part, if agents have the other part
         loop=loop,
         agents=None
         if agents is None

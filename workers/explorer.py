@@ -19,9 +19,9 @@ from workers.agents import GatewayAddress, agent_parts
 from workers.parts import device_lock, engine_share, follower, model_spec, turn_loop
 
 STORE_PATIENCE_S = 5.0
-"""Seconds to try to fetch weights. After them the explorer goes on with the weights that it has, and asks again."""
+"""Seconds to try to fetch weights. Then the explorer continues with the weights that it has, and tries again later."""
 STATES_PATIENCE_S = 30.0
-"""Seconds to try to fetch a large state of an environment. Without the state the rollout begins anew."""
+"""Seconds to try to fetch a large state of an environment. Without the state the rollout starts again."""
 
 
 def build(context: RoleContext) -> Role:
@@ -51,7 +51,7 @@ def build(context: RoleContext) -> Role:
     )
     make_step = ExplorerStep if agents is None else functools.partial(AgentExplorerStep, parts=agents)
     step = make_step(
-        policy=loop.policy,  # the turn loop's share of it, if agents have the other one
+        policy=loop.policy,  # the turn loop's part, if agents have the other part
         loop=loop,
         follower=follower(context, settings.policy, spec, context.open_store(patience_s=STORE_PATIENCE_S)),
         settings=settings,

@@ -33,7 +33,8 @@ def build(context: RoleContext) -> Role:
         return MediaStore(context.open_store())
 
     def keep(problem: Problem) -> Problem:
-        """The store is opened when there is an image: feeders of text need no access to it."""
+        """Copy the problem's images into the store. The store is opened at the first image, so feeders of text need no
+        access to it."""
         return media().keep_problem(problem) if any(message.media for message in problem.messages) else problem
 
     pipeline = TaskPipeline.of(config, all_problems(config, tasksets_of(sources)))

@@ -1,4 +1,4 @@
-"""Parts that several roles are composed of."""
+"""Parts that several roles use."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from rftstream.weights.stores.media import MediaStore
 from rftstream.weights.stores.store import ObjectStore
 
 MEDIA_PATIENCE_S = 30.0
-"""Seconds to try to fetch an image. Without the image the rollout that shows it fails."""
+"""Seconds to try to fetch an image. Without the image its rollout fails."""
 
 
 def model_spec(context: RoleContext, *, device: str = "cpu", threads: int = 1) -> ModelSpec:
@@ -49,7 +49,7 @@ def model_spec(context: RoleContext, *, device: str = "cpu", threads: int = 1) -
 
 
 def context_length(spec: ModelSpec, renderer: Renderer) -> int | None:
-    """Longest prompt + completion: what the run file says, else what the model's config says."""
+    """Return the longest prompt + completion: from the run file, else from the model's config."""
     return spec.context if spec.context is not None else renderer.context
 
 
@@ -62,8 +62,8 @@ def turn_loop(
     ring: Callable[[], None] = lambda: None,
     lock: DeviceLock | None = None,
 ) -> tuple[Policy, TurnLoop]:
-    """`max_concurrent`: rollouts that are sampled at once. `ring` is called, in any thread, when an environment has
-    answered. `lock`: of the device, if a trainer is on it, too; it is held then."""
+    """Return a turn loop. `max_concurrent`: rollouts that are sampled at once. `ring` is called, in any thread, when an
+    environment has answered. `lock`: the lock of the device, if it is shared with a trainer; the loop then holds it."""
     config, settings = context.config, context.config.explorer
     renderer = open_renderer(spec)
     policy_class, options = config.build_part("policy", policy_name)
@@ -98,12 +98,12 @@ def turn_loop(
 
 
 def device_lock(context: RoleContext, spec: ModelSpec) -> DeviceLock | None:
-    """For an engine on the trainer's device, if they share it."""
+    """Return the lock of the device, for an engine that shares it with the trainer; else None."""
     return context.open_lock(spec.device) if is_shared(context.config, spec.device) else None
 
 
 def engine_share(policy: Policy, lock: DeviceLock | None, *, role: str) -> EngineShare | None:
-    """For an engine that has such a lock."""
+    """Return the share of the device, for an engine with such a lock; else None."""
     return None if lock is None else EngineShare(cast(SleepingPolicy, policy), lock, role=role)
 
 
@@ -118,7 +118,7 @@ def _observe_call(method: str, seconds: float, timed_out: bool) -> None:
 
 
 def follower(context: RoleContext, policy_name: str, spec: ModelSpec, store: ObjectStore) -> WeightsFollower:
-    """Return a follower of the run's weights. It keeps what it fetches from a remote store beside the run, for all
+    """Return a follower of the run's weights. What it fetches from a remote store is kept beside the run, for all
     workers of this machine."""
     cache = None if store.is_local or context.simulated else AnchorCache(context.folder.anchors)
     # Adapters are no weights yet: the policy makes something of them.
@@ -127,10 +127,10 @@ def follower(context: RoleContext, policy_name: str, spec: ModelSpec, store: Obj
 
 
 def demonstrations(context: RoleContext) -> DemonstrationQueue | None:
-    """For the buffer, if the run learns from any. ConfigError if its algorithm takes none."""
+    """Return the demonstrations for the buffer, if the run has any. ConfigError if its algorithm takes none."""
     config, section = context.config, context.config.experts
     if section is None or config.run.imported_versions is not None:
-        return None  # or its batches are there already
+        return None  # or its batches exist already
     spec = model_spec(context)
     renderer = open_renderer(spec)
     passes = section.passes or (1 if config.demonstrations_alone else None)
@@ -147,7 +147,7 @@ def demonstrations(context: RoleContext) -> DemonstrationQueue | None:
 
 
 def held_out(context: RoleContext, training: Training) -> HeldOut | None:
-    """For the trainer, if the run has any."""
+    """Return the held-out demonstrations for the trainer, if the run has any."""
     section = context.config.experts
     if section is None or not section.held_out:
         return None
@@ -155,7 +155,7 @@ def held_out(context: RoleContext, training: Training) -> HeldOut | None:
 
 
 def environment_maker(config: RunConfig) -> Callable[[str, str, Problem, int], Environment]:
-    """Builds environments by the place in the run file that names them; each Config is checked once."""
+    """Return a function that builds environments by their place in the run file. Each Config is checked once."""
     build, named = functools.cache(config.build_environment), config.environments_named()
 
     def make(where: str, name: str, problem: Problem, seed: int) -> Environment:
@@ -170,7 +170,7 @@ def environment_maker(config: RunConfig) -> Callable[[str, str, Problem, int], E
 
 
 def scorer(context: RoleContext) -> Scorer:
-    """Child processes; in a simulated run, where there are none, the rewards run inline."""
+    """Return a scorer with child processes; in a simulated run, which has none, the rewards run inline."""
     from rftstream.rewards.scorer import InlineScorer, ProcessScorer
 
     if context.simulated:

@@ -30,7 +30,8 @@ from rftstream.service.role import Role, RoleContext
 from workers.parts import context_length, follower, model_spec, scorer, turn_loop
 
 STORE_PATIENCE_S = 5.0
-"""Seconds to try to fetch weights. After them the synthesiser goes on with the weights that it has, and asks again."""
+"""Seconds to try to fetch weights. Then the synthesiser continues with the weights that it has, and tries again
+later."""
 
 
 def build(context: RoleContext) -> Role:

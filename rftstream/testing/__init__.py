@@ -1,5 +1,5 @@
-"""For tests, ours and users': one role driven alone, all roles in one process under a seeded scheduler with a manual
-clock, and the suite that every transport has to pass.
+"""Tools for our tests and users': a driver for one role, a simulation of all roles in one process with a seeded
+scheduler and a manual clock, and the conformance suite for transports.
 
     from rftstream.testing import Faults, Simulation
 

@@ -1,4 +1,4 @@
-"""The suite that every transport passes, also yours: what transport/base.py promises, as tests.
+"""The conformance suite for every transport, also yours: the promises of transport/base.py, as tests.
 
     from rftstream.testing.conformance import ConformanceHarness, TransportConformance
 
@@ -8,7 +8,8 @@
             return MyHarness(tmp_path)
 
 The harness says how to connect, how to run functions in other processes, and how long a session lasts. The tests
-compare records, never offsets: offsets may have gaps. They await what a log may take its time for. None is skipped.
+compare records, never offsets: offsets may have gaps. They wait for everything that may take a log some time. None is
+skipped.
 """
 
 from __future__ import annotations

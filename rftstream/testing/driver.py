@@ -1,4 +1,4 @@
-"""One role alone on a log in memory: put records on its topics, let it work, look at what it writes.
+"""Drives one role alone on a log in memory: put records on its topics, let it work, and read its records.
 
 run = MemoryRun(config, folder=tmp_path)
 verifier = RoleDriver(run, "verifier")
@@ -21,7 +21,7 @@ from rftstream.testing.memory_run import MemoryRun
 
 MAX_TICKS = 100_000
 TICK_S = 0.001
-"""Seconds of the clock that a tick takes at least."""
+"""Least seconds of the clock that a tick takes."""
 
 
 class RoleDriver:
@@ -36,7 +36,7 @@ class RoleDriver:
         build: Callable[[RoleContext], Role] | None = None,
     ) -> None:
         """Start the role. `role` is the name of a built-in role, or the declaration of your own. `build` composes the
-        role, if its declaration should not."""
+        role instead of its declaration."""
         self.run = run
         self.role = role if isinstance(role, str) else role.name
         self.process = process or self.role
@@ -58,12 +58,11 @@ class RoleDriver:
         return service_of(self._build(context), context)
 
     def tick(self) -> float:
-        """Do one slice of work. Return the seconds that the role would idle now."""
+        """Do one slice of work. Return the seconds for which the role would idle now."""
         return self.service.tick()
 
     def work(self, *, within_s: float = 0.1) -> None:
-        """Tick until the role is done, or has nothing to do for longer than `within_s`. Shorter waits pass on the
-        clock."""
+        """Tick until the role is done, or would idle for longer than `within_s`. Shorter waits advance the clock."""
         for _ in range(MAX_TICKS):
             idle_s = self.tick()
             if self.service.done or idle_s > within_s:
@@ -77,11 +76,11 @@ class RoleDriver:
         return self.service.done
 
     def restart(self) -> None:
-        """Start the process again as after a SIGKILL. Nothing is left of it but what it wrote."""
+        """Start the process again as after a SIGKILL. Only its records remain."""
         self.service = self._start()
 
     def stop(self) -> None:
-        """End the process as after a SIGTERM: it finishes what is in hand, and leaves."""
+        """End the process as after a SIGTERM: it finishes its work in progress, and leaves."""
         self.service.drain()
         while not self.service.done:
             self.run.clock.advance(max(self.tick(), TICK_S))

@@ -1,4 +1,4 @@
-"""What can go wrong in a simulated run, and how often. The seed decides what happens when."""
+"""The faults of a simulated run, with their numbers. The seed decides what happens when."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUESTION = "question"
 
 
 class Kill(BaseException):
-    """A simulated SIGKILL: nothing of the process goes on."""
+    """A simulated SIGKILL: the process does nothing more."""
 
 
 class PowerLoss(BaseException):
@@ -29,42 +29,42 @@ class PowerLoss(BaseException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """The most faults of each kind in a simulation. The seed chooses between those that can happen at a point."""
+    """The most faults of each kind in a simulation. The seed chooses among those that are possible at a point."""
 
     share: float = 0.02
-    """Chance, at each point, that something happens. Points: between two ticks of a process; before and after each
-    commit, while it is open and while it is marked; before and after each start of a producer and each object that is
-    put into the store; before each question to the log, each snapshot of a membership and each deletion."""
+    """Chance of a fault at each point. Points: between two ticks of a process; before and after each commit, while it
+    is open and while it is marked; before and after each start of a producer and each object that is put into the
+    store; before each request to the log, each snapshot of a membership and each deletion."""
     roles: tuple[str, ...] = ()
     """Roles whose processes may have faults. Empty: all roles."""
     kills: int = 0
-    """A process is killed (SIGKILL), and started again a while later."""
+    """A process is killed (SIGKILL), and started again some time later."""
     pauses: int = 0
-    """A process is not ticked for up to 40 s, at any point. That is long enough for a session to expire and a successor
-    to come."""
+    """A process is not ticked for up to 40 s, from any point. That is long enough for its session to expire and a
+    successor to start."""
     restarts: int = 0
-    """A process gets SIGTERM. It finishes what is in hand, leaves, and is started again."""
+    """A process gets SIGTERM. It finishes its work in progress, leaves, and is started again."""
     takeovers: int = 0
     """A second process of a single role is started while the first one lives."""
     joins: int = 0
     """One more explorer or verifier is started, and stays."""
     aborts: int = 0
-    """A commit fails and nothing of it is visible, or a producer cannot be started just now."""
+    """A commit fails and nothing of it is visible, or a producer cannot be started at that time."""
     unknowns: int = 0
-    """A commit fails, and may have succeeded, or succeed later."""
+    """A commit fails, but may have succeeded, or may succeed later."""
     silences: int = 0
-    """A question to the log (ends, positions) is not answered; or the marks of a commit come late."""
+    """A request to the log (ends, positions) is not answered, or the marks of a commit come late."""
     user_pauses: int = 0
-    """A user pauses the run, and lets it go on up to 20 s later."""
+    """A user pauses the run, and continues it up to 20 s later."""
     drains: int = 0
     """A user drains the run."""
     retries: int = 0
-    """A user asks for groups to be put back: dead ones, some of them a second time, and now and then one that is not
+    """A user requests that groups are put back: dead ones, some of them a second time, and sometimes one that is not
     dead."""
     strangers: int = 0
-    """Somebody writes a record on a topic that a role alone writes (testing/foreign.py)."""
+    """A foreign writer writes a record on a topic that belongs to a role (testing/foreign.py)."""
     power_losses: int = 0
-    """All processes end at once. The newest commits may be missing, as from an embedded log."""
+    """All processes end at once. The newest commits may be missing, as with an embedded log."""
 
 
 _WHERE = {
@@ -82,11 +82,11 @@ _WHERE = {
     "strangers": {BETWEEN},
     "power_losses": None,
 }
-"""Kind of fault -> the points at which it can happen; None: at all of them."""
+"""Kind of fault -> the points at which it is possible; None: all points."""
 
 
 class FaultPlan:
-    """Draws the faults of a simulation by its seed. The FaultInjector asks it at each point."""
+    """Draws the faults of a simulation from its seed. The FaultInjector calls it at each point."""
 
     def __init__(self, faults: Faults, random: Random) -> None:
         self._share = faults.share
@@ -96,7 +96,7 @@ class FaultPlan:
         self.happened: Counter[str] = Counter()
 
     def draw(self, point: str, role: str) -> str | None:
-        """Return the fault that happens here to a process of this role, or None."""
+        """Return the fault of a process of this role at this point, or None."""
         if not self._left or (self._roles and role not in self._roles) or self._random.random() >= self._share:
             return None
         possible = [name for name in sorted(self._left) if (where := _WHERE[name]) is None or point in where]
@@ -109,20 +109,20 @@ class FaultPlan:
         return name
 
     def stop(self) -> None:
-        """Let nothing go wrong any more."""
+        """Produce no more faults."""
         self._left.clear()
 
 
 class FaultScript(FaultPlan):
-    """A plan of given faults, one after the other. Each happens as soon as its point comes."""
+    """A plan of given faults in order. Each happens at its point."""
 
     def __init__(self, *steps: tuple[str, str | None, str, int]) -> None:
-        """Take steps of: point, role (None: any), kind, and how often the point is passed by before."""
+        """Take steps of: point, role (None: any), kind, and how often the point is passed before."""
         super().__init__(Faults(), Random(0))
         self._steps = list(steps)
 
     def draw(self, point: str, role: str) -> str | None:
-        """Return the next fault of the script if this is its point, else None."""
+        """Return the next fault of the script if it belongs to this point, else None."""
         if not self._steps or point != self._steps[0][0] or self._steps[0][1] not in (None, role):
             return None
         where, who, name, skipped = self._steps.pop(0)
@@ -133,12 +133,12 @@ class FaultScript(FaultPlan):
         return name
 
     def stop(self) -> None:
-        """Forget the rest of the script."""
+        """Drop the rest of the script."""
         self._steps.clear()
 
 
 def joining_roles(config: RunConfig) -> list[str]:
-    """Return the concurrent roles that have something to read."""
+    """Return the concurrent roles that have input."""
     concurrent = RoleKind.concurrent
     return [spec.name for spec in role_specs() if spec.kind is concurrent and (spec.consumes or spec.chosen(config))]
 

@@ -1,4 +1,4 @@
-"""A writer on topics that belong to others: what a broken tool or a stray process leaves on a live log."""
+"""A writer on topics that belong to others. It imitates a broken tool or a stray process on a live log."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ B = TypeVar("B", BatchManifest, Experience)
 
 
 class _NothingYet(Exception):
-    """There is no record on the log of which this one could be made."""
+    """The log has no record from which this one could be made."""
 
 
 class _LogSample:
-    """Draws records that stand on a log, and makes others of them."""
+    """Draws records from a log, and makes other records from them."""
 
     def __init__(self, transport: Transport, run: str, random: Random) -> None:
         self._transport = transport
@@ -44,7 +44,7 @@ class _LogSample:
         self._random = random
 
     def _some(self, topic: str, kind: type[M]) -> tuple[Record, M]:
-        """Return any good record of ours on the topic."""
+        """Return any valid record of ours on the topic."""
         found = [
             (record, message)
             for record, message in Log(self._transport).in_force(topic)
@@ -58,7 +58,7 @@ class _LogSample:
         return codec.to_record(message, topic, partition, run=self._run, writer_epoch=epoch)
 
     def _some_record(self, topics: Sequence[str]) -> NewRecord:
-        """Return a record that stands on one of the topics, to be written again."""
+        """Return a record of one of the topics, to be written again."""
         topic = self._random.choice(topics)
         record, _ = self._some(topic, object)
         return NewRecord(topic, record.partition, record.key, record.value, record.headers)
@@ -71,7 +71,7 @@ class _LogSample:
         return VersionName(trainer_epoch=epoch, version=name.version + self._random.randint(0, 3))
 
     def _changed(self, kind: type[B], change: Callable[[B, Random], B]) -> NewRecord:
-        """A record of `batches` that says something else than the one that it is made from."""
+        """Return a changed copy of a record of `batches`."""
         record, message = self._some("batches", kind)
         return self._raw(change(message, self._random), "batches", writer_epoch(record), record.partition)
 
@@ -79,17 +79,17 @@ class _LogSample:
 class ForeignWriter(_LogSample):
     """Writes foreign records, one at a time, on any topic. A FaultInjector makes it.
 
-    Each record is made from what stands on the log. No role would write it, under any fault. On topics with several
-    writers it is of no contract, or a copy that has no effect: nothing tells who else may write there.
+    Each record is made from records on the log. No role would write it, under any fault. On topics with several writers
+    it has no contract, or is a copy without effect, since nothing shows which writers are allowed there.
     """
 
     def __init__(self, transport: Transport, run: str, random: Random) -> None:
         super().__init__(transport, run, random)
         self._num_bytes = 0
-        """Records without headers that were written."""
+        """Number of records without headers that were written."""
 
     def write(self) -> str:
-        """Write one record, and return what it was."""
+        """Write one record, and return its description."""
         kinds: list[Callable[[], NewRecord]] = [
             self._noise,
             self._noise,
@@ -124,7 +124,7 @@ class ForeignWriter(_LogSample):
     # ------------------------------------------------------------------------------------------ on any of them
 
     def _noise(self) -> NewRecord:
-        """Return random bytes under the headers of a record of the topic, or under those of a release to come."""
+        """Return random bytes with the headers of a record of the topic, or with those of a future release."""
         record = self._some_record(
             ["batches", "weights", "steps", "control", "outcomes", "outcomes", "evals", "summaries"]
         )
@@ -134,12 +134,12 @@ class ForeignWriter(_LogSample):
         return msgspec.structs.replace(record, value=noise, headers=headers)
 
     def _copy(self) -> NewRecord:
-        """Return a copy of a record that stands on the log."""
+        """Return a copy of a record on the log."""
         topics = ["batches", "batches", "weights", "steps", "outcomes", "outcomes", "verified", "summaries"]
         return self._some_record(topics)
 
     def _bytes(self) -> NewRecord:
-        """Return random bytes without headers, on one topic of the run after the other."""
+        """Return random bytes without headers, on each topic of the run in turn."""
         topics = self._transport.admin.topics()
         topic = sorted(topics)[self._num_bytes % len(topics)]
         self._num_bytes += 1
@@ -160,7 +160,8 @@ class ForeignWriter(_LogSample):
         return self._raw(RunFinished(reason="foreign", name=name, finished_at=0.0), "control", epoch)
 
     def _trimmed(self) -> NewRecord:
-        """Under the trainer's epoch, and beyond the end of the log; or within it, of a checkpoint that nobody made."""
+        """Return a deletion under the trainer's epoch: beyond the end of the log, or within it for a checkpoint that
+        does not exist."""
         self._some("control", Claim)
         newest = max(
             (
@@ -171,7 +172,7 @@ class ForeignWriter(_LogSample):
             default=0,
         )
         ends = [end for _, end in sorted(self._transport.admin.end_offsets("tasks").items())]
-        beyond, version = (1000, 0) if sum(ends) % 2 else (0, 10_000)  # nothing is drawn: other records stay the same
+        beyond, version = (1000, 0) if sum(ends) % 2 else (0, 10_000)  # not drawn: other records stay the same
         said = Trimmed(
             name=VersionName(trainer_epoch=newest, version=version),
             checkpoints=(),
@@ -185,7 +186,7 @@ class ForeignWriter(_LogSample):
         return self._raw(TasksEnded(admitted=0, reason="foreign"), "control", self._strange_epoch())
 
     def _manifest(self) -> NewRecord:
-        """A second one, good or not to be decoded."""
+        """Return a second manifest, valid or not decodable."""
         _, manifest = self._some("control", RunManifest)
         record = self._raw(dataclasses.replace(manifest, seed=12345, partitions=99), "control", 1)
         return record if self._random.random() < 0.5 else msgspec.structs.replace(record, value=b"\xc1")
@@ -206,7 +207,7 @@ class ForeignWriter(_LogSample):
         return self._raw(dataclasses.replace(step, name=name, trained_groups=1000), "steps", name.trainer_epoch)
 
     def _jump(self) -> NewRecord:
-        """Return an announcement or a step of the right epoch whose version is far ahead."""
+        """Return an announcement or a step of the right epoch with a version that is far ahead."""
         topic = self._random.choice(["weights", "steps"])
         record, message = self._some(topic, object)
         assert isinstance(message, WeightsAnnounced | StepRecord)
@@ -216,15 +217,14 @@ class ForeignWriter(_LogSample):
     # ------------------------------------------------------------------------------------------ tasks, outcomes, evals
 
     def _task(self) -> NewRecord:
-        """Return a task of a group that nobody admitted."""
+        """Return a task of a group that was never admitted."""
         record, task = self._some("tasks", Task)
         rollout = f"no/0/0/0/{task.ids.sibling}"
         ids = dataclasses.replace(task.ids, group_id="no/0/0/0", taskset="no", rollout_id=rollout, sequence=10**6)
         return self._raw(dataclasses.replace(task, ids=ids), "tasks", self._strange_epoch(), record.partition)
 
     def _outcome(self) -> NewRecord:
-        """Return an outcome of a group that has none, under an epoch that nobody claimed; or a second outcome of a
-        group that has one."""
+        """Return an outcome of an undecided group under an unclaimed epoch, or a second outcome of a decided group."""
         record, outcome = self._some("outcomes", GroupOutcome)
         changed = dataclasses.replace(outcome, result=GroupResult.dead, batch_sequence=None, late=False)
         if self._random.random() < 0.5 and not outcome.late:
@@ -235,7 +235,7 @@ class ForeignWriter(_LogSample):
         return self._raw(group, "outcomes", self._strange_epoch() or 1000)
 
     def _result(self) -> NewRecord:
-        """Return a result of an evaluation that nobody made."""
+        """Return a result of an evaluation that was never done."""
         _, result = self._some("evals", EvalResult)
         changed = dataclasses.replace(result, metrics={"mean": 1e9}, best=True)
         return self._raw(changed, "evals", self._strange_epoch())
@@ -243,11 +243,11 @@ class ForeignWriter(_LogSample):
     # ------------------------------------------------------------------------------------------ batches
 
     def _batch_manifest(self) -> NewRecord:
-        """Return a manifest with a wrong field, of a batch in the past, the near or the far future."""
+        """Return a manifest with a wrong field, for a batch in the past, or in the near or far future."""
         return self._changed(BatchManifest, _wrong_manifest)
 
     def _experience(self) -> NewRecord:
-        """Return an experience that is moved to another batch or another place."""
+        """Return an experience in another batch or in another place."""
         return self._changed(Experience, _wrong_experience)
 
 

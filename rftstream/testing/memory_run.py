@@ -1,4 +1,4 @@
-"""A run in memory: its log, its object store, its clock. What RoleDriver and Simulation stand on."""
+"""A run in memory: its log, its object store, its clock. RoleDriver and Simulation use it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ START_TIME_S = 1_700_000_000.0
 
 
 class ManualClock:
-    """A clock that goes on only when it is told to. A MemoryRun makes it."""
+    """A clock that only advances on request. A MemoryRun makes it."""
 
     def __init__(self, now: float = START_TIME_S) -> None:
         self._now = now
@@ -61,7 +61,7 @@ class ManualClock:
 
 
 class Agenda:
-    """Tasks and the times at which they are due. `Simulation` adds to it, and does what is due before each step."""
+    """Tasks with their due times. `Simulation` adds tasks, and does the due ones before each step."""
 
     def __init__(self) -> None:
         self._tasks: list[tuple[float, Callable[[], None]]] = []
@@ -71,7 +71,7 @@ class Agenda:
         self._tasks.append((at, task))
 
     def take_due(self, now: float) -> list[Callable[[], None]]:
-        """Remove and return the tasks that are due, in the order in which they were added."""
+        """Remove and return the due tasks, in the order in which they were added."""
         due = [task for at, task in self._tasks if at <= now]
         self._tasks = [(at, task) for at, task in self._tasks if at > now]
         return due
@@ -90,16 +90,17 @@ class MemoryStore(ObjectStore):
         self.objects: dict[str, bytes] = {}
         self.fault: Callable[[str], None] | None = None
         """Called as fault("before_versions") and fault("after_versions") when an object is put into the folder
-        `versions`, and so on, and as fault("before_delete") of each object; what it raises comes out of the call."""
+        `versions`, and likewise for other folders; and as fault("before_delete") for each object. Its exception is
+        raised by the call."""
         self._files = _MemoryFiles(self)
 
 
 class MemoryRun:
-    """A run without processes. A test makes it, starts roles on it, and plays all roles that it does not start."""
+    """A run without processes. A test makes it, starts roles on it, and acts as all other roles."""
 
     def __init__(self, config: RunConfig, *, folder: Path, marks: bool = False) -> None:
-        """Make the log, the object store and the clock. `marks` says whether transactions leave gaps between offsets,
-        as on Kafka."""
+        """Make the log, the object store and the clock. `marks`: whether transactions leave gaps between offsets, as on
+        Kafka."""
         self.config = config
         self.folder = RunFolder(folder / config.run.name)
         self.folder.path.mkdir(parents=True, exist_ok=True)
@@ -111,8 +112,8 @@ class MemoryRun:
     # ------------------------------------------------------------------------------------------ writing
 
     def put(self, topic: str, *messages: Message, partition: int | None = None) -> None:
-        """Write messages in one transaction, as their role would write them. Each goes to the partition where it
-        belongs, unless one is given."""
+        """Write messages in one transaction, as their role would. Each goes to its own partition, unless one is
+        given."""
         entries = [
             (topic, self._partition(topic, message) if partition is None else partition, message)
             for message in messages
@@ -122,7 +123,7 @@ class MemoryRun:
         self._commit(played_records(self.transport(), self.folder.run_id, entries), positions)
 
     def put_raw(self, *records: NewRecord) -> None:
-        """Write records as they are, in one transaction."""
+        """Write unchanged records, in one transaction."""
         self._commit(records, {})
 
     def _commit(self, records: Sequence[NewRecord], positions: Mapping[TopicPartition, Position]) -> None:
@@ -131,13 +132,13 @@ class MemoryRun:
         producer.commit(records, positions=positions, group=RoleName.buffer if positions else None)
 
     def _of_the_buffer(self, manifest: BatchManifest) -> dict[TopicPartition, Position]:
-        """Return the position that the buffer commits with a batch, which says which batch comes next."""
+        """Return the position that the buffer commits with a batch, which says which batch is next."""
         committed = Log(self.transport()).committed(RoleName.buffer)
         metadata = f"{manifest.batch_sequence + 1} {int(manifest.last)}"
         return {place: Position(one.offset, f"{one.offset} {metadata}") for place, one in committed.items()}
 
     def put_manifest(self) -> None:
-        """Write the run's manifest, which the feeder writes first and all others wait for."""
+        """Write the run's manifest, which the feeder writes first and all other roles wait for."""
         digests = {f"taskset.{name}": "" for name in self.config.tasksets}
         manifest = make_manifest(self.config, self.folder.run_id, digests, self.clock.now())
         self.put("control", replace(manifest, config=""))
@@ -154,7 +155,7 @@ class MemoryRun:
     # ------------------------------------------------------------------------------------------ looking
 
     def transport(self, process: str = "observer") -> Transport:
-        """Return a connection to the log, as the process of this name would have it."""
+        """Return a connection to the log, for the process of this name."""
         return self.log.connect(process)
 
     def records(self, topic: str) -> list[Record]:
@@ -172,8 +173,8 @@ class MemoryRun:
         return audit(self.transport())
 
     def recompute(self, config: RunConfig | None = None) -> Recomputation:
-        """Compute the decisions of all operators again from the log, and return what came of it. `config`: of a run
-        with other settings."""
+        """Recompute the decisions of all operators from the log, and return the result. `config`: a config with other
+        settings."""
         from rftstream.models.folders.folder import prepare_model
         from rftstream.queries.decisions.recompute import recompute
 
@@ -181,7 +182,7 @@ class MemoryRun:
         return recompute(self.transport(), config or self.config, spec)
 
     def digest(self) -> str:
-        """Return a digest over every record of every topic, without host and process id in claims."""
+        """Return a digest of all records of all topics. Host and process id in claims are left out."""
         total = hashlib.sha256()
         for topic in sorted(TOPICS):
             for record in self.records(topic):

@@ -1,4 +1,4 @@
-"""Records as their roles would write them: under a claimed epoch, so that they are in force."""
+"""Records in the form that their roles write: under a claimed epoch, so that they are in force."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rftstream.transport.base import Transport
 
 
 def played_records(transport: Transport, run: str, entries: Iterable[tuple[str, int, Message]]) -> list[NewRecord]:
-    """Return the records for entries of topic, partition and message. Before each record that needs a claim stands the
-    claim that its writer would have."""
+    """Return the records for entries of topic, partition and message. If a record needs a claim, the claim of its
+    writer comes before it."""
     entries = list(entries)
     if not any(topic in RULED for topic, _, _ in entries):
         return [codec.to_record(message, topic, partition, run=run) for topic, partition, message in entries]
@@ -37,7 +37,7 @@ def played_records(transport: Transport, run: str, entries: Iterable[tuple[str, 
 
 
 def _writer(topic: str, message: Message, claimed: dict[str, int]) -> tuple[str, int]:
-    """Return the role that writes the message, and the epoch under which it does."""
+    """Return the role that writes the message, and its epoch."""
     match message:
         case Claim():
             return message.role, message.epoch

@@ -18,9 +18,9 @@ class SimulatedProcess:
     """Earliest time of the next tick, or of the start if the process is not running."""
     paused_until: float = 0.0
     held: bool = False
-    """Whether the process stands still in the middle of a step."""
+    """Whether the process is halted in the middle of a step."""
     leave_by: float | None = None
-    """Time at which the process is ended, if it was told to leave."""
+    """Time at which the process is killed, if it was told to leave."""
     starts: int = 0
     exit_code: int | None = None
     """Exit code, once the process has ended for good."""

@@ -1,7 +1,7 @@
 """All roles of a run in one process: a manual clock, an in-memory log, a seeded scheduler, faults between any steps.
 
-Everything that could differ between two runs comes from the seed: which process goes next, what goes wrong when, how
-long a dead one stays away. The same seed gives the same log, record for record.
+Everything that could differ between two runs comes from the seed: the order of processes, the faults, the time until a
+dead process starts again. The same seed gives the same log, record for record.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from rftstream.testing.memory_run import START_TIME_S, Agenda, ManualClock, Memo
 from rftstream.testing.processes import SimulatedProcess
 
 DRAIN_S = 30.0
-"""Seconds for a process that was told to leave. Then it is ended as it is."""
+"""Seconds for a process that was told to leave. After them it is killed."""
 
 RESTARTED = {1}
-"""Exit codes after which a supervisor starts a process again. After 3 it ends the run: a log that does not answer for a
-moment must not lead to that code."""
+"""Exit codes after which a supervisor starts a process again. After code 3 it ends the run, so a log that does not
+answer for a moment must not lead to that code."""
 
 TAKEN_OVER = 5
 
 MAX_HELD = 2
-"""Processes that may stand still in the middle of a step at once: each is a frame on Python's stack."""
+"""Most processes that may be halted in the middle of a step at once, since each is a frame on Python's stack."""
 
 SUMMARY_EVERY = 3
-"""Records after which a topic is summarised again, so that short runs have many summaries, too."""
+"""Records after which a topic gets a new summary: few, so that short runs also have many summaries."""
 
 STORY_LINES = 60
 
 
 class Simulation(MemoryRun):
-    """A run with as many workers of each role as the config says, and of your own `roles` beside them.
+    """A run with the config's number of workers for each role, and with your own `roles` beside them.
 
-    A test makes it and calls `run`, or `step` by step. In between it may call `kill`, `pause` and the like.
+    A test makes it and calls `run`, or `step` by step. In between it may call `kill`, `pause` and similar methods.
     """
 
     def __init__(
@@ -72,30 +72,30 @@ class Simulation(MemoryRun):
         watch: Callable[[], None] | None = None,
         roles: Sequence[RoleSpec] = (),
     ) -> None:
-        """Make all processes. `tick_s` is how far each tick moves the clock. `watch` is called after every commit and
-        every tick; what it raises ends the simulation."""
+        """Make all processes. `tick_s` is the time by which each tick advances the clock. `watch` is called after every
+        commit and every tick; its exception ends the simulation."""
         super().__init__(config, folder=folder, marks=True)
         self.seed = seed
         self.random = Random(seed)
         self.plan = FaultPlan(faults, self.random)
         self.watch = watch
         self.forgot: Callable[[], None] | None = None
-        """Called when the power was lost, and with it some of the log."""
+        """Called after a power loss that lost a part of the log."""
         self.processes: list[SimulatedProcess] = []
         self.num_ticks = 0
         self.story: list[str] = []
-        """Lines on what happened beside the ordinary, to be read when a seed fails."""
+        """Lines on unusual events, to be read when a seed fails."""
         self._restart_s = restart_s
         self._tick_s = tick_s
         self._seen_changes = 0
         self._agenda = Agenda()
         self.asked = DesiredState.running
-        """State of the run that the user asked for last."""
+        """State of the run that the user requested last."""
         self._faults = FaultInjector(self)
         self.log.fault = self._faults.at_producer
         self.store.fault = self._faults.at
         self.device = MemoryDevice()
-        """The device that all processes are on, should they share one (`trainer.colocate`)."""
+        """The device of all processes, if they share one (`trainer.colocate`)."""
         self._own_roles = {spec.name: spec for spec in roles}
         for spec in roles:
             self.transport().admin.commit_initial(spec.name, spec.positions)
@@ -109,7 +109,7 @@ class Simulation(MemoryRun):
     # ------------------------------------------------------------------------------------------ driving
 
     def run(self, max_ticks: int = 30_000, until: Callable[[], bool] | None = None) -> None:
-        """Step until every process has ended by itself (or `until` is true), or one ended in a way that ends the
+        """Step until every process has ended by itself (or `until` is true), or until one ends in a way that ends the
         run."""
         try:
             while self.failed is None and any(process.exit_code is None for process in self.processes):
@@ -127,7 +127,7 @@ class Simulation(MemoryRun):
         return next((process for process in self.processes if process.exit_code not in (None, 0, TAKEN_OVER)), None)
 
     def step(self, until: float | None = None) -> None:
-        """Do one tick of a process that the seed chooses among those that are due. If none is due, time moves on (up to
+        """Do one tick of a process, which the seed chooses among the due ones. If none is due, advance the time (up to
         `until`)."""
         now = self.clock.now()
         for task in self._agenda.take_due(now):
@@ -144,7 +144,7 @@ class Simulation(MemoryRun):
         self.clock.advance(min(times) - now + 1e-6)
 
     def add(self, role: str) -> SimulatedProcess:
-        """Add one more process of the role, beside those that live."""
+        """Add one more process of the role, beside the live ones."""
         number = sum(process.role == role for process in self.processes)
         process = SimulatedProcess(f"{role}-{number}", role, wake_at=self.clock.now())
         self.processes.append(process)
@@ -155,12 +155,12 @@ class Simulation(MemoryRun):
         return next(process for process in self.processes if process.name == name)
 
     def kill(self, process: SimulatedProcess, reason: str = "killed") -> None:
-        """Kill the process as by SIGKILL. It starts again a while later."""
+        """Kill the process as by SIGKILL. It starts again some time later."""
         self.note(f"{process.name}: {reason}")
         self.end(process)
 
     def at(self, seconds: float, what: Callable[[], None]) -> None:
-        """Call `what` a number of seconds from now, as a user outside of the run. No faults happen to this caller."""
+        """Call `what` a number of seconds from now, as a user outside of the run. This caller has no faults."""
 
         def do() -> None:
             with self._faults.spared():
@@ -169,7 +169,7 @@ class Simulation(MemoryRun):
         self._agenda.add(self.clock.now() + seconds, do)
 
     def restart(self, process: SimulatedProcess) -> None:
-        """Send the process a SIGTERM. It starts again a while after it has left."""
+        """Send the process a SIGTERM. It starts again some time after it has left."""
         if process.service is not None and process.leave_by is None:
             self.note(f"{process.name}: told to leave")
             process.service.drain()
@@ -182,7 +182,7 @@ class Simulation(MemoryRun):
         process.paused_until = self.clock.now() + seconds
 
     def ask(self, state: DesiredState) -> None:
-        """Write what a user asks of the run."""
+        """Write a user's request for a state of the run."""
         self.asked = state
         self.note(f"the user: {state}")
         with self._faults.spared():
@@ -203,7 +203,7 @@ class Simulation(MemoryRun):
             except Kill as kill:
                 self.kill(process, f"killed {kill}")
             except PowerLoss as loss:
-                if self._faults.num_held:  # others stand still in the middle of a step, outside this one
+                if self._faults.num_held:  # others are halted in the middle of a step, outside this one
                     raise
                 self._faults.lose_power(str(loss))
             except RftError as error:
@@ -248,7 +248,7 @@ class Simulation(MemoryRun):
             self.end(process)
 
     def end(self, process: SimulatedProcess) -> None:
-        """End the process as it is. It starts again a while later."""
+        """End the process without a shutdown. It starts again some time later."""
         self.device.ended(process.name)
         process.service, process.leave_by, process.paused_until = None, None, 0.0
         process.wake_at = self.clock.now() + self._restart_s * (0.5 + self.random.random())
@@ -261,7 +261,7 @@ class Simulation(MemoryRun):
             process.service, process.exit_code = None, error.exit_code
 
     def _wake(self) -> None:
-        """End the waits of processes for which the log has something, as `Transport.wait` does."""
+        """End the waits of processes for which the log has new data, as `Transport.wait` does."""
         if self._seen_changes == self.log.num_changes:
             return
         self._seen_changes = self.log.num_changes
@@ -280,7 +280,7 @@ class Simulation(MemoryRun):
         self.story.append(f"{_since_start(self.clock)} {what}")
 
     def to_text(self) -> str:
-        """Return what happened, and where every process stands."""
+        """Return the events, and the state of every process."""
         states = [
             f"{process.name}: "
             + (
@@ -302,24 +302,24 @@ class Simulation(MemoryRun):
 
 
 class FaultInjector:
-    """Makes the faults of a simulation's plan happen, and what users and strangers do to the run meanwhile.
+    """Executes the faults of a simulation's plan, and the actions of users and foreign writers.
 
-    `Simulation` makes it. Log and store call `at_producer` and `at` at each point where something may go wrong. It
-    happens to the process whose tick it is.
+    `Simulation` makes it. Log and store call `at_producer` and `at` at each point of a possible fault. The fault
+    happens to the process that is ticking.
     """
 
     def __init__(self, simulation: Simulation) -> None:
         self._run = simulation
         self._current: SimulatedProcess | None = None
         self.num_held = 0
-        """Number of processes that stand still in the middle of a step."""
+        """Number of processes that are halted in the middle of a step."""
         self._foreign = ForeignWriter(
             simulation.transport("somebody"), simulation.folder.run_id, Random(f"foreign {simulation.seed}")
         )
 
     @contextmanager
     def befalling(self, process: SimulatedProcess | None) -> Iterator[None]:
-        """Let what goes wrong in this block happen to `process`, or to nobody."""
+        """Direct the faults inside this block to `process`, or to no process."""
         before, self._current = self._current, process
         try:
             yield
@@ -327,19 +327,19 @@ class FaultInjector:
             self._current = before
 
     def spared(self) -> AbstractContextManager[None]:
-        """Let nothing go wrong in this block: somebody outside of the run does what it does."""
+        """Prevent faults inside this block, for actions from outside of the run."""
         return self.befalling(None)
 
     def at_producer(self, point: str, process: str) -> None:
-        """Pass a point of this process's producer, if the process is the one whose tick it is."""
-        if self._current is None or process != self._current.name:  # the caller only looks on
+        """Pass a point of this process's producer, if the process is the one that is ticking."""
+        if self._current is None or process != self._current.name:  # the caller only reads
             return
         if point == AFTER_COMMIT and self._run.watch is not None:
             self._run.watch()
         self.at(point)
 
     def at(self, point: str) -> None:
-        """Pass a point at which something may go wrong for the current process."""
+        """Pass a point of a possible fault for the current process."""
         process = self._current
         if process is None:  # not a process of the run
             return
@@ -393,10 +393,10 @@ class FaultInjector:
         if self._run.forgot is not None:
             self._run.forgot()
         if lost:
-            self._run.ask(self._run.asked)  # the user sees that the request is lost, too
+            self._run.ask(self._run.asked)  # the user sees that the request was lost
 
     def _hold(self, process: SimulatedProcess, seconds: float, point: str) -> None:
-        """Let the process stand still in the middle of a step, while the others go on."""
+        """Halt the process in the middle of a step, while the others continue."""
         if self.num_held >= MAX_HELD:
             return
         until = self._run.clock.now() + seconds
@@ -415,7 +415,7 @@ class FaultInjector:
             self._run.ask(DesiredState.running)
 
     def _retry_dead(self) -> None:
-        """Ask as a user for up to four groups to be put back: dead ones, and one that may not be dead."""
+        """Request, as a user, that up to four groups are put back: dead ones, and one that may not be dead."""
         with self.spared():
             log = Log(self._run.transport())
             groups = [group.group_id for group in read_dead(log, now=self._run.clock.now()).groups]

@@ -1,11 +1,10 @@
-"""Trackers: what shows a run's curves outside of it. They read `steps` and `evals`, nothing else, and nobody waits for
-them.
+"""Trackers show a run's curves in other programs. They read only `steps` and `evals`, and nothing waits for them.
 
-The log is the truth: a tracker that starts again goes on with the same series, and no step in force is missing there.
-Each stands behind an extra and is off by default ([trackers]).
+The log is the source of truth: a restarted tracker continues the same series, without a missing step in force. Each
+needs an extra and is off by default ([trackers]).
 
-To add one: a module with a class that keeps `Tracker`, or `rftstream.trackers.served.TrackingService` for one behind a
-network; a setting in `[trackers]`, an extra, and a line in `TRACKERS`, all of the same name.
+To add one: a module with a class that implements `Tracker`, or `rftstream.trackers.served.TrackingService` for a
+network service; a setting in `[trackers]`, an extra, and a line in `TRACKERS`, all of the same name.
 """
 
 from __future__ import annotations
@@ -25,16 +24,15 @@ from rftstream.trackers.tracked import TrackedRun
 
 
 class Tracker(Protocol):
-    """Shows a run's curves in a program outside of rftstream. `open_trackers` makes those that the run file asks
-    for. Their owner calls `update` with the records of `steps` and `evals`, and `close` at the end. The first
-    `update` gets all records since the run began."""
+    """Shows a run's curves in a program outside of rftstream. `open_trackers` makes those in the run file. Their owner
+    calls `update` with the records of `steps` and `evals`, and `close` at the end. The first `update` gets all records
+    since the run began."""
 
     def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
-        """Show new records, given in the order of the log: steps that were in force when they were read, and
-        evaluations."""
+        """Show new records, in the order of the log: steps that were in force when they were read, and evaluations."""
 
     def close(self, *, ended: bool) -> None:
-        """Write what is left, and end. `ended` says whether the run is over; otherwise it may be resumed."""
+        """Write everything that is left, and end. `ended`: whether the run is over; otherwise it may be resumed."""
 
 
 TRACKERS = {
@@ -44,16 +42,15 @@ TRACKERS = {
     "wandb": TrackerSpec("rftstream.trackers.wandb:WeightsAndBiases", package="wandb", folder="wandb"),
     "mlflow": TrackerSpec("rftstream.trackers.mlflow:Mlflow", package="mlflow"),
 }
-"""Name of a tracker, as in `[trackers]` -> its class, the package that it needs, and the folder that it has in the
-run folder."""
+"""Name of a tracker, as in `[trackers]` -> its class, its package, and its folder in the run folder."""
 
 DATABASES = ("sqlite", "mysql", "postgresql", "mssql")
 """Schemes of the URLs of MLflow's stores in a database."""
 
 
 def check_trackers(config: RunConfig) -> None:
-    """Raise ConfigError if a tracker that the run file asks for cannot be used: its package is absent, or MLflow's
-    store is not named or lacks a package. No tracker is imported."""
+    """Raise ConfigError if a tracker in the run file cannot be used: its package is missing, or MLflow's store is not
+    named or lacks a package. No tracker is imported."""
     for name, spec, _ in _wanted(config):
         if importlib.util.find_spec(spec.package) is None:
             command = pip_install(f"rftstream[{name}]")
@@ -71,7 +68,7 @@ def _check_mlflow_store(url: str) -> None:
     if url.partition(":")[0].partition("+")[0] not in DATABASES:
         return
     absent = [package for package in ("sqlalchemy", "alembic") if importlib.util.find_spec(package) is None]
-    if absent:  # mlflow-skinny, which the extra brings, has none and would say so at every try
+    if absent:  # the extra brings mlflow-skinny, which lacks it and would report that at every try
         raise ConfigError(
             f"trackers.mlflow: MLFLOW_TRACKING_URI names a database, which needs {' and '.join(absent)}; "
             "pip install mlflow, or name a server"
@@ -79,9 +76,10 @@ def _check_mlflow_store(url: str) -> None:
 
 
 def open_trackers(config: RunConfig, run: TrackedRun, say: Callable[[str], None]) -> list[Tracker]:
-    """Return the trackers that the run file asks for. ConfigError as from `check_trackers`.
+    """Return the trackers in the run file. ConfigError as from `check_trackers`.
 
-    `say` is called with a text when something goes wrong later."""
+    `say` is called with a text for each later error.
+    """
     check_trackers(config)
     trackers = list[Tracker]()
     for name, spec, setting in _wanted(config):
@@ -96,13 +94,13 @@ def open_trackers(config: RunConfig, run: TrackedRun, say: Callable[[str], None]
 
 
 def folders_of_trackers(config: RunConfig) -> list[str]:
-    """Return the names of the folders that the run's trackers have for themselves in the run folder."""
+    """Return the names of the folders in the run folder that belong to the run's trackers."""
     folders = [spec.folder.format(setting=setting) for _, spec, setting in _wanted(config)]
     return [folder for folder in folders if folder and Path(folder).name == folder]
 
 
 def _wanted(config: RunConfig) -> Iterator[tuple[str, TrackerSpec, str]]:
-    """Yield name, record and setting of each tracker that the run file asks for."""
+    """Yield name, record and setting of each tracker in the run file."""
     for name, spec in TRACKERS.items():
         if (setting := getattr(config.trackers, name)) is not None:
             yield name, spec, setting

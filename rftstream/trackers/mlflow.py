@@ -1,10 +1,10 @@
 """MLflow: a run of the experiment, found again by its tag; steps in force as metrics `train/...`, evaluations as
 `eval/...`.
 
-A tag of the run says what was written. It is written after the metrics that it speaks of. If the process ends between
-the two, these metrics are written once more with equal steps and times, and a store in a database holds them once. When
-a trainer went back, the steps that it trained again stand beside the first ones, since MLflow deletes no point; the
-metric `train/trainer_epoch` tells them apart.
+A tag of the run records how far the log was written. It is written after the metrics. If the process ends between the
+two, these metrics are written again with equal steps and times, and a database store keeps them only once. If a trainer
+went back, the retrained steps are beside the first ones, since MLflow deletes no points. The metric
+`train/trainer_epoch` distinguishes them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Mlflow:
         self._run_id = ""
 
     def open(self) -> Written:
-        """Find the run by its tag, or make it, and return what its tag says was written. ConfigError without the
+        """Find the run by its tag, or make it, and return the position recorded in its tag. ConfigError without the
         package."""
         with importing("trackers.mlflow", "mlflow-skinny or mlflow", install="rftstream[mlflow]"):
             from mlflow import MlflowClient
@@ -56,7 +56,7 @@ class Mlflow:
         return run
 
     def write(self, news: Sequence[News], written: Written) -> None:
-        """Write the records as metrics; then write the tag that says so."""
+        """Write the records as metrics, and then the tag with the new position."""
         from mlflow.entities import Metric, RunTag
 
         metrics = [
@@ -70,12 +70,12 @@ class Mlflow:
         self._client.log_batch(self._run_id, tags=[tag])
 
     def close(self, *, ended: bool) -> None:
-        """End the run as FINISHED, or as KILLED, MLflow's word for a run that was left before its end."""
+        """End the run as FINISHED; or as KILLED, MLflow's word for a run that stopped before its end."""
         self._client.set_terminated(self._run_id, "FINISHED" if ended else "KILLED")
 
 
 def _name(name: str) -> str:
-    """Return a name that MLflow takes. Other characters become _. Only the first / stays, since no name may be a
+    """Return a name that MLflow accepts. Other characters become _. Only the first / stays, since no name may be a
     folder of another."""
     section, slash, rest = name.partition("/")
     return re.sub(r"[^\w\-. :/]", "_", section + slash + rest.replace("/", "."), flags=re.ASCII)[:250]

@@ -1,9 +1,10 @@
-"""Trackers behind a service: a thread of its own talks to it, so that nobody waits for one that is slow or away.
+"""Trackers with a remote service. A separate thread talks to the service, so that nothing waits for a slow or missing
+one.
 
-A tracker that starts asks the service what it has already (or reads it beside the run), and goes on from there. A
-service that does not answer is asked again, after longer and longer pauses. Meanwhile the log keeps what is to be
-written. So beside what was there at the start only MAX_WAITING records wait in memory: later ones are left to the next
-start, which reads the log anew.
+At its start a tracker asks the service for its last position (or reads it from a file beside the run), and continues
+there. A service that does not answer is asked again, after longer and longer pauses. Meanwhile the log keeps the
+records. So beside the records of the start, only MAX_WAITING wait in memory. Later ones are left to the next start,
+which reads the log again.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import ConfigError
 
 PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
-"""Seconds before the second try, and at most before any try."""
+"""Seconds before the second try, and the most seconds before any try."""
 CLOSE_S = 60.0
-"""Most seconds to write the rest when the run leaves."""
+"""Most seconds to write the rest when the session ends."""
 
 MAX_WAITING = 10_000
 """Most records that wait for a service."""
@@ -30,34 +31,34 @@ News = StepRecord | EvalResult
 
 
 class Written(NamedTuple):
-    """How far a service has written the log: it has everything up to here."""
+    """The position up to which a service has the log."""
 
     epoch: int = 0
     """Trainer epoch of the newest step."""
     version: int = 0
     """Version of the newest step."""
     evaluations: int = 0
-    """Number of records of `evals`, counted from the first, that the service has."""
+    """Number of records of `evals`, from the first on, that the service has."""
 
 
 class TrackingService(Protocol):
-    """The client of a tracking service. `ServedTracker` calls it in a thread of its own: `open` once, then `write`,
-    and `close` at the end. A call that raises is tried again, except after a ConfigError."""
+    """The client of a tracking service. `ServedTracker` calls it in a separate thread: `open` once, then `write`, and
+    `close` at the end. A call that raises is tried again, except after a ConfigError."""
 
     def open(self) -> Written:
-        """Find the run at the service, or make it there, and return what the service has. ConfigError if trying
-        again cannot help."""
+        """Find the run at the service, or make it there, and return the service's position. ConfigError if another try
+        cannot help."""
 
     def write(self, news: Sequence[News], written: Written) -> None:
-        """Write records, given in the order of the log. `written` is what the service has afterwards. After an
-        error, the same call may come again."""
+        """Write records, in the order of the log. `written` is the service's position afterwards. After an error, the
+        same call may come again."""
 
     def close(self, *, ended: bool) -> None:
-        """End the run at the service. `ended` says whether the run is over; otherwise it may be resumed."""
+        """End the run at the service. `ended`: whether the run is over; otherwise it may be resumed."""
 
 
 class ServedTracker:
-    """A tracker behind a service, as `Tracker` describes it. `open_trackers` makes it. Its thread talks to the
+    """A tracker with a remote service, as `Tracker` describes it. `open_trackers` makes it. Its thread talks to the
     service; `update` and `close` pass records to the thread."""
 
     def __init__(self, name: str, service: TrackingService, say: Callable[[str], None]) -> None:
@@ -65,7 +66,7 @@ class ServedTracker:
         self._name, self._service, self._say = name, service, say
         self._news: queue.SimpleQueue[Sequence[News] | None] = queue.SimpleQueue()
         self._num_waiting = self._num_left_out = 0
-        """Records that the thread has to write, and later ones that it is not given."""
+        """Number of records that the thread has to write, and of later ones that it does not get."""
         self._max_waiting = 0
         self._count_lock = threading.Lock()
         self._troubles: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -76,10 +77,10 @@ class ServedTracker:
         self._thread.start()
 
     def update(self, news: Sequence[News]) -> None:
-        """Pass records to the thread, and report what went wrong since the last call. Nothing is waited for."""
+        """Pass records to the thread, and report errors since the last call, without waiting."""
         with self._count_lock:
             self._max_waiting = self._max_waiting or max(MAX_WAITING, len(news))
-            closed = self._num_left_out or self._done.is_set()  # nothing is written behind a gap
+            closed = self._num_left_out or self._done.is_set()  # nothing is written after a gap
             taken = tuple(news[: 0 if closed else max(0, self._max_waiting - self._num_waiting)])
             self._num_waiting += len(taken)
             self._num_left_out += len(news) - len(taken)
@@ -123,7 +124,7 @@ class ServedTracker:
                 self._num_waiting -= len(news)
 
     def _insist(self, act: Callable[[], object]) -> bool:
-        """Do `act`, again until it is done. False if that is hopeless, or if the run leaves meanwhile."""
+        """Repeat `act` until it succeeds. Return False if it cannot succeed, or if the session ends first."""
         pause_s = PAUSE_S
         while True:
             try:
@@ -142,16 +143,16 @@ class ServedTracker:
 
 
 class Unwritten:
-    """Picks out of the records since the beginning of the log those that a service does not have. The thread makes
-    it when the service is open, and calls `take` with all records."""
+    """Selects the records that a service does not have. The thread makes it when the service is open, and calls `take`
+    with all records since the beginning of the log."""
 
     def __init__(self, written: Written) -> None:
         self._had = self.written = written
         self._evaluations = 0
 
     def take(self, news: Sequence[News]) -> list[News]:
-        """Return the records that are due, in the order of the log, without steps that another one among these has
-        replaced. Afterwards `written` counts them as written."""
+        """Return the records to write, in the order of the log, without steps that another of these has replaced.
+        Afterwards `written` counts them as written."""
         due: list[News] = []
         for one in news:
             if isinstance(one, EvalResult):
@@ -171,5 +172,5 @@ class Unwritten:
 
 
 def _replaces(step: StepRecord, other: News) -> bool:
-    """Return whether the step's trainer went back behind the other step."""
+    """Return whether the step's trainer went back to before the other step."""
     return isinstance(other, StepRecord) and other.name.version >= step.name.version

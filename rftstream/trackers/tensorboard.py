@@ -1,9 +1,9 @@
 """TensorBoard's event files: a scalar for each metric of each step in force (`train/...`) and evaluation (`eval/...`).
 
-A file begins with a session start at step 0. Where a trainer went back, it has another one at the first step that is
-trained again. At a session start TensorBoard drops what it knew from that step on
-(tensorboard/backend/event_processing/event_accumulator.py). Files of earlier starts stay, since a TensorBoard that is
-open would get stuck at a file that vanishes.
+A file begins with a session start at step 0. If a trainer went back, it has another one at the first retrained step. At
+a session start TensorBoard drops its data from that step on
+(tensorboard/backend/event_processing/event_accumulator.py). Files of earlier starts stay, since an open TensorBoard
+would get stuck at a deleted file.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class TensorBoard:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
         self._events, self._summaries = event_pb2, summary_pb2
         self._version = 0
-        """Newest version that was written."""
+        """Newest written version."""
         self._evaluated: dict[str, int] = {}
-        """Evaluation -> the newest version that was written."""
+        """Evaluation -> its newest written version."""
         folder.mkdir(parents=True, exist_ok=True)
         self._writer: Any = EventFileWriter(str(folder))
         self._start(0)
 
     def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
-        """Write the steps and evaluations. If a trainer went back, begin a session there first, so that TensorBoard
+        """Write the steps and evaluations. If a trainer went back, start a session there first, so that TensorBoard
         drops its old steps."""
         steps: dict[int, StepRecord] = {}
         results: dict[tuple[str, int], EvalResult] = {}
@@ -50,7 +50,7 @@ class TensorBoard:
             self._write("train", version, step.recorded_at, step.metrics)
             self._version = version
         for (evaluation, version), result in sorted(results.items()):
-            if version > self._evaluated.get(evaluation, -1):  # an older one is written in its place at the next start
+            if version > self._evaluated.get(evaluation, -1):  # an older one is replaced at the next start
                 self._write(f"eval/{evaluation}", version, result.evaluated_at, result.metrics)
                 self._evaluated[evaluation] = version
         if news:

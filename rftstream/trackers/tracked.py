@@ -1,4 +1,4 @@
-"""What trackers behind a service are told: which run it is, and the run's records as points."""
+"""The data for trackers with a service: the run's identity, and its records as points."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from rftstream.contracts.versions import EvalResult, StepRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """The run that a tracker shows. The session of `rftstream run` makes it, and `open_trackers` passes it on."""
+    """The run of a tracker. The session of `rftstream run` makes it, and `open_trackers` passes it on."""
 
     folder: Path
     """The run folder."""
     created_at: float
-    """Time in the run's manifest, in seconds since the Unix epoch. It tells runs of the same name apart."""
+    """Time in the run's manifest, in seconds since the Unix epoch. It distinguishes runs of the same name."""
     config: Mapping[str, Any]
     """The resolved settings, secrets left out."""
 
     @property
     def name(self) -> str:
-        """The run's name: that of its folder."""
+        """The run's name, which is the name of its folder."""
         return self.folder.name
 
     @property
     def key(self) -> str:
-        """The run's id at the service. It stays the same after each resume, wherever the folder is."""
+        """The run's id at the service. It stays the same after a resume, and if the folder moves."""
         return hashlib.sha256(f"{self.name}/{self.created_at!r}".encode()).hexdigest()[:24]
 
 

@@ -1,11 +1,11 @@
-"""Weights & Biases: one run there for each run here, also over resumes; steps in force as `train/...`, evaluations as
+"""Weights & Biases: one run there for each run here, also after a resume; steps in force as `train/...`, evaluations as
 `eval/...`, both over `version`.
 
-What was written is kept beside the run (`wandb/written.json`), since offline there is nobody to ask. The rows are
-numbered without gaps, and the number is W&B's own step; so W&B drops rows that are written again after a cut. When a
-trainer went back, the steps that it trained again stand beside the first ones; `train/trainer_epoch` tells them apart.
+The position is saved beside the run (`wandb/written.json`), since offline no service can be asked. Rows are numbered
+without gaps, and the number is W&B's own step, so W&B drops rows that are repeated after an interruption. If a trainer
+went back, the retrained steps are beside the first ones. `train/trainer_epoch` distinguishes them.
 
-Neither command line, environment, packages, code nor console output are sent, since keys may stand in them.
+Command line, environment, packages, code and console output are not sent, since they may contain keys.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class WeightsAndBiases:
         self._tracked = run
         self._state = run.folder / "wandb" / "written.json"
         self._rows = 0
-        """Number of rows written so far."""
+        """Number of written rows."""
         self._run: Any = None
 
     def open(self) -> Written:
-        """Begin the run or go on with it, and return what `written.json` says was written. ConfigError without a key
-        or the package."""
+        """Start or continue the run, and return the position in `written.json`. ConfigError without a key or the
+        package."""
         if os.environ.get("WANDB_MODE") not in LOCAL_MODES and not _has_key(os.environ):
             raise ConfigError(
                 "trackers.wandb: WANDB_API_KEY is not set, expected the key in the environment; export it, run `wandb "
@@ -82,7 +82,7 @@ class WeightsAndBiases:
         return Written()
 
     def write(self, news: Sequence[News], written: Written) -> None:
-        """Write a row for each record; then write down in `written.json` that it was done."""
+        """Write a row for each record, and then the new position into `written.json`."""
         for number, (version, at, values) in enumerate(map(point, news), self._rows):
             self._run.log({**values, "version": version, "_timestamp": at}, step=number)
         self._rows += len(news)
@@ -92,12 +92,12 @@ class WeightsAndBiases:
         os.replace(new, self._state)
 
     def close(self, *, ended: bool) -> None:
-        """End the run. Weights & Biases makes no difference between runs that are over and runs that may be resumed."""
+        """End the run. Weights & Biases does not distinguish ended runs from those that may be resumed."""
         self._run.finish()
 
 
 def _has_key(environment: Mapping[str, str]) -> bool:
-    """Return whether there is a key in the environment, or where `wandb login` puts it. Without one, wandb would ask
+    """Return whether there is a key in the environment, or in the file of `wandb login`. Without one, wandb would ask
     for it at the terminal."""
     if environment.get("WANDB_API_KEY"):
         return True

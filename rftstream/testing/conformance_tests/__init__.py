@@ -1,1 +1,1 @@
-"""The tests of the conformance suite, by what they are about. `testing.conformance` puts them together."""
+"""The tests of the conformance suite, by subject. `testing.conformance` combines them."""

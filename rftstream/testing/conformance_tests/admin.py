@@ -1,4 +1,4 @@
-"""Conformance: topics, where they end, what is deleted or compacted, and what a group has still to read."""
+"""Conformance: topics, their ends, deletion, compaction, and the lag of groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rftstream.transport.base import Jump, Position, TopicSettings
 
 
 class AdminConformance(BenchFixtures):
-    """Tests of what `Transport.admin` promises, and of what readers and groups notice of it."""
+    """Tests of the promises of `Transport.admin`, and of its effects on readers and groups."""
 
     def test_a_topic_keeps_its_settings(self, bench: Bench) -> None:
         """A topic has the settings that it was made with. Other settings for it are a ConfigError that names it."""
@@ -37,7 +37,7 @@ class AdminConformance(BenchFixtures):
             bench.producer().commit([new(topic, 2, "a")])
 
     def test_ends(self, bench: Bench) -> None:
-        """Begin and end offsets are told for each partition. The end lies behind the last record."""
+        """Begin and end offsets are given for each partition. The end is after the last record."""
         topic = bench.topic(2)
         empty, full = places_of(bench.transport, topic)
         admin = bench.transport.admin
@@ -63,7 +63,7 @@ class AdminConformance(BenchFixtures):
         after = {record.key: record.offset for record in bench.all_records(topic) if record.partition == 0}
         assert after == {key: offset for key, offset in before.items() if int(key or b"") >= 10}
         assert sum(bench.transport.admin.lag(group, topic).values()) == 15
-        # Positions before the first one kept are moved to it, and the transport tells of it once.
+        # Positions before the first kept record are moved to it, and the transport reports this once.
         transport = bench.connect()
         reader = transport.reader({place: 0})
         assert transport.jumps() == []
@@ -109,7 +109,7 @@ class AdminConformance(BenchFixtures):
 
         bench.await_true("the first record", lambda: saw("0"))
         bench.connect().admin.delete_before({place: offsets[b"15"]})
-        # The reader may still deliver what it had fetched. Then it goes on behind the gap, and gives nothing twice.
+        # The reader may still deliver what it had fetched. Then it continues after the gap, and gives no record twice.
         bench.await_true("the last record", lambda: saw("19"))
         assert seen[-5:] == ["15", "16", "17", "18", "19"]
         assert sorted(set(seen), key=int) == seen
@@ -131,7 +131,7 @@ class AdminConformance(BenchFixtures):
         assert texts(take(transport, member, 4)) == ["6", "7", "8", "9"]
 
     def test_newest_per_key_survives_compaction(self, bench: Bench) -> None:
-        """After a compaction the newest record of each key is there, at its old offset."""
+        """After a compaction the newest record of each key exists, at its old offset."""
         topic = bench.topic(compacted=True)
         group = bench.group(topic)
         producer = bench.producer()
@@ -146,7 +146,7 @@ class AdminConformance(BenchFixtures):
         assert {record.key: (record.offset, record.value) for record in after} == newest
         assert len(after) <= len(before)
         assert sum(bench.transport.admin.lag(group, topic).values()) == len(after)
-        # A follower that was in the middle goes on over the gaps.
+        # A follower in the middle continues over the gaps.
         place = TopicPartition(topic, 0)
         reader = bench.transport.reader({place: before[50].offset})
         wanted = [record.offset for record in after if record.offset >= before[50].offset]

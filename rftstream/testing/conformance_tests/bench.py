@@ -1,4 +1,4 @@
-"""The tools of the conformance tests: the harness that a transport brings, and a bench with short words."""
+"""The tools of the conformance tests: the harness that a transport provides, and a bench of short functions."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ Peer = Callable[..., Any]
 """A top-level function whose first argument is a Transport."""
 
 PATIENCE_S = 120.0
-"""Seconds to wait for what takes moments on a quiet machine."""
+"""Seconds to wait for something that takes moments on a quiet machine."""
 
 _numbers = itertools.count()
 
 
 class ConformanceHarness(ABC):
-    """The harness that a transport brings to be tested: one log, which lives for one test or for all of them.
+    """The harness that a transport provides for its tests: one log, which lives for one test or for all of them.
 
-    A fixture makes it. The tests call `connect` and `peers`, and `expire` to let members fall silent.
+    A fixture makes it. The tests call `connect` and `peers`, and `expire` to silence members.
     """
 
     session_timeout_s: float = 1.0
-    """The shortest session time-out that the log takes, in seconds."""
+    """The shortest session time-out that the log accepts, in seconds."""
     patience_s: float = PATIENCE_S
     """Seconds that something which must happen may take (a rebalance, a compaction)."""
     wake_up_s: float = 1.0
-    """Seconds, of the quickest of some calls, from a record to another process's answer and back. A busy machine holds
-    up many of them, and a log that only looks now and then holds up all."""
+    """Seconds, for the quickest of several calls, from a record to another process's answer and back. A busy machine
+    delays many of them, and a log that only polls delays all."""
 
     lives_on_while_working: bool = True
-    """Whether members live on while they are `working`. False for a log whose clock is the test's."""
+    """Whether members stay alive while they are `working`. False for a log with the test's clock."""
 
     @abstractmethod
     def connect(self) -> Transport:
-        """Return a new connection, as another process would have it."""
+        """Return a new connection, as for another process."""
 
     @abstractmethod
     def peers(self, peers: Sequence[tuple[Peer, tuple[Any, ...]]]) -> list[Any]:
-        """Run all of these functions at the same time, and return their results. Each runs in a process (or thread) and
-        with a connection of its own. An error of one of them is raised here."""
+        """Run all of these functions at the same time, and return their results. Each runs in a separate process (or
+        thread) with its own connection. An error in one of them is raised here."""
 
     def expire(self, alive: Collection[tuple[Transport, Member]]) -> None:
         """Let the session time-out pass, with a margin, for all members but these."""
@@ -63,7 +63,7 @@ class ConformanceHarness(ABC):
 
 
 def run_in_threads(connect: Callable[[], Transport], peers: Sequence[tuple[Peer, tuple[Any, ...]]]) -> list[Any]:
-    """Do what `ConformanceHarness.peers` does, for a log that lives in this process."""
+    """Run peers as `ConformanceHarness.peers` does, for a log that lives in this process."""
     results: list[Any] = [None] * len(peers)
     errors: list[BaseException] = []
 
@@ -84,13 +84,13 @@ def run_in_threads(connect: Callable[[], Transport], peers: Sequence[tuple[Peer,
 
 
 def run_peer(connect: Callable[[], Transport], peer: Peer, arguments: tuple[Any, ...]) -> Any:
-    """Run one peer with a connection of its own, which is closed in the end."""
+    """Run one peer with its own connection, which is closed at the end."""
     with closing(connect()) as transport:
         return peer(transport, *arguments)
 
 
 def await_true(what: str, condition: Callable[[], bool], patience_s: float) -> None:
-    """Wait until the condition is true. AssertionError, which says `what`, after `patience_s` seconds."""
+    """Wait until the condition is true. After `patience_s` seconds, AssertionError with the text `what`."""
     until = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > until:
@@ -99,8 +99,7 @@ def await_true(what: str, condition: Callable[[], bool], patience_s: float) -> N
 
 
 class Bench:
-    """Names that no other test uses, connections that are closed in the end, and what most tests do. A fixture makes
-    it."""
+    """Unique names, connections that are closed at the end, and the common steps of tests. A fixture makes it."""
 
     def __init__(self, harness: ConformanceHarness) -> None:
         self.harness = harness
@@ -137,8 +136,8 @@ class Bench:
         return group
 
     def producer(self, transport: Transport | None = None, name: str | None = None) -> Producer:
-        """Return a producer that is started, under a name of its own unless one is given. Its transactions may take as
-        long as a busy machine needs for a large one."""
+        """Return a started producer, by default with a unique name. The time limit of its transactions is long enough
+        for a large one on a busy machine."""
         producer = (transport or self.transport).producer(name or self.name("producer"), timeout_s=PATIENCE_S)
         producer.start()
         return producer
@@ -148,7 +147,7 @@ class Bench:
         self.producer().commit(records)
 
     def join(self, group: str, *topics: str, session_timeout_s: float = 30.0) -> tuple[Transport, Member]:
-        """Return a member of the group, with a connection of its own."""
+        """Return a member of the group, with its own connection."""
         transport = self.connect()
         member = transport.member(group, topics, name=self.name("member"), session_timeout_s=session_timeout_s)
         return transport, member
@@ -161,8 +160,8 @@ class Bench:
         begins: bool = False,
         session_timeout_s: float = 30.0,
     ) -> tuple[Transport, Member]:
-        """Return a member of the group that has its share `beside` the others. `begins`: it is positioned where the
-        group stands."""
+        """Return a member of the group that has its share `beside` the others. `begins`: it starts at the group's
+        positions."""
         new = self.join(group, *topics, session_timeout_s=session_timeout_s)
         self.settle([*beside, new], *topics)
         if begins:
@@ -184,16 +183,16 @@ class Bench:
         self.await_true("every partition has one owner", settled)
 
     def await_true(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait until the condition is true, with the harness's patience."""
+        """Wait until the condition is true, for as long as the harness's patience."""
         await_true(what, condition, self.patience_s)
 
     def all_records(self, *topics: str, bodies: bool = True, transport: Transport | None = None) -> list[Record]:
-        """Return all records that stand on the topics now."""
+        """Return all records that are on the topics now."""
         return read_all(transport or self.transport, topics, bodies=bodies)
 
 
 def begin(member: Member) -> None:
-    """Position every owned partition where the group stands."""
+    """Seek every owned partition to the group's position."""
     for place, position in member.committed(member.assignment()).items():
         member.seek(place, position.offset)
 
@@ -235,7 +234,7 @@ def take(transport: Transport, source: Any, num: int, patience_s: float = PATIEN
 
 
 def position_new(member: Member, positioned: dict[TopicPartition, int]) -> None:
-    """Position newly owned partitions where the group stands. The caller keeps `positioned`."""
+    """Seek newly owned partitions to the group's position. The caller keeps `positioned`."""
     assignment = member.assignment()
     new = [place for place, number in assignment.items() if positioned.get(place) != number]
     if new:
@@ -246,7 +245,7 @@ def position_new(member: Member, positioned: dict[TopicPartition, int]) -> None:
 
 
 class CarryingWorker:
-    """One of several workers that carry records from a topic to another, each record exactly once."""
+    """One of several workers that carry records from one topic to another, each record exactly once."""
 
     def __init__(self, transport: Transport, group: str, source: str, target: str, *, name: str) -> None:
         self.transport = transport
@@ -269,7 +268,7 @@ class CarryingWorker:
             positions = {place: Position(self.member.position(place)) for place in places}
             self.producer.commit(outputs, positions=positions, snapshot=snapshot)
         except (AssignmentLost, TransactionAborted):
-            # The worker carries again what it still owns, from where the group stands.
+            # The worker carries its own partitions again, from the group's positions.
             self.transport.wait([self.member], 0.0)
             self._positioned.clear()
             position_new(self.member, self._positioned)

@@ -1,4 +1,4 @@
-"""Conformance: members that share work, come, go, fall silent and come back."""
+"""Conformance: members of groups that share work, join, leave, fall silent and return."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rftstream.transport.base import MAX_METADATA_BYTES, Member, Position, Trans
 
 
 class GroupConformance(BenchFixtures):
-    """Tests of members that share work, come, go, fall silent and come back."""
+    """Tests of members that share work, join, leave, fall silent and return."""
 
     def test_members_share_the_partitions(self, bench: Bench) -> None:
         """Each member owns a fair share of the partitions, and together the members read every record once."""
@@ -71,7 +71,7 @@ class GroupConformance(BenchFixtures):
         assert member.position(place) > bench.all_records(topic)[4].offset
 
     def test_paused_partitions_give_nothing_and_keep_their_place(self, bench: Bench) -> None:
-        """A paused partition gives no record and wakes nobody. It stays assigned, and goes on after `resume`."""
+        """A paused partition gives no record and wakes nobody. It stays assigned, and continues after `resume`."""
         topic = bench.topic(2)
         group = bench.group(topic)
         transport, member = bench.joined(group, topic, begins=True)
@@ -95,7 +95,7 @@ class GroupConformance(BenchFixtures):
         transport, member = bench.joined(group, source, begins=True)
         records = {text: record for record in take(transport, member, 10) for text in texts([record])}
         finished = ["0", "1", "5", "8"]
-        # The metadata beside the position belongs to the caller. Here it is as long as it may be.
+        # The metadata beside the position belongs to the caller. Here it has its greatest length.
         beside = ",".join(str(records[text].offset) for text in finished[2:]).ljust(MAX_METADATA_BYTES)
         bench.producer(transport).commit(
             [new(target, 0, text) for text in finished],
@@ -134,7 +134,7 @@ class GroupConformance(BenchFixtures):
         (kept,) = first[1].assignment()
         producer.commit([new(target, 0, "kept")], positions={kept: Position(0, "kept")}, snapshot=first[1].snapshot())
         assert texts(bench.all_records(target)) == ["kept"]
-        # The refused records are gone: the producer's next transaction does not bring them along.
+        # The refused records are gone: the producer's next transaction does not contain them.
         assert bench.transport.admin.committed(group) == {lost: Position(0), kept: Position(0, "kept")}
 
     def test_a_partition_that_came_back_is_another_assignment(self, bench: Bench) -> None:
@@ -151,7 +151,7 @@ class GroupConformance(BenchFixtures):
         producer = bench.producer(first[0])
         with pytest.raises(AssignmentLost):
             producer.commit([new(target, 0, "old work")], positions={away: Position(0, "old")}, snapshot=old)
-        # The member starts afresh: it gets nothing before it positions the partition again.
+        # The member starts afresh: it gets nothing before it seeks the partition again.
         for _ in range(5):
             assert away not in {record.place for record in first[1].poll()}
         producer.commit([new(target, 0, "new work")], positions={away: Position(0)}, snapshot=first[1].snapshot())
@@ -170,14 +170,15 @@ class GroupConformance(BenchFixtures):
         producer = bench.producer(silent[0])
         with pytest.raises(AssignmentLost):
             producer.commit([new(target, 0, "zombie")], positions={place: Position(0, "zombie")}, snapshot=old)
-        # The member is back as soon as it looks again, under other numbers.
+        # The member is back with its next call, under other numbers.
         bench.settle([silent, alive], topic)
         for place, number in silent[1].assignment().items():
             assert old.assignment.get(place) != number
         assert bench.all_records(target) == []
 
     def test_a_member_that_works_lives_on_however_long_that_takes(self, bench: Bench) -> None:
-        """It keeps what it owns, and what it has done is committed. Who joins meanwhile does not wait for it."""
+        """The member keeps its partitions, and its work is committed. A member that joins meanwhile does not wait for
+        it."""
         if not bench.harness.lives_on_while_working:
             return
         topic, target = bench.topic(4), bench.topic()

@@ -1,4 +1,4 @@
-"""Conformance: what a reader sees of what was written."""
+"""Conformance: the records that readers get."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BenchFixtures:
 
     @pytest.fixture
     def bench(self, harness: ConformanceHarness):  # type: ignore[no-untyped-def]
-        """Yield a bench on the harness, and close it in the end."""
+        """Yield a bench on the harness, and close it at the end."""
         bench = Bench(harness)
         yield bench
         bench.close()
@@ -95,7 +95,7 @@ class ReadingConformance(BenchFixtures):
         ]
 
     def test_reading_begins_where_it_is_told(self, bench: Bench) -> None:
-        """A reader begins at the given position, and goes on at a position that `seek` names."""
+        """A reader begins at the given position, and continues at the position of a `seek`."""
         topic = bench.topic()
         bench.write([new(topic, 0, f"{number}") for number in range(10)])
         place = TopicPartition(topic, 0)
@@ -111,7 +111,7 @@ class ReadingConformance(BenchFixtures):
         assert texts(take(bench.transport, later, 1)) == ["later"]
 
     def test_a_position_beyond_the_end_is_missing(self, bench: Bench) -> None:
-        """Reading beyond the end is a PositionMissing that names the topic. After `seek` the reader goes on."""
+        """Reading beyond the end is a PositionMissing that names the topic. After `seek` the reader continues."""
         topic = bench.topic()
         bench.write([new(topic, 0, "a")])
         place = TopicPartition(topic, 0)
@@ -198,8 +198,8 @@ class ReadingConformance(BenchFixtures):
         assert sorted(int(record.key or b"") for record in found) == list(range(20_000))
 
     def test_records_at_offsets_that_are_known(self, bench: Bench) -> None:
-        """A fresh reader finds each record at its offset, also the newest, and leaves out what is not there: a mark of
-        a transaction, what was deleted, and what lies beyond the end."""
+        """A fresh reader finds each record at its offset, the newest included. It leaves out offsets without a record:
+        a mark of a transaction, a deleted record, and offsets beyond the end."""
         topic = bench.topic(2)
         producer = bench.producer()
         for number in range(10):

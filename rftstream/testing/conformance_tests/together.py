@@ -1,4 +1,4 @@
-"""Conformance: many processes at once, and waiting."""
+"""Conformance: many processes at the same time, and waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATIENCE_S = 240.0
 
 
 def write_many(transport: Transport, topic: str, writer: int, num_records: int) -> None:
-    """Write `num_records` records, one of several writers at the same time."""
+    """Write `num_records` records, as one of several writers at the same time."""
     producer = transport.producer(f"{topic}-writer-{writer}")
     producer.start()
     width = transport.admin.topics()[topic].partitions
@@ -31,7 +31,7 @@ def carry_all(transport: Transport, group: str, source: str, target: str, worker
         num = me.turn()
         carried += num
         if num == 0:
-            # The cheap look comes first: arrivals are counted only once nothing lags any more.
+            # The cheap check comes first: arrivals are counted only once nothing lags any more.
             lag = sum(transport.admin.lag(group, source).values())
             if lag == 0 and len(read_all(transport, [target], bodies=False)) >= total:
                 return carried
@@ -51,8 +51,8 @@ def write_transactions(transport: Transport, first: str, second: str, num_transa
 
 
 def watch_transactions(transport: Transport, first: str, second: str, num_transactions: int) -> int:
-    """Read while transactions are written, and return how often it looked. Up to each end of the log there are whole
-    ones only."""
+    """Read while transactions are written, and return the number of polls. Up to each end of the log there are only
+    whole transactions."""
     places = TopicPartition(first, 0), TopicPartition(second, 0)
     readers = {place: transport.reader({place: 0}) for place in places}
     seen: dict[TopicPartition, list[Record]] = {place: [] for place in places}
@@ -63,7 +63,7 @@ def watch_transactions(transport: Transport, first: str, second: str, num_transa
             end = transport.admin.end_offsets(place.topic)[place]
             while reader.position(place) < end and time.monotonic() < until:
                 seen[place] += reader.poll(max_records=37)
-            # Records beyond that end may be the beginning of a transaction that was committed meanwhile.
+            # Records beyond that end may belong to a transaction that was committed meanwhile.
             counts = Counter(record.key for record in seen[place] if record.offset < end)
             assert set(counts.values()) <= {10}, f"part of a transaction was visible: {counts}"
         looks += 1
@@ -84,7 +84,7 @@ def echo(transport: Transport, there: str, back: str, num: int) -> None:
 
 
 def call(transport: Transport, there: str, back: str, num: int) -> list[float]:
-    """Send calls one by one, and return the seconds from each to its echo."""
+    """Send calls one by one, and return the seconds from each call to its echo."""
     reader = transport.reader({TopicPartition(back, 0): 0})
     producer = transport.producer(f"{there}-call")
     producer.start()
@@ -92,7 +92,7 @@ def call(transport: Transport, there: str, back: str, num: int) -> list[float]:
     for number in range(num):
         started = time.monotonic()
         producer.commit([new(there, 0, f"{number}")])
-        # One long wait, which only a wake-up ends in time.
+        # One long wait, which ends in time only by a wake-up.
         found: list[str] = []
         while not found:
             transport.wait([reader], 30.0)
@@ -103,7 +103,7 @@ def call(transport: Transport, there: str, back: str, num: int) -> list[float]:
 
 
 class TogetherConformance(BenchFixtures):
-    """Tests of many processes at once, and of waiting."""
+    """Tests of many processes at the same time, and of waits."""
 
     def test_many_at_once_lose_nothing_and_double_nothing(self, bench: Bench) -> None:
         source, target = bench.topic(8), bench.topic(8)

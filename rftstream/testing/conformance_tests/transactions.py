@@ -126,7 +126,7 @@ class TransactionConformance(BenchFixtures):
         assert texts(bench.all_records(topic)) == ["0", "1", "2", "3"]
 
     def test_of_several_claims_the_latest_is_in_force(self, bench: Bench) -> None:
-        """A process starts, reads, and claims. So a later writer has read the claims before its own."""
+        """A process starts, reads, and claims. So a later claimant has read the claims before its own."""
         control, work = bench.topic(), bench.topic()
         name = bench.name("role")
         claimants = []
