@@ -170,8 +170,8 @@ class MaxRl(Clipped):
     """MaxRL: maximum likelihood by reinforcement (arXiv 2602.02710): a success has more weight the rarer it is in its
     group.
 
-    It approximates the gradient of the logarithm of the success rate instead of that of the expected reward, so hard
-    problems have more weight. For rewards that are never negative: a share of success.
+    It approximates the logarithm of the success rate instead of the expected reward, so hard problems have more weight.
+    For rewards that are never negative, such as a share of success.
 
     PPO's clip on rewards above the group's mean, divided by that mean."""
 

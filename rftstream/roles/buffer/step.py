@@ -163,7 +163,7 @@ class BufferStep(SingleStep):
                 self._in_force.absorb(step)
 
     def undecodable(self, record: Record, error: ContractError) -> None:
-        """Take a rollout that cannot be decoded as one without a reward."""
+        """Treat an undecodable rollout as one without a reward."""
         if record.topic == DEMONSTRATIONS:
             self._intake.absorb(record)  # its dead letter is written when its turn comes
             return

@@ -96,7 +96,7 @@ class MemoryAdmin:
                 if offset > partition.begin:
                     partition.keep(lambda record, offset=offset: record.offset >= offset)  # type: ignore[misc]
                     partition.begin = offset
-                    self._log.transactions.make_durable()  # what goes after it is lost before it is
+                    self._log.transactions.make_durable()  # later commits are lost before this one is
                     self._log.note_change()
 
     def compact(self, topic: str) -> None:

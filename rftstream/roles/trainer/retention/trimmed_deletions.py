@@ -64,7 +64,7 @@ class TrimmedDeletions:
         """Time of the first call of `may_leave`; None before."""
 
     def absorb(self, trimmed: Trimmed) -> None:
-        """Take the next record of deletions."""
+        """Apply the next record of deletions."""
         self.said = trimmed
 
     def carry_out(self) -> None:
