@@ -3,5 +3,6 @@
     tasksets         ordered problems to sample rollouts for
     demonstrations   chats to imitate, and preference pairs
 
-Both read the same files (`tasksets.rows`, `tasksets.arrow`). To add a source of problems: see `tasksets`.
+Both read the same kinds of files (`tasksets.rows`, `tasksets.arrow`). `tasksets` explains how to add a source of
+problems.
 """

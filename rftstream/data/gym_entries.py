@@ -1,6 +1,6 @@
-"""Entries of reasoning-gym: as plain values that any encoding keeps, and how an answer to one is scored.
+"""Entries of reasoning-gym: their form as plain values that any encoding keeps, and the scoring of answers.
 
-The taskset makes problems of them, the reward scores completions, and the environment `attempts` scores each attempt.
+The taskset makes problems from them, the reward scores completions, and the environment `attempts` scores each attempt.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ KEYS = ("dataset", "config", "entry")
 
 
 class EntryScorer:
-    """Scores answers by the task that an entry comes from. A reward or an environment makes one; it keeps the tasks
-    that it has made. Threads may share it."""
+    """Scores answers with the task of an entry. A reward or an environment makes one; it caches the tasks that it
+    creates. Threads may share it."""
 
     def __init__(self) -> None:
         """ImportError if reasoning-gym is not installed."""
@@ -29,8 +29,7 @@ class EntryScorer:
         self._lock = threading.Lock()
 
     def __call__(self, answer: str, info: Mapping[str, Any]) -> float:
-        """Return what the task says of an answer, usually between 0 and 1. `info` is the problem's, with all of
-        KEYS."""
+        """Return the task's score of an answer, usually between 0 and 1. `info`: the problem's, with all of KEYS."""
         dataset = self._dataset(info["dataset"], info["config"])
         return float(dataset.score_answer(answer, unpack_value(info["entry"])))
 
@@ -43,8 +42,8 @@ class EntryScorer:
 
 
 def find_answer(completion: str, tag: str | None) -> tuple[str, bool]:
-    """Return what the last <tag>...</tag> holds, else the whole text, and whether the tag was there. Without a tag to
-    look for, the whole text counts as tagged."""
+    """Return the content of the last <tag>...</tag>, else the whole text, and whether the tag was found. If `tag` is
+    None, the whole text counts as tagged."""
     if tag is None:
         return completion.strip(), True
     found = re.findall(f"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>", completion, re.DOTALL)
@@ -52,7 +51,7 @@ def find_answer(completion: str, tag: str | None) -> tuple[str, bool]:
 
 
 def pack_value(value: Any) -> Any:
-    """Return a value of reasoning-gym as plain values that survive any encoding. Tuples, and dicts with other keys than
+    """Return a reasoning-gym value as plain values that survive any encoding. Tuples, and dicts with keys that are not
     texts, are marked."""
     if value is None or isinstance(value, (bool, str)):
         return str(value) if isinstance(value, str) else value

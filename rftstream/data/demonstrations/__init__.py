@@ -1,1 +1,1 @@
-"""Demonstrations and preference pairs: read from files (`rows`), and turned into tokens (`tokens`)."""
+"""Demonstrations and preference pairs: read from files (`rows`), and converted to tokens (`tokens`)."""

@@ -36,7 +36,7 @@ from rftstream.errors import ConfigError
 
 OUR_COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "system", "tools", "weight")
 ALSO = {"messages": ("conversations",), "completion": ("response",)}
-"""Our name -> other names for the same column."""
+"""Our name -> other accepted names of the same column."""
 SHARE_GPT = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
 
 Chat = tuple[ChatMessage, ...]
@@ -44,19 +44,17 @@ Chat = tuple[ChatMessage, ...]
 
 @dataclass(frozen=True, slots=True)
 class RowPlace:
-    """The place that a demonstration comes from, for errors."""
+    """The source of a demonstration, for error messages."""
 
     where: str
     demonstration: Demonstration
 
 
 class Demonstrations:
-    """The demonstrations of files, folders or datasets, by their number. Every row is checked when its file is
-    opened."""
+    """The demonstrations in files, folders or datasets, by number. Every row is checked when its file is opened."""
 
     def __init__(self, section: DemonstrationsSection) -> None:
-        """Open the sources of `section`. ConfigError names the file and line of the first row that is no
-        demonstration."""
+        """Open the sources in `section`. ConfigError names the file and line of the first invalid row."""
         self._sources = []
         for source in section.sources:
             reader = DemonstrationColumns(section.columns, system=section.system, source=_name(source))
@@ -77,8 +75,8 @@ class Demonstrations:
 
 
 class DemonstrationColumns(RowReader):
-    """The mapping of a source's columns to the parts of a demonstration. `Demonstrations` makes it; the source of rows
-    calls it as a RowReader."""
+    """Maps a source's columns to the parts of a demonstration. `Demonstrations` makes it; the source of rows calls it
+    as a RowReader."""
 
     def __init__(self, columns: Mapping[str, str], *, system: str | None, source: str) -> None:
         for key in columns:
@@ -108,8 +106,8 @@ class DemonstrationColumns(RowReader):
     # what it makes of a row
 
     def demonstration(self, row: Mapping[str, Any], where: str) -> Demonstration:
-        """Return the demonstration in a row. ConfigError if the row is neither a chat with something to learn from, nor
-        a pair."""
+        """Return the demonstration in a row. ConfigError if the row is neither a pair nor a chat with something to
+        learn from."""
         preference: Preference | None = None
         messages: Chat = ()
         chosen, rejected = self._value(row, "chosen"), self._value(row, "rejected")
@@ -173,7 +171,7 @@ class DemonstrationColumns(RowReader):
             if not before:
                 raise ConfigError(f"{where}: chosen and rejected begin with different messages, expected a prompt")
             said = read_chat(_plain_roles(prompt), where) if isinstance(prompt, list) and prompt else before
-            if said[0].role == "system" != before[0].role:  # they were cut where the user begins
+            if said[0].role == "system" != before[0].role:  # they were cut at the user's message
                 before = (said[0], *before)
         for name, answer in (("chosen", better), ("rejected", worse)):
             if not any(message.role == "assistant" for message in answer):
@@ -214,7 +212,8 @@ def _plain_roles(chat: Any) -> Any:
 
 
 def _identity(messages: Chat, preference: Preference | None, weight: float, tools: Any) -> str:
-    """Return an id made from all that is learned from a demonstration, wherever it stands."""
+    """Return an id made from everything that is learned from a demonstration. It does not depend on the demonstration's
+    place."""
     text = json.dumps(msgspec.to_builtins([messages, preference, weight, tools]), sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 

@@ -1,5 +1,4 @@
-"""The choice of demonstrations that are never trained on: evenly spread, exact in every prefix, stable when more
-come."""
+"""The choice of held-out demonstrations: evenly spread, exact in every prefix, and stable when more are added."""
 
 from __future__ import annotations
 
@@ -7,8 +6,7 @@ import numpy as np
 
 
 def trained_numbers(size: int, held_out: float) -> np.ndarray:
-    """Return the numbers below `size` that are trained on, int64, in order. `held_out` is the share that is left
-    out."""
+    """Return the numbers below `size` that are trained on, int64, in order. `held_out`: the share that is held out."""
     return np.flatnonzero(~_is_held_out(size, held_out))
 
 
@@ -18,7 +16,6 @@ def held_out_numbers(size: int, held_out: float) -> np.ndarray:
 
 
 def _is_held_out(size: int, held_out: float) -> np.ndarray:
-    """Return which numbers are held out. Number n is held out if the share of n + 1 rounds down to more than that of
-    n."""
+    """Return which numbers are held out: number n is, if the share of n + 1 rounds down to more than the share of n."""
     counts = np.floor(np.arange(size + 1, dtype=np.float64) * held_out)
     return np.diff(counts) > 0

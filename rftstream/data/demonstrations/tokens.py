@@ -1,4 +1,4 @@
-"""Turning a demonstration into segments, as an explorer would make them if the policy had said what the expert says."""
+"""Converts a demonstration to segments, as an explorer would make them if the policy had sampled the expert's text."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rftstream.models.rendering import Renderer, joined
 
 CHOSEN, REJECTED = "chosen", "rejected"
 Sides = dict[str | None, tuple[Segment, ...]]
-"""Side -> its segments: a chat has one side, None; a pair has `chosen` and `rejected`."""
+"""Side -> its segments. A chat has one side, None; a pair has `chosen` and `rejected`."""
 
 
 def kind_of(demonstration: Demonstration) -> LossKind:
-    """Return which loss a demonstration goes into: `dpo` for a pair, else `sft`."""
+    """Return the loss of a demonstration: `dpo` for a pair, else `sft`."""
     return LossKind.sft if demonstration.preference is None else LossKind.dpo
 
 
 def tokenise(demonstration: Demonstration, renderer: Renderer) -> Sides:
-    """Return the segments of each side. ConfigError if the template refuses it, or if there is nothing to learn
-    from."""
+    """Return the segments of each side. ConfigError if the template refuses the demonstration, or if there is nothing
+    to learn from."""
     pair, tools = demonstration.preference, demonstration.info.get("tools", ())
     if pair is None:
         sides: Sides = {None: _segments(demonstration.messages, 0, renderer, tools)}
@@ -43,15 +43,15 @@ def tokenise(demonstration: Demonstration, renderer: Renderer) -> Sides:
 
 
 def length_of(sides: Sides) -> int:
-    """Return the number of tokens of the longest segment."""
+    """Return the number of tokens in the longest segment."""
     return max((segment.token_ids.shape[0] for segments in sides.values() for segment in segments), default=0)
 
 
 def _segments(
     messages: Sequence[ChatMessage], trained_from: int, renderer: Renderer, tools: Sequence[Mapping[str, Any]]
 ) -> tuple[Segment, ...]:
-    """Return the segments. Only what the assistant says from message `trained_from` on is trained on. A prompt that
-    does not begin with what was said before, as its template writes that, opens another segment."""
+    """Return the segments. Only the assistant's text from message `trained_from` on is trained on. If a prompt does not
+    begin with the conversation so far, as its template writes it, a new segment begins."""
     segments: list[tuple[list[int], list[int]]] = []
     ends = [joined(renderer.pieces([token])) for token in renderer.stop_token_ids]
     for place, message in enumerate(messages):

@@ -1,4 +1,4 @@
-"""What people say of rollouts, as pure functions of the log.
+"""People's feedback on rollouts, as pure functions of the log.
 
 selection    which rollouts people are asked about
 votes        how one question stands, by the votes of distinct annotators

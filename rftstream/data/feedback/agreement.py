@@ -1,7 +1,7 @@
-"""How far annotators agree: shares of equal answers, Krippendorff's alpha and Wilson's interval. Functions of answers
-alone.
+"""The agreement of annotators: shares of equal answers, Krippendorff's alpha and Wilson's interval, computed from
+answers alone.
 
-Answers of different kinds are no common scale: whoever calls this gives answers of one kind.
+Answers of different kinds have no common scale, so callers pass answers of one kind.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from dataclasses import dataclass
 
 Answer = float | str
 Z_95 = 1.959963984540054
-"""Standard deviations within which the normal distribution has 95 %."""
+"""Number of standard deviations around the mean that contain 95 % of the normal distribution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How far some answers agree."""
+    """The agreement of a set of answers."""
 
     num_questions: int
-    """Questions that at least two have answered."""
+    """Number of questions with at least two answers."""
     similarity: float | None
-    """Mean of the questions: of labels and choices the share of pairs of answers that are equal, of ratings 1 minus the
-    mean distance over the scale. None: no such question."""
+    """Mean over the questions. For labels and choices: the share of pairs of answers that are equal. For ratings: 1
+    minus the mean distance divided by the scale. None: no such question."""
     alpha: float | None
-    """Krippendorff's: 1 if all are equal, 0 as by chance, less if they are systematically different. None: there is
-    nothing to compare, or all answers are the same."""
+    """Krippendorff's alpha: 1 if all answers are equal, 0 for chance, negative for systematic differences. None: there
+    is nothing to compare, or all answers are the same."""
 
 
 class Coincidences:
-    """Pairs of answers to the same question, as Krippendorff counts them. The caller makes one, calls `add` for each
+    """Pairs of answers to the same question, counted as Krippendorff does. The caller makes one, calls `add` for each
     pair, and then `alpha`."""
 
     def __init__(self, *, is_interval: bool) -> None:
-        """`is_interval`: answers are numbers, and their squared distance counts; else whether they are equal."""
+        """`is_interval`: answers are numbers, compared by squared distance; otherwise they are equal or not."""
         self._is_interval = is_interval
         self._weights: dict[Answer, float] = defaultdict(float)
         self._observed = 0.0
-        """Sum of the distances of the pairs."""
+        """Sum of the pairs' distances."""
 
     def add(self, first: Answer, second: Answer, weight: float) -> None:
         """Count a pair, in both orders."""
@@ -51,8 +51,8 @@ class Coincidences:
         self._observed += 2.0 * weight * distance
 
     def alpha(self) -> float | None:
-        """Return 1 - observed / expected disagreement (Krippendorff 2004, Content Analysis, chapter 11). None if
-        nothing is expected to differ."""
+        """Return 1 - observed / expected disagreement (Krippendorff 2004, Content Analysis, chapter 11). None if no
+        disagreement is expected."""
         total = sum(self._weights.values())
         if self._is_interval:
             squares = sum(weight * float(answer) ** 2 for answer, weight in self._weights.items())
@@ -66,8 +66,8 @@ class Coincidences:
 
 
 def agreement_of_all(questions: Iterable[Sequence[Answer]], *, scale: tuple[float, float] | None) -> Agreement:
-    """Return how far the answers to each question agree. `scale`: of ratings, which are numbers on it; None for labels
-    and choices, which are equal or not."""
+    """Return the agreement of the answers to each question. `scale`: smallest and largest rating; None for labels and
+    choices, which are equal or not."""
     sums = Coincidences(is_interval=scale is not None)
     means = []
     for answers in questions:
@@ -82,9 +82,9 @@ def agreement_of_all(questions: Iterable[Sequence[Answer]], *, scale: tuple[floa
 def agreement_with_others(
     questions: Iterable[tuple[Answer, Sequence[Answer]]], *, scale: tuple[float, float] | None
 ) -> Agreement:
-    """Return how far the answers of one annotator agree with those of the others to the same questions. Each question
-    counts the same, however many have answered it. With one other it is Krippendorff's alpha of the two. `scale`: as
-    in `agreement_of_all`."""
+    """Return the agreement of one annotator's answers with the others' answers to the same questions. Each question has
+    the same weight, however many answers it has. With one other annotator the result is Krippendorff's alpha of the
+    two. `scale`: as in `agreement_of_all`."""
     sums = Coincidences(is_interval=scale is not None)
     means = []
     for own, others in questions:
@@ -109,19 +109,20 @@ def _similarity(first: Answer, second: Answer, scale: tuple[float, float] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """How many of some are of a kind."""
+    """The share of items of one kind."""
 
     count: int
     total: int
 
     @property
     def share(self) -> float | None:
-        """Return the share; None of none."""
+        """Return the share; None if there are no items."""
         return self.count / self.total if self.total else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Return Wilson's interval, which has the true share in it with 95 %; None of none (Wilson 1927)."""
+        """Return Wilson's interval, which contains the true share with 95 % probability; None if there are no items
+        (Wilson 1927)."""
         if not self.total:
             return None
         share, spread = self.count / self.total, Z_95**2 / self.total

@@ -1,11 +1,11 @@
-"""What became of each record of `feedback`: a fold over a partition, which gives one judgement for each record.
+"""The judgement on each record of `feedback`: a fold over a partition, which gives one judgement per record.
 
-The buffer folds while the run goes on, and writes what comes of it. Queries fold what nobody has recorded yet. Both
-get the same: what a vote changes depends on the votes before it in its partition, on its question, and on what had
-become of the group by then.
+The buffer folds during the run and writes the judgements. Queries fold records without a judgement on the log. Both get
+the same result: the effect of a vote depends on the earlier votes on its question in the partition, and on the group's
+state at that time.
 
-The right answer to a gold question stands in the same partition. From there on the question is gold for ever: votes on
-it measure their annotators, and no judgement comes of them.
+The right answer to a gold question is in the same partition. From that record on the question stays gold: votes on it
+measure their annotators, and are not judged.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rftstream.data.feedback.votes import Judged, QuestionVotes
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """The state of a group at the time when a vote on it was read."""
+    """The state of a group when a vote on it was read."""
 
     result: GroupResult | None = None
-    """None: it was open."""
+    """The group's result; None if the group was open."""
     batch_sequence: int | None = None
-    """Its batch, if it is batched."""
+    """The group's batch, if it was batched."""
 
 
 OPEN = GroupStatus()
@@ -40,32 +40,32 @@ def judgement_id_of(record: Record) -> str:
 
 
 def kind_of_question(question_id: str) -> FeedbackKind:
-    """Return what a question asks."""
+    """Return the kind of a question."""
     return FeedbackKind(question_id.partition("/")[0])
 
 
 class FeedbackFold:
-    """All questions with their votes. The buffer and the readers of feedback each make one, and call `ask` for each
-    question and, in the order of each partition, `restore` for votes whose judgement stands on the log and `judge` for
-    the others."""
+    """All questions with their votes. The buffer and the readers of feedback each make one. They call `ask` for each
+    question. Then, in the order of each partition, they call `restore` for votes whose judgement is on the log, and
+    `judge` for the others."""
 
     def __init__(self, settings: FeedbackSection) -> None:
         self._settings = settings
         self._votes: dict[str, QuestionVotes] = {}
-        """By question, asked or not."""
+        """Votes by question, whether it was asked or not."""
         self._asked: dict[str, Question] = {}
         self._newest: dict[str, Judgement] = {}
-        """The newest judgement that counts, by question."""
+        """The newest valid judgement, by question."""
         self._gold: set[str] = set()
-        """Questions whose right answer was said."""
+        """Questions whose right answer is known."""
 
     @property
     def judgements(self) -> Mapping[str, Judgement]:
-        """How each question is judged now: question_id -> the newest judgement that counts."""
+        """The current judgement of each question: question_id -> the newest valid judgement."""
         return self._newest
 
     def ask(self, question: Question) -> None:
-        """Take a question that is asked."""
+        """Add a question that was asked."""
         self._asked[question.question_id] = question
 
     def is_asked(self, question_id: str) -> bool:
@@ -73,7 +73,7 @@ class FeedbackFold:
         return question_id in self._asked
 
     def is_judged(self, question_id: str) -> bool:
-        """Return whether enough people have answered the question, or no answer is waited for since it is gold."""
+        """Return whether enough people have answered the question, or it is gold and needs no answers."""
         judgement = self._newest.get(question_id)
         return question_id in self._gold or (judgement is not None and is_decided(judgement))
 
@@ -82,12 +82,12 @@ class FeedbackFold:
         return question_id in self._gold
 
     def note(self, judgement: Judgement) -> None:
-        """Take a judgement that stands on the log. Those of a question come in order."""
+        """Add a judgement from the log. Those of a question come in order."""
         if judgement.effect is VoteEffect.counted:
             self._newest[judgement.question_id] = judgement
 
     def restore(self, vote: Feedback, judgement: Judgement) -> None:
-        """Take a vote whose judgement stands on the log."""
+        """Add a vote whose judgement is on the log."""
         if judgement.effect in (VoteEffect.counted, VoteEffect.gold):
             self._take(vote)
 
@@ -97,8 +97,8 @@ class FeedbackFold:
         self._votes_on(vote.question_id).take(vote)
 
     def judge(self, record: Record, vote: Feedback | None, status: GroupStatus | None, now: float) -> Judgement:
-        """Return what becomes of a vote. `vote`: None if the record cannot be read. `status`: None if nothing of this
-        name was scored in this run."""
+        """Return the judgement on a vote. `vote`: None if the record cannot be read. `status`: None if this run has
+        scored no such group."""
         effect = self._effect_of(record, vote, status)
         feedback_id = record.text("id") if vote is None else vote.feedback_id
         told = Judgement(judgement_id=judgement_id_of(record), feedback_id=feedback_id, effect=effect, decided_at=now)
@@ -159,7 +159,7 @@ class FeedbackFold:
     def _applied(
         self, kind: FeedbackKind, judged: Judged, status: GroupStatus, before: Judgement | None
     ) -> tuple[Applied, str]:
-        """Return what the votes on a question change, and why nothing if they do not."""
+        """Return the effect of the votes on a question, or the reason why there is none."""
         if kind is FeedbackKind.pair:
             decided = judged.choice in (PairChoice.first, PairChoice.second)
             return (Applied.pair, "") if decided else (Applied.none, judged.reason or str(judged.choice))
@@ -168,7 +168,7 @@ class FeedbackFold:
         if kind not in (FeedbackKind.flag, self._settings.ask):
             return Applied.none, f"feedback.ask is {self._settings.ask}"
         if status.result is GroupResult.batched:
-            # Where people took back what the batch was made with, history is wrong, too.
+            # If people retract the votes with which the batch was made, history is wrong as well.
             wrong = judged.decided or (before is not None and is_decided(before))
             return (Applied.correction if wrong else Applied.none), judged.reason
         if not judged.decided:
@@ -179,6 +179,6 @@ class FeedbackFold:
 
 
 def is_decided(judgement: Judgement) -> bool:
-    """Return whether a judgement says something, and not just that votes are missing or disagree."""
+    """Return whether a judgement is a decision, not only a report that votes are missing or disagree."""
     values = (judgement.reward, judgement.choice, judgement.correction)
     return judgement.flagged or any(value is not None for value in values)

@@ -1,4 +1,4 @@
-"""From the rows of a file to votes: what people said, with their names, before it is known what is on the log.
+"""From the rows of a file to votes: people's answers with their names, before they are compared with the log.
 
 rollout, label                a number: what the reward should be
 rollout, rating               a number on the scale of the run file
@@ -25,13 +25,13 @@ from rftstream.contracts.feedback import FeedbackKind, PairChoice, group_of_roll
 from rftstream.errors import ConfigError
 
 MAX_TEXT = 1_000_000
-"""Characters of a correction or a comment."""
+"""Largest number of characters of a correction or a comment."""
 ANSWERS = ("label", "rating", "choice", "correction", "flag", "retract")
 OTHERS = ("rollout", "rollouts", "by", "comment", "order", "lead_time_s", "at", "source", "revision")
 KINDS = [str(kind) for kind in FeedbackKind if kind is not FeedbackKind.retract]
 
 GOLD_ANSWERS = ("label", "rating", "choice", "retract")
-"""Answers that can be right or wrong, and how one is taken back."""
+"""Answers that can be right or wrong, and the way to retract one."""
 
 SWAPPED: dict[PairChoice | None, PairChoice] = {
     PairChoice.first: PairChoice.second,
@@ -41,10 +41,10 @@ SWAPPED: dict[PairChoice | None, PairChoice] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
-    """A person's vote as it was read from a row. `vote_of` makes it; `runs/writes/feedback.py` writes it."""
+    """A person's vote, read from a row. `vote_of` makes it; `runs/writes/feedback.py` writes it."""
 
     where: str
-    """The place that it comes from, for errors."""
+    """The place of the row, for error messages."""
     by: str
     """The annotator's name. It does not leave this process."""
     kind: FeedbackKind
@@ -57,19 +57,19 @@ class Vote:
     order: tuple[int, ...] = ()
     lead_time_s: float | None = None
     given_at: float | None = None
-    """None: now."""
+    """Time of the vote; None: now."""
     source: str = "file"
     revision: int | None = None
-    """None: one more than what the annotator said before, unless it says the same."""
+    """Number of the vote's revision. None: one more than the annotator's previous one, unless the vote is the same."""
 
 
 def read_votes(path: Path) -> Iterator[Vote]:
-    """Yield the votes in a file of JSON lines. ConfigError names the line of the first row that is none."""
+    """Yield the votes in a file of JSON lines. ConfigError names the line of the first invalid row."""
     return (vote_of(row, where) for where, row in _rows(path))
 
 
 def read_gold(path: Path) -> Iterator[Vote]:
-    """Yield the right answers in a file of JSON lines. ConfigError names the line of the first row that is none."""
+    """Yield the right answers in a file of JSON lines. ConfigError names the line of the first invalid row."""
     return (gold_of(row, where) for where, row in _rows(path))
 
 
@@ -84,7 +84,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def gold_of(row: Any, where: str) -> Vote:
-    """Return the right answer in a row. ConfigError if the row is none."""
+    """Return the right answer in a row. ConfigError if the row is invalid."""
     if isinstance(row, dict) and "by" in row:
         raise ConfigError(f"{where}: by: a right answer is nobody's vote, expected a row without `by`")
     answers = [name for name in ANSWERS if isinstance(row, dict) and row.get(name) is not None]
@@ -104,7 +104,7 @@ def _parsed(line: bytes, where: str) -> Any:
 
 
 def vote_of(row: Any, where: str) -> Vote:
-    """Return the vote in a row. ConfigError if the row is none."""
+    """Return the vote in a row. ConfigError if the row is invalid."""
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: got {type(row).__name__}, expected an object")
     for name in row:
@@ -120,7 +120,7 @@ def vote_of(row: Any, where: str) -> Vote:
     rollouts = tuple(sorted(given, key=_sibling))
     choice = PairChoice(_one_of(value, list(PairChoice), where, "choice")) if answer == "choice" else None
     order = _order(row.get("order"), len(rollouts), where)
-    if given != rollouts:  # a pair is one question, whoever is named first
+    if given != rollouts:  # a pair is the same question in either order
         choice, order = SWAPPED.get(choice, choice), tuple(1 - index for index in order)
     comment = row.get("comment")
     if kind is FeedbackKind.flag and isinstance(value, str):

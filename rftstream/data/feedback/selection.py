@@ -1,4 +1,4 @@
-"""Which rollouts of a group people are asked about: rules over what scorers said, and shares by the run's seed."""
+"""The choice of a group's rollouts about which people are asked: rules about scores, and shares by the run's seed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rftstream.contracts.questions import Question, QuestionReason
 from rftstream.contracts.rollouts import RolloutStatus
 
 Scored = tuple[RolloutSummary, Mapping[str, float]]
-"""A rollout, and the parts of its reward."""
+"""A rollout and the parts of its reward."""
 
 FINISHED = (RolloutStatus.completed, RolloutStatus.truncated)
-"""Statuses of rollouts that somebody can judge: others have nothing to show."""
+"""Statuses of rollouts that a person can judge: others have nothing to show."""
 
 
 def choose_questions(
     settings: FeedbackSection, seed: int, group_id: str, sequence: int, siblings: Sequence[Scored], now: float
 ) -> list[Question]:
-    """Return what is asked about a group. It depends on the settings, the run's seed and the group alone; only the
+    """Return the questions about a group. They depend only on the settings, the run's seed and the group; only their
     times depend on `now`."""
     finished = [sibling for sibling in siblings if sibling[0].status in FINISHED]
     expires_at = now + settings.expires_s if settings.expires_s is not None else None
@@ -63,7 +63,7 @@ def choose_order(seed: int, question_id: str, num_rollouts: int) -> tuple[int, .
 def _why(
     settings: FeedbackSection, seed: int, summary: RolloutSummary, parts: Mapping[str, float]
 ) -> QuestionReason | None:
-    """Return why people are asked about this rollout; None if they are not."""
+    """Return the reason to ask people about this rollout; None if there is none."""
     if settings.unscorable and summary.reward is None:
         return QuestionReason.unscorable
     numbers = [part for part in parts.values() if math.isfinite(part)]
@@ -75,7 +75,7 @@ def _why(
 
 
 def _pairs(settings: FeedbackSection, seed: int, finished: Sequence[Scored]) -> Iterator[tuple[str, str]]:
-    """Yield at most one pair of siblings; one with different rewards, if there is one."""
+    """Yield at most one pair of siblings, with different rewards if possible."""
     pairs = list(itertools.combinations([summary for summary, _ in finished], 2))
     if not pairs:
         return

@@ -1,4 +1,4 @@
-"""How one question stands: the newest opinion of each annotator, and what they say together."""
+"""The state of one question: the newest opinion of each annotator, and their joint result."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from rftstream.contracts.feedback import Feedback, FeedbackKind, PairChoice
 from rftstream.contracts.questions import VoteEffect
 
 CORRECTION_QUORUM = 1
-"""A corrected answer is worth having from one person: two seldom write the same."""
+"""Quorum of corrections: one person's is enough, since two people seldom write the same."""
 
 
 class Opinion(NamedTuple):
     """An annotator's answer to a question."""
 
     answer: float | str
-    """The number of a label or rating, the choice of a pair, a digest of a corrected answer, or empty of a flag."""
+    """The number of a label or rating, the choice of a pair, a digest of a corrected answer, or an empty text for a
+    flag."""
     feedback_id: str
 
 
@@ -29,9 +30,9 @@ class Judged:
     """The joint result of the votes on a question."""
 
     num_votes: int
-    """Distinct annotators whose votes stand."""
+    """Number of annotators with a valid vote."""
     agreement: float | None = None
-    """Share of the votes that say what is judged; of ratings 1 minus their spread over the scale."""
+    """Share of the votes that agree with the result; for ratings, 1 minus their spread divided by the scale."""
     reward: float | None = None
     """Judged reward of a label or rating."""
     choice: PairChoice | None = None
@@ -41,7 +42,7 @@ class Judged:
     flagged: bool = False
     """Whether a flag is confirmed: the rollout must not be trained on."""
     reason: str = ""
-    """Why it is not judged; empty if it is."""
+    """Why the question is not judged; empty if it is."""
 
     @property
     def decided(self) -> bool:
@@ -50,28 +51,28 @@ class Judged:
 
 
 class QuestionVotes:
-    """The opinions on one question. `FeedbackFold` makes it, asks `effect_of` for each vote, calls `take` for those
-    that count, and then `judge`."""
+    """The opinions on one question. `FeedbackFold` makes it, calls `effect_of` for each vote, `take` for valid ones,
+    and then `judge`."""
 
     def __init__(self, kind: FeedbackKind) -> None:
         self._kind = kind
         self._newest: dict[str, tuple[int, Opinion | None]] = {}
-        """Annotator -> newest revision, and the opinion; None where it was taken back. Who spoke last stands last."""
+        """Annotator -> newest revision and opinion; None if the vote was retracted. The newest vote comes last."""
 
     def effect_of(self, vote: Feedback) -> VoteEffect:
-        """Return whether the vote counts beside those that were taken before."""
+        """Return the effect of a vote, given the earlier ones."""
         known = self._newest.get(vote.annotator)
         if known is None or vote.revision > known[0]:
             return VoteEffect.counted
         return VoteEffect.duplicate if vote.revision == known[0] else VoteEffect.outdated
 
     def take(self, vote: Feedback) -> None:
-        """Put the vote in the place of what its annotator said before."""
+        """Replace the annotator's previous vote with this one."""
         self._newest.pop(vote.annotator, None)
         self._newest[vote.annotator] = (vote.revision, _opinion_of(vote))
 
     def judge(self, quorum: int, scale: tuple[float, float]) -> Judged:
-        """Return what the votes say together."""
+        """Return the joint result of the votes."""
         opinions = [opinion for _, opinion in self._newest.values() if opinion is not None]
         if not opinions:
             return Judged(num_votes=0, reason="no votes")
@@ -111,8 +112,8 @@ def _judge_ratings(opinions: Sequence[Opinion], scale: tuple[float, float]) -> J
 
 
 def _judge_by_most(kind: FeedbackKind, opinions: Sequence[Opinion]) -> Judged:
-    """Judge by what most say. Where two answers have as many votes it is a tie; of corrected answers the newest
-    stands."""
+    """Judge by the most frequent answer. If two answers have equally many votes, it is a tie; for corrected answers, the newest
+    wins."""
     counts = Counter(opinion.answer for opinion in opinions)
     most = max(counts.values())
     num_votes, agreement = len(opinions), most / len(opinions)

@@ -1,9 +1,10 @@
-"""Operators of data pipelines: they clean, filter and change problems before they are sampled (task side, in the
-feeder), and groups before they are trained on (experience side, in the buffer).
+"""Operators of data pipelines. They clean, filter and change problems before sampling (task side, in the feeder), and
+groups before training (experience side, in the buffer).
 
-To add one: a module with a class that has a `Config` and keeps `base.TaskOperator` or `base.ExperienceOperator`, and a
-line here that says its side. It is built as `Class(config: Class.Config)`, once for each place in the run file that
-names it. Its answer must depend on its arguments alone: every decision can be computed again from the log.
+To add one, write a module with a class that has a `Config` and implements `base.TaskOperator` or
+`base.ExperienceOperator`, and add a line here with its side. The class is built as `Class(config: Class.Config)`, once
+for each place in the run file that names it. Its answers must depend only on its arguments: every decision can be
+computed again from the log.
 """
 
 from rftstream.config.parts.part_specs import OperatorSpec

@@ -1,4 +1,4 @@
-"""Which decisions of operators can be carried out. Pipelines ask for each answer."""
+"""Checks that operators' decisions can be carried out. Pipelines call them for each answer."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from rftstream.data.operators.base import (
 from rftstream.errors import ContractError
 
 MAX_GROUP_SIZE = 512
-"""The most rollouts that an operator may give a problem."""
+"""Largest number of rollouts that an operator may give a problem."""
 
 
 class Nonsense(Exception):
-    """An answer that is none."""
+    """An answer that is no valid decision."""
 
 
 def changed_draw(draw: Draw, change: Change) -> Draw:
@@ -44,7 +44,7 @@ def changed_draw(draw: Draw, change: Change) -> Draw:
 
 
 def check_task_decision(draw: Draw, decision: Any) -> None:
-    """Raise Nonsense unless this can be done with the draw."""
+    """Raise Nonsense unless the decision can be carried out for the draw."""
     match decision:
         case Keep():
             return
@@ -60,7 +60,7 @@ def check_task_decision(draw: Draw, decision: Any) -> None:
 
 
 def _check_writable(change: Change, draw: Draw) -> None:
-    """Check that a task with these changes can be written."""
+    """Raise Nonsense unless a task with these changes can be written."""
     if not isinstance(change.problem, Problem | None) or not isinstance(change.sampling, Sampling | None):
         raise Nonsense(f"{_shown(change)}, expected a Problem and a Sampling")
     after = changed_draw(draw, change)
@@ -77,7 +77,8 @@ def _shown(value: Any) -> str:
 
 
 def check_experience_decision(group: ScoredGroup, can_offer: bool, decision: Any) -> None:
-    """Raise Nonsense unless this can be done with the group. `can_offer`: the operator says how offers are used."""
+    """Raise Nonsense unless the decision can be carried out for the group. `can_offer`: whether the operator defines
+    how its offers are used."""
     known = {rollout.sibling: rollout for rollout in group.rollouts}
 
     def check_siblings(numbers: Iterable[Any]) -> None:

@@ -1,6 +1,7 @@
-"""Counts what the operators of a pipeline do, one by one, where they are asked outside of a run.
+"""Counts the actions of each operator in a pipeline, for commands that run operators outside a run.
 
-Each operator has what came to it, what it let through, and for each of its reasons a number and some examples.
+Each operator has the number of its inputs, the number that it let through, and for each of its reasons a count and some
+examples.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from rftstream.data.operators.pipeline import ExperienceResult, PlacedOperator, 
 from rftstream.data.tasksets.base import Taskset
 
 NUM_EXAMPLES = 3
-"""Examples that are kept of each reason."""
+"""Number of examples that are kept for each reason."""
 MAX_REASONS = 64
-"""Reasons of one operator that are counted apart; further ones are counted as OTHER."""
+"""Number of an operator's reasons that are counted separately; further ones are counted as OTHER."""
 OTHER = "other reasons"
 MAX_FAILURES = 20
-"""Failures that are kept as texts. All are counted as reasons."""
+"""Number of failures whose texts are kept. All failures are counted as reasons."""
 
 SKIP, CHANGE = "skip", "change"
 
@@ -33,13 +34,13 @@ class Effect:
     """The sum of an operator's actions for one reason."""
 
     count: int = 0
-    """Problems or groups."""
+    """Number of problems or groups."""
     num_siblings: int = 0
-    """Rollouts that it concerns, where it is not the whole group."""
+    """Number of rollouts, if the action is not about the whole group."""
     num_tokens: int = 0
-    """Tokens that were masked."""
+    """Number of masked tokens."""
     examples: list[dict[str, Any]] = field(default_factory=list)
-    """The first few, as plain values."""
+    """The first few examples, as plain values."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class OperatorCount:
     num_in: int = 0
     num_out: int = 0
     effects: dict[tuple[str, str], Effect] = field(default_factory=dict)
-    """Action (skip, change, reject, mask, shape) and reason -> what was done."""
+    """Action (skip, change, reject, mask, shape) and reason -> its sum."""
 
     @property
     def label(self) -> str:
@@ -60,7 +61,7 @@ class OperatorCount:
         return self.name.removesuffix(f" ({self.where})")
 
     def add(self, action: str, reason: str, example: dict[str, Any]) -> Effect:
-        """Count something that the operator did, and return the effect that counts it."""
+        """Count an action of the operator, and return the effect that counts it."""
         if (action, reason) not in self.effects and len(self.effects) >= MAX_REASONS:
             reason = OTHER
         effect = self.effects.setdefault((action, reason), Effect())
@@ -95,17 +96,17 @@ class PipelineCounts:
     with each result of the pipeline."""
 
     def __init__(self, operators: Sequence[PlacedOperator]) -> None:
-        """`operators`: those of the taskset, in order, with names of their own (see `name_apart`)."""
+        """`operators`: those of the taskset, in order, with distinct names (see `name_apart`)."""
         self._operators = operators
         self._complaints = [operator.num_complaints for operator in operators]
         self.counts = [OperatorCount(operator.name, operator.where) for operator in operators]
         self.num_in = 0
         self.num_out = 0
         self.failures: list[str] = []
-        """Faults of operators: the place, the problem, and the fault."""
+        """Faults of operators: the place, the problem, and the error."""
 
     def task(self, result: TaskResult, example: dict[str, Any]) -> None:
-        """Count what became of a draw."""
+        """Count the result of a draw."""
         self._begin()
         for count in self.counts:
             count.num_in += 1
@@ -118,7 +119,7 @@ class PipelineCounts:
         self.num_out += 1
 
     def experience(self, result: ExperienceResult, example: dict[str, Any]) -> None:
-        """Count what became of a group."""
+        """Count the result of a group."""
         self._begin()
         decisions = {decision.operator: decision for decision in result.decisions}
         last = result.decisions[-1] if result.decisions and result.filtered is not None else None
@@ -145,7 +146,7 @@ class PipelineCounts:
 
 
 def name_apart(operators: Mapping[str, Sequence[PlacedOperator]]) -> None:
-    """Give each operator a name of its own, so that what it did can be told from what others of its name did."""
+    """Give each operator a distinct name, so that its actions are counted separately from those of its namesakes."""
     known: dict[str, PlacedOperator] = {}
     for one in sorted(
         {id(one): one for some in operators.values() for one in some}.values(), key=lambda one: one.number

@@ -1,7 +1,7 @@
-"""Skips problems that are there already: in the same taskset, in another one, or in an evaluation (contamination).
+"""Skips repeated problems: repeated in the same taskset, in another one, or in an evaluation (contamination).
 
-Equal prompts are found by a digest, nearly equal ones by MinHash. What MinHash finds is compared shingle by shingle, so
-that no problem is skipped that is less similar than it has to be.
+Equal prompts are found by a digest, nearly equal ones by MinHash. MinHash's candidates are compared shingle by shingle,
+so that no problem below the required similarity is skipped.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from rftstream.data.operators.shingles import (
 from rftstream.errors import ConfigError
 
 _CHUNK = 2048
-"""Problems whose signatures are made at once."""
+"""Number of problems whose signatures are computed at once."""
 
 _KEPT_SHINGLES = 4096
-"""Texts whose shingles are kept in memory for comparing."""
+"""Number of texts whose shingles are kept in memory for comparison."""
 
 _SEED = 1
 """Seed of the hashes. It is the same for all runs, since another seed has no advantage."""
@@ -42,39 +42,39 @@ _SEED = 1
 class Dedupe:
     """Skips all but the first of equal or nearly equal problems, and those that are in an evaluation.
 
-    The first is the one in the first taskset of the run file, at the smallest index. Only prompts are compared: without
-    system messages, case, width and spaces, and with the digests of their images. The index is of the problems as the
-    tasksets have them, so that other operators change nothing about it. Problems that a taskset gains later are not in
-    it, and are kept."""
+    The first is the one with the smallest index in the first taskset of the run file. Only prompts are compared:
+    without system messages, case, width and spaces, and with the digests of their images. The index uses the tasksets'
+    original problems, so other operators do not affect it. Problems that a taskset gains later are not in the index,
+    and are kept."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings of `op = "dedupe"`."""
 
         similarity: Annotated[float, Meta(gt=0, le=1)] = 0.8
-        """Problems that share this part of their shingles are nearly equal; 1: only equal prompts are found."""
+        """Smallest share of common shingles of nearly equal problems; 1: only equal prompts are found."""
         ngram: Positive = 3
-        """Words of a shingle."""
+        """Number of words in a shingle."""
         same_numbers: bool = True
-        """Problems with different numbers are different, however similar: `3 + 4` is not `3 + 5`."""
+        """Treat problems with different numbers as different, however similar: `3 + 4` is not `3 + 5`."""
         across: bool = True
-        """A problem that an earlier taskset has is skipped, too."""
+        """Also skip problems that an earlier taskset has."""
         evaluations: bool = True
-        """A problem that an evaluation has is skipped, too."""
+        """Also skip problems that an evaluation has."""
         num_hashes: Positive = 128
-        """Hashes of a signature: more of them miss fewer pairs, and take longer."""
+        """Number of hashes in a signature: more hashes miss fewer pairs, but take longer."""
         rows: Positive | None = None
-        """Hashes of a band; default: as many as find 95 of 100 pairs that are just similar enough."""
+        """Number of hashes in a band; default: the number that finds 95 of 100 pairs that are just similar enough."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         if config.rows is not None and config.rows > config.num_hashes:
             raise ConfigError(f"rows: got {config.rows}, expected at most num_hashes = {config.num_hashes}")
         self._skips: dict[tuple[str, int], str] = {}
-        """Taskset and index -> why it is skipped."""
+        """Taskset and index -> the reason for skipping."""
 
     def prepare(self, problems: RunProblems) -> None:
-        """Read all problems, and find which of them were there before."""
+        """Read all problems, and find repeated ones."""
         evaluations = problems.open_evaluations() if self._config.evaluations else ()
         if self._config.across:
             self._skips = dict(self._search(evaluations, problems.tasksets))
@@ -83,7 +83,7 @@ class Dedupe:
             self._skips = {place: reason for some in found for place, reason in some}
 
     def decide(self, draw: Draw, facts: Facts, seed: Seed) -> TaskDecision:
-        """Return Skip for a problem that was there before."""
+        """Return Skip for a repeated problem."""
         reason = self._skips.get((draw.taskset, draw.index))
         return KEEP if reason is None else Skip(reason)
 
@@ -101,21 +101,21 @@ class Dedupe:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A problem that is compared with those before."""
+    """The text of a problem, for comparison with earlier ones."""
 
     index: int
     shingles: frozenset[str]
     apart: tuple[tuple[str, ...], ...]
-    """Problems in which this differs are never nearly equal."""
+    """Values that must be equal: problems in which they differ are never nearly equal."""
 
 
 class _Search:
-    """Tells of each text whether it was there before."""
+    """Finds for each text whether it occurred before."""
 
     def __init__(self, config: Dedupe.Config) -> None:
         self._config = config
         self._digests: dict[bytes, str] = {}
-        """Digest of a text -> the place where the text was first."""
+        """Digest of a text -> the place of its first occurrence."""
         self._places: list[tuple[Problems, int, str]] = []
         """Texts that are in the bands, by their numbers."""
         self._is_near = config.similarity < 1
@@ -124,7 +124,7 @@ class _Search:
         self._shingles = lru_cache(_KEPT_SHINGLES)(self._shingles_at)
 
     def repeated(self, problems: Problems, where: str) -> Iterator[tuple[int, str]]:
-        """Yield the indexes of the problems that were there before, and why they are skipped."""
+        """Yield the indices of repeated problems, and the reasons for skipping them."""
         chunk: list[_Text] = []
         for index, problem in enumerate(problems):
             text = text_of(problem)
@@ -160,10 +160,10 @@ class _Search:
 
 
 def text_of(problem: Problem) -> str:
-    """Return what of a problem is compared: its messages without those of the system, normalized."""
+    """Return the compared text of a problem: its messages without the system's, normalised."""
     return normalized("\n".join(message.content for message in problem.messages if message.role != "system"))
 
 
 def media_of(problem: Problem) -> tuple[str, ...]:
-    """Return the digests of a problem's images, or where they are."""
+    """Return the digests of a problem's images, or their places."""
     return tuple(media.digest or media.url for message in problem.messages for media in message.media)

@@ -1,4 +1,4 @@
-"""Operators that choose among problems, and how often each is sampled, by what the outcomes of a run say so far."""
+"""Operators that choose problems, and their numbers of rollouts, from the outcomes of the run so far."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from rftstream.errors import ConfigError
 class SolveRate:
     """Skips problems that the policy solves nearly always or nearly never: they teach little (GRESO, arXiv:2506.02177).
 
-    How often it solves them is their mean reward, or mean named part, in the outcomes of their groups before. A share
-    of what would be skipped is explored all the same, since a policy that learns solves other problems than it did."""
+    The solve rate is the mean reward, or mean named part, in the outcomes of the problem's earlier groups. A share of
+    the problems that would be skipped is explored anyway, since a learning policy's solve rates change."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -34,13 +34,13 @@ class SolveRate:
         keep: tuple[float, float] = (0.05, 0.95)
         """Problems with a mean below the first or above the second number are skipped."""
         explore: Fraction = 0.1
-        """Share of these that is admitted all the same."""
+        """Share of these problems that is admitted anyway."""
         on: str = ""
-        """Named part of the verdict whose mean counts; default: the reward, before operators shape it."""
+        """Named part of the verdict whose mean is the solve rate; default: the reward, before operators shape it."""
         min_scored: Positive = 1
         """Scored rollouts that a problem needs before it may be skipped."""
         last_group: bool = False
-        """Only the newest group of a problem counts, instead of all of them."""
+        """Use only the newest group of a problem, instead of all."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -48,7 +48,7 @@ class SolveRate:
             raise ConfigError(f"keep: got {list(config.keep)}, expected the smaller number first")
 
     def decide(self, draw: Draw, facts: Facts, seed: Seed) -> TaskDecision:
-        """Return Skip for a problem that is too easy or too hard, but for the share that is explored."""
+        """Return Skip for a problem that is too easy or too hard, except for the explored share."""
         config, record = self._config, facts.problem(draw.taskset, draw.index)
         if record.num_scored < config.min_scored:
             return KEEP
@@ -61,33 +61,33 @@ class SolveRate:
 
 
 class Budget:
-    """Gives each problem as many rollouts as are likely to teach something: few where all attempts end the same, more
-    where some succeed and some fail.
+    """Gives each problem the number of rollouts that are likely to teach something: few if all attempts end the same,
+    more if some succeed and some fail.
 
-    The idea and the value of a problem are those of Knapsack RL (arXiv:2509.25849). That paper solves a knapsack over
-    the problems of a batch. Here each problem is decided by itself, so that a decision depends on its own facts alone:
-    a price for a rollout takes the place of the knapsack's limit, and a group grows for as long as one more rollout is
-    worth it."""
+    The idea and the value of a problem are from Knapsack RL (arXiv:2509.25849), which solves a knapsack over the
+    problems of a batch. Here each problem is decided separately, so that a decision depends only on the problem's own
+    facts: a price per rollout replaces the knapsack's limit, and a group grows while one more rollout is worth its
+    price."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings of `op = "budget"`."""
 
         min_size: Annotated[int, Meta(ge=2)] = 2
-        """Rollouts of a problem that teaches nothing."""
+        """Number of rollouts of a problem that teaches nothing."""
         max_size: Positive = 32
-        """Most rollouts of a problem."""
+        """Largest number of rollouts of a problem."""
         first_size: Positive | None = None
-        """Rollouts of a problem of which nothing is known; default: feeder.group_size."""
+        """Number of rollouts of a problem without outcomes; default: feeder.group_size."""
         price: AboveZero = 0.001
-        """Price of a rollout, in the unit of `rollout_value`. With the default a problem that is solved half of the
-        time gets 7 rollouts, a problem that is solved one time in ten gets 20. A higher price makes all groups
+        """Price of a rollout, in the unit of `rollout_value`. With the default, a problem that is solved half of the
+        time gets 7 rollouts, and a problem that is solved one time in ten gets 20. A higher price makes all groups
         smaller."""
         on: str = ""
         """Named part of the verdict whose mean is the solve rate; default: the reward, before operators shape it. It
-        should lie between 0 and 1; what is outside counts as 0 or 1."""
+        should be between 0 and 1; values outside count as 0 or 1."""
         last_group: bool = False
-        """Only the newest group of a problem counts, instead of all of them."""
+        """Use only the newest group of a problem, instead of all."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -110,12 +110,12 @@ class Budget:
 
 
 def rollout_value(rate: float, size: int) -> float:
-    """Return what the rollout that makes a group of `size` adds to the expected value of the group.
+    """Return the increase of a group's expected value by its last rollout, which makes its size `size`.
 
         value(N) = p (1 - p)^2 * (1 - p^N - (1 - p)^N),    this: value(N) - value(N - 1)
 
-    The first factor is the gain of the policy's success from one update, the second the chance that not all N rollouts
-    end the same (Knapsack RL, arXiv:2509.25849). It falls with N. `rate`: p, in (0, 1). `size`: N, at least 2."""
+    The first factor is the gain in success from one update, the second the probability that not all N rollouts end the
+    same (Knapsack RL, arXiv:2509.25849). The increase falls with N. `rate`: p, in (0, 1). `size`: N, at least 2."""
     fails = 1.0 - rate
     return rate * fails**2 * (rate ** (size - 1) * fails + fails ** (size - 1) * rate)
 
@@ -132,26 +132,27 @@ def _size(rate: float, price: float, low: int, high: int) -> int:
 
 
 class Mixture:
-    """Changes the mixture of the tasksets over time: by a schedule, by how much they teach, or both.
+    """Changes the mixture of the tasksets over time: by a schedule, by their usefulness, or both.
 
-    The feeder draws by the `weight` of each taskset. This operator skips some of what it draws, so that the groups come
-    in other shares. How far the schedule has come is counted in groups with an outcome, never in seconds. It belongs
-    into `[[pipeline]]`, for all tasksets. A problem that is skipped comes again in the next pass."""
+    The feeder draws by the `weight` of each taskset. This operator skips some of the drawn problems, which changes the
+    shares. The schedule's progress is counted in groups with an outcome, never in seconds. Use the operator in
+    `[[pipeline]]`, for all tasksets. A skipped problem comes again in the next pass."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings of `op = "mixture"`."""
 
         weights: dict[str, tuple[NotNegative, ...]] = field(default_factory=dict)
-        """Taskset -> its weight at each point of `groups`, which its `weight` is multiplied by, for example
-        `{ easy = [1, 0.1], hard = [0.1, 1] }`. Tasksets that are not named have 1."""
+        """Taskset -> factors of its `weight`, one for each point of `groups`, for example `{ easy = [1, 0.1], hard =
+        [0.1, 1] }`. Tasksets that are not named have the factor 1."""
         groups: tuple[Count, ...] = (0,)
-        """Groups with an outcome at which the weights hold, rising; between two points they change evenly."""
+        """Numbers of groups with an outcome at which the factors apply, ascending. Between two points the factors
+        change linearly."""
         adaptive: bool = False
-        """Weights are also multiplied by 4 p (1 - p), where p is how often the newest groups of the taskset were
-        solved: most where half of all attempts succeed."""
+        """Also multiply weights by 4 p (1 - p), where p is the solve rate in the taskset's newest groups. The factor is
+        largest if half of all attempts succeed."""
         floor: Annotated[float, Meta(gt=0, le=1)] = 0.1
-        """The least that `adaptive` multiplies by, so that no taskset is lost from sight."""
+        """Smallest factor of `adaptive`, so that no taskset disappears."""
         on: str = ""
         """Named part of the verdict whose mean is p; default: the reward, before operators shape it."""
 
@@ -171,10 +172,10 @@ class Mixture:
                 raise ConfigError(f"weights: all are 0 at {config.groups[number]} groups, expected one above it")
 
         self._has_others = True
-        """Tasksets that are not named."""
+        """Whether there are tasksets that are not named."""
 
     def prepare(self, problems: RunProblems) -> None:
-        """Learn which tasksets there are. ConfigError for weights of one that is not there."""
+        """Record the existing tasksets. ConfigError for weights of an unknown taskset."""
         if unknown := sorted(set(self._config.weights) - problems.asked):
             raise ConfigError(
                 f"weights: unknown taskset {unknown[0]!r}; known here: {', '.join(sorted(problems.asked))}"
@@ -182,7 +183,7 @@ class Mixture:
         self._has_others = not problems.asked <= set(self._config.weights)
 
     def decide(self, draw: Draw, facts: Facts, seed: Seed) -> TaskDecision:
-        """Return Skip with the chance that the weights leave."""
+        """Return Skip with the probability that the weights give."""
         chance = 1.0
         if self._config.weights:
             weights = {name: self._scheduled(name, facts.num_groups) for name in self._config.weights}
@@ -196,7 +197,7 @@ class Mixture:
         return KEEP if unit_interval(seed) < chance else Skip("low weight")
 
     def _scheduled(self, name: str, num_groups: int) -> float:
-        """Return the weight of a taskset by now."""
+        """Return the current weight of a taskset."""
         points, weights = self._config.groups, self._config.weights[name]
         after = bisect_right(points, num_groups)
         if after == 0:
@@ -213,27 +214,28 @@ Value = str | int | float
 class Curriculum:
     """Admits problems stage by stage, the easy ones first (curriculum learning, Bengio et al., 2009).
 
-    A column of the taskset says to which stage a problem belongs. Problems of later stages are skipped, and most of
-    those of earlier ones. A stage ends when the policy has done well enough in its newest groups, or after a number of
-    groups. Each taskset is at a stage of its own. Which one follows from the outcomes alone, so that a restart finds
-    the same one.
+    A column of the taskset assigns problems to stages. Problems of later stages are skipped, and so are most problems
+    of earlier stages. A stage ends when the policy has done well enough in its newest groups, or after a number of
+    groups. Each taskset has its own stage. The outcomes alone determine it, so that a restart finds the same stage.
 
-    A problem that is skipped comes again in the next pass: leave `passes` of the taskset open, or give it enough."""
+    A skipped problem comes again in the next pass: leave the taskset's `passes` unset, or set enough."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings of `op = "curriculum"`."""
 
         column: str = "level"
-        """Column of the taskset that says how hard a problem is; a dotted path leads into tables."""
+        """Column of the taskset with the difficulty of a problem; a dotted path leads into tables."""
         stages: Annotated[tuple[tuple[str | int | float, ...], ...], Meta(min_length=2)]
         """Values of the column in each stage, for example `[[1, 2], [3], ["4a", "4b"]]`."""
         advance: Literal["success", "groups"] = "success"
-        """A stage ends when its newest groups are good enough, or after some groups whatever their rewards."""
+        """Condition that ends a stage: its newest groups are good enough, or a number of groups regardless of their
+        rewards."""
         success: float = 0.8
         """The mean reward, or mean named part, that is good enough."""
         groups: Positive = 64
-        """Newest groups of the stage that count, or all of the stage; there have to be as many."""
+        """Number of the stage's newest groups that count for `success`, or of all its groups for `groups`. The stage
+        does not end with fewer."""
         on: str = ""
         """Named part of the verdict that counts; default: the reward, before operators shape it."""
         rehearse: Fraction = 0.1
@@ -253,17 +255,17 @@ class Curriculum:
         """Taskset -> stage of each problem."""
 
     def prepare(self, problems: RunProblems) -> None:
-        """Read the stages of all problems. ConfigError if one has none, or a stage has no problems."""
+        """Read the stages of all problems. ConfigError if a problem has no stage, or a stage has no problems."""
         self._stages = {
             taskset.name: self._read(taskset) for taskset in problems.tasksets if taskset.name in problems.asked
         }
 
     def fold(self) -> Progress:
-        """Return what follows the stages of the tasksets."""
+        """Return the fold that tracks the stages of the tasksets."""
         return Progress(self._config, self._stages)
 
     def decide(self, draw: Draw, facts: Facts, seed: Seed) -> TaskDecision:
-        """Return Skip for a problem of another stage, but for the share that is rehearsed."""
+        """Return Skip for a problem of another stage, except for the rehearsed share."""
         current = facts.fold(self).stage(draw.taskset)
         known = self._stages.get(draw.taskset, [])
         stage = known[draw.index] if draw.index < len(known) else self._stage(draw.problem, f"problem {draw.index}")
@@ -293,7 +295,8 @@ class Curriculum:
 
 
 class Progress:
-    """At which stage each taskset is: a fold over outcomes. `Curriculum.fold` makes it, the facts call `absorb`."""
+    """The current stage of each taskset: a fold over outcomes. `Curriculum.fold` makes it, and the facts call
+    `absorb`."""
 
     def __init__(self, config: Curriculum.Config, stages: Mapping[str, list[int]]) -> None:
         self._config = config
@@ -307,7 +310,7 @@ class Progress:
         return self._current.get(taskset, 0)
 
     def absorb(self, outcome: GroupOutcome) -> None:
-        """Take an outcome. It counts if its problem is of the current stage and it has a score."""
+        """Process an outcome. It counts if its problem is of the current stage and it has a score."""
         place = split_group_id(outcome.group_id)
         if place is None or outcome.taskset not in self._stages or place[2] >= len(self._stages[outcome.taskset]):
             return

@@ -1,7 +1,7 @@
-"""Facts: what the outcomes of a run say about its problems so far, as operators see it.
+"""Facts: what the outcomes of a run so far show about its problems. Operators read them.
 
-A fold over the records of `outcomes`, in order. `seen` says over how many of them, so that the facts of any moment can
-be made again from the log. Each record costs the same, however many problems there are.
+Facts are a fold over the records of `outcomes`, in order. `seen` is the number of these records, so that the facts at
+any moment can be made again from the log. Each record costs the same, however many problems there are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rftstream.contracts.ids import split_group_id
 from rftstream.contracts.outcomes import GroupOutcome
 
 RECENT_GROUPS = 64
-"""How many groups of a taskset `PastGroups.recent` looks at."""
+"""Number of a taskset's newest groups that `PastGroups.recent` uses."""
 
 
 class PastGroups:
@@ -24,20 +24,20 @@ class PastGroups:
 
     def __init__(self, recent: int = 1) -> None:
         self.num_groups = 0
-        """Groups with an outcome."""
+        """Number of groups with an outcome."""
         self.num_scored = 0
-        """Rollouts of these that have a reward."""
+        """Number of their rollouts with a reward."""
         self._reward = 0.0
         self._parts: dict[str, tuple[float, int]] = {}
         """Name -> sum over scored rollouts, and their number."""
         self._last: deque[tuple[float, dict[str, float]]] = deque(maxlen=recent)
         """Mean reward and mean parts of the newest groups."""
         self._rollouts: deque[tuple[tuple[float, int], ...]] = deque(maxlen=recent if recent > 1 else 0)
-        """Reward and number of tokens of each scored rollout of the newest groups. Problems keep none of them: there
-        may be many problems."""
+        """Reward and number of tokens of each scored rollout in the newest groups. Problems keep none, since there may
+        be many problems."""
 
     def mean(self, on: str = "") -> float | None:
-        """Return the mean of a named part over all scored rollouts, or without a name of the reward. None if no rollout
+        """Return the mean of a named part over all scored rollouts; without a name, the mean reward. None if no rollout
         has it."""
         if on:
             total, count = self._parts.get(on, (0.0, 0))
@@ -45,7 +45,8 @@ class PastGroups:
         return self._reward / self.num_scored if self.num_scored else None
 
     def recent(self, on: str = "") -> float | None:
-        """Return the mean of the newest groups' means: of a taskset up to RECENT_GROUPS, of a problem the last one."""
+        """Return the mean of the newest groups' means: for a taskset up to RECENT_GROUPS groups, for a problem the last
+        one."""
         means = [reward for reward, _ in self._last] if not on else [one[on] for _, one in self._last if on in one]
         return sum(means) / len(means) if means else None
 
@@ -58,7 +59,7 @@ class PastGroups:
         return [length for group in self._rollouts for _, length in group]
 
     def absorb(self, scored: Sequence[tuple[float, int]], parts: dict[str, float]) -> None:
-        """Take reward and number of tokens of each scored rollout of a group, and the means of their parts."""
+        """Add a group: reward and number of tokens of each scored rollout, and the means of their parts."""
         self.num_groups += 1
         if not scored:
             return
@@ -76,13 +77,13 @@ _NOTHING = PastGroups()
 
 
 class Fold(Protocol):
-    """An operator's own summary of the outcomes, beside the facts that all operators get. An operator of the task side
-    that has a method `fold` returns a new summary from it, and finds it in the facts by `facts.fold(self)`.
+    """An operator's own summary of the outcomes, besides the common facts. An operator of the task side with a method
+    `fold` returns a new summary from it, and reads it from the facts with `facts.fold(self)`.
 
     Worked example: `draws.Progress`."""
 
     def absorb(self, outcome: GroupOutcome) -> None:
-        """Take the next outcome of a group. The summary may depend on the outcomes so far alone."""
+        """Process the next outcome of a group. The summary may depend only on the outcomes so far."""
 
 
 class Facts:
@@ -90,29 +91,29 @@ class Facts:
     record of `outcomes` in order, and pass it to the operators."""
 
     def __init__(self, folds: Mapping[Any, Fold] | None = None) -> None:
-        """`folds`: operator -> its own fold, see `TaskPipeline.new_facts`."""
+        """`folds`: operator -> its own fold; see `TaskPipeline.new_facts`."""
         self._folds = dict(folds or {})
         self.seen = 0
-        """Records of `outcomes` in these facts."""
+        """Number of records of `outcomes` in these facts."""
         self.num_groups = 0
-        """Groups with an outcome."""
+        """Number of groups with an outcome."""
         self._problems: dict[tuple[str, int], PastGroups] = {}
         self._tasksets: dict[str, PastGroups] = {}
 
     def problem(self, taskset: str, index: int) -> PastGroups:
-        """Return what became of the groups of a problem, in all passes."""
+        """Return the outcomes of a problem's groups, in all passes."""
         return self._problems.get((taskset, index), _NOTHING)
 
     def taskset(self, name: str) -> PastGroups:
-        """Return what became of the groups of a taskset."""
+        """Return the outcomes of a taskset's groups."""
         return self._tasksets.get(name, _NOTHING)
 
     def fold(self, operator: Any) -> Any:
-        """Return the fold that the operator asked for."""
+        """Return the operator's own fold."""
         return self._folds[operator]
 
     def absorb(self, outcome: GroupOutcome) -> None:
-        """Take the next record of `outcomes`. Late siblings count as seen, and tell nothing."""
+        """Process the next record of `outcomes`. Late siblings count in `seen`, but change nothing else."""
         self.seen += 1
         if outcome.late:
             return

@@ -1,4 +1,4 @@
-"""Operators that leave out groups, or rollouts of a group: those that teach nothing, and those that are spoilt.
+"""Operators that leave out groups, or rollouts of a group: those that teach nothing, and spoilt ones.
 
 Shapes: N sampled tokens of all segments, in order.
 """
@@ -43,8 +43,8 @@ def leave_out(
     action: Literal["reject", "mask"],
     masked: Callable[[ScoredRollout], tuple[TokenSpan, ...]] = all_tokens,
 ) -> ExperienceDecision:
-    """Return the decision about siblings that were found. `found`: sibling -> why. `masked`: the tokens of one that are
-    not trained on, if it is to be masked."""
+    """Return the decision about the siblings in `found`, which maps a sibling to the reason. `masked`: returns the
+    tokens of a sibling that are not trained on, if the action is `mask`."""
     if not found:
         return KEEP
     reason = ", ".join(sorted(set(found.values())))
@@ -56,23 +56,23 @@ def leave_out(
 
 
 class Truncated:
-    """Rejects or masks rollouts that a limit cut off (overlong filtering, as in DAPO, arXiv:2503.14476, section 3.4):
-    their reward says little about what they would have become."""
+    """Rejects or masks rollouts that a limit cut off (overlong filtering, as in DAPO, arXiv:2503.14476, section 3.4).
+    Their reward says little about the full attempt."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings of `op = "truncated"`."""
 
         action: Literal["reject", "mask"] = "reject"
-        """Leave them out of the group, or keep them for the comparison of rewards and train on none of their tokens."""
+        """Leave them out of the group, or keep them for comparing rewards but train on none of their tokens."""
         max_share: Fraction = 1.0
-        """A group in which a greater share is truncated is rejected as a whole."""
+        """Largest share of truncated rollouts; a group with more is rejected as a whole."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
-        """Return what becomes of the truncated siblings, if there are some."""
+        """Return the decision about truncated siblings."""
         cut = [rollout for rollout in group.rollouts if rollout.truncated]
         if len(cut) > self._config.max_share * len(group.rollouts):
             return Reject("too many were cut off")
@@ -80,25 +80,25 @@ class Truncated:
 
 
 class Repetition:
-    """Rejects or masks rollouts that say the same again and again, though their answer may be right: too many n-grams
-    of sampled tokens were there before in the rollout."""
+    """Rejects or masks repetitive rollouts, even if their answer is right: too many of their n-grams of sampled tokens
+    occurred before in the rollout."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings of `op = "repetition"`."""
 
         ngram: Positive = 8
-        """Tokens that are compared at once."""
+        """Number of tokens in an n-gram."""
         max_share: Fraction = 0.3
-        """Rollouts with a greater share of repeated n-grams are left out."""
+        """Largest share of repeated n-grams; rollouts with more are left out."""
         action: Literal["reject", "mask"] = "reject"
-        """Leave them out of the group, or keep them for the comparison of rewards and train on none of their tokens."""
+        """Leave them out of the group, or keep them for comparing rewards but train on none of their tokens."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
-        """Return what becomes of the repetitive siblings, if there are some."""
+        """Return the decision about repetitive siblings."""
         config = self._config
         found = [
             rollout.sibling for rollout in group.rollouts if _repeated_share(rollout, config.ngram) > config.max_share
@@ -115,46 +115,46 @@ def _repeated_share(scored: ScoredRollout, size: int) -> float:
 
 
 _IMPOSSIBLE = -1e4
-"""Stands for a logprob that is minus infinity or no number: sampled all the same, so something is wrong."""
+"""Replaces a logprob that is minus infinity or NaN. Such a token was sampled anyway, so something is wrong."""
 _LAYOUT = frozenset("\n\r\t\f")
 _REPLACEMENT = "\ufffd"
-"""The character that a decoder writes in the place of bytes that are no character."""
+"""The character that a decoder writes for bytes that encode no character."""
 
 
 class Gibberish:
-    """Rejects or masks rollouts that are no text: the policy wrote characters that no text has, or tokens that it held
-    for unlikely itself, by their behavior logprobs."""
+    """Rejects or masks rollouts that are not text: they contain characters that no text has, or tokens that the policy
+    itself considered unlikely, by their behavior logprobs."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings of `op = "gibberish"`."""
 
         max_strange_share: Fraction = 0.02
-        """Rollouts of whose characters a greater share is none of a text are left out: replacement characters, control
-        characters other than line breaks and tabs, and code points without a meaning."""
+        """Largest share of characters that no text has; rollouts with more are left out. These are replacement
+        characters, control characters other than line breaks and tabs, and code points without a meaning."""
         min_mean_logprob: Annotated[float, Meta(lt=0)] | None = None
-        """Rollouts whose mean behavior logprob is smaller are left out, in nats per token; default: not looked at. It
-        depends on the temperature: a healthy policy has about minus its entropy. `status` shows that of a run."""
+        """Smallest mean behavior logprob, in nats per token; rollouts below it are left out. Default: not checked. It
+        depends on the temperature: a healthy policy has about minus its entropy, which `status` shows for a run."""
         window: Count = 0
-        """Tokens of the stretch over which the mean is taken; the worst stretch counts, since a text may become
-        gibberish after a good beginning. 0: all tokens."""
+        """Number of consecutive tokens over which the mean is taken. The worst window counts, since a text may turn
+        into gibberish after a good beginning. 0: all tokens."""
         spike_logprob: Annotated[float, Meta(lt=0)] = -10.0
-        """A sampled token with a smaller behavior logprob is a spike, in nats."""
+        """Behavior logprob, in nats, below which a sampled token is a spike."""
         max_spike_share: Fraction = 1.0
-        """Rollouts with a greater share of spikes are left out; 1: spikes are not looked at."""
+        """Largest share of spikes; rollouts with more are left out. 1: spikes are not checked."""
         action: Literal["reject", "mask"] = "reject"
-        """Leave them out of the group, or keep them for the comparison of rewards and train on none of their tokens."""
+        """Leave them out of the group, or keep them for comparing rewards but train on none of their tokens."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
-        """Return what becomes of the siblings that are gibberish, if there are some."""
+        """Return the decision about siblings that are gibberish."""
         found = {rollout.sibling: reason for rollout in group.rollouts if (reason := self._reason(rollout))}
         return leave_out(group, found, self._config.action)
 
     def _reason(self, scored: ScoredRollout) -> str:
-        """Return why a rollout is gibberish; empty if it is not."""
+        """Return the reason why a rollout is gibberish; empty if it is not."""
         config = self._config
         text = "".join(turn.content for turn in rollout_of(scored).turns if turn.role == "assistant")
         if strange_share(text) > config.max_strange_share:
@@ -173,19 +173,19 @@ class Gibberish:
 
 def strange_share(text: str) -> float:
     """Return the share of characters that no text has; 0 for an empty text."""
-    counts = Counter(text)  # each character is looked up once, since texts are long and alphabets are not
+    counts = Counter(text)  # each distinct character is looked up once, since texts are long and alphabets are not
     return sum(count for character, count in counts.items() if _is_strange(character)) / len(text) if text else 0.0
 
 
 def _is_strange(character: str) -> bool:
     if character == _REPLACEMENT:
         return True
-    # Cc control, Cn unassigned, Co private use, Cs half a character
+    # Cc control, Cn unassigned, Co private use, Cs surrogate
     return unicodedata.category(character) in ("Cc", "Cn", "Co", "Cs") and character not in _LAYOUT
 
 
 def worst_mean(values_N: np.ndarray, window: int) -> float:
-    """Return the smallest mean of `window` values in a row, or the mean of all if there are fewer or `window` is 0."""
+    """Return the smallest mean of `window` consecutive values; the mean of all if there are fewer or `window` is 0."""
     if not window or len(values_N) <= window:
         return float(np.mean(values_N))
     sums = np.cumsum(np.concatenate([np.zeros(1), values_N]))
@@ -197,34 +197,33 @@ _SCALE = 0.6745
 
 
 class Outliers:
-    """Rejects or masks rollouts whose reward or length is far from that of the others: a scorer that failed, or an
-    attempt that went astray.
+    """Rejects or masks rollouts whose reward or length is far from the others', for example after a scorer's failure.
 
-    Far is told by the modified z-score, 0.6745 (x - median) / MAD (Iglewicz and Hoaglin, How to Detect and Handle
+    The distance is the modified z-score, 0.6745 (x - median) / MAD (Iglewicz and Hoaglin, How to Detect and Handle
     Outliers, 1993). MAD is the median of the distances to the median.
 
-    Where more than half of the values are the same, MAD is 0 and nothing is an outlier. So a rare success among
-    rewards of 0 and 1 is kept."""
+    If more than half of the values are the same, MAD is 0 and nothing is an outlier. So a rare success among rewards of
+    0 and 1 is kept."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings of `op = "outliers"`."""
 
         of: Literal["reward", "length"] = "length"
-        """Value that is compared: the reward, before operators shape it, or the number of sampled tokens."""
+        """Compared value: the reward, before operators shape it, or the number of sampled tokens."""
         on: str = ""
-        """Named part of the verdict to look at in the place of the reward. Only within groups."""
+        """Named part of the verdict that is compared instead of the reward. Only within groups."""
         within: Literal["group", "taskset"] = "group"
-        """Whom a rollout is compared with: its siblings, or the rollouts in the newest 64 groups of its taskset that
-        have an outcome."""
+        """Rollouts to compare with: the siblings, or the rollouts in the newest 64 groups of the taskset that have an
+        outcome."""
         max_score: AboveZero = 3.5
-        """Rollouts with a greater modified z-score are left out."""
+        """Largest modified z-score; rollouts with a greater one are left out."""
         side: Literal["both", "high", "low"] = "both"
-        """Leave out what is far above the median, far below, or both."""
+        """Leave out rollouts far above the median, far below, or both."""
         min_values: Positive = 5
-        """With fewer values to compare with, nothing is an outlier."""
+        """Smallest number of values to compare with; with fewer, nothing is an outlier."""
         action: Literal["reject", "mask"] = "reject"
-        """Leave them out of the group, or keep them for the comparison of rewards and train on none of their tokens."""
+        """Leave them out of the group, or keep them for comparing rewards but train on none of their tokens."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -235,7 +234,7 @@ class Outliers:
             )
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
-        """Return what becomes of the outliers, if there are some. A rollout that lacks the part is none."""
+        """Return the decision about outliers. A rollout that lacks the part is no outlier."""
         config = self._config
         values = {rollout.sibling: value for rollout in group.rollouts if (value := self._value(rollout)) is not None}
         if config.within == "group":
@@ -260,11 +259,11 @@ class Outliers:
 
 
 class Stale:
-    """Rejects rollouts with tokens that are too old, or masks these tokens. The age of a token is the trainer's version
-    at which the group would be trained minus the version that sampled it.
+    """Rejects rollouts with too old tokens, or masks these tokens. The age of a token is the trainer's version when the
+    group would be trained, minus the version that sampled the token.
 
-    `feeder.max_staleness` is about groups: one sibling that is too old costs all of them. Rejected here, it costs
-    itself alone."""
+    `feeder.max_staleness` applies to groups: one too old sibling costs all of them. Rejected here, it costs only
+    itself."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -273,14 +272,14 @@ class Stale:
         max_age: Count = 1
         """Greatest age of a token, in versions."""
         action: Literal["reject", "mask"] = "reject"
-        """Leave the rollouts out of the group, or keep them and do not train on their old tokens. Masked or not,
-        `feeder.max_staleness` counts every token, so masking needs a smaller number here than there."""
+        """Leave the rollouts out of the group, or keep them and do not train on their old tokens.
+        `feeder.max_staleness` counts every token, masked or not, so masking needs a smaller number here than there."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
-        """Return what becomes of old rollouts or tokens, if there are some."""
+        """Return the decision about old rollouts or tokens."""
         if group.version is None:
             return KEEP
         oldest = group.version - self._config.max_age
@@ -304,28 +303,28 @@ def _tokens_before(scored: ScoredRollout, version: int) -> tuple[TokenSpan, ...]
 
 
 class ZeroVariance:
-    """Rejects groups whose rewards are all the same: the policy learns nothing from comparing them (dynamic sampling of
+    """Rejects groups in which all rewards are equal: the policy learns nothing from comparing them (dynamic sampling of
     DAPO, arXiv:2503.14476, section 3.2).
 
-    `buffer.zero_variance = "replace"` is this operator before all others, with its defaults."""
+    `buffer.zero_variance = "replace"` puts this operator before all others, with its defaults."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings of `op = "zero_variance"`."""
 
         on: str = ""
-        """Named part of the verdict that has to differ; default: the reward, before operators shape it. Name the part
-        that says whether an answer is right, where a reward is made of several: a term for length or style differs
-        nearly always, and lets groups through of which all failed."""
+        """Named part of the verdict that has to differ; default: the reward, before operators shape it. If a reward has
+        several parts, name the one for correctness: a term for length or style nearly always differs, and lets groups
+        pass in which all attempts failed."""
         min_spread: NotNegative = 0.0
-        """The greatest value has to be more than this above the smallest one."""
+        """Difference between the largest and the smallest value that has to be exceeded."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
-        """Return Reject for a group without a spread. A rollout that lacks the part counts as different from those that
-        have it."""
+        """Return Reject for a group without a spread. A rollout that lacks the part counts as different from rollouts
+        that have it."""
         scores = [rollout.score(self._config.on) for rollout in group.rollouts]
         found = [score for score in scores if score is not None]
         if 0 < len(found) < len(scores) or (found and max(found) - min(found) > self._config.min_spread):

@@ -1,7 +1,7 @@
-"""Pipelines: the operators of a run in order, and what comes of asking them.
+"""Pipelines: the operators of a run in order, and the results of calling them.
 
-An operator that raises or answers nonsense skips the problem or rejects the group. The reason says so, the log names
-the operator and the problem, and the run goes on, or ends when nothing is left.
+If an operator raises or returns an invalid decision, the problem is skipped or the group rejected. The reason says so,
+and the log names the operator and the problem. The run continues, or ends when nothing is left.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from rftstream.errors import ConfigError, RftError
 log = logging.getLogger(__name__)
 
 MAX_REASON = 80
-"""Characters of a reason that are kept."""
+"""Largest number of characters of a recorded reason."""
 
 _MAX_COMPLAINTS = 20
-"""Errors of one operator that are logged; all are counted."""
+"""Number of an operator's errors that are logged; all are counted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,24 +56,24 @@ class PlacedOperator:
     name: str
     where: str
     number: int
-    """Place among all operators of the run; its seeds depend on it."""
+    """Place among all operators of the run, on which its seeds depend."""
     operator: Any
     by_version: bool = False
-    """Whether its answer depends on the version at which a group is trained."""
+    """Whether its answer depends on the version for the group's training."""
     num_complaints: int = 0
     watch: OperatorWatch | None = None
-    """Names it where it hangs."""
+    """Names the operator in the log if it hangs."""
     complaint: str = ""
-    """Fault that the operator had last, with the group."""
+    """Last fault of the operator, with the group."""
 
     @property
     def reuse(self) -> ReuseLimits | None:
-        """How later batches use what it offers; None if it never offers anything."""
+        """How later batches use its offers; None if it never offers anything."""
         limits = getattr(self.operator, "reuse", None)
         return limits if isinstance(limits, ReuseLimits) else None
 
     def ask(self, what: Any, facts: Facts, seed: int, check: Callable[[Any], None]) -> Any:
-        """Return the operator's decision about `what`, a Draw or an ScoredGroup; or a text that says why there is
+        """Return the operator's decision about `what`, a Draw or a ScoredGroup; or a text with the reason why there is
         none. `check` raises Nonsense for a decision that cannot be carried out."""
         if self.watch is not None:
             self.watch.asked(f"{self.where} ({self.name}): {what.group_id}")
@@ -83,7 +83,7 @@ class PlacedOperator:
         except Nonsense as error:
             self._complain(what.group_id, f"answered {error}")
             return "answered nonsense"
-        except (RftError, MemoryError):  # the log does not answer; nobody's answer
+        except (RftError, MemoryError):  # the log did not answer, which is no answer of the operator
             raise
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -120,7 +120,7 @@ def _watch_over(operators: Mapping[str, Sequence[PlacedOperator]], watch: Operat
 
 
 def clean_reason(reason: str) -> str:
-    """Return a reason as it is recorded: printable ASCII, and not too long."""
+    """Return a reason in its recorded form: printable ASCII, and not too long."""
     text = "".join(character if character.isprintable() else " " for character in reason)
     return text.encode("ascii", "backslashreplace").decode("ascii")[:MAX_REASON]
 
@@ -133,7 +133,7 @@ class TaskResult:
     """The decision on a drawn problem."""
 
     draw: Draw
-    """Drawn problem with the changes of the operators."""
+    """The drawn problem with the operators' changes."""
     skipped: tuple[str, str] | None = None
     """Operator and reason."""
     changed: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ class TaskResult:
 
 
 class TaskPipeline:
-    """The operators of the task side. `workers/feeder.py` makes it, and the feeder asks `decide` for each draw."""
+    """The operators of the task side. `workers/feeder.py` makes it, and the feeder calls `decide` for each draw."""
 
     def __init__(self, operators: Mapping[str, Sequence[PlacedOperator]], run_seed: int) -> None:
         """`operators`: taskset -> its operators, in order."""
@@ -151,8 +151,8 @@ class TaskPipeline:
 
     @classmethod
     def of(cls, config: RunConfig, problems: RunProblems) -> TaskPipeline:
-        """Build what the run file declares, and show `problems` to the operators that want to see them. ConfigError if
-        an operator cannot be built."""
+        """Build the operators in the run file, and pass `problems` to those that have `prepare`. ConfigError if an
+        operator cannot be built."""
         pipeline = cls(_placed(operator_places(config), "task", config.tasksets), config.run.seed)
         for one in pipeline._each():
             if hasattr(one.operator, "prepare"):
@@ -168,12 +168,12 @@ class TaskPipeline:
         yield from {id(one): one for some in self._operators.values() for one in some}.values()
 
     def new_facts(self) -> Facts:
-        """Return facts of no outcomes, with the folds that operators ask for."""
+        """Return facts without outcomes, with the operators' own folds."""
         with_fold = [one.operator for one in self._each() if hasattr(one.operator, "fold")]
         return Facts({operator: operator.fold() for operator in with_fold})
 
     def watched_by(self, watch: OperatorWatch) -> None:
-        """Let operators that hang be named."""
+        """Let the watch name operators that hang."""
         _watch_over(self._operators, watch)
 
     @property
@@ -186,7 +186,7 @@ class TaskPipeline:
         return self._has_any
 
     def decide(self, draw: Draw, facts: Facts, *, put_back: bool = False) -> TaskResult:
-        """Ask the operators in order. `put_back`: somebody asked for the group, so nobody may skip it."""
+        """Call the operators in order. `put_back`: a user asked for the group, so no operator may skip it."""
         changed: list[str] = []
         for one in self._operators.get(draw.taskset, ()):
             decision = one.ask(draw, facts, self._seed, partial(check_task_decision, draw))
@@ -214,7 +214,7 @@ class OfferedReuse:
     limits: ReuseLimits
     """Limits on the use by later batches."""
     siblings: tuple[int, ...] = ()
-    """Numbers of the siblings offered, in order; empty where the whole group is offered."""
+    """Numbers of the offered siblings, in order; empty if the whole group is offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,46 +222,46 @@ class ExperienceResult:
     """The joint decision of the operators on a group."""
 
     seen: int
-    """Records of `outcomes` in the facts that they decided by."""
+    """Number of records of `outcomes` in the facts of the decision."""
     version: int | None = None
-    """The version of the group that they were shown."""
+    """The version of the group that the operators saw."""
     decisions: tuple[OperatorDecision, ...] = ()
-    """Decisions of the operators that did something, in order."""
+    """Decisions of the operators that changed something, in order."""
     filtered: str | None = None
-    """Why the whole group is left out; None: it is not."""
+    """Why the whole group is left out; None if it is kept."""
     rejected: Mapping[int, str] = field(default_factory=dict)
-    """Sibling -> why it alone is left out."""
+    """Sibling -> why only this sibling is left out."""
     terms: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    """Sibling -> what is added to its reward, by name."""
+    """Sibling -> terms added to its reward, by name."""
     masks: Mapping[int, tuple[TokenSpan, ...]] = field(default_factory=dict)
     """Sibling -> tokens that are not trained on."""
     priority: float = 1.0
-    """How much the group matters."""
+    """Priority of the group."""
     offers: tuple[OfferedReuse, ...] = ()
-    """Offers to later batches to use the group once more."""
+    """Offers to later batches to reuse the group."""
 
 
 class ExperiencePipeline:
-    """The operators of the experience side. `workers/buffer.py` makes it, and the buffer asks `decide` for each group
+    """The operators of the experience side. `workers/buffer.py` makes it, and the buffer calls `decide` for each group
     that may be batched."""
 
     def __init__(
         self, operators: Mapping[str, Sequence[PlacedOperator]], run_seed: int = 0, *, is_declared: bool = True
     ) -> None:
-        """`operators`: taskset -> its operators, in order. `is_declared`: the run file declares operators, of either
-        side, so that outcomes say what facts need."""
+        """`operators`: taskset -> its operators, in order. `is_declared`: whether the run file declares operators, of
+        either side, so that outcomes contain what facts need."""
         self._operators = {name: tuple(some) for name, some in operators.items()}
         self._seed = run_seed
         self.is_declared = is_declared
         self.by_version = frozenset(
             name for name, some in self._operators.items() if any(one.by_version for one in some)
         )
-        """Tasksets with an operator whose answer depends on the version at which a group is trained."""
+        """Tasksets with an operator whose answer depends on the version for a group's training."""
 
     @classmethod
     def of(cls, config: RunConfig) -> ExperiencePipeline:
-        """Build what the run file declares, after the operator that `buffer.zero_variance` stands for. ConfigError if
-        an operator cannot be built."""
+        """Build the operators in the run file, after the one for `buffer.zero_variance`. ConfigError if an operator
+        cannot be built."""
         places = list(operator_places(config))
         operators = _placed(places, "experience", config.tasksets)
         if config.buffer.zero_variance == "replace":
@@ -270,7 +270,7 @@ class ExperiencePipeline:
             operators = {name: (first, *some) for name, some in operators.items()}
         pipeline = cls(operators, config.run.seed, is_declared=bool(places))
         check_demonstrating(config, pipeline.reusing.values())
-        if pipeline.reusing and config.feedback is not None:  # its bodies are read again, as the scorer left them
+        if pipeline.reusing and config.feedback is not None:  # its bodies are read again as the scorer wrote them
             raise ConfigError(
                 "feedback: found operators that use groups once more, such as replay, beside it; what is used again "
                 "has the scorer's reward, not people's; expected one of both: leave out [feedback] or these operators"
@@ -278,7 +278,7 @@ class ExperiencePipeline:
         return pipeline
 
     def watched_by(self, watch: OperatorWatch) -> None:
-        """Let operators that hang be named."""
+        """Let the watch name operators that hang."""
         _watch_over(self._operators, watch)
 
     @property
@@ -293,7 +293,7 @@ class ExperiencePipeline:
 
     @property
     def reusing(self) -> Mapping[int, ReuseLimits]:
-        """Return the limits of the operators that offer groups for reuse, by their places, in order."""
+        """Return the reuse limits of the operators with offers, by their places, in order."""
         found = {one.number: one.reuse for some in self._operators.values() for one in some if one.reuse is not None}
         return dict(sorted(found.items()))
 
@@ -302,7 +302,8 @@ class ExperiencePipeline:
         return any(self._operators.values())
 
     def decide(self, group: ScoredGroup, facts: Facts, min_siblings: int) -> ExperienceResult:
-        """Ask the operators in order, until the group is left out. `min_siblings`: how many it must keep."""
+        """Call the operators in order, until the group is left out. `min_siblings`: the number of siblings that it must
+        keep."""
         decisions: list[OperatorDecision] = []
         filtered: str | None = None
         rejected: dict[int, str] = {}
@@ -364,7 +365,7 @@ class ExperiencePipeline:
 def _that_count(
     offers: Iterable[OfferedReuse], rejected: Mapping[int, str], filtered: str | None
 ) -> Iterator[OfferedReuse]:
-    """Yield the offers without siblings that were rejected; of a filtered group those of demonstrations alone."""
+    """Yield the offers without rejected siblings; for a filtered group, only offers as demonstrations."""
     for offer in offers:
         if filtered is not None and offer.limits.kind is ReuseKind.replay:
             continue
@@ -389,7 +390,7 @@ def _without(group: ScoredGroup, siblings: Sequence[int]) -> ScoredGroup:
 
 
 def _shaped(group: ScoredGroup, name: str, added: Mapping[int, float]) -> ScoredGroup:
-    """Add a term. Terms of one name add up."""
+    """Add a term. Terms with the same name add up."""
 
     def shaped(rollout: ScoredRollout) -> ScoredRollout:
         if rollout.sibling not in added:
@@ -405,7 +406,7 @@ def _rollout(group: ScoredGroup, sibling: int) -> ScoredRollout:
 
 
 def _num_masked(rollout: ScoredRollout, spans: Sequence[TokenSpan]) -> int:
-    """Return how many sampled tokens the spans cover."""
+    """Return the number of sampled tokens in the spans."""
     body = rollout.verified.rollout
     assert body is not None, "it was sampled"
     covered: dict[int, set[int]] = {}

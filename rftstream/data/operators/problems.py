@@ -1,4 +1,4 @@
-"""What operators may see of all problems before the first draw."""
+"""The problems of a run that operators may see before the first draw."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from rftstream.data.tasksets.open import open_taskset
 
 
 def all_problems(config: RunConfig, tasksets: Mapping[str, Taskset]) -> RunProblems:
-    """Return the problems of the run's tasksets, and those of its evaluations, which are opened when they are asked
-    for."""
+    """Return the problems of the run's tasksets and of its evaluations, which are opened when first needed."""
 
     def evaluations() -> tuple[Problems, ...]:
         return tuple(

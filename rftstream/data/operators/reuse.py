@@ -1,4 +1,4 @@
-"""Operators that offer groups to later batches: to be trained on once more, or as demonstrations."""
+"""Operators that offer groups to later batches: to be trained on again, or as demonstrations."""
 
 from __future__ import annotations
 
@@ -30,83 +30,85 @@ from rftstream.errors import ConfigError
 
 
 class ReplayGroups:
-    """Trains on groups once more: later batches have them beside their new groups (experience replay).
+    """Trains on groups again: later batches contain them beside their new groups (experience replay).
 
     It offers the groups that are trained on to later batches. Each batch of rollouts takes up to `per_batch` of them,
     beside `feeder.groups_per_batch` new ones.
 
-    Which of them is chance, weighed by their priorities (see `priority`; 1 without it), from seeds that are derived.
-    Tokens keep the logprobs of the policy that sampled them, so ratios are as right as the algorithm makes them;
-    `grpo` corrects for them with `correction`. For algorithms that compare siblings a group whose rewards are all the
-    same has nothing to say a second time either."""
+    The choice is random, weighted by their priorities (see `priority`; 1 without it), with derived seeds. Tokens keep
+    the logprobs of the policy that sampled them, so the algorithm has to correct for the difference; `grpo` does so
+    with `correction`. For algorithms that compare siblings, a group with equal rewards teaches nothing the second time
+    either."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings of `op = "replay"`."""
 
         per_batch: Positive = 4
-        """Most groups of earlier batches in a batch."""
+        """Largest number of groups from earlier batches in a batch."""
         max_uses: Positive = 2
-        """Most batches that use a group, beside its own."""
+        """Largest number of batches that reuse a group."""
         cool_down: Count = 1
-        """Fewest batches between two that use the group; 0: the next batch may use it."""
+        """Smallest number of batches between two that use the group; 0: the next batch may use it."""
         max_staleness: Count = 8
-        """A group is not used at a version that is more than this above the oldest that sampled one of its tokens.
-        `feeder.max_staleness` is about a group's own batch alone. Until then retention keeps its rollouts."""
+        """Largest difference between the version that reuses a group and the oldest version that sampled one of its
+        tokens. `feeder.max_staleness` applies only to a group's own batch. Until then retention keeps the group's
+        rollouts."""
         weight: AboveZero = 1.0
         """Factor of the loss at the first reuse of a group."""
         decay: Annotated[float, Meta(gt=0, le=1)] = 0.5
-        """Each further reuse has the factor of the one before times this."""
+        """Factor from one reuse's weight to the next one's."""
         flat_too: bool = False
-        """Whether groups whose rewards are all the same are offered, too."""
+        """Whether groups with equal rewards are also offered."""
         max_held: Positive = 1024
-        """Most groups that are remembered, the newest ones; their rollouts stay on the log."""
+        """Largest number of remembered groups; the newest are kept, and their rollouts stay on the log."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self.reuse = _limits(ReuseKind.replay, config)
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
-        """Offer the group if it has something to compare."""
+        """Offer the group if its siblings can be compared."""
         is_flat = len({rollout.shaped_reward for rollout in group.rollouts}) <= 1
         return KEEP if is_flat and not self._config.flat_too else Offer()
 
 
 class Hindsight:
-    """Learns from what a failed attempt did reach: it is a demonstration for the problem that it solves (hindsight
+    """Learns from failed attempts: an attempt is a demonstration for the problem that it does solve (hindsight
     experience replay, arXiv:1707.01495).
 
-    It offers attempts that are wrong, and of which the environment says what they did reach (`Reply.reached`), as
-    demonstrations: the messages of the problem that the attempt solves, and what the policy said. An algorithm has to
-    learn from demonstrations beside rollouts: `mix` or `chord`.
+    It offers wrong attempts as demonstrations if the environment reports what they reached (`Reply.reached`). A
+    demonstration consists of the messages of the solved problem, and the policy's turns. The algorithm has to learn
+    from demonstrations beside rollouts: `mix` or `chord`.
 
-    It is asked about groups that the operators before it have kept. Place it before `zero_variance`: groups of which
-    all attempts failed have the most to give. An attempt with several segments, such as one whose context was
-    rewritten, or one that a limit cut off or that shows an image, is never a demonstration."""
+    It sees groups that earlier operators have kept. Place it before `zero_variance`: groups in which all attempts
+    failed are the most useful. An attempt is never a demonstration if it has several segments (for example after a
+    rewritten context), was cut off by a limit, or shows an image."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings of `op = "hindsight"`."""
 
         per_batch: Positive = 4
-        """Most groups that give demonstrations to a batch."""
+        """Largest number of groups that give demonstrations to a batch."""
         per_group: Positive = 1
-        """Most attempts of a group that become demonstrations, chosen by the seed."""
+        """Largest number of a group's attempts that become demonstrations, chosen by the seed."""
         max_uses: Positive = 1
-        """Most batches to which a group gives demonstrations."""
+        """Largest number of batches to which a group gives demonstrations."""
         cool_down: Count = 1
-        """Fewest batches between two that use the group."""
+        """Smallest number of batches between two that use the group."""
         max_staleness: Count = 8
-        """A group gives none at a version that is more than this above the oldest that sampled one of its tokens. Until
-        then retention keeps its rollouts."""
+        """Largest difference between the version that uses a group's demonstrations and the oldest version that sampled
+        one of its tokens. Until then retention keeps the group's rollouts."""
         weight: AboveZero = 1.0
         """Factor of a demonstration's loss."""
         on: str = ""
-        """Named part of the verdict that says whether a rollout is right; default: the reward, before it is shaped."""
+        """Named part of the verdict that decides whether a rollout is right; default: the reward, before it is
+        shaped."""
         right_from: float = 0.5
-        """A rollout is right from this value on."""
+        """Smallest value of a right rollout."""
         max_held: Positive = 1024
-        """Most groups that are remembered, the newest ones; their rollouts stay on the log."""
+        """Largest number of remembered groups; the newest are kept, and their rollouts stay on the log."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -127,7 +129,7 @@ class Hindsight:
 
 
 def _limits(kind: ReuseKind, config: ReplayGroups.Config | Hindsight.Config) -> ReuseLimits:
-    """Return the limits that settings of the same names give."""
+    """Return the limits from the settings with the same names."""
     given = {one.name: getattr(config, one.name) for one in fields(ReuseLimits) if hasattr(config, one.name)}
     return ReuseLimits(kind=kind, **given)
 
@@ -140,12 +142,12 @@ def _reached_something(scored: ScoredRollout) -> bool:
 
 
 def makes_demonstrations(reusing: Collection[ReuseLimits]) -> bool:
-    """Return whether any of these limits is about demonstrations."""
+    """Return whether any of these limits is for demonstrations."""
     return any(limits.kind is ReuseKind.hindsight for limits in reusing)
 
 
 def check_demonstrating(config: RunConfig, reusing: Collection[ReuseLimits]) -> None:
-    """Check that the run can learn from what operators offer. ConfigError if not."""
+    """Raise ConfigError unless the run can learn from the operators' offers."""
     if not makes_demonstrations(reusing):
         return
     stages = Stages.of(config)

@@ -1,4 +1,4 @@
-"""What a policy sampled in a rollout, as operators look at it.
+"""The sampled tokens of a rollout, for operators.
 
 Shapes: N sampled tokens of all segments, in order.
 """
@@ -36,8 +36,8 @@ def sampled_logprobs(scored: ScoredRollout) -> np.ndarray:
 def hash_ngrams(tokens_N: np.ndarray, size: int) -> list[int]:
     """Return a number for each n-gram of tokens, in order; none if there are fewer tokens.
 
-    Equal n-grams have equal numbers. Two others share one with a chance of 2**-64 or so: none is compared by itself,
-    since the buffer looks at each rollout, and rollouts have many tokens."""
+    Equal n-grams have equal numbers. Different ones share a number with a probability of about 2**-64. n-grams are not
+    compared directly, since the buffer checks each rollout, and rollouts have many tokens."""
     count = len(tokens_N) - size + 1
     if count < 1:
         return []
@@ -50,7 +50,8 @@ def hash_ngrams(tokens_N: np.ndarray, size: int) -> list[int]:
 
 @functools.cache
 def _factors(size: int) -> tuple[np.uint64, ...]:
-    """Return odd numbers without a pattern, always the same: decisions are recomputed from the log by any release."""
+    """Return fixed odd numbers without a pattern. They never change, since any release may recompute decisions from the
+    log."""
     digests = (hashlib.sha256(b"%d" % place).digest() for place in range(size))
     return tuple(np.uint64(int.from_bytes(digest[:8], "little") | 1) for digest in digests)
 
@@ -60,6 +61,6 @@ def _is_sampled(segment: Segment) -> np.ndarray:
 
 
 def is_right(scored: ScoredRollout, on: str, right_from: float) -> bool:
-    """Return whether a rollout's reward or named part is large enough. One that lacks the part is wrong."""
+    """Return whether a rollout's reward or named part is large enough. A rollout that lacks the part is wrong."""
     score = scored.score(on)
     return score is not None and score >= right_from

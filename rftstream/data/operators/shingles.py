@@ -1,6 +1,7 @@
-"""Texts as sets of shingles, and which of them have nearly the same set (Broder, 1997): MinHash with bands.
+"""Texts as sets of shingles, and the search for nearly equal sets (Broder, 1997): MinHash with bands.
 
-A shingle is some words in a row. Two texts are as similar as the share of their shingles that both have (Jaccard).
+A shingle is a number of consecutive words. The similarity of two texts is the share of common shingles among all their
+shingles (Jaccard).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _WORD = re.compile(rf"[{_EAST_ASIAN}]|(?:(?![{_EAST_ASIAN}])\w)+|[^\w\s]")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 MIN_RECALL = 0.95
-"""The share of pairs that are just similar enough which `choose_rows` wants to find."""
+"""Share of the pairs with just enough similarity that `choose_rows` aims to find."""
 
 
 def normalized(text: str) -> str:
@@ -36,8 +37,8 @@ def numbers_in(text: str) -> tuple[str, ...]:
 
 
 def shingles_of(text: str, size: int) -> frozenset[str]:
-    """Return the shingles of `size` words of a normalized text. Signs and Chinese and Japanese characters are words of
-    their own. A text with fewer words is one shingle."""
+    """Return the shingles of `size` words in a normalised text. Signs and Chinese and Japanese characters count as
+    words. A text with fewer words is one shingle."""
     words = _WORD.findall(text)
     if len(words) <= size:
         return frozenset((" ".join(words),))
@@ -45,15 +46,15 @@ def shingles_of(text: str, size: int) -> frozenset[str]:
 
 
 def jaccard(first: frozenset[str], second: frozenset[str]) -> float:
-    """Return the share of the shingles of both that both have."""
+    """Return the share of common shingles among all shingles of both sets."""
     shared = len(first & second)
     return shared / (len(first) + len(second) - shared)
 
 
 def choose_rows(similarity: float, num_hashes: int) -> int:
-    """Return the most rows a band may have so that pairs of this similarity share a band often enough.
+    """Return the largest number of rows in a band with which pairs of this similarity share a band often enough.
 
-    They share one of b = num_hashes // r bands with the chance 1 - (1 - s^r)^b."""
+    They share one of b = num_hashes // r bands with probability 1 - (1 - s^r)^b."""
     for rows in range(num_hashes, 1, -1):
         if 1.0 - (1.0 - similarity**rows) ** (num_hashes // rows) >= MIN_RECALL:
             return rows
@@ -75,20 +76,21 @@ def minhash(sets: Sequence[frozenset[str]], num_hashes: int, seed: int) -> NDArr
 
 
 class BandIndex:
-    """Finds texts that share a band of their signatures. Texts are asked for with `candidates`, then added."""
+    """Finds texts that share a band of their signatures. For each text, callers first use `candidates`, then `add`."""
 
     def __init__(self, rows: int) -> None:
-        """`rows`: hashes of a band."""
+        """`rows`: number of hashes in a band."""
         self._rows = rows
         self._buckets: dict[Hashable, list[int]] = {}
 
     def candidates(self, signature: NDArray[np.uint32], apart: Hashable = None) -> list[int]:
-        """Return the numbers of the texts that share a band, in order. Texts with another `apart` are never found."""
+        """Return the numbers of the texts that share a band, in order. Texts with another value of `apart` are never
+        found."""
         found = {number for key in self._keys(signature, apart) for number in self._buckets.get(key, ())}
         return sorted(found)
 
     def add(self, number: int, signature: NDArray[np.uint32], apart: Hashable = None) -> None:
-        """Take a text."""
+        """Add a text."""
         for key in self._keys(signature, apart):
             self._buckets.setdefault(key, []).append(number)
 

@@ -1,4 +1,4 @@
-"""Operators that skip problems by their text: its length, what is in it, the language that it is written in."""
+"""Operators that skip problems by their text: its length, its content, its language."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rftstream.errors import ConfigError
 
 
 class Length:
-    """Skips problems by the characters of their prompt, all messages together."""
+    """Skips problems by the number of characters of their prompt, all messages together."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings of `op = "length"`."""
 
         min_characters: Count = 0
-        """Shorter prompts are skipped."""
+        """Smallest length; shorter prompts are skipped."""
         max_characters: Positive | None = None
-        """Longer prompts are skipped; default: none. The context of the model is looked after by `too_long` of the
-        taskset."""
+        """Greatest length; longer prompts are skipped; default: none. The taskset's `too_long` handles the model's
+        context."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -48,7 +48,7 @@ class Length:
 
 
 class Regex:
-    """Skips problems that a regular expression finds, or those that another one does not find."""
+    """Skips problems in which a regular expression is found, or in which another one is not found."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -57,9 +57,9 @@ class Regex:
         field: Literal["prompt", "answer"] = "prompt"
         """Field that is searched: each message of the prompt, or the reference answer (empty if there is none)."""
         skip: str | None = None
-        """Problems in which it is found are skipped."""
+        """Expression whose presence skips a problem."""
         need: str | None = None
-        """Problems in which it is not found are skipped."""
+        """Expression whose absence skips a problem."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -68,7 +68,7 @@ class Regex:
         self._skip, self._need = _compiled("skip", config.skip), _compiled("need", config.need)
 
     def decide(self, draw: Draw, facts: Facts, seed: Seed) -> TaskDecision:
-        """Return Skip for a problem that the expressions leave out."""
+        """Return Skip for a problem that the expressions exclude."""
         if self._config.field == "answer":
             texts = [draw.problem.answer or ""]
         else:
@@ -97,7 +97,7 @@ _SCRIPTS = {
     "CJK": "zh",
 }
 _SCRIPTS |= {"HIRAGANA": "ja", "KATAKANA": "ja"}
-"""First word of a letter's Unicode name -> language. Latin and Cyrillic letters need words."""
+"""First word of a letter's Unicode name -> language. Latin and Cyrillic letters need words to decide."""
 
 _WORDS = {
     language: frozenset(words.split())
@@ -131,15 +131,15 @@ _LANGUAGES_OF_WORD = {
 
 UNKNOWN = "unknown"
 LANGUAGES = tuple(sorted({*_SCRIPTS.values(), *_WORDS}))
-"""ISO 639-1 codes."""
+"""Supported languages, as ISO 639-1 codes."""
 
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
 _CODE = re.compile(r"```.*?```|\$\$.*?\$\$|\$[^$\n]*\$|\\[a-zA-Z]+|https?://\S+", re.DOTALL)
 
 
 def detect(text: str, min_letters: int = 12) -> str:
-    """Return the language of a text, `unknown` if it cannot be told. Code blocks, formulas between dollar signs and
-    addresses do not count."""
+    """Return the language of a text; `unknown` if it cannot be detected. Code blocks, formulas between dollar signs and
+    addresses are ignored."""
     text = unicodedata.normalize("NFC", _CODE.sub(" ", text)).casefold()
     words = _WORD.findall(text)
     if text.isascii():
@@ -167,24 +167,23 @@ def _script(letter: str) -> str:
 
 
 class LanguageFilter:
-    """Skips problems that are not written in the languages that are wanted.
+    """Skips problems in other languages than the wanted ones.
 
-    The detector is small and the same everywhere: scripts decide, and for Latin and Cyrillic letters the most frequent
-    short words of a language. It knows the languages in `LANGUAGES`. Its limits: short texts, formulas and code have no
-    language that it could tell (they are `unknown`); it does not tell close relatives apart that it has no words for
-    (Norwegian is Danish to it, Ukrainian is told from Russian by letters of its own); one language is found for a mixed
-    text."""
+    The detector is small and gives the same results everywhere: it uses scripts, and for Latin and Cyrillic letters the
+    most frequent short words of a language. It knows the languages in `LANGUAGES`. Its limits: short texts, formulas
+    and code are `unknown`; it cannot separate close relatives without their own words (Norwegian is detected as Danish;
+    Ukrainian has its own letters and is separated from Russian); a mixed text gets one language."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings of `op = "language"`."""
 
         keep: Annotated[tuple[str, ...], Meta(min_length=1)] = ("en",)
-        """Languages by their ISO 639-1 codes: `LANGUAGES` of the operator's module has those that it knows."""
+        """ISO 639-1 codes of the wanted languages; `LANGUAGES` of the operator's module lists the supported ones."""
         keep_unknown: bool = True
-        """Problems whose language cannot be told are kept, such as formulas."""
+        """Keep problems whose language cannot be detected, such as formulas."""
         min_letters: Count = 12
-        """Shorter texts are of unknown language, outside code and formulas."""
+        """Smallest number of letters, outside code and formulas; shorter texts are of unknown language."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -193,7 +192,7 @@ class LanguageFilter:
                 raise ConfigError(f"keep: unknown language {code!r}; known: {', '.join(LANGUAGES)}")
 
     def decide(self, draw: Draw, facts: Facts, seed: Seed) -> TaskDecision:
-        """Return Skip for a problem in another language. Messages of the system do not count."""
+        """Return Skip for a problem in another language. System messages do not count."""
         text = "\n".join(message.content for message in draw.problem.messages if message.role != "system")
         language = detect(text, self._config.min_letters)
         if language in self._config.keep or (language == UNKNOWN and self._config.keep_unknown):

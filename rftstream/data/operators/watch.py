@@ -1,4 +1,4 @@
-"""A watch over operators that hang: feeder or buffer waits for them, and nothing else would say so."""
+"""A watch over hanging operators: feeder or buffer waits for them, and nothing else would report it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import traceback
 log = logging.getLogger(__name__)
 
 HANGS_AFTER_S = 5.0
-"""An operator that answers later than this is named in the log; again after twice the time, and so on."""
+"""Seconds after which a silent operator is named in the log; again after twice the time, and so on."""
 
 STUCK_AFTER_S = 30.0
 """Seconds without any other Python code running after which faulthandler prints the stack of an operator."""
 
 
 class OperatorWatch:
-    """Names operators that do not answer. `workers/feeder.py` and `workers/buffer.py` make one each and hand it to the
-    pipeline, which calls `asked` and `answered`. A thread of its own looks, since the thread of the role waits.
+    """Names operators that do not answer. `workers/feeder.py` and `workers/buffer.py` make one each and pass it to the
+    pipeline, which calls `asked` and `answered`. The watch has its own thread, since the role's thread waits for the
+    operator.
 
-    A loop in C, such as a regular expression that goes on for ever, keeps that thread from running, too. Then
-    faulthandler prints where the program is; the name of the problem follows once the operator has answered."""
+    A loop in C, such as an endless regular expression, blocks that thread as well. Then faulthandler prints the stack;
+    the name of the problem follows when the operator has answered."""
 
     def __init__(self, hangs_after_s: float = HANGS_AFTER_S, stuck_after_s: float = STUCK_AFTER_S) -> None:
         self._hangs_after_s = hangs_after_s
@@ -37,13 +38,13 @@ class OperatorWatch:
         self._thread: threading.Thread | None = None
 
     def start(self) -> OperatorWatch:
-        """Begin to look. Return itself."""
+        """Start watching. Return itself."""
         self._thread = threading.Thread(target=self._look_on, name="operator-watch", daemon=True)
         self._thread.start()
         return self
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -51,11 +52,11 @@ class OperatorWatch:
             faulthandler.cancel_dump_traceback_later()
 
     def asked(self, what: str) -> None:
-        """Note that an operator is asked. `what` names it and the problem or group."""
+        """Record that an operator is called. `what` names it and the problem or group."""
         self._asked = what, time.monotonic(), threading.get_ident()
 
     def answered(self) -> None:
-        """Note that it has answered; say so where it took long."""
+        """Record that it has answered; log a message if it took long."""
         asked, self._asked = self._asked, None
         if asked is not None and (took := time.monotonic() - asked[1]) > self._hangs_after_s:
             log.warning("%s: the operator took %.1f s to answer", asked[0], took)
@@ -77,7 +78,7 @@ class OperatorWatch:
                 log.error("%s: the operator has not answered for %.0f s, and all wait for it%s", asked[0], since, place)
 
     def _arm(self) -> None:
-        """Let the stacks be printed unless this is called again in time."""
+        """Let faulthandler print the stacks unless this is called again in time."""
         try:
             faulthandler.dump_traceback_later(self._stuck_after_s, file=sys.stderr)
         except (AttributeError, ValueError, OSError, RuntimeError):  # there is no stderr with a descriptor

@@ -1,4 +1,4 @@
-"""Operators that change what a group's rewards come to: terms, fewer failures beside a success, a priority."""
+"""Operators that change the effect of a group's rewards: terms, fewer failures beside a success, a priority."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from rftstream.data.operators.sampled import hash_ngrams, is_right, sampled_toke
 
 
 class ShapeReward:
-    """Adds a term for quality or diversity to rewards. The reward of the verdict stays beside the term on the log.
+    """Adds a term for quality or diversity to rewards. The log keeps the verdict's reward beside the term.
 
-    The term is named after its kind. For several terms the operator stands several times in the pipeline. Both terms
-    compare siblings, so groups of one are left as they are.
+    The term is named after its kind. For several terms, put the operator into the pipeline several times. Both terms
+    compare siblings, so groups of one are left unchanged.
 
-    `length`: of siblings that are right, 0.5 for the shortest down to -0.5 for the longest; of those that are wrong
-    the same, but never above 0 (Kimi k1.5, arXiv:2501.12599, section 2.3.3).
+    `length`: for right siblings, from 0.5 for the shortest down to -0.5 for the longest; for wrong siblings the same,
+    but never above 0 (Kimi k1.5, arXiv:2501.12599, section 2.3.3).
 
     `diversity`: how much a right rollout differs from its siblings, 0 to 1: the mean over siblings of 1 minus the
     Jaccard similarity of their sets of n-grams of sampled tokens. Wrong rollouts get nothing, since being wrong in
@@ -43,13 +43,14 @@ class ShapeReward:
         term: Literal["length", "diversity"]
         """Quantity that the term measures."""
         weight: Annotated[float, Meta(ge=-100, le=100)] = 0.1
-        """The term is multiplied by it. Keep it small beside what separates right from wrong."""
+        """Factor of the term. Keep it small compared with the difference between right and wrong."""
         on: str = ""
-        """Named part of the verdict that says whether a rollout is right; default: the reward, before it is shaped."""
+        """Named part of the verdict that decides whether a rollout is right; default: the reward, before it is
+        shaped."""
         right_from: float = 0.5
-        """A rollout is right from this value on."""
+        """Smallest value of a right rollout."""
         ngram: Positive = 4
-        """Tokens that `diversity` compares at once."""
+        """Number of tokens in an n-gram for `diversity`."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -94,12 +95,12 @@ def _distance(some: frozenset[int], others: frozenset[int]) -> float:
 
 
 class Amplify:
-    """Keeps rare successes from being drowned: where few siblings are right, part of the wrong ones is left out.
+    """Strengthens rare successes: if few siblings are right, some of the wrong ones are left out.
 
-    The seed chooses the wrong siblings that are rejected, until the share of right ones is large enough. Groups without
-    a right sibling, and groups with enough of them, stay as they are.
+    The seed chooses wrong siblings to reject, until the share of right ones is large enough. Groups without a right
+    sibling, or with enough of them, stay unchanged.
 
-    Advantages are then made of the siblings that are left. With rewards of 0 and 1 and the group's mean as baseline,
+    Advantages are then computed from the remaining siblings. With rewards of 0 and 1 and the group's mean as baseline,
     one success among 8 has the advantage 7/8 and is 1/8 of the group, a product of 0.11. With 3 failures left it has
     3/4 and is 1/4 of the group, a product of 0.19. (Max-variance down-sampling, arXiv:2504.13818, drops siblings for a
     like reason.)"""
@@ -109,20 +110,21 @@ class Amplify:
         """The settings of `op = "amplify"`."""
 
         min_share: Annotated[float, Meta(gt=0, le=1)] = 0.25
-        """Wrong siblings are left out until at least this share is right, or until `min_wrong` are left."""
+        """Share of right siblings up to which wrong ones are left out, unless only `min_wrong` wrong ones remain."""
         min_wrong: Positive = 2
-        """Fewest wrong siblings that stay, since a group without any teaches nothing. The group is filtered if
-        `buffer.min_siblings` is above the sum of this number and the right siblings."""
+        """Smallest number of wrong siblings that stay, since a group without any teaches nothing. The group is filtered
+        if `buffer.min_siblings` is above the sum of this number and the right siblings."""
         on: str = ""
-        """Named part of the verdict that says whether a rollout is right; default: the reward, before it is shaped."""
+        """Named part of the verdict that decides whether a rollout is right; default: the reward, before it is
+        shaped."""
         right_from: float = 0.5
-        """A rollout is right from this value on."""
+        """Smallest value of a right rollout."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
-        """Return which of the wrong siblings are left out."""
+        """Return the wrong siblings to leave out."""
         config = self._config
         wrong = [rollout.sibling for rollout in group.rollouts if not is_right(rollout, config.on, config.right_from)]
         num_right = len(group.rollouts) - len(wrong)
@@ -136,34 +138,34 @@ class Amplify:
 
 
 class Priority:
-    """Says how much a group matters: by its difficulty, the spread of its scores, or its advantages (prioritised
+    """Sets the priority of a group: by its difficulty, the spread of its scores, or its advantages (prioritised
     experience replay, arXiv:1511.05952).
 
-    `replay` chooses by it which groups are trained on once more, each with a chance
-    that grows with its priority. With `feeder.on_stale = "drop"`, batches take ready groups with a higher priority
-    first, but for those that the next batch is the last one to take.
+    `replay` chooses the groups to train on again with probabilities that grow with their priorities. With
+    `feeder.on_stale = "drop"`, batches first take ready groups with a higher priority, except that groups that only the
+    next batch can still take come first.
 
-    `difficulty`: highest where the mean score is `target` and lower the further it is away, as a normal distribution of
-    the width `width` (ExGRPO, arXiv:2510.02245, replays groups of medium difficulty). `spread`: the standard deviation
-    of the scores. `advantage`: their mean distance from the group's mean."""
+    `difficulty`: highest if the mean score is `target`, and lower with the distance from it, like a normal distribution
+    with standard deviation `width` (ExGRPO, arXiv:2510.02245, replays groups of medium difficulty). `spread`: the
+    standard deviation of the scores. `advantage`: their mean distance from the group's mean."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings of `op = "priority"`."""
 
         by: Literal["difficulty", "spread", "advantage"] = "difficulty"
-        """Measure of how much a group matters."""
+        """Measure of a group's importance."""
         on: str = ""
         """Named part of the verdict that is the score; default: the reward, before it is shaped. Rollouts that lack the
-        part are left out; a group without any stays as it is."""
+        part are ignored; a group without any score stays unchanged."""
         target: float = 0.5
-        """Mean score that matters most, for `difficulty`."""
+        """Mean score with the highest priority, for `difficulty`."""
         width: AboveZero = 0.2
-        """Distance from `target` at which a mean score still matters, for `difficulty`."""
+        """Width of the preference around `target`, for `difficulty`."""
         floor: NotNegative = 0.01
-        """Amount that is added to every priority, so that no group is left out for good unless this is 0."""
+        """Amount that is added to every priority. If it is not 0, no group is excluded for good."""
         power: NotNegative = 1.0
-        """The priority is the sum to this power: 0 makes all equal, more than 1 prefers high ones all the more."""
+        """Exponent of the sum: 0 makes all priorities equal, more than 1 prefers high ones even more."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

@@ -1,9 +1,9 @@
 """Tasksets, by the scheme of their source (`jsonl:data/train.jsonl`, `reasoning_gym:chain_sum`, `arithmetic`).
 
-To add one: a module with a class that has a `Config` and keeps `rftstream.data.tasksets.base.Taskset`, and a line here.
-It is built as `Class(config: Class.Config, *, location: str, columns: Mapping[str, str], system: str | None)`, where
-`location` is what follows the colon (file locations are absolute by then) and Config comes from the section's
-`options`. Use it by `open.open_taskset`. A class that makes its problems from settings derives from
+To add one, write a module with a class that has a `Config` and implements `rftstream.data.tasksets.base.Taskset`, and
+add a line here. The class is built as `Class(config: Class.Config, *, location: str, columns: Mapping[str, str],
+system: str | None)`. `location` is the part after the colon (file locations are absolute by then), and Config comes
+from the section's `options`. `open.open_taskset` opens it. A class that makes its problems from settings derives from
 `generated.GeneratedTaskset`.
 """
 

@@ -1,4 +1,4 @@
-"""Arithmetic, made on the spot: `3+4=` with the answer `7`. To see a run learn within a minute."""
+"""Generated arithmetic: `3+4=` with the answer `7`. Its purpose is to see a run learn within a minute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_SIZE = 10_000
 
 
 class ArithmeticTaskset(GeneratedTaskset):
-    """Sums of terms, all combinations in shuffled order, so that no two problems of `skip` + `size` are the same."""
+    """Sums of terms: all combinations in shuffled order, so that the `skip` + `size` problems are all different."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -32,14 +32,14 @@ class ArithmeticTaskset(GeneratedTaskset):
         high: Annotated[int, Meta(ge=0)] = 9
         """Largest term."""
         terms: Annotated[int, Meta(ge=2)] = 2
-        """Numbers in a problem."""
+        """Number of terms in a problem."""
         size: Annotated[int, Meta(ge=1)] | None = None
-        """Problems in one pass; default: all there are, at most 10,000."""
+        """Number of problems in one pass; default: all, at most 10,000."""
         skip: Annotated[int, Meta(ge=0)] = 0
         """Number of first problems that are left out: `size = 80` here and `skip = 80` there have no problem in
         common."""
         seed: Annotated[int, Meta(ge=0)] = 0
-        """Another order for each."""
+        """Seed of the order."""
         template: str = "{problem}="
         """The prompt; {problem} is for example 3+4."""
 
@@ -64,7 +64,7 @@ class ArithmeticTaskset(GeneratedTaskset):
         self._order_seed = derive_seed(config.seed, "arithmetic", config.low, config.high, config.terms)
 
     def make_problem(self, index: int) -> Problem:
-        """Return the sum of an index."""
+        """Return the problem with this index."""
         terms = self._terms(shuffle_index(self._config.skip + index, self._all, seed=self._order_seed))
         prompt = self._config.template.replace("{problem}", self._config.operation.join(map(str, terms)))
         answer = str(self._result(terms))

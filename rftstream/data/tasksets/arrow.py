@@ -1,7 +1,7 @@
-"""Rows of Parquet and Arrow files. This is the sole importer of pyarrow.
+"""Rows of Parquet and Arrow files. Only this module imports pyarrow.
 
-Parquet can't be read row by row, and its row groups may be as large as the file. So each file is read through once, in
-slices. They go compressed into one temporary file without a name. A row is found there by reading its slice alone.
+Parquet cannot be read row by row, and its row groups may be as large as the file. So each file is read once, in slices,
+which are stored compressed in one temporary file without a name. To read a row, only its slice is read.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SLICE_ROWS = 256
-"""Rows that are read together, since neighbours are often asked for in order."""
+"""Number of rows that are read together, since neighbours are often needed in order."""
 READ_BYTES = 1024 * 1024
-"""Bytes of a column that are read at a time, so that a row group is never held as a whole."""
+"""Bytes of a column that are read at a time, so that a row group is never in memory as a whole."""
 
 
 class ArrowRows:
-    """A RowSource of files that pyarrow reads, one file after the other."""
+    """A RowSource over files that pyarrow reads, one file after the other."""
 
     def __init__(self, paths: Sequence[Path], columns: RowReader, source: str) -> None:
         """Read all files. `source` names them in errors; ConfigError names the file and the row."""
@@ -80,7 +80,7 @@ class ArrowRows:
         return f"{self._paths[file]}: row {index - (self._ends[file - 1] if file else 0)}"
 
     def _take_in(self, path: Path, columns: RowReader, store: _Store | None) -> _Store | None:
-        """Add the file's slices to the store of the files before, if these have the same schema."""
+        """Add the file's slices to the store of the previous files, if these have the same schema."""
         start = self._num_rows
         for batch in _batches(path, columns):
             names = batch.schema.names
@@ -102,7 +102,7 @@ class ArrowRows:
 
 
 class _Store:
-    """Slices of one schema, compressed, in a temporary file that nobody else sees. ArrowRows makes it."""
+    """Slices of one schema, compressed, in an unnamed temporary file. ArrowRows makes it."""
 
     def __init__(self, schema: pa.Schema) -> None:
         import pyarrow as pa
@@ -147,7 +147,7 @@ def import_pyarrow(source: str) -> Any:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn what pyarrow raises over a damaged file into a ConfigError."""
+    """Turn pyarrow's errors about a damaged file into a ConfigError."""
     import pyarrow as pa
 
     try:
@@ -166,7 +166,7 @@ def _batches(path: Path, columns: RowReader) -> Iterator[pa.RecordBatch]:
 
     whole = _parquet_batches(path, columns) if path.suffix != ".arrow" else _arrow_batches(path)
     for batch in whole:
-        if not batch.num_rows:  # the first one has all columns
+        if not batch.num_rows:  # the first slice has all columns
             columns.check_names(batch.schema.names, str(path))
             columns.check_kept(batch.schema.names, str(path))
             continue

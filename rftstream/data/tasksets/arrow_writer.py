@@ -13,7 +13,7 @@ from rftstream.data.tasksets.arrow import import_pyarrow
 from rftstream.errors import ConfigError
 
 ROWS = 1024
-"""Rows of a slice, which is in memory as a whole."""
+"""Number of rows in a slice, which is in memory as a whole."""
 
 
 def write_parquet(lines: Path, path: Path) -> None:
@@ -27,7 +27,7 @@ def write_parquet(lines: Path, path: Path) -> None:
         for rows in _slices(lines):
             schema = pa.Table.from_pylist(rows, schema=None).schema if len(rows[0]) else pa.schema([])
             names = sorted({name for row in rows for name in row} - set(schema.names))
-            if names:  # from_pylist takes the columns of the first row alone
+            if names:  # from_pylist uses only the columns of the first row
                 columns = {name: [row.get(name) for row in rows] for name in (*schema.names, *names)}
                 schema = pa.table(columns).schema
             schemas = [pa.unify_schemas([*schemas, schema], promote_options="permissive")]

@@ -1,4 +1,4 @@
-"""Tasksets: ordered, addressable problems. Index i is the same problem in every process and after every restart."""
+"""Tasksets: ordered, addressable problems. An index is the same problem in every process and after every restart."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from rftstream.contracts.tasks import Problem
 
 
 class Taskset(Protocol):
-    """Problems by their index. `tasksets.open.open_taskset` makes it. The feeder and the evaluator ask it for
-    problems."""
+    """Problems by their index. `tasksets.open.open_taskset` makes it. The feeder and the evaluator read problems from
+    it."""
 
     @property
     def digest(self) -> str:
-        """Return `sha256:<hex>` of what the problems are. A resumed run refuses a taskset with another digest."""
+        """Return `sha256:<hex>` of the problems' content. A resumed run refuses a taskset with another digest."""
 
     def __len__(self) -> int:
         """Return the number of problems in one pass. Generators have a configured size. A taskset that grows
         (growing.py) returns the number so far, which may be 0."""
 
     def problem(self, index: int) -> Problem:
-        """Return the problem of an index. ConfigError, which names file and line, if it is not there."""
+        """Return the problem with this index. ConfigError, which names file and line, if there is none."""

@@ -1,7 +1,7 @@
-"""A taskset whose problems have each other's reference answers, to see whether a policy finds a way round a reward.
+"""A taskset with exchanged reference answers, to detect a policy that finds a way round a reward.
 
-A policy that learns the task earns no reward here, for what is asked for is wrong. If its reward rises, the reward
-gives points for something else than the answer.
+A policy that learns the task earns no reward here, since the expected answers are wrong. If its reward rises, the
+reward gives points for something else.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from rftstream.data.tasksets.base import Taskset
 from rftstream.errors import ConfigError
 
 SEARCHED = 1_000
-"""How many of the next problems are looked at for another answer."""
+"""Number of following problems that are searched for another answer."""
 
 
 class CanaryTaskset:
-    """The problems of a taskset, each with answer and columns of the next one that has another answer.
+    """The problems of a taskset, each with the answer and columns of the next problem that has another answer.
 
     `open_taskset` makes it for an evaluation with `canary = true`.
     """
@@ -28,14 +28,14 @@ class CanaryTaskset:
 
     @property
     def digest(self) -> str:
-        """Return a digest that differs from that of the taskset itself."""
+        """Return a digest that differs from the original taskset's."""
         return f"sha256:{hashlib.sha256(f'canary 1 {self._taskset.digest}'.encode()).hexdigest()}"
 
     def __len__(self) -> int:
         return len(self._taskset)
 
     def problem(self, index: int) -> Problem:
-        """Return the problem of an index with a wrong answer. ConfigError if no other problem has another answer."""
+        """Return the problem with this index and a wrong answer. ConfigError if no other problem has another answer."""
         asked, size = self._taskset.problem(index), len(self._taskset)
         for distance in range(1, min(size, SEARCHED + 1)):
             other = self._taskset.problem((index + distance) % size)
@@ -49,5 +49,5 @@ class CanaryTaskset:
 
 
 def _gold(problem: Problem) -> object:
-    """Return what a reward compares with."""
+    """Return the value that a reward compares with."""
     return problem.answer if problem.answer is not None else dict(problem.info)

@@ -1,4 +1,4 @@
-"""From a row to a problem: which of a source's columns is what, and what goes on to the reward.
+"""From a row to a problem: the meaning of a source's columns, and the columns that are passed to the reward.
 
 A column is named by its name, or by the path of a field in it: `reward_model.ground_truth`, `messages.0.content`.
 """
@@ -26,17 +26,17 @@ from rftstream.errors import ConfigError
 
 OUR_COLUMNS = ("prompt", "messages", "answer", "system", "tools", "data_source", "images")
 NAMED_ONLY = ("images",)
-"""Columns that are looked at only if the section names them: many files have pictures beside texts that do without."""
+"""Columns that are used only if the section names them: many files have pictures beside texts that do not need them."""
 CHATS = ("prompt", "messages")
-"""Columns of which one holds what the model is asked. Unless a column is named, the first of them is taken; the other
-often holds the solution."""
+"""Columns that may contain the prompt. Unless a column is named, the first of them is used; the other often contains
+the solution."""
 
 MAX_DEPTH = 24
 """Deepest nesting of lists and objects in a row. A record has further levels around them."""
 MAX_PROBLEM_BYTES = MAX_RECORD_BYTES // 2
-"""The most bytes of a problem; its rollouts need the rest of a record."""
+"""Largest size of a problem, in bytes; its rollouts need the rest of a record."""
 PROBLEM_LIMITS = replace(LIMITS, total_items=LIMITS.total_items // 2)
-"""Limits on the content of a problem. The rest of a record's limits is for the rollouts of the problem."""
+"""Limits on the content of a problem. The rest of a record's limits is for the problem's rollouts."""
 
 
 class TableRow(dict[str, Any]):
@@ -48,21 +48,21 @@ class TableConfig:
     """Settings of every source with columns."""
 
     answer_after: str | None = None
-    """The answer is what follows the last of these in its column: "####" for GSM8K."""
+    """Text in the answer's column after whose last occurrence the answer begins: "####" for GSM8K."""
     keep: tuple[str, ...] | None = None
-    """Columns that go on to the reward beside the mapped ones; default: all. Long ones are worth leaving out: every
+    """Columns that are passed to the reward beside the mapped ones; default: all. Leave out long ones, since every
     rollout carries them."""
     skip: Annotated[int, Meta(ge=0)] = 0
     """Number of first rows that are left out: `size = 80` here and `skip = 80` there have no problem in common."""
     size: Annotated[int, Meta(ge=1)] | None = None
-    """Most rows that are taken; default: all."""
+    """Largest number of rows that are used; default: all."""
     image_folder: str | None = None
-    """Folder that paths of images are relative to, and lie in; relative to that of the data file, which is the
-    default."""
+    """Folder of images: paths are relative to it, and must be inside it. It is relative to the data file's folder,
+    which is the default."""
 
 
 class Columns:
-    """The mapping of one source from rows to problems. A taskset over rows makes it, and asks it for each problem.
+    """The mapping from one source's rows to problems. A taskset over rows makes it, and calls it for each problem.
 
     `columns` are the section's: our name -> the source's column or path.
     """
@@ -76,7 +76,7 @@ class Columns:
         data_source: str,
         folder: Path = Path(),
     ) -> None:
-        """`folder`: where the data file lies."""
+        """`folder`: the folder of the data file."""
         for key in columns:
             if key not in OUR_COLUMNS:
                 raise ConfigError(f"columns.{key}: unknown; {registry.suggest(key, list(OUR_COLUMNS))}")
@@ -93,7 +93,7 @@ class Columns:
 
     @property
     def identity(self) -> list[Any]:
-        """Return all settings that would make other problems of the same rows."""
+        """Return all settings that affect the problems made from the rows."""
         return [self._paths, self._system, self._config.answer_after, self._config.keep]
 
     def wanted(self, names: Sequence[str]) -> list[str]:
@@ -113,14 +113,14 @@ class Columns:
             raise ConfigError(_missing(where, "prompt", "prompt", names))
 
     def check_kept(self, names: Sequence[str], where: str) -> None:
-        """Raise ConfigError for a column to keep that is missing. `names` are the columns of a file, or of its first
-        row."""
+        """Raise ConfigError if a column in `keep` is missing. `names`: the columns of a file, or of its first row."""
         for name in self._config.keep or ():
             if name not in names:
                 raise ConfigError(f"{where}: no column {name!r} to keep; {_found(name, names)}")
 
     def check(self, row: Mapping[str, Any], where: str, num_bytes: int = 0) -> None:
-        """Refuse the rows that `problem` refuses, as far as a quick look can tell; of large rows every one."""
+        """Raise ConfigError for rows that `problem` refuses, as far as a quick check can tell; large rows are checked
+        fully."""
         messages = self._messages(row, where)
         if "images" in self._paths:
             check_images(messages, self._value(row, "images", where), self._image_folder, where)
@@ -167,7 +167,7 @@ class Columns:
         return next((path for path in paths if path in names or path.partition(".")[0] in names), paths[-1])
 
     def chat_column(self, row: Mapping[str, Any]) -> str | None:
-        """Return the column with the prompt if the prompt is a list of messages, or None if it is a text."""
+        """Return the prompt's column if the prompt is a list of messages, or None if it is a text."""
         for name in self._chats:
             found, value, _ = look_up(row, self._paths[name])
             if found and value is not None:
@@ -180,7 +180,7 @@ class Columns:
         return name not in self._paths.values() and (self._config.keep is None or name in self._config.keep)
 
     def _value(self, row: Mapping[str, Any], ours: str, where: str) -> Any:
-        """Return the value of a column. None if the column is missing and nobody named it."""
+        """Return the value of a column. None if the column is missing and the section does not name it."""
         path = self._paths[ours]
         found, value, names = look_up(row, path)
         if not found and ours in self._mapped:
@@ -216,7 +216,7 @@ class Columns:
 
 
 def look_up(row: Mapping[str, Any], path: str) -> tuple[bool, Any, Sequence[str]]:
-    """Return whether a column, or a field by its path, is there; its value; and the names found in its place.
+    """Return whether a column, or a field by its path, exists; its value; and the names found in its place.
 
     Below a null every field is null.
     """
@@ -244,7 +244,7 @@ def read_chat(
     chat: Any, where: str, *, what: str = "prompt", role: str = "user", images: bool = False
 ) -> tuple[ChatMessage, ...]:
     """Read a text, which becomes a message of `role`, or a list of messages. `what` names it in errors. `images`:
-    whether contents may have places for images."""
+    whether contents may contain image parts."""
     if isinstance(chat, str):
         return (ChatMessage(role=role, content=chat),)
     if not isinstance(chat, list) or not chat:
@@ -256,8 +256,8 @@ def read_chat(
 
 
 def with_system(messages: tuple[ChatMessage, ...], system: Any, where: str) -> tuple[ChatMessage, ...]:
-    """Return the chat with a system prompt in front. `system` is None for no prompt; a chat that has one keeps its
-    own. ConfigError if the prompt is not a text."""
+    """Return the chat with a system prompt in front. `system`: None for no prompt; a chat with its own system prompt
+    keeps it. ConfigError if the prompt is not a text."""
     if system is None or messages[0].role == "system":
         return messages
     if not isinstance(system, str):
@@ -309,7 +309,7 @@ def _content(content: Any, may_be_empty: bool, where: str, *, images: bool) -> s
         return content
     if content is None and may_be_empty:
         return ""
-    if isinstance(content, list) and content:  # in parts, as services take it
+    if isinstance(content, list) and content:  # in parts, the form of APIs
         texts = [text_of_part(one, images=images) for one in content]
         if all(isinstance(text, str) for text in texts):
             return "".join(text for text in texts if text)
@@ -328,7 +328,7 @@ def _text_or_none(message: Mapping[str, Any], key: str, where: str) -> str | Non
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool call without fields that are null. Nulls among its arguments are what the model said."""
+    """Return a tool call without null fields. Nulls among its arguments are kept, since the model wrote them."""
     found = {name: value for name, value in call.items() if value is not None}
     if isinstance(function := found.get("function"), Mapping):
         found["function"] = {name: value for name, value in function.items() if value is not None}
@@ -336,8 +336,8 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_value(row: Mapping[str, Any], value: Any) -> Any:
-    """Return a value of a row as its writer gave it. Tables with a fixed schema give every object the fields of all
-    others, as nulls, and templates would print them; JSON has the nulls that somebody wrote."""
+    """Return a value of a row as its writer gave it. Tables with a fixed schema add the fields of all other rows to
+    every object, as nulls, and templates would print them; in JSON, nulls are intended."""
     return without_nulls(value) if isinstance(row, TableRow) else value
 
 
@@ -352,7 +352,7 @@ def without_nulls(value: Any) -> Any:
 
 
 class Plain:
-    """Turns values into plain values, as messages carry them. A value without such a form becomes text. Values and
+    """Converts values to the plain values that messages can carry. A value without such a form becomes text. Values and
     bytes are counted on the way."""
 
     def __init__(self, where: str) -> None:
@@ -399,7 +399,7 @@ def _as_text(value: Any) -> str:
 
 
 def a_kind(value: Any) -> str:
-    """Return the kind of a value in the words of the data: `a text`, `an object`."""
+    """Return the kind of a value in words: `a text`, `an object`."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", int: "a number", float: "a number"}
     return "a null" if value is None else names.get(type(value), f"a {type(value).__name__}")
 

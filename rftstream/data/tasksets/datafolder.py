@@ -1,11 +1,11 @@
-"""The files of a dataset's folder that are one split of one subset.
+"""The files in a dataset's folder that make up one split of one subset.
 
-The card (README.md) names them under `configs`; otherwise the names of files and folders tell. Hugging Face's
-`datasets` decides what patterns and names mean. It sees names alone. So only the wanted files of a dataset on the hub
-are fetched, and part of a folder will do. Scripts are never looked into.
+The card (README.md) names them under `configs`; otherwise the names of files and folders decide. Hugging Face's
+`datasets` interprets patterns and names. It gets only names, so only the wanted files of a dataset on the hub are
+fetched, and part of a folder is enough. Scripts are never opened.
 
-`datasets` does not read the rows. It would make numbers of the texts in CSV (007 becomes 7.0), times of texts in JSON,
-and a copy of all data in its cache. It also knows no digest of contents, by which a run is resumed.
+`datasets` does not read the rows, because it would turn texts in CSV into numbers (007 into 7.0) and texts in JSON into
+times, and copy all data into its cache. It also has no digest of contents, which a resumed run needs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rftstream.config.parts import registry
 from rftstream.errors import ConfigError, importing
 
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
-"""Suffixes of files that are read. If two suffixes are equally frequent, the first one counts."""
+"""Suffixes of readable files. If two suffixes are equally frequent, the first one in this list wins."""
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".tar", ".lz4", ".7z")
 NOT_DATA = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 
@@ -32,14 +32,14 @@ _SHARD = re.compile(r"-(\d{5})-of-(\d{5})")
 _SCHEME = "rftstream-names"
 _ROOT = "folder"
 _FOLDER = f"{_SCHEME}://{_ROOT}"
-"""Where `datasets` finds the names."""
+"""The address under which `datasets` finds the names."""
 
 Splits = dict[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which subset and split of a dataset are asked for."""
+    """The requested subset and split of a dataset."""
 
     subset: str | None
     split: str | None
@@ -48,10 +48,10 @@ class Wanted:
 
 
 def find_split(names: Sequence[str], card: str, wanted: Wanted, where: str) -> tuple[str, list[str]]:
-    """Return the split's name and its files, in order. `names` are all files, relative, with slashes; `card` is the
-    text of README.md.
+    """Return the split's name and its files, in order. `names`: the relative paths of all files, with slashes; `card`:
+    the text of README.md.
 
-    ConfigError lists what there is.
+    ConfigError lists the existing splits.
     """
     data = sorted(name for name in names if _is_data(name))
     if not data:
@@ -66,7 +66,7 @@ def find_split(names: Sequence[str], card: str, wanted: Wanted, where: str) -> t
 
 
 def choose_split(found: Sequence[str], split: str | None, where: str) -> str:
-    """Return the split that is asked for. Without one, return `train`, or the only split."""
+    """Return the requested split. If none is requested, return `train`, or the only split."""
     if split is None:
         if "train" in found or len(found) == 1:
             return "train" if "train" in found else found[0]
@@ -97,14 +97,14 @@ def find_splits(data: Sequence[str], card: str, wanted: Wanted, where: str) -> S
 
 
 def splits_by_names(data: Sequence[str], where: str) -> Splits:
-    """Return the splits that the names of folders or files tell of. If they tell of none, return all files as
+    """Return the splits that the names of folders or files indicate. If they indicate none, return all files as
     `train`."""
     rules = _Rules(data, where)
     return {split: sorted(rules.matches(patterns)) for split, patterns in rules.default_patterns().items()}
 
 
 def read_card(card: str, where: str) -> dict[str, dict[str, Any]]:
-    """Return `configs` of the YAML at the top of a README.md, by name. Empty if there are none."""
+    """Return `configs` in the YAML header of a README.md, by name. Empty if there are none."""
     head = re.match(r"\ufeff?---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", card, re.DOTALL)
     if head is None or "configs" not in head[1]:
         return {}
@@ -152,7 +152,7 @@ def _by_card(config: dict[str, Any], data: Sequence[str], where: str) -> Splits:
 
 
 class _Rules:
-    """The rules of `datasets`, applied to a list of names. To the rules the names look like files of a folder."""
+    """The rules of `datasets`, applied to a list of names, which look like files of a folder to the rules."""
 
     def __init__(self, names: Sequence[str], where: str) -> None:
         self._datasets = _import_datasets(where)
@@ -161,7 +161,7 @@ class _Rules:
         self._options = self._datasets.DownloadConfig(storage_options=options)
 
     def default_patterns(self) -> dict[str, list[str]]:
-        """Return the patterns of each split that the names tell of."""
+        """Return the patterns of each split that the names indicate."""
         try:
             patterns = self._datasets.data_files.get_data_patterns(_FOLDER, self._options)
         except ValueError as error:  # of a split that no program could name
@@ -178,7 +178,7 @@ class _Rules:
         return {split: [str(pattern).removeprefix("./") for pattern in found] for split, found in patterns.items()}
 
     def matches(self, patterns: Sequence[str]) -> list[str]:
-        """Return the names that match, in the order of the patterns, each once.
+        """Return the matching names, in the order of the patterns, each once.
 
         A pattern that leads out of the folder matches nothing, since a card could name files of this machine, or of
         another.
@@ -198,7 +198,7 @@ class _Rules:
 
 
 class _Names(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """A file system of names without contents. It has as much of a file system as looking for files needs."""
+    """A file system of names without contents, with just enough methods to search for files."""
 
     protocol = _SCHEME
     cachable = False  # each list of names is another one
@@ -208,7 +208,7 @@ class _Names(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         self._infos = {path: {"name": path, "type": "file", "size": 0} for path in paths}
 
     def info(self, path: str, **options: Any) -> dict[str, Any]:
-        """Return what is known of a file. FileNotFoundError if it is not there."""
+        """Return the information about a file. FileNotFoundError if it does not exist."""
         path = self._strip_protocol(path)
         if path not in self._infos:
             raise FileNotFoundError(path)
@@ -235,14 +235,14 @@ def _is_data(name: str) -> bool:
 
 
 def _one_format(files: list[str]) -> list[str]:
-    """Return the files with the most frequent suffix. The others are most often the same rows once more."""
+    """Return the files with the most frequent suffix. The others are usually the same rows again."""
     counts = Counter(PurePosixPath(name).suffix for name in files)
     suffix = max(SUFFIXES, key=lambda known: (counts[known], -SUFFIXES.index(known)))
     return [name for name in files if name.endswith(suffix)]
 
 
 def _check_complete(files: Sequence[str], where: str) -> None:
-    """Raise ConfigError if a shard is missing: `-00000-of-00005` says how many there are."""
+    """Raise ConfigError if a shard is missing: `-00000-of-00005` gives the number of shards."""
     shards: dict[str, set[int]] = {}
     totals: dict[str, int] = {}
     for name in files:

@@ -1,4 +1,4 @@
-"""Tasksets over rows of files: which rows they take, and what these mean. See hf.py for those of a dataset."""
+"""Tasksets over rows of files: the rows that they use, and the meaning of the rows. See hf.py for datasets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RowTaskset:
 
     @property
     def digest(self) -> str:
-        """Return the digest of the rows and of all settings that decide the problems."""
+        """Return the digest of the rows and of all settings that affect the problems."""
         text = json.dumps([self._rows.digest, self._columns.identity, self._skip, self._size], sort_keys=True)
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -39,11 +39,11 @@ class RowTaskset:
         return self._size
 
     def chat_column(self) -> str | None:
-        """Return the column in which the first problem's prompt is a list of messages; None if it is a text."""
+        """Return the column of the prompt if the first problem's prompt is a list of messages; None if it is a text."""
         return self._columns.chat_column(self._rows.row(self._skip))
 
     def problem(self, index: int) -> Problem:
-        """Return the problem of an index. ConfigError, which names file and line, if there is none."""
+        """Return the problem with this index. ConfigError, which names file and line, if there is none."""
         if not 0 <= index < self._size:
             raise ConfigError(f"{self._source}: problem {index}, expected below {self._size}")
         row = self._skip + index
@@ -51,10 +51,10 @@ class RowTaskset:
 
 
 class JsonlTaskset(RowTaskset):
-    """JSON lines: one problem a line. The file is gone through once, line by line; only the lines' offsets are kept.
+    """JSON lines: one problem per line. The file is scanned once, line by line; only the lines' offsets are kept.
 
-    In a run (row_index.py) a large file is opened without a look at all of its rows. The feeder then calls `check_some`
-    between two transactions until all were looked at."""
+    In a run (row_index.py) a large file is opened without checking all of its rows. The feeder then calls `check_some`
+    between transactions until all rows are checked."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(TableConfig):
@@ -68,7 +68,7 @@ class JsonlTaskset(RowTaskset):
         super().__init__(self._lines, mapping, config, str(path))
 
     def check_some(self) -> bool:
-        """Look at some rows that nobody has looked at. Return whether there are more. ConfigError for a bad one."""
+        """Check some unchecked rows. Return whether there are more. ConfigError for an invalid row."""
         return self._lines.check_some()
 
     @staticmethod
@@ -114,7 +114,7 @@ def find_files(location: str) -> list[Path]:
 
 
 def _folder(location: str) -> Path:
-    """Return the folder that a file, a pattern or a folder of files stands for."""
+    """Return the folder of a file, a pattern or a folder of files."""
     path = Path(location)
     while glob.has_magic(str(path)):
         path = path.parent
@@ -122,5 +122,5 @@ def _folder(location: str) -> Path:
 
 
 def _hidden(path: Path) -> bool:
-    """Return whether other programs left the file behind, as in `_temporary/` or `.part-0.parquet`."""
+    """Return whether the file is a leftover of another program, as in `_temporary/` or `.part-0.parquet`."""
     return any(part.startswith((".", "_")) for part in path.parts)

@@ -1,4 +1,4 @@
-"""A base of tasksets that make their problems from settings instead of reading them."""
+"""A base of tasksets that make their problems from settings and read no files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from rftstream.errors import ConfigError
 
 
 class GeneratedTaskset:
-    """A `Taskset` of `size` problems. A subclass calls `__init__` with what decides the problems, and gives
-    `make_problem`."""
+    """A `Taskset` of `size` problems. A subclass passes its settings to `__init__`, and implements `make_problem`."""
 
     def __init__(self, where: str, *, size: int, system: str | None, decided_by: Sequence[object]) -> None:
-        """`where` names the taskset in errors. `decided_by`: all settings that the problems depend on, as plain
-        values; the digest is made of them."""
+        """`where`: names the taskset in errors. `decided_by`: all settings that affect the problems, as plain values;
+        the digest is made from them."""
         self._where = where
         self._size = size
         self._system = system
@@ -29,13 +28,13 @@ class GeneratedTaskset:
         return self._size
 
     def problem(self, index: int) -> Problem:
-        """Return the problem of an index. ConfigError if the index is not below the size."""
+        """Return the problem with this index. ConfigError if the index is not below the size."""
         if not 0 <= index < self._size:
             raise ConfigError(f"{self._where}: index {index}, expected below size = {self._size}")
         return self.make_problem(index)
 
     def make_problem(self, index: int) -> Problem:
-        """Return the problem of an index that is below the size. `problem` calls it."""
+        """Return the problem with this index, which is below the size. `problem` calls it."""
         raise NotImplementedError
 
     def messages(self, prompt: str) -> tuple[ChatMessage, ...]:

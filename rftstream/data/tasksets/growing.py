@@ -1,7 +1,7 @@
-"""Tasksets that grow while the run goes on: `source = "log:problems"`. Their problems stand on the topic `problems`.
+"""Tasksets that grow during the run: `source = "log:problems"`. Their problems are on the topic `problems`.
 
 The n-th problem of a taskset on the topic has the index n. A record that repeats an earlier one, by its id or by its
-text, has no index. So whoever has read the same records of the topic knows the same problems.
+text, has no index. So all readers of the same records know the same problems.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def _cannot_read(offset: int) -> NewProblem:
 class GrowingTaskset:
     """Problems that people, agents or a model add to the run. `open_taskset` makes it, without problems.
 
-    The owner of the log makes GrowingTasksets of all of them and passes it the records of `problems`; then the problems
-    are found by their index, as in any other taskset."""
+    The owner of the log makes one GrowingTasksets from all of them and passes it the records of `problems`. Then the
+    problems are found by their index, as in any other taskset."""
 
     grows = True
     """Whether its length changes."""
@@ -53,22 +53,22 @@ class GrowingTaskset:
         self._system = () if system is None else (ChatMessage(role="system", content=system),)
         self._offsets = array("q")
         self._known: set[bytes] = set()
-        """Short digests of ids and of texts, to tell what repeats."""
+        """Short digests of ids and texts, to detect repetitions."""
         self._held: OrderedDict[int, Problem] = OrderedDict()
         self._fetch: FetchProblem = _cannot_read
 
     @property
     def digest(self) -> str:
-        """Return a digest of what all its problems have in common. The problems themselves stand on the log."""
+        """Return a digest of the common properties of all its problems. The problems themselves are on the log."""
         text = "\0".join(["log:problems 1", *(message.content for message in self._system)])
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
     def __len__(self) -> int:
-        """Return the number of problems that are known by now."""
+        """Return the number of problems known so far."""
         return len(self._offsets)
 
     def problem(self, index: int) -> Problem:
-        """Return the problem of an index. ConfigError if there is none yet."""
+        """Return the problem with this index. ConfigError if there is none yet."""
         if not 0 <= index < len(self):
             raise ConfigError(f"problem {index}: expected below {len(self)}, as many as there are by now")
         if (held := self._held.get(index)) is not None:
@@ -77,17 +77,17 @@ class GrowingTaskset:
         return self._hold(index, self._fetch(self._offsets[index]))
 
     def index_at(self, offset: int) -> int | None:
-        """Return the index of the problem at an offset of `problems`. None if none of this taskset stands there, or it
-        repeats an earlier one."""
+        """Return the index of the problem at an offset of `problems`. None if that record is not a problem of this
+        taskset, or repeats an earlier one."""
         index = bisect_left(self._offsets, offset)
         return index if index < len(self) and self._offsets[index] == offset else None
 
     def has_digest(self, digest: str) -> bool:
-        """Return whether there is a problem with this text and answer (`problem_digest`)."""
+        """Return whether there is a problem with this digest of text and answer (`problem_digest`)."""
         return _short(digest) in self._known
 
     def read_from(self, fetch: FetchProblem) -> None:
-        """Read what is not in memory any more through `fetch`."""
+        """Use `fetch` to read problems that are no longer in memory."""
         self._fetch = fetch
 
     def forget(self) -> None:
@@ -97,7 +97,7 @@ class GrowingTaskset:
         self._held.clear()
 
     def absorb(self, new: NewProblem, offset: int) -> int | None:
-        """Take the next problem of this taskset; return its index. None if it is there already."""
+        """Add the next problem of this taskset, and return its index. None if it repeats an earlier one."""
         names = {_short(new.problem_id), _short(new.digest)}
         if names & self._known:
             return None
@@ -119,33 +119,33 @@ class GrowingTaskset:
 
 
 class GrowingTasksets:
-    """All growing tasksets of a run, at one moment of it. Feeder, synthesiser and the recomputation of draws each make
-    one, and call `absorb` for each record of `problems`, in order. False if there are no such tasksets."""
+    """All growing tasksets of a run at one position of the log. Feeder, synthesiser and the recomputation of draws each
+    make one, and call `absorb` for each record of `problems`, in order. It is falsy if there are no such tasksets."""
 
     def __init__(self, tasksets: Mapping[str, Taskset], fetch: FetchProblem = _cannot_read) -> None:
-        """`tasksets`: those of the run; the others are left out."""
+        """`tasksets`: all tasksets of the run; those that do not grow are ignored."""
         self.tasksets = {name: one for name, one in tasksets.items() if isinstance(one, GrowingTaskset)}
         for taskset in self.tasksets.values():
             taskset.read_from(fetch)
         self.end = 0
-        """The offset of `problems` below which all is known."""
+        """The offset of `problems` below which all records are known."""
 
     def __bool__(self) -> bool:
         return bool(self.tasksets)
 
     @property
     def known_end(self) -> int | None:
-        """The same offset, as tasks record it; None if there are no such tasksets."""
+        """The same offset in the form that tasks record; None if there are no such tasksets."""
         return self.end if self.tasksets else None
 
     def fresh(self) -> None:
-        """Forget all problems: the topic is read from its beginning."""
+        """Forget all problems, because the topic is read again from its beginning."""
         for taskset in self.tasksets.values():
             taskset.forget()
         self.end = 0
 
     def absorb(self, message: Message | None, offset: int) -> None:
-        """Take the next record. Whatever is no problem of these tasksets only moves the end."""
+        """Process the next record. A record that is no problem of these tasksets only moves the end."""
         if isinstance(message, NewProblem) and (taskset := self.tasksets.get(message.taskset)) is not None:
             taskset.absorb(message, offset)
         self.end = offset + 1

@@ -1,4 +1,4 @@
-"""Hugging Face datasets: a folder that `save_to_disk` made, a folder of data files, or a name on the hub.
+"""Hugging Face datasets: a folder that `save_to_disk` wrote, a folder of data files, or a name on the hub.
 
 Parquet, Arrow, JSON lines, JSON and CSV files are read; a dataset's scripts are never run.
 """
@@ -29,11 +29,11 @@ class HfTaskset(RowTaskset):
         """The settings in `[tasksets.NAME.options]`."""
 
         subset: str | None = None
-        """Name of the subset, in a dataset that has several; `datasets` calls it the name of a configuration."""
+        """Name of the subset, if a dataset has several; `datasets` calls it the configuration name."""
         split: str | None = None
-        """Default: train, or the only one there is."""
+        """Name of the split; default: train, or the only one."""
         revision: str | None = None
-        """Branch, tag or commit on the hub; default: the newest. A commit keeps a run's data as they are."""
+        """Branch, tag or commit on the hub; default: the newest. A commit fixes a run's data."""
 
     def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
         folder = Path(location).expanduser()
@@ -74,7 +74,7 @@ def _in_folder(folder: Path, config: HfTaskset.Config, source: str) -> list[Path
 
 
 def _saved(folder: Path, config: HfTaskset.Config, source: str) -> list[Path]:
-    """Return the files that `save_to_disk` wrote, which its state names. Empty if the folder is not of this kind."""
+    """Return the files that `save_to_disk` wrote, from its state file. Empty if the folder is of another kind."""
     splits, state = folder / "dataset_dict.json", folder / "state.json"
     if not splits.is_file() and not state.is_file():
         return []
@@ -115,7 +115,7 @@ def json_object(path: Path) -> dict[str, object]:
 
 
 def open_data(paths: Sequence[Path], columns: RowReader, source: str) -> RowSource:
-    """Open the files as one source of rows. They must be of one format; `find_split` sees to it."""
+    """Open the files as one source of rows. They must have one format, which `find_split` ensures."""
     suffix = paths[0].suffix
     if suffix in (".parquet", ".arrow"):
         return ArrowRows(paths, columns, source)
@@ -125,6 +125,6 @@ def open_data(paths: Sequence[Path], columns: RowReader, source: str) -> RowSour
 
 
 def _name(location: str) -> str:
-    """Return a name such as `openai/gsm8k` as it is, and the last part of a folder."""
+    """Return a name such as `openai/gsm8k` unchanged, and the last part of a folder's path."""
     folder = Path(location).expanduser()
     return folder.resolve().name if folder.is_dir() else location

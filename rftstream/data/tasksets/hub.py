@@ -1,6 +1,6 @@
-"""Datasets on the Hugging Face hub: those of their files that are wanted.
+"""Datasets on the Hugging Face hub: only their wanted files.
 
-Nothing that was fetched is run. Without a network, what is in the cache is used.
+Fetched code is never run. Without a network, the cache is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CARD = "README.md"
 
 
 def fetch_split(name: str, revision: str | None, wanted: Wanted) -> tuple[str, Path, list[str]]:
-    """Return the split, the folder that its files were fetched to, and their names there."""
+    """Return the split, the folder to which its files were fetched, and their names there."""
     hub = _import_hub(name)
     where = f"hf:{name}" + (f" at {revision}" if revision else "")
     try:
@@ -52,7 +52,7 @@ def _from_cache(
                 name, repo_type="dataset", revision=revision, local_files_only=True, allow_patterns=[CARD]
             )
         )
-    except Exception:  # not there, for whatever reason; the first error says more
+    except Exception:  # missing, for whatever reason; the first error says more
         raise ConfigError(
             f"{where}: no such folder here, and the hub did not give it ({_reason(error)}); correct the name, or fetch "
             'it elsewhere and give the folder: source = "hf:FOLDER"'
@@ -70,7 +70,7 @@ def _card(folder: Path | None) -> str:
 
 
 def _literal(name: str) -> str:
-    """Return a pattern that matches this name alone."""
+    """Return a pattern that matches only this name."""
     return "".join(f"[{one}]" if one in "*?[" else one for one in name)
 
 

@@ -1,4 +1,4 @@
-"""Images in rows: file paths, data URLs, bytes, and what Hugging Face's `Image` feature makes of them.
+"""Images in rows: file paths, data URLs, bytes, and the values of Hugging Face's `Image` feature.
 
 A row has one image or a list of them, in a column that `columns = { images = ... }` names. Each becomes a `Media` of
 the message that shows it. An image that cannot be read does not stop a run: its rollouts fail with the reason.
@@ -21,9 +21,8 @@ MAX_IMAGES = 64
 
 
 def with_images(messages: Sequence[ChatMessage], value: Any, folder: Path, where: str) -> tuple[ChatMessage, ...]:
-    """Return the messages with the images of a row where they are shown: at the marks `<image>` of their texts in
-    order, or, without marks, before the text of the first message of the user. ConfigError if marks and images differ
-    in number."""
+    """Return the messages with a row's images: at the `<image>` marks of their texts, in order, or, without marks,
+    before the text of the first user message. ConfigError if the numbers of marks and images differ."""
     values = _listed(value, where)
     shares = _shares(messages, len(values), where)
     images = [_media(one, folder, where) for one in values]
@@ -35,7 +34,7 @@ def with_images(messages: Sequence[ChatMessage], value: Any, folder: Path, where
 
 
 def check_images(messages: Sequence[ChatMessage], value: Any, folder: Path, where: str) -> None:
-    """Refuse what `with_images` refuses, and files that are not there. Nothing is opened."""
+    """Raise ConfigError for rows that `with_images` refuses, and for missing files. No file is opened."""
     values = _listed(value, where)
     _shares(messages, len(values), where)
     for one in values:
@@ -57,7 +56,7 @@ def text_of_part(part: Any, *, images: bool) -> str | None:
 
 
 def image_in(data: bytes) -> Media:
-    """Return the reference to an image that stands in the reference itself, until it is put into a store."""
+    """Return a reference that contains the image itself, until the image is put into a store."""
     found = describe_image(data, "")
     return replace(found, url=data_url(data, found.kind))
 
@@ -70,7 +69,7 @@ def _listed(value: Any, where: str) -> list[Any]:
 
 
 def _shares(messages: Sequence[ChatMessage], count: int, where: str) -> list[int]:
-    """Return how many of the row's images each message shows."""
+    """Return the number of the row's images that each message shows."""
     marks = [message.content.count(IMAGE_MARK) for message in messages]
     if sum(marks) == count:
         return marks
@@ -113,12 +112,12 @@ def _of_file(path: Path) -> Media:
             file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             return Media(url=url, digest=f"sha256:{digest}", kind="", num_bytes=path.stat().st_size)
-    except OSError:  # it was there when the run began
+    except OSError:  # the file existed when the run began
         return Media(url=url, digest="", kind="")
 
 
 def _path_in(value: Any, folder: Path, where: str) -> Path | None:
-    """Return the path that a value names, below the folder of images; None for what holds the image itself."""
+    """Return the path in a value, inside the folder of images; None if the value contains the image itself."""
     if isinstance(value, Mapping) and not isinstance(value.get("bytes"), bytes):
         value = value.get("path")
     if isinstance(value, bytes | Mapping) or (isinstance(value, str) and value.startswith("data:")):

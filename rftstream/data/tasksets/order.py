@@ -1,4 +1,4 @@
-"""The order in which problems come: pure functions of counts and seeds, so that a restart needs no state."""
+"""The order of problems: pure functions of counts and seeds, so that a restart needs no state."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def order(length: int, taskset_pass: int, seed: int) -> Callable[[int], int]:
 
 
 def mix(weights: Mapping[str, float], counts: Mapping[str, int]) -> str:
-    """Return the taskset that the next group comes from: the taskset furthest behind its weight, the first of equals.
+    """Return the taskset of the next group: the one furthest behind its weight, the first of equals.
 
-    `counts` are the groups taken from each so far. Weights of 3 and 1 give A A B A, A A B A, ... (Webster's method).
-    Leave out tasksets that are used up.
+    `counts`: the groups taken from each so far. Weights of 3 and 1 give A A B A, A A B A, ... (Webster's method). Leave
+    out exhausted tasksets.
     """
     usable = [name for name, weight in weights.items() if weight > 0]
     assert usable, "a taskset with a weight"
@@ -29,7 +29,7 @@ def mix(weights: Mapping[str, float], counts: Mapping[str, int]) -> str:
 
 
 def shuffle_index(position: int, length: int, *, seed: int) -> int:
-    """Return the value of a permutation of range(length) at `position`, without holding the permutation.
+    """Return the value of a permutation of range(length) at `position`, without storing the permutation.
 
     It is a Feistel network over the next power of four, walked until it lands below `length` (at most a few steps).
     """

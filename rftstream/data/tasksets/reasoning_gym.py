@@ -19,16 +19,16 @@ from rftstream.errors import ConfigError, importing
 
 
 class ReasoningGymTaskset(GeneratedTaskset):
-    """The entries of one of reasoning-gym's tasks, by their number."""
+    """The entries of one reasoning-gym task, by their number."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[tasksets.NAME.options]`."""
 
         size: int = 10_000
-        """Problems in one pass."""
+        """Number of problems in one pass."""
         seed: int = 0
-        """Other problems for each."""
+        """Seed of the problems."""
         config: dict[str, Any] = field(default_factory=dict)
         """The task's own settings, e.g. { min_terms = 2, max_terms = 3 } for chain_sum."""
 
@@ -43,7 +43,7 @@ class ReasoningGymTaskset(GeneratedTaskset):
         super().__init__(f"reasoning_gym:{location}", size=config.size, system=system, decided_by=decided_by)
 
     def make_problem(self, index: int) -> Problem:
-        """Return the entry of an index as a problem."""
+        """Return the entry with this index as a problem."""
         entry = self._dataset[index]
         return Problem(
             messages=self.messages(entry["question"]),

@@ -1,10 +1,10 @@
-"""Where the rows of a large file begin, kept beside a run: the file is gone through once, and not at each start.
+"""The offsets of a large file's rows, kept beside a run, so that the file is scanned once, not at each start.
 
     with kept_in(folder):
         sources, context = open_sources(config, spec)
 
-In this block a large file of JSON lines is opened without a look at all of its rows: they are looked at while the run
-goes on (`JsonlTaskset.check_some`), and that this was done is kept, too. What is kept can be deleted at any time. It is
+In this block a large file of JSON lines is opened without checking all of its rows: they are checked during the run
+(`JsonlTaskset.check_some`), and the progress is kept as well. The kept files can be deleted at any time. An index is
 made anew if it is damaged, or if the file, its path, the settings or the release have changed.
 """
 
@@ -28,29 +28,29 @@ from rftstream.version import __version__
 log = logging.getLogger(__name__)
 
 LARGE_ROWS = 20_000
-"""Files with fewer rows are looked at as a whole when they are opened, and nothing is kept of them."""
+"""Smallest number of rows of a large file. Smaller files are checked completely when they are opened, and no index is
+kept."""
 
 _folder: ContextVar[Path | None] = ContextVar("folder of row indexes", default=None)
 
 
 @dataclass(slots=True, kw_only=True)
 class RowIndex:
-    """The rows of a file. JsonLines makes it, or takes one that was kept."""
+    """The rows of a file. JsonLines makes it, or loads a kept one."""
 
     offsets: array[int]
-    """Where each row begins."""
+    """Offset of each row."""
     lines: array[int]
-    """Its line, from 1 on."""
+    """Line number of each row, from 1."""
     digest: str
     """SHA-256 of the file, as hex digits."""
     num_checked: int = 0
-    """Rows from the first one on that were looked at."""
+    """Number of rows, from the first one on, that were checked."""
 
 
 @contextmanager
 def kept_in(folder: Path) -> Iterator[None]:
-    """Keep the indexes of large files that are opened in this block in a run's folder of indexes, and take those that
-    are there."""
+    """Keep the indexes of large files that are opened in this block in a run's folder, and load existing ones."""
     token = _folder.set(folder / "rows")
     try:
         yield
@@ -59,8 +59,8 @@ def kept_in(folder: Path) -> Iterator[None]:
 
 
 class KeptIndex:
-    """The place where the index of one file is kept. `kept_index` makes it; JsonLines calls `load`, and `save` when
-    all rows were looked at."""
+    """The place of one file's kept index. `kept_index` makes it; JsonLines calls `load`, and `save` after all rows were
+    checked."""
 
     def __init__(self, file: Path, settings: Any, folder: Path) -> None:
         text = json.dumps([__version__, str(file.absolute()), settings], sort_keys=True)
@@ -69,7 +69,7 @@ class KeptIndex:
         self._path = folder / f"{name}.rows"
 
     def load(self, file: BinaryIO) -> RowIndex | None:
-        """Return what was kept of the open file; None if there is nothing that can be used."""
+        """Return the kept index of the open file; None if there is no usable one."""
         try:
             with self._path.open("rb") as kept:
                 head = json.loads(kept.readline())
@@ -87,7 +87,7 @@ class KeptIndex:
             return None
 
     def save(self, file: BinaryIO, index: RowIndex) -> None:
-        """Keep the index of the open file. Where that fails, the next start goes through the file again."""
+        """Keep the index of the open file. If that fails, the next start scans the file again."""
         data = index.offsets.tobytes() + index.lines.tobytes()
         head = {
             "identity": self._identity,
@@ -106,12 +106,12 @@ class KeptIndex:
 
 
 def kept_index(file: Path, settings: Any) -> KeptIndex | None:
-    """Return where the index of a file is kept whose rows are read by these settings; None outside of `kept_in`."""
+    """Return the place of the index of a file whose rows are read with these settings; None outside `kept_in`."""
     folder = _folder.get()
     return None if folder is None else KeptIndex(file, settings, folder)
 
 
 def _state(file: BinaryIO) -> list[int]:
-    """Return what changes when somebody writes to the file, or puts another one in its place."""
+    """Return values that change when the file is written to or replaced."""
     status = os.fstat(file.fileno())
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]

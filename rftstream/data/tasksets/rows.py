@@ -1,6 +1,6 @@
 """Rows of data files, found by their number: JSON lines, a JSON list, CSV, and several files one after the other.
 
-A file is read through once. Of JSON lines and CSV, only the places where rows begin are kept.
+A file is scanned once. For JSON lines and CSV, only the offsets of rows are kept.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from rftstream.data.tasksets.row_index import LARGE_ROWS, KeptIndex, RowIndex
 from rftstream.errors import ConfigError
 
 CHECKED_AT_ONCE = 1_000
-"""Rows that are looked at between two other things that somebody has to do."""
+"""Number of rows that one call of `check_some` checks."""
 
 
 class RowReader(Protocol):
-    """An object that makes something of rows. A source of rows calls it for each row when a file is opened.
-    ConfigErrors name the place."""
+    """Converts rows. A source of rows calls it for each row when a file is opened. ConfigErrors name the place."""
 
     def check_names(self, names: Sequence[str], where: str) -> None:
         """Check the names of the mapped columns. ConfigError if one is missing."""
 
     def check_kept(self, names: Sequence[str], where: str) -> None:
-        """Check the columns to keep, once for each file. ConfigError if one is missing. By default none are kept."""
+        """Check the columns to keep, once for each file. ConfigError if one is missing. By default no columns are
+        kept."""
         return
 
     def check(self, row: Mapping[str, Any], where: str, num_bytes: int = 0) -> None:
-        """Look at a row when its file is opened. ConfigError if nothing can be made of it. `num_bytes`: its size in the
-        file, if that is known; only a large one may be too large."""
+        """Check a row when its file is opened. ConfigError if it cannot be converted. `num_bytes`: its size in the
+        file, if known; only large rows are checked for their size."""
 
     def wanted(self, names: Sequence[str]) -> list[str]:
-        """Return the file's columns that have to be read, by default all."""
+        """Return the file's columns that have to be read; by default all."""
         return list(names)
 
     def chat_path(self, names: Sequence[str]) -> str:
-        """Return the path of the first messages in a file with these columns; empty where there are several forms, and
-        the look at a row says what is missing."""
+        """Return the path of the first messages in a file with these columns. Empty if several forms are possible; the
+        check of a row then says what is missing."""
         return ""
 
 
 class RowSource(Protocol):
-    """Rows of one or more files, found by their number. A taskset or `Demonstrations` opens it and asks for rows."""
+    """Rows of one or more files, found by their number. A taskset or `Demonstrations` opens it and reads rows."""
 
     @property
     def digest(self) -> str:
@@ -62,18 +62,18 @@ class RowSource(Protocol):
     def __len__(self) -> int: ...
 
     def row(self, index: int) -> dict[str, Any]:
-        """Return a row, as a dict of its own. ConfigError if the file has changed since it was opened."""
+        """Return a row, as a new dict. ConfigError if the file has changed since it was opened."""
 
     def where(self, index: int) -> str:
         """Return file and line of a row, for errors."""
 
 
 class _PlacedRows:
-    """A base of sources that know where each row begins, and read one when it is asked for. A subclass fills
-    `_offsets` and `_state` while it looks at the whole file."""
+    """A base of sources that know the offset of each row, and read a row when it is needed. A subclass fills `_offsets`
+    and `_state` while it scans the whole file."""
 
     kind: ClassVar[str]
-    """Kind of file that is expected, for errors."""
+    """Expected kind of file, for errors."""
     _state: tuple[int, int]
 
     def __init__(self, path: Path) -> None:
@@ -93,16 +93,16 @@ class _PlacedRows:
 
 
 class JsonLines(_PlacedRows):
-    """A RowSource of a file with one JSON object a line. Blank lines are passed over."""
+    """A RowSource over a file with one JSON object per line. Blank lines are skipped."""
 
     kind = "a file of JSON lines"
 
     def __init__(self, path: Path, columns: RowReader, kept: KeptIndex | None = None) -> None:
-        """`kept`: where the index of a large file is kept. Then its owner calls `check_some` until all is looked at."""
+        """`kept`: the place of a large file's index. Its owner then calls `check_some` until all rows are checked."""
         super().__init__(path)
         self._columns, self._kept = columns, kept
         self._names: KeysView[str] | None = None
-        """Those of the row that was looked at last."""
+        """Column names of the last checked row."""
         with _open(path, self.kind) as file:
             known = None if kept is None else kept.load(file)
             self._index = self._scan(file) if known is None else known
@@ -142,8 +142,7 @@ class JsonLines(_PlacedRows):
         return index
 
     def check_some(self) -> bool:
-        """Look at some rows that nobody has looked at. Return whether there are more. ConfigError if nothing can be
-        made of one."""
+        """Check some unchecked rows. Return whether there are more. ConfigError if a row cannot be converted."""
         begin, end = self._index.num_checked, min(len(self), self._index.num_checked + CHECKED_AT_ONCE)
         if begin == end:
             return False
@@ -166,7 +165,7 @@ class JsonLines(_PlacedRows):
 
 
 class JsonList:
-    """A RowSource of a file that holds one list of objects. Its bytes stay in memory, since the file cannot be read in
+    """A RowSource over a file with one list of objects. Its bytes stay in memory, since the file cannot be read in
     part."""
 
     def __init__(self, path: Path, columns: RowReader) -> None:
@@ -199,7 +198,7 @@ class JsonList:
 
 
 class Csv(_PlacedRows):
-    """A RowSource of a file whose first line names the columns. Cells are texts, exactly as the file has them."""
+    """A RowSource over a file whose first line names the columns. Cells are texts, exactly as in the file."""
 
     kind = "a CSV file"
 
@@ -250,7 +249,7 @@ class Csv(_PlacedRows):
 
 
 class _Lines:
-    """Yields the decoded lines of a file, and knows where the next one begins."""
+    """Yields the decoded lines of a file, and knows the offset of the next one."""
 
     def __init__(self, file: BinaryIO, path: Path, sha256: Any = None) -> None:
         self._file, self._path, self._sha256 = file, path, sha256
@@ -268,7 +267,7 @@ class _Lines:
 
 
 class Chain:
-    """A RowSource of several files, one after the other."""
+    """A RowSource over several files, one after the other."""
 
     def __init__(self, parts: Sequence[RowSource]) -> None:
         self._parts = parts
@@ -283,12 +282,12 @@ class Chain:
         return self._ends[-1]
 
     def row(self, index: int) -> dict[str, Any]:
-        """Return a row from the file that has it."""
+        """Return a row from the file that contains it."""
         part, inner = self._place(index)
         return part.row(inner)
 
     def where(self, index: int) -> str:
-        """Return the place of a row in the file that has it."""
+        """Return the place of a row in the file that contains it."""
         part, inner = self._place(index)
         return part.where(inner)
 
@@ -298,7 +297,7 @@ class Chain:
 
 
 def json_rows(path: Path, columns: RowReader) -> RowSource:
-    """Open a `.json` file, which may hold a list or JSON lines."""
+    """Open a `.json` file, which may contain a list or JSON lines."""
     with _open(path, "a JSON file") as file:
         lines = (line.removeprefix(BOM_UTF8).lstrip() for line in file)
         first = next((line[:1] for line in lines if line), b"")
@@ -314,7 +313,7 @@ def _open(path: Path, expected: str) -> BinaryIO:
 
 
 def _state(file: BinaryIO) -> tuple[int, int]:
-    """Return what changes when somebody writes to the file."""
+    """Return values that change when the file is written to."""
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
 

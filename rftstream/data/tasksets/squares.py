@@ -1,4 +1,4 @@
-"""Coloured squares in pictures, made on the spot, with a question about each: to see a model learn to look."""
+"""Generated pictures of coloured squares, with a question about each. Their purpose is to see a model learn to look."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLORS = {
     "white": (240, 240, 240),
 }
 PLACES = ("top left", "top right", "bottom left", "bottom right")
-"""The quarters of a picture, in each of which at most one square stands."""
+"""The quarters of a picture. Each contains at most one square."""
 QUESTIONS = {"color": "color?", "count": "count?", "place": "place?"}
 """Kind of question -> its text."""
 SIZE, SIDE = 32, 12
@@ -34,8 +34,8 @@ SIZE, SIDE = 32, 12
 
 
 class SquaresTaskset(GeneratedTaskset):
-    """Pictures with one kind of question each, in turn: the colour of the one square, how many there are, or in which
-    quarter the one square is. The same number is the same picture, to the byte."""
+    """Pictures with one kind of question each, in turn: the colour of the only square, the number of squares, or the
+    quarter of the only square. The same number always gives the same picture, to the byte."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -44,14 +44,14 @@ class SquaresTaskset(GeneratedTaskset):
         questions: tuple[Literal["color", "count", "place"], ...] = ("color", "count", "place")
         """Kinds of questions, in turn."""
         most: Annotated[int, Meta(ge=1, le=4)] = 4
-        """Largest number of squares of a question about their number."""
+        """Largest number of squares in a picture with a question about their number."""
         size: Annotated[int, Meta(ge=1)] = 10_000
-        """Problems in one pass."""
+        """Number of problems in one pass."""
         skip: Annotated[int, Meta(ge=0)] = 0
-        """Number of first problems that are left out: `size = 80` here and `skip = 80` there are made from other
-        numbers."""
+        """Number of first problems that are left out: problems with `size = 80` here and `skip = 80` there are made
+        from different numbers."""
         seed: Annotated[int, Meta(ge=0)] = 0
-        """Another seed makes other pictures."""
+        """Seed of the pictures."""
 
     def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
         if location or columns:
@@ -62,7 +62,7 @@ class SquaresTaskset(GeneratedTaskset):
         super().__init__("squares", size=config.size, system=system, decided_by=["squares", 1, asdict(config), system])
 
     def make_problem(self, index: int) -> Problem:
-        """Return the picture of an index with its question."""
+        """Return the picture with this index and its question."""
         number = self._config.skip + index
         chance = random.Random(derive_seed(self._config.seed, "squares", number))
         kind = self._config.questions[number % len(self._config.questions)]
@@ -87,7 +87,7 @@ class SquaresTaskset(GeneratedTaskset):
 
 def draw_png(squares: list[tuple[int, int, tuple[int, int, int]]]) -> bytes:
     """Return a PNG of squares on black, each given by its top row, its left column and its colour. The bytes depend on
-    nothing else: no library compresses them."""
+    nothing else, since no library compresses them."""
     pixels = bytearray(SIZE * SIZE * 3)
     for top, left, color in squares:
         for y in range(top, top + SIDE):
