@@ -112,8 +112,8 @@ def _judge_ratings(opinions: Sequence[Opinion], scale: tuple[float, float]) -> J
 
 
 def _judge_by_most(kind: FeedbackKind, opinions: Sequence[Opinion]) -> Judged:
-    """Judge by the most frequent answer. If two answers have equally many votes, it is a tie; for corrected answers, the newest
-    wins."""
+    """Judge by the most frequent answer. If two answers have equally many votes, it is a tie; for corrected answers,
+    the newest wins."""
     counts = Counter(opinion.answer for opinion in opinions)
     most = max(counts.values())
     num_votes, agreement = len(opinions), most / len(opinions)
