@@ -136,8 +136,11 @@ def explored(load: Load, path: Path, now: Callable[[], float] = time.perf_counte
         partitions=PARTITIONS,
         rftstream_version=__version__,
     )
-    trainer = Claim(role=RoleName.trainer.value, epoch=1, process="bench", host="", pid=0, claimed_at=clock.now())
-    put("control", 0, manifest, trainer)
+    claims = (
+        Claim(role=role.value, epoch=1, process="bench", host="", pid=0, claimed_at=clock.now())
+        for role in (RoleName.feeder, RoleName.trainer)
+    )
+    put("control", 0, manifest, *claims)
     context = role_context(config=load.run, folder=folder, clock=clock, transport=transport, process="explorer")
     spec = prepare_model(load.run.model, folder.model, load.run.run.seed)
     name = VersionName(trainer_epoch=1, version=0)

@@ -66,8 +66,11 @@ def serve(path: Path, num_rollouts: int, port: int, at_once: int) -> None:
         run=folder.run_id, created_at=clock.now(), config="", digests={"taskset.sums": ""}, seed=0, shares=1,
         partitions=PARTITIONS, rftstream_version=__version__,
     )  # fmt: skip
-    trainer = Claim(role=RoleName.trainer.value, epoch=1, process="bench", host="", pid=0, claimed_at=clock.now())
-    put("control", 0, manifest, trainer)
+    claims = (
+        Claim(role=role.value, epoch=1, process="bench", host="", pid=0, claimed_at=clock.now())
+        for role in (RoleName.feeder, RoleName.trainer)
+    )
+    put("control", 0, manifest, *claims)
     context = role_context(config=config, folder=folder, clock=clock, transport=transport, process="explorer")
     tensors = {
         fake_model.SKILL: fake_model.serve(np.zeros(1, np.float32), "float32"),

@@ -80,10 +80,12 @@ class ControlView:
                 pass
 
 
-def read_control(transport: Transport, *, settled: bool = False, until_s: float = math.inf) -> ControlView:
+def read_control(
+    transport: Transport, *, settled: bool = False, until_s: float = math.inf, log: Log | None = None
+) -> ControlView:
     """Read `control` from its beginning to its end, or up to the log time `until_s`. `settled` is as for
-    `Admin.end_offsets`."""
-    view, log = ControlView(), Log(transport)
+    `Admin.end_offsets`. A `log` that is given knows the claims afterwards: it need not read `control` for these."""
+    view, log = ControlView(), Log(transport) if log is None else log
     for record, message in log.rule.messages(log.read("control", settled=settled)):
         if record.timestamp_s <= until_s:
             view.absorb(record.key, message)

@@ -208,7 +208,7 @@ def read_status(
     """Read the status of a run. `now` is the time by the clock of the log's writers, by default this machine's. `known`
     avoids reading topics that grow with the run. `doing` is called with the name of each request to the log."""
     log = Log(run.transport)
-    known = _facts_of(run, doing) if known is None else known
+    known = _facts_of(run, log, doing) if known is None else known
     live, control, history, newest_batch = known.live, known.control, known.history, known.newest_batch
     doing("what waits on each topic")
     lag = _lag_of(run) | {"batches": max(0, newest_batch + 1 - history.version)}
@@ -268,11 +268,11 @@ def _lag_of(run: OpenRun) -> dict[str, int]:
     }
 
 
-def _facts_of(run: OpenRun, doing: Callable[[str], object]) -> KnownFacts:
+def _facts_of(run: OpenRun, log: Log, doing: Callable[[str], object]) -> KnownFacts:
     """Read from the log the facts that no follower has."""
     doing("control")
     live = run.folder.is_live()  # in this order: see `KnownFacts`
-    control, log = read_control(run.transport), Log(run.transport)
+    control = read_control(run.transport, log=log)
     doing("outcomes and batches")
     outcomes = count_outcomes(log)
     doing("dead letters")
