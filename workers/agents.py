@@ -108,7 +108,7 @@ def _launched_agents(
     keys: GatewayKeys,
     ring: Callable[[], object],
 ) -> LaunchedAgents:
-    """Return the launchers for the tasks of these places, whose agents are started or called here."""
+    """Return the agents that are started or called here for the tasks of these places."""
     named = config.environments_named()
 
     def as_written(name: str, error: str) -> str:

@@ -115,7 +115,7 @@ class BufferSection(WorkerSection):
     zero_variance: Literal["keep", "replace"] = "keep"
     """Groups whose rewards are all equal carry no gradient: keep them in the batch, or filter and refill."""
     max_refill: Positive = 1000
-    """With `replace`: the run ends with the reason no_signal if this many groups do not fill one batch."""
+    """With `replace`: the run ends with the reason no_signal after this many filtered groups without a full batch."""
     min_siblings: Positive = 2
     """Scored siblings that a group needs to be batched (never more than group_size)."""
     group_deadline_s: AboveZero | None = None

@@ -142,7 +142,7 @@ def job_script(
 
 
 def _kept(one: WorkerStep, nodes: int) -> list[str]:
-    """Return the shell words that start a worker and restart it."""
+    """Return the words of the script's line that keeps a worker running."""
     options = ["--ntasks=1", "--nodes=1", "--exact", f"--cpus-per-task={one.cpus}", f"--job-name={one.name}"]
     if nodes > 1:
         options.append(f"--relative={one.node}")

@@ -154,7 +154,7 @@ def make_chart(panel: Panel, axis: Axis) -> Chart:
 
 
 def _color(line: Line, place: int) -> int:
-    """Return the number of a line's colour. A shade counts as the next colour."""
+    """Return the number of a line's colour. A line with another colour, such as a shade, gets a number by its place."""
     return COLORS.index(line.color) if line.color in COLORS else 7 if line.color == "#333333" else place % len(COLORS)
 
 

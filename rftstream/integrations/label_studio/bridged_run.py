@@ -184,5 +184,5 @@ def _words_of(messages: Sequence[ShownMessage], *, always_named: bool) -> str:
 
 
 def _shown(text: str) -> str:
-    """Return a text without null characters, which PostgreSQL refuses."""
+    """Return a text with null characters replaced, since PostgreSQL refuses them."""
     return text.replace("\0", "\ufffd")

@@ -128,7 +128,7 @@ _UNPROMISED = (
     f"SELECT rollout, {_BATCHED} FROM batches b WHERE number <= (SELECT coalesce(max(batch), -1) FROM outcomes)"
     f" AND NOT {_PROMISED} AND NOT {_REUSED}"
 )
-"""Outcomes of later batches were written after the audit read the steps."""
+"""Outcomes of later batches were written after the audit read `outcomes`."""
 
 LAWS = (
     _strangers("rollouts", "tasks"),

@@ -15,8 +15,8 @@ from rftstream.queries.catalog.database import BUCKET_S, CatalogReader
 from rftstream.queries.catalog.moments import Moment
 
 NEWER = 10_000
-"""Seconds by which a group of a later sequence may have an earlier admission time: feeders admit in order, but writers'
-clocks differ."""
+"""Sequences after the newest group of a moment that may still have been admitted before it: feeders admit in order, but
+writers' clocks differ."""
 _FATES = ("kept", "expired", "filtered", "dead")
 """Names of the fates of rollouts, by their codes."""
 

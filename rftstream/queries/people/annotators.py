@@ -26,7 +26,7 @@ from rftstream.queries.plain import Report, pick
 
 COMPARED = (FeedbackKind.pair, FeedbackKind.label, FeedbackKind.rating)
 """Kinds whose answers are compared. Corrections are left out, since two people seldom write the same one, and so are
-flags, since most people give none."""
+flags, since the absence of a flag is no answer."""
 GOLD_DISTANCE = 0.25
 """Share of the scale by which a rating may differ from the right one: one step of 1 to 5."""
 

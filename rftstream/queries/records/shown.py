@@ -129,7 +129,7 @@ def segment_starts(
 
 
 def has_many_turns(rollout: Rollout) -> bool:
-    """Return whether a rollout has more than one completion."""
+    """Return whether a rollout has several turns, tool calls, or rewards of turns."""
     return len(rollout.turns) > 1 or any(turn.tool_calls or turn.reward is not None for turn in rollout.turns)
 
 

@@ -147,7 +147,7 @@ class GroupTracer:
         return [Node(kind, "", record, facts(record), twin=i > 0) for i, record in enumerate(records)]
 
     def _saved(self, records: list[Record]) -> Iterator[Node]:
-        """Return nodes for the saved pieces of the rollout, with their explorers.
+        """Yield nodes for the saved pieces of the rollout, with their explorers.
 
         Consecutive pieces of the same explorer are one line, with the newest piece. Compacted pieces are not shown.
         """
