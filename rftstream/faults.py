@@ -10,13 +10,13 @@ before_start, after_start       before and after a producer starts
 before_commit                   nothing is sent yet
 in_commit                       all is sent, nothing is committed; on the embedded log the write lock is held
 after_commit                    committed, and the caller has not heard of it
-object_written                  weights are in the store, nobody was told
+object_written                  weights are in the store, but not announced
 before_checkpoints              before each file of a checkpoint and before its manifest
 checkpoint_files_written        the checkpoint's files are there, its manifest is not
 checkpoint_manifest_written     the checkpoint is complete, and the older ones are still there
 call_received                   a new call of an agent is to be sampled, and nothing of it is on the log
 call_sampled                    a call has its tokens and its answer, and is not on the log
-call_committed                  a call is on the log, and its agent was told nothing
+call_committed                  a call is on the log, and its agent has no answer yet
 call_answered                   the agent has the answer of a call
 trim_said                       the log says what is deleted, and all of it is still there
 trim_log_done                   records are deleted, checkpoints not yet

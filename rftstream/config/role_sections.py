@@ -90,7 +90,7 @@ class VerifierSection(WorkerSection):
     count: Count = 1
     """Processes that `run` starts; more can be started by hand at any time."""
     max_concurrent: Positive = 256
-    """Rollouts in hand in one process."""
+    """Most unscored rollouts that one process has taken at a time."""
     processes: Positive = 1
     """Child processes of each verifier that compute rewards."""
     timeout_s: AboveZero = 10.0

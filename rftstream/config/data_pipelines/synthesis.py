@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def grows(source: str) -> bool:
-    """Return whether problems join the taskset of this source while the run goes on."""
+    """Return whether problems join the taskset of this source during the run."""
     spec = registry.built_in(TasksetSpec).get(source.partition(":")[0])
     return spec is not None and spec.grows
 

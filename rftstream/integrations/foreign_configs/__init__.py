@@ -2,7 +2,7 @@
 
 In the order of reading:
 
-    conversion  what a system's rules write into, and what became of each setting
+    conversion  the target of a system's rules, and the report on each setting
     reading     YAML, TOML and shell scripts as flat settings
     trl_script, trl
     verl

@@ -19,7 +19,7 @@ The bridge keeps no state of its own. In each round it compares the log with Lab
     client        HTTP with time limits, tokens that expire, errors that say what to do
     label_config  what annotators see, and what their annotations say
     projects      projects and tasks of a run, found again by what they carry
-    mirror        what is known of the tasks, so that most rounds read only what has changed
+    mirror        a copy of the tasks, so that most rounds read only changed ones
     bridged_run   the run: questions, votes that stand, texts to show, new votes in transactions
     bridge        one round
     serving       rounds until somebody ends them

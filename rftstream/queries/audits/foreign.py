@@ -146,8 +146,8 @@ def without_copies(log: Log, twins: Mapping[str, Twins]) -> tuple[dict[str, Twin
 
 
 def _copies(log: Log, topic: str, wanted: Twins) -> Twins:
-    """Return the keys of records that equal an earlier record byte for byte, or that are unreadable and not the first of
-    their key. A key comes once per record."""
+    """Return the keys of records that equal an earlier record byte for byte, or that are unreadable and come after
+    another record of their key. A key comes once per record."""
     seen: set[tuple[int, bytes]] = set()
     begun: set[int] = set()
     copies = Twins()

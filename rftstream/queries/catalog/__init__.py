@@ -10,6 +10,6 @@ tokens, verdicts) are not in it; the catalog has their places on the log.
 - `writer`    turns records into rows
 - `updating`  reads the log on from where the catalog ends
 - `moments`   a moment of the past that is asked about, `as_of`
-- `counts`    counts of a run: what became of groups and rollouts, what waits, rates
+- `counts`    counts of a run: fates of groups and rollouts, waiting ones, rates
 - `finding`   groups, rollouts, problems, batches and dead letters, a page of them at a time
 """

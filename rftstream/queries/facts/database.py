@@ -3,8 +3,8 @@
 RUN/index/ (for a run without a folder here, $XDG_CACHE_HOME/rftstream/index/<run>-<digest>/) has
 
   facts.sqlite3   the tables (tables.py)
-  facts.json      the seal: size and CRC of the file, of which run it is, and in which format
-  lock            held by whoever writes (exclusively) or only looks (shared)
+  facts.json      the seal: size and CRC of the file, its run, and its format
+  lock            held exclusively by a writer, or shared by readers
 
 The file only saves work, and can be deleted at any time. Facts that are damaged, of another run or at odds with the log
 are read anew. An audit writes in one transaction, and then writes the seal, so that it may die at any point.
