@@ -139,7 +139,7 @@ class FakeBackend:
         sampled_T = row.loss_mask > 0
         first = int(sampled_T.argmax())
         advantage = float(row.advantages[first])
-        if row.token_ids.max(initial=0) > 255:  # not FakeRenderer's bytes, so the reward alone says what is right
+        if row.token_ids.max(initial=0) > 255:  # other ids than bytes: only the reward knows
             return max(advantage, 0.0) * 0.5
         prompt = bytes(row.token_ids[:first].tolist()).decode(errors="replace")
         text = bytes(token for token in row.token_ids[sampled_T].tolist() if token).decode(errors="replace")

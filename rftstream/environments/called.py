@@ -5,7 +5,7 @@
 `problem` is in plain form (`json_form.py`). The agent calls its model with `base_url` and `api_key`. The service
 answers
 
-200   {"reward", "parts", "metrics"} or {"error"}, when the agent is done; the connection stays open until then
+    200   {"reward", "parts", "metrics"} or {"error"}, when the agent is done; the connection stays open until then
     202   at once. The agent then ends its rollout with POST {base_url}/rollouts/end
 
 `id` names the rollout and its launch, and is also the Idempotency-Key. A lost request is sent again with the same id,

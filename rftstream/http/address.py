@@ -22,7 +22,7 @@ def split_url(url: str) -> SplitResult | None:
     except ValueError:  # a port that is no number, unbalanced brackets, an invalid host name
         return None
     target = target_of(parts, "")
-    return parts if is_address and re.fullmatch(r"[!-~]*", target) else None  # a request's first line holds no other
+    return parts if is_address and re.fullmatch(r"[!-~]*", target) else None  # all that a request line may hold
 
 
 def target_of(parts: SplitResult, resource: str) -> str:

@@ -2,7 +2,7 @@
 
 In the order of reading:
 
-spec            what engines and backends are told about the model
+    spec            what engines and backends are told about the model
     folders.folder  how a model folder is found or fetched, checked, and identified by digests
     folders.made, folders.files  small models that are made on the spot; JSON files and digests of a folder
     rendering       from messages to token ids and back

@@ -77,7 +77,7 @@ class ModelReward:
         steps: str | None = None
         """Separator of the steps of an answer, for example "\\n\\n". It makes the model a process reward model: a
         folder with the tokenizer of the run's model, whose outputs are read at the end of each step. Algorithms with
-        `step_rewards` learn from its rewards of steps."""
+        `step_rewards` learn from the rewards of its steps."""
         steps_as: Literal["min", "last", "mean", "sum"] = "min"
         """How the rewards of the steps make the rollout's reward. `min`: Math-Shepherd."""
         device: str = "cpu"

@@ -191,7 +191,7 @@ class SandboxPlace:
             said = os.pread(self._errors, 4000, 0).decode(errors="replace").strip()
             raise SandboxError(f"sandbox: it does not start: {said or error}") from None
         assert head["ready"]
-        if self._process.poll() is not None:  # bubblewrap takes up late that it is to die with it, and did not see this
+        if self._process.poll() is not None:  # bubblewrap missed the death of its parent
             raise SandboxError("sandbox: it does not start: its keeper was killed")
 
 

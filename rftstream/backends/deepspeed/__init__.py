@@ -2,7 +2,7 @@
 
 In the order of reading:
 
-backend               the Backend that the trainer calls
+    backend               the Backend that the trainer calls
     rank_processes, rank  the processes, and what each of them does
     wire                  how the backend talks to them
     shards                how whole weights and optimizer states are gathered from their parts

@@ -96,7 +96,7 @@ class RankPlace:
                 own = unsent.getsockname()[0]
         except OSError:
             return None
-        if ipaddress.ip_address(own).is_loopback:  # where the name of rank 0's host leads on that host
+        if ipaddress.ip_address(own).is_loopback:  # the address that rank 0's host resolves its name to
             return None
         for name, addresses in psutil.net_if_addrs().items():
             if any(address.address.partition("%")[0] == own for address in addresses):
@@ -250,7 +250,7 @@ class Ranks:
         while not self._ended.wait(BEAT_S):
             self._heartbeat.tick()
             lives = all(process.poll() is None for process in self._processes.values())
-            lost_s = 0.0 if lives and not self._heartbeat.silent() else lost_s + BEAT_S  # one may be heard again
+            lost_s = 0.0 if lives and not self._heartbeat.silent() else lost_s + BEAT_S  # may be heard again
             if lost_s > ABANDON_S:
                 log.critical("%s", self._trouble() or "backend deepspeed: a rank has ended")
                 os._exit(BackendError.exit_code)

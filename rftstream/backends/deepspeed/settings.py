@@ -122,7 +122,7 @@ def deepspeed_config(settings: RankSettings) -> dict[str, Any]:
     if settings.offload_parameters:
         zero["offload_param"] = {"device": "cpu"}
     made = {
-        "train_micro_batch_size_per_gpu": 1,  # a formality: what is computed at once is decided by its tokens
+        "train_micro_batch_size_per_gpu": 1,  # required, unused: tokens decide a micro-batch
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 0.0,  # set for each step; without ZeRO DeepSpeed would clip at 1 by default
         "zero_optimization": zero,

@@ -2,7 +2,7 @@
 
 In the order of reading:
 
-backend               the Backend that the trainer calls
+    backend               the Backend that the trainer calls
     inputs                from rows to padded or packed tensors
     network, attention    the model, from a micro-batch to logprobs, and its attention over packed rows
     training, optimizer   training of policy and critic, and AdamW over float32 masters

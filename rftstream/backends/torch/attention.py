@@ -175,7 +175,7 @@ def _attend_rows(
         longest,
         longest,
         scale=scaling,
-        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),  # it counts those before the token
+        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),  # tokens before this one
         enable_gqa=query.shape[1] != key.shape[1],
     )
     assert isinstance(output_PHD, Tensor), "no more was asked for"

@@ -312,7 +312,7 @@ class TorchBackend(LeavesDevice):
             with same_random(self._device):
                 model = load_model(self._spec, self._device).requires_grad_(False)
                 self._reference = self._network_of(model)
-            for parameter in model.parameters() if self._rounded else ():  # as the policy, which begins as its equal
+            for parameter in model.parameters() if self._rounded else ():  # rounded like the policy
                 parameter.data = parameter.data.bfloat16()
         return self._reference
 

@@ -44,8 +44,8 @@ def check_images(messages: Sequence[ChatMessage], value: Any, folder: Path, wher
 
 
 def text_of_part(part: Any, *, images: bool) -> str | None:
-    """Return what a part of a message's content is in the text: a text, or, with `images`, a mark for an image whose
-    bytes stand in a column of their own. None for any other part."""
+    """Return a content part as text: its text, or, with `images`, a mark for an image whose bytes are in a separate
+    column. None for any other part."""
     if not isinstance(part, Mapping):
         return None
     if part.get("type") == "text":

@@ -2,7 +2,7 @@
 
 A rollout's environment, or an agent's run, lives in a host process. Calls go there as frames, and answers come back:
 
-explorer                      guard.py                       runner.py, in the other interpreter
+    explorer                      guard.py                       runner.py, in the other interpreter
     pool.py -> host.py  --------- starts it, and ends it ------> imports the code, and calls it
     ==== requests and answers: two separate pipes =========>
 

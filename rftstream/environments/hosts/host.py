@@ -169,7 +169,7 @@ class Host:
     async def prepare(self, target: str) -> None:
         """Import a target in the host, once. ConfigError if that fails."""
         if target not in self._imports:
-            work = self.call("import", f"import {target}", 0, target=target)  # each who waits for it has a limit
+            work = self.call("import", f"import {target}", 0, target=target)  # each caller has its own limit
             self._imports[target] = asyncio.create_task(work)
         await asyncio.shield(self._imports[target])
 

@@ -99,7 +99,7 @@ class HostPool:
         if best is not None and (not best.keys or len(self._hosts) >= self._settings.processes):
             return best
         if best is None and len(self._hosts) >= 2 * self._settings.processes:
-            return min(self._hosts, key=lambda host: len(host.keys))  # all have calls that hang; there may be no more
+            return min(self._hosts, key=lambda host: len(host.keys))  # all hosts hang, and no more may start
         host = Host(self._settings, f"{self._name}-{next(self._numbers)}")
         self._hosts.append(host)
         self._starting[host] = asyncio.create_task(self._start(host))

@@ -4,7 +4,7 @@ Three things can be named in `tools = [...]`:
 
 - A function. Its name is the tool's name, its docstring the description, and its parameters the arguments.
 - A class. Its object belongs to one rollout and is called as a function; the class's `tool_name`, or its name in small
-    letters, is the tool's name. `save() -> plain value` and `load(value)` let a rollout resume in another process; a
+  letters, is the tool's name. `save() -> plain value` and `load(value)` let a rollout resume in another process; a
   class without them keeps nothing between two calls. `close()` is called when the rollout is over.
 - A class with a method `open_tools`, which implements `ToolSource`: it has several tools, or tools from elsewhere.
 

@@ -2,7 +2,7 @@
 
 It looks for these forms, in this order:
 
-calls between marks                                         listed in `call_blocks`
+    calls between marks                                         listed in `call_blocks`
     [TOOL_CALLS][{"name": ..., "arguments": {...}}]             Mistral; also [TOOL_CALLS]name[ARGS]{...}
     <|python_tag|>{"name": ..., "parameters": {...}}            Llama 3; also the bare object as the whole text
     [name(key=value), ...]                                      Llama 3.2 and 4, as the whole text

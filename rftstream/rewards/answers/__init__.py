@@ -3,7 +3,7 @@ share this package.
 
 The modules, in the order in which an answer goes through them:
 
-boxes        finds the answer in a completion: the last box, what follows "the answer is", a short completion
+    boxes        finds the answer in a completion: the last box, what follows "the answer is", a short completion
     clean        normalises characters and LaTeX
     maths.words  reads numbers that are written in English or Chinese words
     maths.nodes  trees of expressions, and what an answer may be: a value, a group, a real set, a relation, ...

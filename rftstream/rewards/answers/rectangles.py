@@ -2,7 +2,7 @@
 
 Forms that are read, in JSON or in text:
 
-[12, 30, 80, 95]                                [[12, 30, 80, 95], [4, 4, 9, 9]]
+    [12, 30, 80, 95]                                [[12, 30, 80, 95], [4, 4, 9, 9]]
     {"bbox_2d": [12, 30, 80, 95], "label": "cat"}   also `bbox`, `box`, `box_2d`; a list of such objects
     {"x": 12, "y": 30, "width": 68, "height": 65}   corners by names: x1 y1 x2 y2, xmin ..., left top right bottom
     {"bbox": [[12, 30, 80, 95]], "category": [3]}   parallel lists, as in tables of COCO

@@ -307,7 +307,7 @@ class _Watch:
                 ran_s[pid, fields[19]] = sum(map(int, fields[11:13])) * _TICK_S
                 num_threads += int(fields[17])
                 memory_bytes += int(fields[21]) * _PAGE_BYTES
-                if int(fields[16]) <= 0 and not _has_low_priority_group(pid):  # else it is delayed by its own doing
+                if int(fields[16]) <= 0 and not _has_low_priority_group(pid):  # else it delays itself
                     delays += _delays(pid)
             except (OSError, ValueError, IndexError):
                 continue  # the process has ended meanwhile

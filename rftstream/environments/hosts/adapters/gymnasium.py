@@ -2,7 +2,7 @@
 
 Options, also those of a single problem in its `info.options`:
 
-id              name of the environment, as `FrozenLake-v1`; with a module before a colon, that is imported first
+    id              name of the environment, as `FrozenLake-v1`; with a module before a colon, that is imported first
     settings        what `gymnasium.make` gets besides
     instructions    text before the first observation
     actions         names of the discrete actions, in their order; without them actions are numbers
