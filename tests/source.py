@@ -72,6 +72,8 @@ class Source:
     """Line and name of each attribute that is asked for."""
     docstrings: tuple[tuple[int, str], ...]
     """Line and text of each string that is a statement, below the module's own docstring."""
+    num_code_lines: int
+    """Without blank lines, comments and docstrings."""
 
 
 def source_files(*packages: str) -> list[Path]:
@@ -98,7 +100,10 @@ def read_source(path: Path) -> Source:
     strings: list[tuple[int, str]] = []
     attributes: list[tuple[int, str]] = []
     docstrings: list[tuple[int, str]] = []
+    no_code: set[int] = set()
     for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            no_code.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         match node:
             case ast.Expr(value=ast.Constant(value=str(said))) if node is not tree.body[0]:
                 docstrings.append((node.lineno, said))
@@ -119,9 +124,12 @@ def read_source(path: Path) -> Source:
             case ast.ImportFrom():
                 assert not node.level, f"{path}:{node.lineno}: relative import; name the whole module"
                 imports += (Import(module, f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+    lines = tuple(text.splitlines())
+    is_code = (bool(line.strip()) and not line.lstrip().startswith("#") for line in lines)
+    num_code_lines = sum(code and number not in no_code for number, code in enumerate(is_code, 1))
     return Source(
-        path, module, ast.get_docstring(tree) or "", tuple(text.splitlines()), tuple(definitions_in(tree.body)),
-        tuple(imports), tuple(classes), tuple(calls), tuple(strings), tuple(attributes), tuple(docstrings),
+        path, module, ast.get_docstring(tree) or "", lines, tuple(definitions_in(tree.body)), tuple(imports),
+        tuple(classes), tuple(calls), tuple(strings), tuple(attributes), tuple(docstrings), num_code_lines,
     )  # fmt: skip
 
 

@@ -1,6 +1,8 @@
-"""Classes stay small enough to be read in one sitting: read off the source."""
+"""Classes stay small enough to be read in one sitting, and rooms within their budget of code: read off the source."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 from tests.source import sources
 
@@ -16,3 +18,54 @@ def test_classes_are_small() -> None:
         if found.name != "Config" and found.num_methods > MOST_METHODS
     }
     assert not large, f"more than {MOST_METHODS} methods; hand over to an object what is not the class's own: {large}"
+
+
+STEP = 50
+"""Budgets are multiples of it, so that a line more or less moves none."""
+BUDGETS = {
+    "algorithms": 1_800,
+    "backends": 3_550,
+    "commands": 2_700,
+    "config": 1_850,
+    "contracts": 2_150,
+    "core": 1_000,
+    "data": 4_250,
+    "environments": 3_400,
+    "gateway": 1_450,
+    "http": 650,
+    "integrations": 2_850,
+    "launch": 3_150,
+    "models": 3_550,
+    "policies": 3_800,
+    "preflight": 3_300,
+    "queries": 10_650,
+    "replay": 750,
+    "rewards": 7_650,
+    "roles": 9_650,
+    "runs": 2_350,
+    "sandbox": 2_650,
+    "service": 2_400,
+    "studio": 2_500,
+    "testing": 1_950,
+    "top": 600,
+    "trackers": 400,
+    "transport": 4_600,
+    "weights": 2_400,
+}
+"""Room -> most lines of code, without blank lines, comments and docstrings."""
+
+
+def test_rooms_keep_to_their_budgets() -> None:
+    found: Counter[str] = Counter()
+    for source in sources("rftstream"):
+        parts = source.module.split(".")
+        found[parts[1] if len(parts) > 2 or (source.path.name == "__init__.py" and len(parts) > 1) else "top"] += (
+            source.num_code_lines
+        )
+    needed = {room: -(-count // STEP) * STEP for room, count in sorted(found.items())}
+    differing = {room: count for room, count in needed.items() if BUDGETS.get(room) != count}
+    assert not differing, (
+        f"tests/unit/test_sizes.py, BUDGETS: put in {differing}. The commit says what the lines of a room that grew "
+        "have bought; a room that shrank loses them from its budget"
+    )
+    assert needed.keys() == BUDGETS.keys(), f"rooms that are gone: {BUDGETS.keys() - needed.keys()}"
