@@ -7,6 +7,7 @@ queries/state/workers.py reads `/health`.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -91,9 +92,8 @@ class HealthServer:
             self.port = self._loop.call(self._listener.listen(host or "0.0.0.0", port))
         except OSError as error:
             self._loop.close()
-            raise ConfigError(
-                f"{option} {port}: {error.strerror or error}; take another port, or 0 for any free one"
-            ) from None
+            why = os.strerror(error.errno) if error.errno else error  # asyncio has a text of its own
+            raise ConfigError(f"{option} {port}: {why}; take another port, or 0 for any free one") from None
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(f"{self.port} {socket.gethostname()}\n", encoding="utf-8")

@@ -26,7 +26,7 @@ from rftstream.launch.sessions import evaluation
 from rftstream.policies import fake_model
 from rftstream.roles.evaluator.step import EvaluatorStep
 from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_run, open_transport
-from rftstream.service.role import Log, SingleTransaction
+from rftstream.service.role import Log
 from rftstream.testing.played import played_records
 from rftstream.weights.publisher import publish
 
@@ -167,14 +167,14 @@ def test_another_result_for_what_has_one(scene: Scene) -> None:
 @pytest.mark.slow
 def test_stopped_it_goes_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """ctrl-C when the first result is there: the request for the others stands already."""
-    took = EvaluatorStep.committed
+    end_with = EvaluatorStep._end_with
 
-    def interrupted(step: EvaluatorStep, transaction: SingleTransaction) -> None:
-        took(step, transaction)
+    def interrupted(step: EvaluatorStep, result: EvalResult) -> None:
+        end_with(step, result)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(EvaluatorStep, "committed", interrupted)
+        patch.setattr(EvaluatorStep, "_end_with", interrupted)
         stopped = call(scene, "--versions", "0,1", "--evaluation", "easy")
     assert stopped.exit_code == 1
     assert "stopped; what has its result keeps it, and the same command does the rest" in stopped.stderr
