@@ -190,6 +190,7 @@ def part_of(inputs, number, size):
     return group.part(inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "what"), [(3, "the 4 heads"), (4, "the 2 key-value heads")])
 def test_heads_are_divided(spec, size, what):
     network = Network(load_model(spec, CPU), SETTINGS)

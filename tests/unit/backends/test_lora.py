@@ -17,6 +17,8 @@ from rftstream.weights.adapters import whole_tensors
 from rftstream.weights.snapshot import RawTensor, state_digest
 from tests.unit import tiny
 
+pytestmark = pytest.mark.slow
+
 NUM_LAYERS = 2 * 7
 
 
