@@ -7,10 +7,10 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-_TEXT = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S+ ")
+_TEXT = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S+ (.*)")
 """The beginning of an event in the form `text` of launch/logging.py. Other lines belong to the event before them."""
 _BLOCK_BYTES = 1 << 16
 TROUBLES = ("WARNING", "ERROR", "CRITICAL")
@@ -25,6 +25,8 @@ class LogEvent:
     level: str
     text: str
     """All lines of the event, as in the file, without the last line's end."""
+    message: str
+    """First line of the logged text, without time, level and process."""
 
 
 class LogFile:
@@ -34,7 +36,7 @@ class LogFile:
         """Start before the newest `last` events, or at the beginning of the file."""
         self._path = path
         self._offset = 0 if last is None else _beginning_of_last(path, last)
-        self._newest = LogEvent("", "INFO", "")
+        self._newest = LogEvent("", "INFO", "", "")
 
     def read(self) -> list[LogEvent]:
         """Return the new events. An incomplete line comes with the next call."""
@@ -45,27 +47,28 @@ class LogFile:
         self._offset += len(whole)
         events: list[LogEvent] = []
         for line in whole.decode("utf-8", errors="replace").splitlines():
-            found = _event_of(line)
+            found = event_of(line)
             if found is None:  # a traceback, or the output of a library
-                before = events.pop() if events else LogEvent(self._newest.moment, self._newest.level, "")
-                found = LogEvent(before.moment, before.level, f"{before.text}\n{line}".removeprefix("\n"))
+                before = events.pop() if events else replace(self._newest, text="")
+                found = replace(before, text=f"{before.text}\n{line}".removeprefix("\n"))
             events.append(found)
             self._newest = found
         return events
 
 
-def _event_of(line: str) -> LogEvent | None:
+def event_of(line: str) -> LogEvent | None:
+    """Return the event that begins with this line, in either form of launch/logging.py; None if none begins with it."""
     if match := _TEXT.match(line):
-        return LogEvent(match[1], match[2], line)
-    if line.startswith('{"time": '):
-        try:
-            found = json.loads(line)
-            moment = float(found["time"])
-            shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
-            return LogEvent(f"{shown}.{int(moment % 1 * 1000):03d}", str(found["level"]).upper(), line)
-        except (ValueError, KeyError, TypeError):
-            return None
-    return None
+        return LogEvent(match[1], match[2], line, match[3])
+    if not line.startswith("{"):
+        return None
+    try:
+        found = json.loads(line)
+        moment = float(found.get("time", 0.0))
+        shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+        return LogEvent(f"{shown}.{int(moment % 1 * 1000):03d}", found["level"].upper(), line, str(found["message"]))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None
 
 
 def _beginning_of_last(path: Path, last: int) -> int:
@@ -88,7 +91,7 @@ def _starts(tail: bytes, offset: int) -> list[int]:
     found, place = [], offset
     for number, line in enumerate(tail.splitlines(keepends=True)):
         is_whole = number > 0 or offset == 0
-        if is_whole and _event_of(line.decode("utf-8", errors="replace").rstrip("\n")) is not None:
+        if is_whole and event_of(line.decode("utf-8", errors="replace").rstrip("\n")) is not None:
             found.append(place)
         place += len(line)
     return found

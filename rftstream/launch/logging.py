@@ -20,10 +20,10 @@ from typing import Any, Literal, TextIO
 
 from rftstream.config import secrets
 from rftstream.error_kinds import MAX_KINDS, kind_of
+from rftstream.launch.log_files import event_of
 
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
 _TAIL_BYTES = 65_536
-_TEXT_LINE = re.compile(r"^\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S+ (.*)$")
 _ERRORS = ("error", "critical")
 _TROUBLES = ("warning", *_ERRORS)
 _REPEAT_AFTER_S = 60.0
@@ -181,16 +181,8 @@ class Troubles:
 
 def _said(line: str, levels: tuple[str, ...]) -> str | None:
     """Return the message of a line if the line has one of these levels."""
-    if (match := _TEXT_LINE.match(line)) is not None:
-        return match[2] if match[1].lower() in levels else None
-    if line.startswith("{"):
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError:
-            return None
-        if isinstance(values, dict) and values.get("level") in levels:
-            return str(values.get("message"))
-    return None
+    event = event_of(line)
+    return event.message if event is not None and event.level.lower() in levels else None
 
 
 def _tail(file: Path, since: int) -> list[str]:
