@@ -244,12 +244,18 @@ def test_shifting_all_rewards(name):
     )
 
 
+UNCORRECTED = {"dppo", "m2po", "topr", "asymre", "opmd", "kimi"}
+
+
 def test_ratios_to_who_sampled_need_no_correction():
     """Those that have one take the ratio to the policy before the batch."""
     corrected = {
         name for name in ALGORITHMS if issubclass(registry.resolve("algorithm", name), CorrectedPolicyGradient)
     }
-    assert not corrected & {"dppo", "m2po", "topr", "asymre", "opmd", "kimi"}
+    assert set(ALGORITHMS) - corrected == UNCORRECTED, (
+        "an algorithm whose ratio is to the policy that sampled stands in UNCORRECTED in "
+        "tests/unit/algorithms/test_algorithms.py; others inherit from CorrectedPolicyGradient"
+    )
 
 
 @pytest.mark.parametrize("base", [PolicyGradient, CorrectedPolicyGradient, Clipped])

@@ -46,6 +46,8 @@ def test_what_each_algorithm_needs() -> None:
         assert spread_needed(part(part.Config())) == spread, (
             f'{name}: its class sets needs_spread = "{spread}", or its line in ALGORITHMS changes compares_siblings'
         )
+    unchecked = ALGORITHMS.keys() - siblings.keys() - NEEDS.keys() - {"sft", "dpo", "reward_model"}
+    assert not unchecked, f"{unchecked}: put each into NEEDS in tests/unit/algorithms/test_learning_signal.py"
     compared = registry.resolve("algorithm", "reinforce_plus_plus", where="here")
     assert spread_needed(compared(compared.Config(group_baseline=True))) == "group"
 
