@@ -28,16 +28,17 @@ QUESTION = f"/questions/{{kind}}/{GROUP}/{{siblings}}"
 ROLLOUT = f"/rollouts/{GROUP}/{{sibling:count}}"
 
 PAGES = {
-    "": RunPage(run_pages.glance, "glance.html", "", "At a glance"),
+    "": RunPage(run_pages.glance, "glance.html", "", "Overview", slider=True),
     "/charts": RunPage(run_pages.charts, "charts.html", "charts", "Charts"),
     "/charts.json": RunPage(run_pages.chart_data),
-    "/groups": RunPage(run_pages.groups, "groups.html", "groups", "Groups"),
-    f"/groups/{GROUP}": RunPage(rollout_pages.group, "group.html", "groups"),
-    ROLLOUT: RunPage(rollout_pages.rollout, "rollout.html", "groups"),
+    "/flow": RunPage(run_pages.flow, "flow.html", "flow", "Flow", slider=True),
+    "/groups": RunPage(run_pages.groups, "groups.html", "groups", "Groups", slider=True),
+    f"/groups/{GROUP}": RunPage(rollout_pages.group, "group.html", "groups", slider=True),
+    ROLLOUT: RunPage(rollout_pages.rollout, "rollout.html", "groups", slider=True),
     f"{ROLLOUT}/text": RunPage(rollout_pages.rollout_text),
-    "/problems": RunPage(run_pages.problems, "problems.html", "problems", "Problems"),
+    "/problems": RunPage(run_pages.problems, "problems.html", "problems", "Problems", slider=True),
     "/problems/{taskset}/{problem:count}": RunPage(run_pages.problem, "problem.html", "problems"),
-    "/versions": RunPage(run_pages.versions, "versions.html", "versions", "Versions"),
+    "/versions": RunPage(run_pages.versions, "versions.html", "versions", "Checkpoints"),
     "/versions/{version:count}": RunPage(run_pages.version, "version.html", "versions"),
     "/batches/{batch:count}": RunPage(run_pages.batch),
     "/evaluations": RunPage(run_pages.evaluations, "evaluations.html", "evaluations", "Evaluations"),

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from rftstream.config.sections import RunConfig
 from rftstream.contracts.feedback import Feedback
 from rftstream.data.feedback.fold import GroupStatus
 from rftstream.errors import RftError
@@ -85,6 +86,11 @@ class WatchedRun:
         self._records = FeedbackRecords()
         self.revisions = VoteRevisions()
         """Newest votes of annotators, for code in `look` that writes votes."""
+
+    @property
+    def config(self) -> RunConfig | None:
+        """Return the settings of the run; None before the first look."""
+        return None if self._follower is None else self._follower.run.config
 
     @property
     def history(self) -> HistoryReader | None:

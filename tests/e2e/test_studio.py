@@ -73,7 +73,7 @@ def pages_of(place: Workplace, run: Path) -> list[str]:
     parts = (
         "", "/charts", "/charts?over=time", "/groups", "/groups?fate=dead", f"/groups/{group}", f"/rollouts/{group}/0",
         f"/rollouts/{group}/0?color=advantage", "/problems?order=learned", f"/problems/sums/{problem}", "/versions",
-        "/versions/1", "/evaluations", "/questions", "/dead", "/requests", "?as_of=v1", "/groups?as_of=v1",
+        "/versions/1", "/evaluations", "/questions", "/dead", "/requests", "/flow", "?as_of=v1", "/groups?as_of=v1",
     )  # fmt: skip
     return [f"/runs/{name}{part}" for part in parts]
 
@@ -237,7 +237,7 @@ def test_a_page_follows_a_run_that_goes_on(place: Workplace, browser: Browser) -
     assert all("503" in complaint for complaint in tab.complaints)
     tab.complaints.clear()
     assert page.locator("figure.chart .u-over").count() >= 2, "curves outlive the new numbers"
-    assert page.locator(".worker.up").count() >= 5
+    assert tab.open(f"{studio.url}/runs/live/flow").locator(".worker.up").count() >= 5
     for address in SystemRandom().sample(pages_of(place, run), 5):  # all of them: of the run that has ended
         tab.open(studio.url + address)
         assert tab.page.locator("h1").count() == 1, address

@@ -45,7 +45,7 @@ BUDGETS = {
     "runs": 2_350,
     "sandbox": 2_650,
     "service": 2_400,
-    "studio": 2_500,
+    "studio": 2_550,
     "testing": 1_950,
     "top": 600,
     "trackers": 400,

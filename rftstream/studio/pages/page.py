@@ -23,18 +23,17 @@ from rftstream.studio.access import StudioRole, Viewer
 from rftstream.studio.rendering import address, render
 from rftstream.studio.watched_run import RunSnapshot, WatchedRun
 
-TABS = (
-    ("", "Glance"),
-    ("charts", "Charts"),
-    ("groups", "Groups"),
-    ("problems", "Problems"),
-    ("versions", "Versions"),
-    ("evaluations", "Evaluations"),
-    ("questions", "Questions"),
-    ("dead", "Dead letters"),
-    ("requests", "Requests"),
-)
-"""Last part of the address and title of the main pages of a run."""
+TABS = {
+    "": "Overview",
+    "groups": "Rollouts",
+    "problems": "Problems",
+    "versions": "Checkpoints",
+    "evaluations": "Evaluations",
+    "charts": "Charts",
+}
+"""Last part of the address -> title of the main pages of a run."""
+OPERATIONS = {"flow": "Flow", "dead": "Dead letters", "questions": "Questions", "requests": "Requests"}
+"""The same of the pages about how the run works, and about the people beside it."""
 
 
 class CountConvertor(IntegerConvertor):
@@ -64,6 +63,20 @@ class PageOfRun:
     """The run's revision before any data of the page was read. Browsers ask for changes after it."""
     only_now: bool = False
     """Whether the page always shows the present, as pages of waiting requests do."""
+
+    def tabs(self, tab: str) -> list[dict[str, str]]:
+        """Return the main pages, and those of operations, without empty ones. `tab`: the page that is shown."""
+        config, status, role = self.run.config, self.snapshot.status, self.viewer.role
+        has = {
+            "evaluations": config is None or bool(config.evaluations),
+            "dead": status is not None and bool(status.dead_letters),
+            "questions": role >= StudioRole.annotator or (config is not None and config.feedback is not None),
+            "requests": role >= StudioRole.operator or (status is not None and status.control.state is not None),
+        }
+        return [
+            {part: title for part, title in pages.items() if part == tab or has.get(part, True)}
+            for pages in (TABS, OPERATIONS)
+        ]
 
     @property
     def viewer(self) -> Viewer:
@@ -130,8 +143,8 @@ class PageOfRun:
         """Return the address of a page of this run, at the same moment unless `as_of` names another."""
         return address("runs", self.run.name, *parts, **{"as_of": self.moment.text, **query})
 
-    def answer(self, template: str, tab: str, title: str, **values: Any) -> Response:
-        """Return the page."""
+    def answer(self, template: str, tab: str, title: str, *, slider: bool = False, **values: Any) -> Response:
+        """Return the page. `slider`: whether it offers earlier moments."""
         history = self.run.history
         return answer_page(
             self.request,
@@ -139,14 +152,14 @@ class PageOfRun:
             title,
             **values,
             tab=tab,
-            tabs=TABS,
+            tabs=self.tabs(tab),
             run=self.run,
             snapshot=self.snapshot,
             revision=self.revision,
             moment_=self.moment,
             href=self.href,
             here=self.request.url.path,
-            only_now=self.only_now,
+            slider=slider,
             may_annotate=self.viewer.role >= StudioRole.annotator,
             may_operate=self.viewer.role >= StudioRole.operator,
             kept=[(k, v) for k, v in self.request.query_params.multi_items() if k not in ("as_of", "before", "skip")],
@@ -253,12 +266,14 @@ class RunPage:
     fresh: bool = False
     """Whether it is rendered anew for each request and always shows the present, since somebody may have written
     meanwhile."""
+    slider: bool = False
+    """Whether it offers earlier moments. Each page that is not `fresh` shows the one that its address names."""
 
     def shown(self, page: PageOfRun, made: Values | Response) -> Response:
         """Return the answer to a request for the page, from its data."""
         if isinstance(made, Response):
             return made
-        return page.answer(self.template, self.tab, **{"title": self.title, **made})
+        return page.answer(self.template, self.tab, slider=self.slider, **{"title": self.title, **made})
 
     def endpoint(self, request: Request) -> Response:
         """Answer a request for the page."""

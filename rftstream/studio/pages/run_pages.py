@@ -1,4 +1,4 @@
-"""The pages about a run as a whole: at a glance, charts, groups, problems, versions, evaluations, dead letters."""
+"""The pages about a run as a whole: overview, flow, charts, groups, problems, versions, evaluations, dead letters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from rftstream.contracts.batches import BatchManifest
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, StepRecord
-from rftstream.queries.catalog.counts import count_fates, count_letters, newest_time, read_rates
+from rftstream.queries.catalog.counts import TopicRate, count_fates, count_letters, newest_time, read_rates
 from rftstream.queries.catalog.finding import (
     FATES,
     ORDERS,
@@ -46,30 +46,45 @@ MAX_EVALUATIONS = 60
 
 
 def glance(page: PageOfRun) -> Values:
-    """The run at a glance: problems, main numbers, the flow, charts, fates of groups and rollouts."""
+    """The run at a glance: problems, main numbers, charts, fates of groups and rollouts, the newest groups."""
     now = time.time()
     counts, moment, snapshot = count_fates(page.catalog, page.moment), page.moment, page.snapshot
     history, status = page.glanced, page.snapshot.status
-    is_live = status is not None and status.live
-    rates = read_rates(page.catalog, moment, now=now if is_live else newest_time(page.catalog))
-    control = None if status is None else status.control
-    if not moment.is_now:
-        control = page.run.look(lambda run, _: read_control(run.transport, until_s=moment.at_s))
-    lag = status.lag if status is not None and moment.is_now else None
     return {
         "counts": counts,
         "history": history,
-        "flow": flow_of(counts, history, control, rates, lag, None if status is None else status.workers, now=now),
         "wrong": what_is_wrong(status, now=now) if moment.is_now else (),
         "problem_of_looking": snapshot.error,
         "status": status,
-        "rates": rates,
+        "rates": _rates(page, now),
         "rewards": history.rewards(),
         "letters": sum(kind.count for kind in count_letters(page.catalog, moment)),
         "charts": run_charts(page.charted, only_first=True),
         "fates": ("trained", "pending", "filtered", "expired", "dead"),
         "newest": find_groups(page.catalog, moment, GroupFilter(), limit=6),
         "best": newest_and_best(history.evaluations),
+    }
+
+
+def _rates(page: PageOfRun, now: float) -> dict[str, TopicRate]:
+    status = page.snapshot.status
+    is_live = status is not None and status.live
+    return read_rates(page.catalog, page.moment, now=now if is_live else newest_time(page.catalog))
+
+
+def flow(page: PageOfRun) -> Values:
+    """The flow from feeder to trainer: roles with who is in force, and what waits between them."""
+    now, moment, status = time.time(), page.moment, page.snapshot.status
+    control = None if status is None else status.control
+    if not moment.is_now:
+        control = page.run.look(lambda run, _: read_control(run.transport, until_s=moment.at_s))
+    counts, history, rates = count_fates(page.catalog, moment), page.glanced, _rates(page, now)
+    lag = status.lag if status is not None and moment.is_now else None
+    workers = None if status is None else status.workers
+    return {
+        "flow": flow_of(counts, history, control, rates, lag, workers, now=now),
+        "has_evaluator": bool(history.evaluations),
+        "counts": counts,
     }
 
 
