@@ -9,6 +9,7 @@ conversation once.
 
 from __future__ import annotations
 
+import copy
 import datetime
 import functools
 import hashlib
@@ -83,6 +84,12 @@ class ChatTemplate:
         self.names = self._plain.names | self._for_tools.names
         """Names that the template reads and does not set itself."""
         self._values = {**special, **_checked(kwargs)}
+
+    def with_kwargs(self, kwargs: Mapping[str, Any]) -> ChatTemplate:
+        """Return this template with other values for some names. ConfigError if a name is the renderer's own."""
+        changed = copy.copy(self)
+        changed._values = {**self._values, **_checked(kwargs)}
+        return changed
 
     def render(
         self,

@@ -35,7 +35,10 @@ class FakeRenderer:
         return self.encode("\n".join(message.content for message in messages))
 
     def render_turn(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self.render(messages[:-1], tools), (*self.encode(messages[-1].content), 0)
 

@@ -85,12 +85,16 @@ class Renderer(Protocol):
         ConfigError if the template refuses the messages, or if they have images and the model is not shown any."""
 
     def render_turn(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return prompt and completion for messages that end with an assistant's message.
 
         The prompt's ids are what `render` returns for the earlier messages. The completion's ids are those of the last
-        message as the policy would have sampled it, with the token that ends the turn."""
+        message as the policy would have sampled it, with the token that ends the turn. `kwargs`: template values of
+        these messages, in place of the model's."""
 
     def parse(
         self,
@@ -292,12 +296,16 @@ class HfRenderer:
         return self.encode(self._template.render(messages, tools, add_generation_prompt=False))
 
     def render_turn(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         self._refuse_images(messages)
-        before = self._template.render(messages[:-1], tools)
+        template = self._template.with_kwargs(kwargs) if kwargs else self._template
+        before = template.render(messages[:-1], tools)
         try:
-            ids = self.encode(said_after(before, self._template, messages, tools))
+            ids = self.encode(said_after(before, template, messages, tools))
         except ConfigError as error:
             raise ConfigError(f"model {self._name}: {str(error).removeprefix(f'model {self._name}: ')}") from None
         ends = [place for place, token in enumerate(ids) if token in self.stop_token_ids]

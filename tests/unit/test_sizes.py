@@ -29,7 +29,7 @@ BUDGETS = {
     "config": 1_850,
     "contracts": 2_150,
     "core": 1_000,
-    "data": 4_250,
+    "data": 4_300,
     "environments": 3_400,
     "gateway": 1_450,
     "http": 650,

@@ -2,13 +2,16 @@
 
 messages                      a chat (also `conversations`, as ShareGPT has it): every turn of the assistant
 prompt, completion            texts or messages; what is to be said is the completion (also `response`)
-prompt, chosen, rejected      a preference pair; without a prompt, what both chats begin with
+prompt, chosen, rejected      a preference pair; without a prompt, what both chats, or both texts, begin with
+
+These are the dataset types of TRL. Its unpaired preferences (`label`) and labelled steps have no algorithm here.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,13 +31,17 @@ from rftstream.data.tasksets.columns import (
     look_up,
     plain_value,
     read_chat,
+    read_template_kwargs,
     read_tools,
     with_system,
 )
 from rftstream.data.tasksets.rows import JsonLines, RowReader
 from rftstream.errors import ConfigError
 
-OUR_COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "system", "tools", "weight")
+TEMPLATE_KWARGS = "chat_template_kwargs"
+OUR_COLUMNS = (
+    *("messages", "prompt", "completion", "chosen", "rejected", "system", "tools", TEMPLATE_KWARGS, "weight"),
+)
 ALSO = {"messages": ("conversations",), "completion": ("response",)}
 """Our name -> other accepted names of the same column."""
 SHARE_GPT = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
@@ -117,12 +124,15 @@ class DemonstrationColumns(RowReader):
             messages = self._chat(row, where)
         plain = Plain(where)
         weight, tools = self._weight(row, where), read_tools(self._value(row, "tools"), where)
+        kwargs = read_template_kwargs(self._value(row, TEMPLATE_KWARGS), where)
         ours = {path.partition(".")[0] for paths in self._paths.values() for path in paths}
         info = {name: plain(value, 1) for name, value in row.items() if name not in ours}
         if tools:
             info["tools"] = list(tools)
+        if kwargs:
+            info[TEMPLATE_KWARGS] = kwargs
         made = Demonstration(
-            demonstration_id=_identity(messages, preference, weight, tools),
+            demonstration_id=_identity([messages, preference, weight, tools, *([kwargs] if kwargs else [])]),
             source=self._source,
             messages=messages,
             preference=preference,
@@ -150,7 +160,12 @@ class DemonstrationColumns(RowReader):
             if prompt is None or completion is None:
                 raise ConfigError(
                     f"{where}: found the columns {', '.join(row)}, expected messages, or prompt and completion, or "
-                    "prompt, chosen and rejected; set columns = { messages = ... }"
+                    "chosen and rejected; set columns = { messages = ... }"
+                )
+            if isinstance(row.get("label"), bool):
+                raise ConfigError(
+                    f"{where}: found prompt, completion and a label (unpaired preferences), which no algorithm here "
+                    "learns from, expected chosen and rejected; or keep the good rows, without the column label"
                 )
             messages = (*read_chat(prompt, where), *_answer(completion, where, "completion"))
         if not any(message.role == "assistant" for message in messages):
@@ -160,6 +175,8 @@ class DemonstrationColumns(RowReader):
 
     def _preference(self, row: Mapping[str, Any], chosen: Any, rejected: Any, where: str) -> Preference:
         prompt = self._value(row, "prompt")
+        if prompt is None and isinstance(chosen, str) and isinstance(rejected, str):
+            prompt, chosen, rejected = _split_texts(chosen, rejected, where)
         better, worse = _answer(chosen, where, "chosen"), _answer(rejected, where, "rejected")
         if better[0].role == "assistant" and prompt is not None:
             before = read_chat(_plain_roles(prompt), where)
@@ -192,6 +209,20 @@ class DemonstrationColumns(RowReader):
         return float(weight)
 
 
+def _split_texts(chosen: str, rejected: str, where: str) -> tuple[str, str, str]:
+    """Return the words that both texts begin with, and the rest of each."""
+    places = enumerate(zip(chosen, rejected, strict=False))
+    shared = chosen[: next((place for place, (one, other) in places if one != other), min(len(chosen), len(rejected)))]
+    words = re.match(r"(.*\S)(?=\s)", shared, re.DOTALL)
+    prompt = words[0] if words else "" if shared.isascii() else shared  # not every script has spaces
+    if not prompt.strip():
+        raise ConfigError(
+            f"{where}: found chosen and rejected as texts that begin differently, expected a column prompt, or the "
+            "prompt at the beginning of both; set columns = { prompt = ... }"
+        )
+    return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
+
+
 def _answer(value: Any, where: str, what: str) -> Chat:
     return read_chat(_plain_roles(value), where, what=what, role="assistant")
 
@@ -211,10 +242,10 @@ def _plain_roles(chat: Any) -> Any:
     ]
 
 
-def _identity(messages: Chat, preference: Preference | None, weight: float, tools: Any) -> str:
+def _identity(learned: list[Any]) -> str:
     """Return an id made from everything that is learned from a demonstration. It does not depend on the demonstration's
     place."""
-    text = json.dumps(msgspec.to_builtins([messages, preference, weight, tools]), sort_keys=True)
+    text = json.dumps(msgspec.to_builtins(learned), sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

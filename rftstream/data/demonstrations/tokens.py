@@ -28,13 +28,13 @@ def kind_of(demonstration: Demonstration) -> LossKind:
 def tokenise(demonstration: Demonstration, renderer: Renderer) -> Sides:
     """Return the segments of each side. ConfigError if the template refuses the demonstration, or if there is nothing
     to learn from."""
-    pair, tools = demonstration.preference, demonstration.info.get("tools", ())
+    pair, given = demonstration.preference, demonstration.info
     if pair is None:
-        sides: Sides = {None: _segments(demonstration.messages, 0, renderer, tools)}
+        sides: Sides = {None: _segments(demonstration.messages, 0, renderer, given)}
     else:
         sides = {
-            CHOSEN: _segments((*pair.prompt, *pair.chosen), len(pair.prompt), renderer, tools),
-            REJECTED: _segments((*pair.prompt, *pair.rejected), len(pair.prompt), renderer, tools),
+            CHOSEN: _segments((*pair.prompt, *pair.chosen), len(pair.prompt), renderer, given),
+            REJECTED: _segments((*pair.prompt, *pair.rejected), len(pair.prompt), renderer, given),
         }
     for segments in sides.values():
         if not any(1 in segment.loss_mask.data[1:] for segment in segments):
@@ -48,16 +48,18 @@ def length_of(sides: Sides) -> int:
 
 
 def _segments(
-    messages: Sequence[ChatMessage], trained_from: int, renderer: Renderer, tools: Sequence[Mapping[str, Any]]
+    messages: Sequence[ChatMessage], trained_from: int, renderer: Renderer, given: Mapping[str, Any]
 ) -> tuple[Segment, ...]:
     """Return the segments. Only the assistant's text from message `trained_from` on is trained on. If a prompt does not
-    begin with the conversation so far, as its template writes it, a new segment begins."""
+    begin with the conversation so far, as its template writes it, a new segment begins. `given`: what the template is
+    given beside the messages, `tools` and `chat_template_kwargs`."""
+    tools, kwargs = given.get("tools", ()), given.get("chat_template_kwargs")
     segments: list[tuple[list[int], list[int]]] = []
     ends = [joined(renderer.pieces([token])) for token in renderer.stop_token_ids]
     for place, message in enumerate(messages):
         if message.role != "assistant" or place < trained_from:
             continue
-        prompt, said = renderer.render_turn(messages[: place + 1], tools)
+        prompt, said = renderer.render_turn(messages[: place + 1], tools, kwargs)
         if (why := why_not_learned(joined(renderer.pieces(prompt[-PROMPT_END:])), message.content, ends)) is not None:
             raise ConfigError(f"message {place}, the assistant's: {why}")
         if not segments or list(prompt[: len(segments[-1][0])]) != segments[-1][0]:

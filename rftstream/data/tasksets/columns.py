@@ -23,6 +23,7 @@ from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.contracts.topics import MAX_RECORD_BYTES
 from rftstream.data.tasksets.images import check_images, text_of_part, with_images
 from rftstream.errors import ConfigError
+from rftstream.models.chat_template import with_thinking
 
 OUR_COLUMNS = ("prompt", "messages", "answer", "system", "tools", "data_source", "images")
 NAMED_ONLY = ("images",)
@@ -30,6 +31,9 @@ NAMED_ONLY = ("images",)
 CHATS = ("prompt", "messages")
 """Columns that may contain the prompt. Unless a column is named, the first of them is used; the other often contains
 the solution."""
+
+REASONING = ("reasoning_content", "thinking")
+"""Fields of a message with the model's thoughts; they become the beginning of its content."""
 
 MAX_DEPTH = 24
 """Deepest nesting of lists and objects in a row. A record has further levels around them."""
@@ -265,6 +269,16 @@ def with_system(messages: tuple[ChatMessage, ...], system: Any, where: str) -> t
     return (ChatMessage(role="system", content=system), *messages)
 
 
+def read_template_kwargs(values: Any, where: str) -> dict[str, Any]:
+    """Read a row's own values for the chat template, as an object or as JSON."""
+    if isinstance(values, str):
+        values = _from_json(values, f"{where}: chat_template_kwargs is a text that is not JSON", "an object")
+    if not isinstance(values or {}, dict):
+        raise ConfigError(f"{where}: chat_template_kwargs is {a_kind(values)}, expected an object")
+    plain: dict[str, Any] = Plain(where)(values or {}, 1)
+    return plain
+
+
 def read_tools(tools: Any, where: str) -> tuple[dict[str, Any], ...]:
     """Read a list of functions, as objects or as JSON."""
     if isinstance(tools, str):
@@ -295,9 +309,11 @@ def _message(message: Any, where: str, *, images: bool) -> ChatMessage:
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise ConfigError(f"{where}: tool_calls, expected a list of objects")
     plain = Plain(where)
+    reasoning = next((text for name in REASONING if (text := _text_or_none(message, name, where))), "")
+    content = _content(message.get("content"), bool(calls or reasoning), where, images=images)
     return ChatMessage(
         role=message["role"],
-        content=_content(message.get("content"), bool(calls), where, images=images),
+        content=with_thinking(reasoning, content),
         name=_text_or_none(message, "name", where),
         tool_calls=tuple(plain(_call(call), 1) for call in calls),
         tool_call_id=_text_or_none(message, "tool_call_id", where),
