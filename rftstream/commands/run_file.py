@@ -21,6 +21,7 @@ WIDTH = 110
 @command(
     "rftstream explain trainer.lr",
     "rftstream explain algorithms.grpo",
+    "rftstream explain OOM",
     "rftstream explain trainer --json | jq -r '.[].settings[].key'",
 )
 @click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=complete_key)
@@ -29,8 +30,9 @@ def explain(keys: tuple[str, ...], as_json: bool) -> None:
     """Explain a setting, a section or a part: its meaning, its values and its default.
 
     KEY is a setting (trainer.lr), a section (trainer, tasksets.NAME), a part (algorithms.grpo, or grpo), a setting of a
-    part (algorithms.grpo.clip_low), a kind of parts (algorithms), or another tool's name of a setting (learning_rate).
-    Part names may be `module:Class` of your own. Without KEY: the sections of a run file and the parts.
+    part (algorithms.grpo.clip_low), a kind of parts (algorithms), another tool's name of a setting (num_generations),
+    or a theme (memory, OOM, gpu, resume, speed): then the settings that matter, with a line each. Part names may be
+    `module:Class` of your own. Without KEY: the sections of a run file, the parts and the themes.
     """
     from rftstream.commands.views import print_out
     from rftstream.queries.reference import explain as asked

@@ -38,7 +38,7 @@ BUDGETS = {
     "models": 3_550,
     "policies": 3_800,
     "preflight": 3_300,
-    "queries": 10_650,
+    "queries": 10_800,
     "replay": 750,
     "rewards": 7_650,
     "roles": 9_650,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import itertools
+import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -17,12 +19,15 @@ from rftstream.queries.formatting import columns
 from rftstream.queries.reference import settings
 from rftstream.queries.reference.setting_types import toml
 from rftstream.queries.reference.settings import Setting, SettingSection
+from rftstream.queries.reference.themes import THEMES, Theme, theme_named
 
 KINDS = {word: kind for kind in registry.KINDS for word in (kind, settings.plural_of(kind))}
 KINDS[settings.PIPELINE] = "operator"
 """First word of a key -> the kind of parts that the key may name."""
 
 MOST_PROPOSED = 6
+MOST_MENTIONED = 12
+"""Most settings that are listed because their meaning has the word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +37,56 @@ class Explained:
     section: SettingSection
     setting: Setting | None = None
     """The setting. None: the whole section."""
+    theme: Theme | None = None
+    """The theme that the word stands for; then the setting is one of several."""
+    line: str = ""
+    """The reason to look at the setting, if it is one of several."""
 
 
 def explain(key: str) -> list[Explained]:
     """Return the meanings of a key: a setting (`trainer.lr`), a section (`trainer`), a part (`algorithms.grpo`,
-    `grpo`), a kind of parts (`algorithms`), or a setting of another tool (`learning_rate`). If there are none,
-    ConfigError, which proposes similar names."""
+    `grpo`), a kind of parts (`algorithms`), a setting of another tool (`learning_rate`), a theme (`OOM`), or a word of
+    settings' meanings. If there are none, ConfigError, which proposes similar names."""
     text = key.strip().strip("[]").partition("=")[0].strip()
     words = split_key(text)
     if not words:
         raise ConfigError(f"explain: got {key!r}, expected a setting, a section or a part, e.g. trainer.lr")
+    themed = list(_of_theme(text))
     found = list(_in_run_file(words)) or list(_in_parts(words))
     if not found and len(words) == 1:
         found = list(_by_one_word(words[0]))
     elif not found and words[0] not in (section.key for section in settings.run_file_sections()):
         found = [one for here in aliases.meant(text) for one in explain(here)]
-    if not found:
+    if not themed and not found and len(words) == 1:
+        found = list(_mentioning(text))
+    if not themed and not found:
         raise ConfigError(f"{text}: no such setting, section or part; {_proposal(words)}")
-    return found
+    return [*themed, *found]
+
+
+def _of_theme(word: str) -> Iterator[Explained]:
+    """Yield the settings of the theme that a word stands for."""
+    if (theme := theme_named(word)) is not None:
+        for key, line in theme.settings.items():
+            yield from (Explained(one.section, one.setting, theme, line) for one in _exactly(key))
+
+
+def _exactly(key: str) -> list[Explained]:
+    words = split_key(key)
+    return list(_in_run_file(words)) or list(_in_parts(words))
+
+
+def _mentioning(word: str) -> Iterator[Explained]:
+    """Yield some settings whose name or meaning has this word, or its plural."""
+    begins = re.compile(rf"\b{re.escape(word.removesuffix('s'))}s?\b", re.IGNORECASE)
+    every = [*settings.run_file_sections(), *settings.parts()] if len(word) > 2 else []
+    named = (
+        Explained(section, setting, line=_first_sentence(setting.meaning))
+        for section in every
+        for setting in section.settings
+        if begins.search(f"{setting.name.replace('_', ' ')} {setting.meaning}")
+    )
+    yield from itertools.islice(named, MOST_MENTIONED)
 
 
 def _in_run_file(words: Sequence[str]) -> Iterator[Explained]:
@@ -149,7 +186,7 @@ def _proposal(words: Sequence[str]) -> str:
         known += [f"{settings.plural_of(kind)}.{name}" for kind in registry.KINDS for name in registry.table(kind)]
         near = difflib.get_close_matches(".".join(words), known, n=2, cutoff=0.8) or _near_last(words, known)
     if not near:
-        return "`rftstream explain` without a name lists all sections"
+        return "`rftstream explain` without a name lists all sections and themes"
     return f"did you mean {' or '.join(near[:MOST_PROPOSED])}?"
 
 
@@ -174,7 +211,7 @@ def _near_last(words: Sequence[str], known: Sequence[str]) -> list[str]:
 def to_json(found: Sequence[Explained]) -> list[dict[str, Any]]:
     """Return the findings for JSON: settings, or sections with their settings."""
     return [
-        _setting_json(one.setting, one.section)
+        _setting_json(one.setting, one.section) | ({"why": one.line} if one.line else {})
         if one.setting
         else {
             "section": one.section.key,
@@ -183,6 +220,7 @@ def to_json(found: Sequence[Explained]) -> list[dict[str, Any]]:
             "part": one.section.part or None,
             "meaning": one.section.about,
             "settings": [_setting_json(setting, one.section) for setting in one.section.settings],
+            **({"why": one.line} if one.line else {}),
         }
         for one in found
     ]
@@ -203,7 +241,13 @@ def _setting_json(setting: Setting, section: SettingSection) -> dict[str, Any]:
 
 
 def to_text(found: Sequence[Explained], width: int = 100) -> str:
-    """Return the findings as text. Several parts are shown by their summaries; a single part with its settings."""
+    """Return the findings as text. Several parts are shown by their summaries; a single part with its settings. The
+    settings of a theme have a line each."""
+    listed = [one for one in found if one.line]
+    if listed:
+        texts = [_listed_text(theme, list(some)) for theme, some in itertools.groupby(listed, lambda one: one.theme)]
+        rest = [one for one in found if not one.line]
+        return "\n\n".join([*texts, *([to_text(rest, width)] if rest else [])])
     if len(found) > 1 and not any(one.setting for one in found):
         rows = [(_title(one.section), one.section.about) for one in found]
         return "\n".join(columns(rows, left=2))
@@ -214,13 +258,24 @@ def to_text(found: Sequence[Explained], width: int = 100) -> str:
     return "\n\n".join(texts)
 
 
+def _listed_text(theme: Theme | None, found: Sequence[Explained]) -> str:
+    rows = []
+    for one in found:
+        default = one.setting.default_text if one.setting else ""
+        rows.append((one.setting.key if one.setting else one.section.key, default, one.line))
+    title = f"{theme.name}: {theme.about}" if theme else "settings that mention it:"
+    more = f"`rftstream explain {rows[0][0]}` says more about a setting"
+    return "\n".join([title, "", *columns(rows, left=3, indent="  "), "", more])
+
+
 def sections_to_text() -> str:
-    """Return the sections of a run file, and the kinds of parts, for people."""
+    """Return the sections of a run file, the kinds of parts and the themes, for people."""
     rows = [(section.place, _first_sentence(section.about)) for section in settings.run_file_sections()]
     parts = [(settings.plural_of(kind), ", ".join(registry.table(kind))) for kind in registry.KINDS]
     sections, kinds = ("\n".join(columns(some, left=2, indent="  ")) for some in (rows, parts))
-    more = "`rftstream explain trainer`, `trainer.lr`, `algorithms.grpo` say more"
-    return f"sections of a run file:\n\n{sections}\n\nparts:\n\n{kinds}\n\n{more}"
+    themes = ", ".join(theme.name for theme in THEMES)
+    more = "`rftstream explain trainer`, `trainer.lr`, `algorithms.grpo`, `memory` say more"
+    return f"sections of a run file:\n\n{sections}\n\nparts:\n\n{kinds}\n\nthemes:\n\n  {themes}\n\n{more}"
 
 
 def sections_to_json() -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from rftstream.config.parts.part_specs import TasksetSpec
 from rftstream.queries.reference import settings
 from rftstream.queries.reference.setting_types import toml
 from rftstream.queries.reference.settings import LISTED, NAMED, OPTIONS, Setting, SettingSection
+from rftstream.queries.reference.themes import THEMES
 
 Offer = tuple[str, str]
 """A proposed text, and its meaning."""
@@ -45,6 +46,7 @@ def complete_explained(typed: str) -> list[Offer]:
     kinds = [(settings.plural_of(kind), f"all {settings.plural_of(kind)}") for kind in registry.KINDS]
     sections = [(section.key, section.about) for section in settings.run_file_sections()]
     found = [*sections, *(kind for kind in kinds if kind[0] not in dict(sections))]
+    found += [(theme.name, theme.about) for theme in THEMES]
     above = typed.rpartition(".")[0]
     if above:
         found += [

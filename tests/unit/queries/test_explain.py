@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from rftstream.commands import cli
+from rftstream.commands import COMMANDS, cli
 from rftstream.config.parts import registry
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.queries.reference import explain, settings
 from rftstream.queries.reference.setting_completion import complete_explained, complete_set
+from rftstream.queries.reference.themes import THEMES, Theme, theme_named
 from tests.commands import called
 
 RUN_FILE = """
@@ -83,7 +85,7 @@ def test_a_kind_is_all_its_parts() -> None:
         ("algorithms.grop", "algorithms.grpo"),
         ("trianer", "did you mean trainer"),
         ("algorithms.grpo.clip_hihg", "did you mean algorithms.grpo.clip_high?"),
-        ("qqqqq", "`rftstream explain` without a name"),
+        ("qqqqq", "`rftstream explain` without a name lists all sections and themes"),
         ("", "expected a setting"),
     ],
 )
@@ -91,6 +93,52 @@ def test_near_names_are_proposed(asked: str, proposed: str) -> None:
     with pytest.raises(ConfigError) as error:
         explain.explain(asked)
     assert proposed in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "keys"),
+    [
+        ("OOM", {"trainer.tokens_per_microbatch", "explorer.max_concurrent", "model.lora"}),
+        ("out of memory", {"trainer.tokens_per_microbatch"}),
+        ("GPU", {"trainer.device", "explorer.devices", "trainer.colocate"}),
+        ("speed", {"explorer.count", "explorer.policy", "feeder.max_staleness"}),
+        ("memory", {"sampling.max_tokens", "transport.options"}),  # the theme, and the transport that is called so
+        ("resume", {"trainer.checkpoint_every", "run.resume"}),
+        ("learning", {"trainer.lr", "feeder.group_size"}),
+        ("checkpoint", {"trainer.keep_checkpoints"}),  # no theme: a word of meanings
+        ("tokenizer", {"model.init_from"}),
+    ],
+)
+def test_a_theme_is_the_settings_that_matter_with_a_line_each(asked: str, keys: set[str]) -> None:
+    found = explain.explain(asked)
+    assert {one.setting.key if one.setting else one.section.key for one in found} >= keys
+    assert all(one["why"] for one in explain.to_json(found) if one.get("key") != "run.resume" and "kind" not in one)
+    text = explain.to_text(found)
+    assert all(text.count(f"\n  {one.setting.key} ") == 1 for one in found if one.setting and one.line)
+
+
+@pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)
+def test_themes_name_settings_that_there_are(theme: Theme) -> None:
+    found = explain.explain(theme.name)
+    assert [one.setting.key if one.setting else one.section.key for one in found if one.theme] == list(theme.settings)
+    commands = set(re.findall(r"`rftstream ([a-z-]+)", " ".join([theme.about, *theme.settings.values()])))
+    assert commands <= set(COMMANDS)
+    assert all(len(line) <= 80 for line in theme.settings.values())
+    others = {word for one in THEMES if one is not theme for word in (one.name, *one.words)}
+    assert not others & {theme.name, *theme.words}
+
+
+def test_the_page_of_ten_settings_says_what_explain_says() -> None:
+    page = (Path(explain.__file__).parents[3] / "docs" / "ten-settings.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w.]+)` \| (.+?) \|", page, re.MULTILINE)
+    assert len(rows) == 10
+    for key, default in rows:
+        ((setting, _), *_) = [(one.setting, one.section) for one in explain.explain(key)]
+        assert setting is not None
+        assert default == setting.default_text.replace("unset", "none"), key
+    asked = set(re.findall(r"`rftstream explain (\w+)`", page))
+    assert {theme.name for word in asked if (theme := theme_named(word))} == {"memory", "gpu", "resume", "speed"}
+    assert all(explain.explain(word) for word in asked - {"NAME"})
 
 
 def test_a_part_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
