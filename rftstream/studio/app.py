@@ -20,7 +20,7 @@ from rftstream.studio.access import StudioRole
 from rftstream.studio.api.routes import api_routes
 from rftstream.studio.events import MAX_LISTENERS, RunEvents
 from rftstream.studio.guard import API, GuardRules, RequestGuard, refuse
-from rftstream.studio.pages import many_pages, question_pages, request_pages, rollout_pages, run_pages
+from rftstream.studio.pages import chart_pages, many_pages, question_pages, request_pages, rollout_pages, run_pages
 from rftstream.studio.pages.page import GROUP, PageCache, RunForm, RunPage, answer_page
 from rftstream.studio.watched_run import WatchedRun
 
@@ -29,8 +29,9 @@ ROLLOUT = f"/rollouts/{GROUP}/{{sibling:count}}"
 
 PAGES = {
     "": RunPage(run_pages.glance, "glance.html", "", "Overview", slider=True),
-    "/charts": RunPage(run_pages.charts, "charts.html", "charts", "Charts"),
-    "/charts.json": RunPage(run_pages.chart_data),
+    "/charts": RunPage(chart_pages.charts, "charts.html", "charts", "Charts"),
+    "/charts.json": RunPage(chart_pages.chart_data),
+    "/charts.csv": RunPage(chart_pages.chart_table),
     "/flow": RunPage(run_pages.flow, "flow.html", "flow", "Flow", slider=True),
     "/groups": RunPage(run_pages.groups, "groups.html", "groups", "Groups", slider=True),
     f"/groups/{GROUP}": RunPage(rollout_pages.group, "group.html", "groups", slider=True),

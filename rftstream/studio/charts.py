@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +15,7 @@ from rftstream.queries.curves.history import History
 from rftstream.queries.curves.panels import (
     COLORS,
     MAX_LINES,
+    THEMES,
     Axis,
     Line,
     Panel,
@@ -21,9 +24,11 @@ from rftstream.queries.curves.panels import (
     over_time,
     panels,
 )
-from rftstream.queries.curves.plot import goes_wide, log_view, smoothed_by_stage, thinned, view, window
+from rftstream.queries.curves.plot import MAX_POINTS, goes_wide, log_view, smoothed_by_stage, thinned, view, window
 from rftstream.queries.formatting import number
 
+FLAT_RATIO = 20
+"""Ratio of the largest values of two lines above which each has its own limits, in panels of different quantities."""
 WIDTH, HEIGHT, MARGIN = 640, 200, 8
 """Size and margin of a picture, in the units of its view box."""
 FIRST_PANELS = ("Reward", "Loss", "Evaluations", "Completion length", "Staleness")
@@ -49,6 +54,8 @@ class Chart:
 
     title: str
     unit: str
+    theme: str
+    """Theme of the panel; empty for those that are shown large."""
     label: str
     """Label of the horizontal axis."""
     curves: tuple[DrawnCurve, ...]
@@ -68,13 +75,49 @@ class Chart:
     """The text that is shown if there is no line."""
 
 
-def run_charts(history: History, *, by_time: bool = False, only_first: bool = False) -> list[Chart]:
-    """Return the charts of a run, over versions or over time."""
-    axis = over_time(history) if by_time else over_steps(history)
-    shown = [panel for panel in panels(history, axis) if panel.lines or not panel.optional]
+def run_charts(
+    history: History,
+    *,
+    by_time: bool = False,
+    only_first: bool = False,
+    titles: Collection[str] = (),
+    width: int | None = None,
+    most_points: int = MAX_POINTS,
+) -> list[Chart]:
+    """Return the charts of a run, over versions or over time. `titles`: only these; `width`: see `make_chart`."""
+    axis, shown = shown_panels(history, by_time=by_time)
     if only_first:
         shown = [panel for panel in shown if panel.title in FIRST_PANELS][:NUM_FIRST]
-    return [make_chart(panel, axis) for panel in shown]
+    chosen = [panel for panel in shown if panel.title in titles] or shown
+    return [make_chart(panel, axis, width=width, most_points=most_points) for panel in chosen]
+
+
+def shown_panels(history: History, *, by_time: bool = False) -> tuple[Axis, list[Panel]]:
+    """Return the panels that have something to show, and their axis."""
+    axis = over_time(history) if by_time else over_steps(history)
+    return axis, [panel for panel in panels(history, axis) if panel.lines or not panel.optional]
+
+
+def by_theme(charts: Sequence[Chart]) -> dict[str, list[Chart]]:
+    """Return the charts by theme, in the order of THEMES. Those without a theme come first."""
+    found = {theme: [chart for chart in charts if chart.theme == theme] for theme in ("", *THEMES)}
+    return {theme: some for theme, some in found.items() if some}
+
+
+def table_text(panel: Panel, axis: Axis) -> str:
+    """Return the values of a panel as CSV: a row for each place on the axis, a column for each line."""
+    columns = [dict(zip(line.x.tolist(), line.y.tolist(), strict=True)) for line in panel.lines]
+    units = [panel.right_unit if line.right else panel.unit for line in panel.lines]
+    heads = [
+        f"{line.label or panel.title} ({unit})" if unit else line.label
+        for line, unit in zip(panel.lines, units, strict=True)
+    ]
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow([axis.label, *heads])
+    for x in sorted(set().union(*columns)):
+        writer.writerow([f"{x:.10g}", *(f"{column[x]:.10g}" if x in column else "" for column in columns)])
+    return text.getvalue()
 
 
 def evaluation_chart(history: History) -> Chart:
@@ -99,18 +142,19 @@ def runs_chart(title: str, runs: Mapping[str, History], *, by_time: bool = False
     return make_chart(replace(panel, lines=lines, right_unit=""), replace(axis, stages=none, resumes=none))
 
 
-def make_chart(panel: Panel, axis: Axis) -> Chart:
-    """Return a panel as a chart."""
+def make_chart(panel: Panel, axis: Axis, *, width: int | None = None, most_points: int = MAX_POINTS) -> Chart:
+    """Return a panel as a chart. `width`: number of values in the running means, 1 for none; None: 4 % of them."""
     left = [line for line in panel.lines if not line.right][:MAX_LINES]
     right = [line for line in panel.lines if line.right] if left else []
     left = left or [line for line in panel.lines if line.right][:MAX_LINES]
-    own = [thinned(_area_smoothed(line, axis)) for line in (*left, *right)]
+    own = [thinned(_area_smoothed(line, axis), most_points) for line in (*left, *right)]
     lines = _stacked(own)
     values = np.concatenate([line.y for line in left]) if left else np.empty(0)
     is_log = bool(panel.log_if_wide and goes_wide(values))
     least = log_view(values)[0] if is_log else -math.inf
-    box = _Box.of(lines[: len(left)], panel, axis, is_log=is_log)
-    drawn = [(line, i, _smooth(line, axis)) for i, line in enumerate(lines)]
+    box = _Box.of(lines[: len(left)], panel, is_log=is_log)
+    boxes = [_Box.of([line], panel, is_log=False) for line in left] if panel.mixed and _differ(left) else []
+    drawn = [(line, i, _smooth(line, axis, width)) for i, line in enumerate(lines)]
     entries = [
         {
             "label": line.label or panel.title,
@@ -122,25 +166,31 @@ def make_chart(panel: Panel, axis: Axis) -> Chart:
             "y": _numbers(line.y, -math.inf if i >= len(left) else least),
             "mean": _numbers(mean) if mean is not line.y else None,
             "last": number(float((own[i].y if line.area else mean)[-1])) if len(mean) else "",
+            "limits": [boxes[i].low, boxes[i].high] if i < len(boxes) else None,
+            "range": f"{number(boxes[i].low)} to {number(boxes[i].high)}" if i < len(boxes) else "",
         }
         for line, i, mean in drawn
     ]
     return Chart(
         title=panel.title,
+        theme=panel.theme,
         unit=panel.unit if left and not left[0].right else panel.right_unit or panel.unit,
         label=axis.label,
         curves=tuple(
-            curve for line, i, mean in drawn if i < len(left) for curve in _curves(line, mean, _color(line, i), box)
+            curve
+            for line, i, mean in drawn
+            if i < len(left)
+            for curve in _curves(line, mean, _color(line, i), boxes[i] if boxes else box)
         ),
-        low=number(box.low),
-        high=number(box.high),
+        low="" if boxes else number(box.low),
+        high="" if boxes else number(box.high),
         begin=number(box.begin),
         end=number(box.end),
         summary="; ".join(f"{entry['label']} {entry['last']}" for entry in entries if entry["last"]),
         data={
             "title": panel.title,
             "xLabel": axis.label,
-            "unit": panel.unit,
+            "unit": "each line within its own limits" if boxes else panel.unit,
             "rightUnit": panel.right_unit if right else "",
             "log": is_log,
             "fromZero": panel.from_zero,
@@ -172,8 +222,15 @@ def _stacked(lines: Sequence[Line]) -> list[Line]:
     return found
 
 
-def _smooth(line: Line, axis: Axis) -> Any:
-    width = window(len(line.y)) if line.smooth and not line.area else 1
+def _differ(lines: Sequence[Line]) -> bool:
+    """Return whether the largest values of the lines differ so much that some lines would be flat."""
+    sizes = [float(np.abs(line.y).max(initial=0.0)) for line in lines]
+    sizes = [size for size in sizes if size > 0]
+    return len(sizes) > 1 and max(sizes) > FLAT_RATIO * min(sizes)
+
+
+def _smooth(line: Line, axis: Axis, width: int | None) -> Any:
+    width = (width or window(len(line.y))) if line.smooth and not line.area else 1
     return smoothed_by_stage(line, line.y, width, axis.stages) if width > 1 else line.y
 
 
@@ -193,7 +250,7 @@ class _Box:
     is_log: bool
 
     @staticmethod
-    def of(lines: Sequence[Line], panel: Panel, axis: Axis, *, is_log: bool) -> _Box:
+    def of(lines: Sequence[Line], panel: Panel, *, is_log: bool) -> _Box:
         x = np.concatenate([line.x for line in lines]) if lines else np.empty(0)
         y = np.concatenate([line.y for line in lines]) if lines else np.empty(0)
         limits = log_view(y) if is_log else view(lines)

@@ -16,7 +16,7 @@ from rftstream.queries.curves.evaluations import mean_text
 from rftstream.queries.curves.history import History
 from rftstream.queries.curves.page_facts import ShownSample
 from rftstream.queries.curves.plot import subtitle
-from rftstream.studio.charts import run_charts
+from rftstream.studio.charts import by_theme, run_charts
 from rftstream.studio.rendering import render
 
 FILE = "index.html"
@@ -62,7 +62,7 @@ def _section(history: History, *, by_time: bool) -> dict[str, Any]:
     charts = run_charts(history, by_time=by_time)
     panels = json.dumps([chart.data for chart in charts]).replace("<", "\\u003c")  # names may contain </script>
     place, title = ("time", "Over time") if by_time else ("steps", "Over steps")
-    return {"id": place, "title": title, "charts": charts, "panels": Markup(panels)}
+    return {"id": place, "title": title, "themes": by_theme(charts), "panels": Markup(panels)}
 
 
 def _inlined(files: Sequence[str]) -> Markup:

@@ -52,8 +52,8 @@ def render(template: str, **values: Any) -> str:
 def address(*parts: object, **query: object) -> str:
     """Return the address of a page, with its parts escaped. Empty fields of the query are left out."""
     path = "/" + "/".join(quote(str(part), safe="/") for part in parts)
-    asked = {name: value for name, value in query.items() if value not in (None, "")}
-    return f"{path}?{urlencode(asked)}" if asked else path
+    asked = {name: value for name, value in query.items() if value not in (None, "", [])}
+    return f"{path}?{urlencode(asked, doseq=True)}" if asked else path
 
 
 def moment(at: float | None) -> str:

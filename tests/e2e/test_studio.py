@@ -93,6 +93,7 @@ def test_every_page_of_a_finished_run(place: Workplace, browser: Browser, people
     keys_alone(tab)
     tab.close()
     small_numbers_on_axes(browser, f"{studio.url}/runs/people/charts")
+    charts_by_hand(browser, f"{studio.url}/runs/people/charts")
     without_scripts(browser, f"{studio.url}/runs/people")
     studio.stop()
 
@@ -104,12 +105,13 @@ def test_the_page_of_plot_stands_by_itself(place: Workplace, browser: Browser, p
     tab = Tab(browser)
     page = tab.open(Path(done.result["page"]).as_uri())
     figures = page.locator("figure.chart:has(.legend)")
-    page.wait_for_function("document.querySelectorAll('figure.chart:has(.legend) .drawn canvas').length > 0")
-    assert page.locator("figure.chart .drawn canvas").count() == figures.count() >= 10
+    page.evaluate("for (const theme of document.querySelectorAll('details.theme')) theme.open = true")
+    page.wait_for_function(f"document.querySelectorAll('figure.chart .drawn canvas').length === {figures.count()}")
+    assert figures.count() >= 10
     assert tab.barriers() == [] and tab.overflow() <= 0
-    entry = figures.first.locator(".legend li").first
+    entry = figures.first.locator(".legend button").first
     entry.click()
-    assert "off" in (figures.first.locator(".legend li").first.get_attribute("class") or "")
+    assert entry.get_attribute("aria-pressed") == "false"
     tab.darken()
     assert tab.barriers("color-contrast") == []
     tab.resize(360)
@@ -193,6 +195,43 @@ def small_numbers_on_axes(browser: Browser, address: str) -> None:
     assert {"version (trained batches)", "nats"} <= set(written)
     small = [float(text) for text in set(written) if re.fullmatch(r"[\d.]+e-\d+", text)]
     assert len(small) > 2 and all(0 < value < 1e-3 for value in small)
+    assert not tab.complaints
+    tab.close()
+
+
+def charts_by_hand(browser: Browser, address: str) -> None:
+    """A chart is zoomed by pointer and by keys, and kept as a picture and a table; folded ones are drawn when opened,
+    and the choice of panels is in the address."""
+    tab = Tab(browser)
+    page = tab.open(address)
+    figure = page.locator("figure.chart").first
+    back = figure.get_by_role("button", name="zoom back")
+    place = figure.locator(".u-over").bounding_box()
+    assert place is not None and back.is_hidden()
+    page.mouse.move(place["x"] + 0.2 * place["width"], place["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(place["x"] + 0.7 * place["width"], place["y"] + 60, steps=4)
+    page.mouse.up()
+    assert back.is_visible() and page.url == address, "a drag is no click on a version"
+    back.click()
+    assert back.is_hidden()
+    figure.locator(".drawn").focus()
+    for key, zoomed in (("ArrowLeft", False), ("+", True), ("Escape", False)):
+        page.keyboard.press(key)
+        assert back.is_visible() is zoomed, key
+    for role, name, ending in (("button", "PNG", ".png"), ("link", "as CSV", ".csv")):
+        with page.expect_download() as download:
+            figure.get_by_role(role, name=name).click()  # type: ignore[arg-type]  # one of two roles
+        assert download.value.suggested_filename.endswith(ending)
+    for theme in page.locator("details.theme").all():
+        theme.locator("summary").click()
+        theme.locator(".u-over").first.wait_for()
+    assert tab.barriers() == []
+    page.locator(".pick summary").click()
+    page.get_by_role("checkbox", name="Loss").check()
+    page.get_by_role("button", name="Show these").click()
+    page.wait_for_url(re.compile("show=Loss"))
+    assert page.locator("h1").inner_text() == "Loss" and page.locator("figure.chart").count() == 1
     assert not tab.complaints
     tab.close()
 

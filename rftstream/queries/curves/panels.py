@@ -24,6 +24,9 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 INK = "#333333"
 
+THEMES = ("learning", "lengths", "staleness", "health", "speed")
+"""Themes of the panels after the first ones, in the order in which they are shown."""
+
 MAX_LINES = 6
 """Most lines in a panel. The number of further lines is shown."""
 
@@ -78,6 +81,10 @@ class Panel:
     log_if_wide: bool = False
     empty: str = "not recorded"
     """The text that is shown if there is no line."""
+    theme: str = ""
+    """One of THEMES. Empty: the panel is among the first, which are shown large."""
+    mixed: bool = False
+    """Whether its lines may be of different quantities. Each line then has limits of its own if the scales differ."""
     optional: bool = False
     """Whether the panel is left out if there is no line."""
     of_rollouts: bool = False
@@ -249,30 +256,49 @@ def evaluation_panel(history: History, axis: Axis, *, optional: bool = False) ->
 
 PANELS: tuple[tuple[Panel, str], ...] = (
     (
-        Panel(title="Completion length", unit="tokens", right_unit="truncated, %", from_zero=True, of_rollouts=True),
+        Panel(
+            title="Completion length",
+            theme="lengths",
+            unit="tokens",
+            right_unit="truncated, %",
+            from_zero=True,
+            of_rollouts=True,
+        ),
         "length_mean=mean | truncated_share=truncated percent right",
     ),
     (
-        Panel(title="Staleness", unit="versions", from_zero=True, of_rollouts=True),
+        Panel(title="Staleness", theme="staleness", unit="versions", from_zero=True, of_rollouts=True),
         "staleness_in_flight=while sampled area color5 | staleness_in_queue=in the queue area color3 | "
         "staleness_mean=mean color0 | staleness_max=max dashed color1",
     ),
     (
         Panel(
-            title="Groups without signal", unit="% of decided groups", from_zero=True, of_rollouts=True, varying=True
+            title="Groups without signal",
+            theme="health",
+            unit="% of decided groups",
+            from_zero=True,
+            of_rollouts=True,
+            varying=True,
         ),
         "zero_variance_share=zero variance percent | filtered_share=filtered percent | expired_share=expired percent | "
         "dead_share=dead percent",
     ),
-    (Panel(title="Loss", unit="loss", marks_skipped=True), "terms"),
+    (Panel(title="Loss", theme="learning", unit="loss", marks_skipped=True), "terms"),
     (
-        Panel(title="Gradient norm", unit="norm before clipping", right_unit="learning rate", log_if_wide=True),
+        Panel(
+            title="Gradient norm",
+            theme="health",
+            unit="norm before clipping",
+            right_unit="learning rate",
+            log_if_wide=True,
+        ),
         "grad_norm=norm | lr=learning rate right unsmoothed",
     ),
-    (Panel(title="Entropy", unit="nats per token", from_zero=True), "entropy="),
+    (Panel(title="Entropy", theme="health", unit="nats per token", from_zero=True), "entropy="),
     (
         Panel(
             title="Trainer against sampler",
+            theme="staleness",
             unit="KL (k3), 0.001 nats per token",
             log_if_wide=True,
             of_rollouts=True,
@@ -280,23 +306,36 @@ PANELS: tuple[tuple[Panel, str], ...] = (
         ),
         "mismatch_k3=KL thousandths | ess=ESS right",
     ),
-    (Panel(title="Rates", unit="rollouts per s", right_unit="trained tokens per s", from_zero=True), "rates"),
     (
-        Panel(title="Time of a step", unit="s", from_zero=True),
+        Panel(title="Rates", theme="speed", unit="rollouts per s", right_unit="trained tokens per s", from_zero=True),
+        "rates",
+    ),
+    (
+        Panel(title="Time of a step", theme="speed", unit="s", from_zero=True),
         "step_s=training | wait_s=waiting for a batch | publish_s=publishing",
     ),
     (
-        Panel(title="Advantages", unit="advantage over rollouts", optional=True),
+        Panel(title="Advantages", theme="learning", unit="advantage over rollouts", optional=True),
         "advantage=mean | advantage_std=std | advantage_max=largest size | token_advantage_std=std of tokens",
     ),
-    (Panel(title="Spread of rewards", unit="standard deviation", optional=True, from_zero=True), "spread"),
-    (Panel(title="Parts of the reward", unit="mean over scored rollouts", optional=True), "parts"),
     (
-        Panel(title="Divergence", unit="nats per token", optional=True),
+        Panel(title="Spread of rewards", theme="learning", unit="standard deviation", optional=True, from_zero=True),
+        "spread",
+    ),
+    (Panel(title="Parts of the reward", theme="learning", unit="mean over scored rollouts", optional=True), "parts"),
+    (
+        Panel(title="Divergence", theme="health", unit="nats per token", optional=True),
         "kl=from version 0 | teacher_kl=from the teacher",
     ),
     (
-        Panel(title="Clipped and left out", unit="% of tokens", optional=True, from_zero=True, varying=True),
+        Panel(
+            title="Clipped and left out",
+            theme="health",
+            unit="% of tokens",
+            optional=True,
+            from_zero=True,
+            varying=True,
+        ),
         "clip_fraction=clipped percent | importance_clamped=bounded percent | importance_dropped=weight 0 percent | "
         "sequences_dropped=rows percent | second_moment_dropped=M2PO percent | "
         "masked_fraction=prompt or masked percent",
@@ -304,6 +343,7 @@ PANELS: tuple[tuple[Panel, str], ...] = (
     (
         Panel(
             title="Work of the trainer",
+            theme="speed",
             unit="tokens through the model per s",
             right_unit="MFU, %",
             optional=True,
@@ -312,10 +352,19 @@ PANELS: tuple[tuple[Panel, str], ...] = (
         "computed_tokens_per_s=tokens/s | mfu=MFU percent right",
     ),
     (
-        Panel(title="Critic", unit="loss", right_unit="explained variance", optional=True),
+        Panel(title="Critic", theme="learning", unit="loss", right_unit="explained variance", optional=True),
         "value_loss=loss | value_explained_variance=explained variance right",
     ),
-    (Panel(title="What rewards and environments measured", unit="mean over the batch", optional=True), "measured"),
+    (
+        Panel(
+            title="What rewards and environments measured",
+            theme="learning",
+            mixed=True,
+            unit="mean over the batch",
+            optional=True,
+        ),
+        "measured",
+    ),
 )
 """The panels after the first two, with their lines: `metric=label`, followed by words of `STYLES`. A single word names
 lines that `_special` makes, which are not plain metrics."""

@@ -95,11 +95,11 @@ def smoothed_by_stage(line: Line, values: Floats, width: int, stages: Floats) ->
     return np.concatenate([smoothed(part, width) for part in parts])
 
 
-def thinned(line: Line) -> Line:
-    """Return the line with at most MAX_POINTS values. A longer line is replaced by the means of equal parts."""
-    if len(line.x) <= MAX_POINTS:
+def thinned(line: Line, most: int = MAX_POINTS) -> Line:
+    """Return the line with at most `most` values. A longer line is replaced by the means of equal parts."""
+    if len(line.x) <= most:
         return line
-    x, y = (np.asarray([part.mean() for part in np.array_split(values, MAX_POINTS)]) for values in (line.x, line.y))
+    x, y = (np.asarray([part.mean() for part in np.array_split(values, most)]) for values in (line.x, line.y))
     return replace(line, x=x, y=y)
 
 

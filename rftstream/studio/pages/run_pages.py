@@ -1,4 +1,4 @@
-"""The pages about a run as a whole: overview, flow, charts, groups, problems, versions, evaluations, dead letters."""
+"""The pages about a run as a whole: overview, flow, groups, problems, versions, evaluations, dead letters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 
 from rftstream.contracts.batches import BatchManifest
 from rftstream.contracts.records import TopicPartition
@@ -86,18 +86,6 @@ def flow(page: PageOfRun) -> Values:
         "has_evaluator": bool(history.evaluations),
         "counts": counts,
     }
-
-
-def charts(page: PageOfRun) -> Values:
-    """All curves of the run, over versions or over time."""
-    by_time = page.asked("over") == "time"
-    return {"charts": run_charts(page.charted, by_time=by_time), "by_time": by_time}
-
-
-def chart_data(page: PageOfRun) -> Response:
-    """The curves as data, for the browser's own drawing."""
-    by_time = page.asked("over") == "time"
-    return JSONResponse([chart.data for chart in run_charts(page.charted, by_time=by_time)])
 
 
 def groups(page: PageOfRun) -> Values:

@@ -17,14 +17,16 @@ const charts = (() => {
     return size >= 1e4 ? exact.toLocaleString("en") : String(exact);
   };
   const decades = (_, splits) => splits.map((value) => (value > 0 && Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9 ? value : null));
-  const HEIGHT = 235;
-  const drawn = new Map(); // figure -> its plot, what it shows, and its size
-
+  const drawn = new Map(); // figure -> its plot, and what it shows
+  const sizeOf = (figure) => ({
+    width: Math.max(120, figure.clientWidth - 28),
+    height: figure.closest(".full") ? Math.max(320, innerHeight - 330) : figure.closest(".large") ? 300 : 235,
+  });
 
   function tableOf(panel) {
     const tables = [], series = [{}], bands = [];
-    for (const line of panel.lines) {
-      const stroke = color("--c" + line.color), scale = line.right ? "right" : "y";
+    for (const [place, line] of panel.lines.entries()) {
+      const stroke = color("--c" + line.color), scale = line.right ? "right" : line.limits ? "own" + place : "y";
       const style = { scale, stroke, dash: dashes[line.dash], spanGaps: true };
       if (line.mean) {
         tables.push([line.x, line.y]);
@@ -49,6 +51,45 @@ const charts = (() => {
     };
   }
 
+  const ends = (plot) => [plot.data[0][0], plot.data[0].at(-1)];
+  const isZoomed = (plot) => plot.scales.x.min > ends(plot)[0] || plot.scales.x.max < ends(plot)[1];
+
+  function zoom(plot, factor) { // 0: back to all of it; else around the cursor
+    const [low, high] = ends(plot), { min, max } = plot.scales.x, half = ((max - min) * factor) / 2;
+    const middle = plot.cursor.idx !== null && plot.cursor.idx !== undefined ? plot.data[0][plot.cursor.idx] : (min + max) / 2;
+    for (const { plot: one } of drawn.values()) { // all of a page, as a drag does
+      const [first, last] = ends(one);
+      one.setScale("x", factor ? { min: Math.max(low, middle - half), max: Math.min(high, middle + half) } : { min: first, max: last });
+    }
+  }
+
+  function save(panel, plot) { // the picture with its title and its lines' names, on paper of its own
+    const from = plot.ctx.canvas, paper = document.createElement("canvas"), scale = devicePixelRatio || 1, edge = 14 * scale;
+    const lines = panel.lines.filter((one) => one.label || panel.lines.length === 1);
+    paper.width = from.width + 2 * edge;
+    paper.height = from.height + 2 * edge + (30 + 20 * lines.length) * scale;
+    const pen = paper.getContext("2d");
+    pen.fillStyle = color("--card");
+    pen.fillRect(0, 0, paper.width, paper.height);
+    pen.fillStyle = color("--ink");
+    pen.font = `600 ${16 * scale}px system-ui`;
+    pen.fillText(panel.title, edge, edge + 16 * scale);
+    pen.drawImage(from, edge, edge + 26 * scale);
+    pen.font = `${12 * scale}px system-ui`;
+    for (const [place, line] of lines.entries()) {
+      const y = edge + from.height + (46 + 20 * place) * scale;
+      pen.fillStyle = color("--c" + line.color);
+      pen.fillRect(edge, y - 6 * scale, 16 * scale, 3 * scale);
+      pen.fillStyle = color("--ink");
+      pen.fillText(`${line.label || panel.title} ${line.last}${line.range ? ` (${line.range})` : ""}`, edge + 22 * scale, y);
+    }
+    paper.toBlob((blob) => {
+      const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: `${panel.title.toLowerCase().replaceAll(/[^a-z0-9]+/g, "-")}.png` });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    });
+  }
+
   function draw(figure, panel) {
     const { data, series, bands } = tableOf(panel);
     if (!data) return;
@@ -58,18 +99,37 @@ const charts = (() => {
     const say = (plot) => {
       const at = plot.cursor.idx;
       legend.replaceChildren(...names.map(([label, place]) => {
-        const item = document.createElement("li"), key = document.createElement("i");
+        const item = document.createElement("li"), button = document.createElement("button"), key = document.createElement("i");
         const line = panel.lines.find((one) => one.label === label), { below, show } = plot.series[place];
         const values = below ? plot.data[place].map((edge, i) => edge - plot.data[below][i]) : plot.data[place];
         const value = at === null || at === undefined ? values.findLast((one) => one !== null && one !== undefined) : values[at];
         key.className = "c" + line.color;
-        item.append(key, `${label} ${short(value)}`);
-        item.classList.toggle("off", !show);
-        item.title = "click hides the line, or shows it";
-        item.addEventListener("click", () => { for (const i of sharing(place)) plot.setSeries(i, { show: !show }); say(plot); });
+        button.append(key, `${label} ${short(value)}${line.range ? ` (${line.range})` : ""}`);
+        button.type = "button";
+        button.setAttribute("aria-pressed", String(show));
+        button.title = "hides the line, or shows it";
+        button.dataset.place = place;
+        button.addEventListener("click", () => {
+          for (const i of sharing(place)) plot.setSeries(i, { show: !show });
+          say(plot);
+          legend.querySelector(`[data-place="${place}"]`).focus();
+        });
+        item.append(button);
         return item;
       }).concat(at === null || at === undefined ? [] : [Object.assign(document.createElement("li"), { textContent: `${panel.xLabel.split(" ")[0]} ${short(plot.data[0][at])}` })]));
     };
+    const tools = figure.querySelector(".tools"), tool = (name, does) => {
+      const button = document.createElement("button");
+      Object.assign(button, { type: "button", textContent: name });
+      button.setAttribute("aria-label", `${panel.title}: ${name}`);
+      button.addEventListener("click", does);
+      tools.prepend(button);
+      return button;
+    };
+    for (const button of tools.querySelectorAll("button")) button.remove();
+    tool("PNG", () => save(panel, plot));
+    const back = tool("zoom back", () => zoom(plot, 0));
+    back.hidden = true;
     const marks = (plot) => {
       const { ctx, bbox } = plot;
       ctx.save();
@@ -90,19 +150,29 @@ const charts = (() => {
     };
     const wide = () => [panel.range[0] / 1.3, panel.range[1] * 1.3];
     const hasRight = series.some((one) => one.scale === "right");
+    const own = Object.fromEntries(panel.lines.flatMap((line, place) => (line.limits ? [["own" + place, { range: () => panel.lines[place].limits }]] : [])));
     const plot = new uPlot({
-      width: Math.max(120, figure.clientWidth - 28), height: HEIGHT, series, bands, legend: { show: false }, padding: [6, hasRight ? 0 : 18, 0, 0],
-      scales: { x: { time: false }, y: panel.log ? { distr: 3, range: wide } : { range: fit(() => panel.range) }, right: { range: fit(() => null) } },
+      ...sizeOf(figure), series, bands, legend: { show: false }, padding: [6, hasRight ? 0 : 18, 0, 0],
+      scales: { x: { time: false }, y: panel.log ? { distr: 3, range: wide } : { range: fit(() => panel.range) }, right: { range: fit(() => null) }, ...own },
       axes: [
-        axisOf({ size: 26, label: panel.xLabel }), axisOf({ scale: "y", label: panel.unit, log: panel.log }),
+        axisOf({ size: 26, label: panel.xLabel }), axisOf({ scale: "y", label: panel.unit, log: panel.log, ...(Object.keys(own).length ? { size: 8, values: () => [], grid: { show: false } } : {}) }),
         ...(hasRight ? [axisOf({ scale: "right", side: 1, label: panel.rightUnit, grid: { show: false } })] : []),
       ],
       cursor: { sync: { key: "curves" }, y: false, points: { size: 6 } },
-      hooks: { setCursor: [say], draw: [marks] },
+      hooks: { setCursor: [say], draw: [marks], setScale: [(_, key) => { if (key === "x") back.hidden = !isZoomed(plot); }] },
     }, data, holder);
     for (const part of figure.querySelectorAll(":scope > .plot, :scope > .axis, :scope > .drawn")) part.remove();
     holder.className = "drawn";
     holder.setAttribute("role", "img");
+    holder.tabIndex = 0;
+    holder.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key], factor = { "+": 0.5, "-": 2, Escape: 0 }[event.key];
+      if (event.ctrlKey || event.metaKey || event.altKey || (step === undefined && factor === undefined)) return;
+      event.preventDefault();
+      if (factor !== undefined) return zoom(plot, factor);
+      const last = plot.data[0].length - 1, at = Math.min(last, Math.max(0, (plot.cursor.idx ?? (step > 0 ? -1 : last + 1)) + step));
+      plot.setCursor({ left: plot.valToPos(plot.data[0][at], "x"), top: 0 });
+    });
     holder.setAttribute("aria-label", `${panel.title}: ` + panel.lines.map((one) => `${one.label} ${short(one.y.at(-1))}`).join("; "));
     figure.querySelector("figcaption").after(holder);
     if (figure.dataset.versions) {
@@ -131,7 +201,7 @@ const charts = (() => {
     const bySource = new Map();
     for (const figure of document.querySelectorAll("figure.chart[data-chart]")) {
       const source = figure.dataset.chart;
-      if (source && figure.querySelector(".legend")) bySource.set(source, [...(bySource.get(source) || []), figure]);
+      if (source && figure.clientWidth && figure.querySelector(".legend")) bySource.set(source, [...(bySource.get(source) || []), figure]);
     }
     for (const figure of [...drawn.keys()]) if (!figure.isConnected) { drawn.get(figure).plot.destroy(); drawn.delete(figure); }
     for (const [source, figures] of bySource) {
@@ -144,7 +214,9 @@ const charts = (() => {
           known.panel.lines = panel.lines;
           known.panel.marks = panel.marks;
           known.panel.range = panel.range;
+          const { min, max } = known.plot.scales.x, kept = isZoomed(known.plot);
           known.plot.setData(data);
+          if (kept) known.plot.setScale("x", { min, max });
         } else {
           if (known) known.plot.destroy();
           draw(figure, panel);
@@ -159,6 +231,7 @@ const charts = (() => {
   }
 
   addEventListener("DOMContentLoaded", () => drawAll().catch(() => {}));
+  addEventListener("toggle", (event) => { if (event.target.matches(".theme[open]")) drawAll().catch(() => {}); }, true); // folded charts have no size
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const { plot } of drawn.values()) plot.destroy();
     for (const [figure, { panel }] of [...drawn]) draw(figure, panel);
@@ -167,7 +240,7 @@ const charts = (() => {
   addEventListener("resize", () => {
     clearTimeout(resizing);
     resizing = setTimeout(() => {
-      for (const [figure, { plot }] of drawn) plot.setSize({ width: Math.max(120, figure.clientWidth - 28), height: HEIGHT });
+      for (const [figure, { plot }] of drawn) if (figure.clientWidth) plot.setSize(sizeOf(figure));
     }, 150);
   });
   return { soon };

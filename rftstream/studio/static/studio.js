@@ -44,7 +44,7 @@
 
   function filters() {
     for (const form of document.querySelectorAll("form.filters"))
-      form.addEventListener("change", () => form.requestSubmit());
+      form.addEventListener("change", (event) => { if (event.target.type !== "checkbox") form.requestSubmit(); });
   }
 
   // Letters that stand on buttons press them, as long as nobody types: focus is in the answers, or nowhere.

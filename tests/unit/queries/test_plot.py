@@ -15,6 +15,7 @@ import pytest
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.queries.curves import page_facts, panels, plot
 from rftstream.queries.curves.history import History
+from rftstream.studio.charts import run_charts
 from rftstream.studio.plot_page import write_page
 from tests.configs import small_run
 
@@ -383,6 +384,23 @@ def test_names_are_text_on_the_page(tmp_path: Path) -> None:
     assert "".join(page.heads) == f"a & {evil}"
     assert len(page.scripts) == 3 and "alert(1)" not in page.scripts[0]
     assert evil in [line["label"] for panel in page.panels() for line in panel["lines"]]
+
+
+def test_lines_of_other_scales_have_limits_of_their_own() -> None:
+    found = history(
+        *(step(v, **{"metric/score": v / 10, "metric/length": 100.0 * v, "loss": 0.1}) for v in range(1, 5))
+    )
+    measured, loss = (
+        next(iter(run_charts(found, titles=(title,)))) for title in ("What rewards and environments measured", "Loss")
+    )
+    assert {line["label"]: line["limits"] for line in measured.data["lines"]} == {
+        "length": [100, 400],
+        "score": [0.1, 0.4],
+    }
+    assert (measured.low, measured.data["unit"]) == ("", "each line within its own limits")
+    assert {curve.points.split()[0] for curve in measured.curves} == {"8.0,192.0"}, "both begin at the bottom"
+    assert [line["limits"] for line in loss.data["lines"]] == [None]
+    assert {panel.theme for panel, _ in panels.PANELS} == set(panels.THEMES)
 
 
 def test_long_lines_become_means_of_equal_parts() -> None:

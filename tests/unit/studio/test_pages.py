@@ -55,6 +55,7 @@ def addresses(simulation: Simulation) -> list[str]:
         "/problems/{taskset}/{problem:count}": f"/problems/sums/{group.split('/')[2]}",
         "/versions/{version:count}": "/versions/2",
         "/batches/{batch:count}": "/batches/1",
+        "/charts.csv": "/charts.csv?show=Loss",
         "/dead/{letter:path}": "",
         "/find": f"/find?id={group}/0",
     }
@@ -107,6 +108,14 @@ def test_charts_hold_the_recorded_values(finished: tuple[Simulation, WatchedRun,
     assert panels["Evaluations"]["lines"]
     picture = browser.get("/runs/demo/charts").text
     assert picture.count("<polyline") >= 4, "curves are there without scripts, too"
+    main, _, folded = picture.partition('<details class="theme"')
+    assert "<b>Evaluations" in main and folded.count("<details") >= 3
+    table = browser.get("/runs/demo/charts.csv?show=Reward").text.splitlines()
+    assert table[0] == "version (trained batches),Reward (mean over scored rollouts)" and len(table) == len(steps) + 1
+    assert browser.get("/runs/demo/charts.csv?show=Loss&over=time").text.startswith("wall time (s),")
+    assert "expected one of Reward," in browser.get("/runs/demo/charts.csv?show=Nothing").text
+    chosen = browser.get("/runs/demo/charts.json?show=Loss&show=Rates&smooth=5").json()
+    assert [panel["title"] for panel in chosen] == ["Loss", "Rates"] and chosen[0]["lines"][0]["mean"]
     del simulation
 
 

@@ -1,0 +1,82 @@
+"""The pages of curves: charts by theme, one chart at full size, and its values as JSON and as CSV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from rftstream.studio.charts import by_theme, run_charts, shown_panels, table_text
+from rftstream.studio.pages.page import PageOfRun, Values
+
+SMOOTHINGS = {"": "usual", "1": "none", "5": "5 values", "20": "20 values", "100": "100 values"}
+"""Running means to choose from: number of values -> words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartChoice:
+    """The choice in the address of a page of charts. `of` makes it."""
+
+    by_time: bool
+    smooth: str
+    """One of SMOOTHINGS."""
+    titles: tuple[str, ...]
+    """Titles of the chosen panels; empty for all."""
+
+    @staticmethod
+    def of(page: PageOfRun) -> ChartChoice:
+        """Return the choice in the address."""
+        smooth = page.asked("smooth")
+        return ChartChoice(
+            by_time=page.asked("over") == "time",
+            smooth=smooth if smooth in SMOOTHINGS else "",
+            titles=tuple(page.request.query_params.getlist("show")[:50]),
+        )
+
+    @property
+    def width(self) -> int | None:
+        """Return the number of values in the running means; None for the usual one."""
+        return int(self.smooth) if self.smooth else None
+
+    def query(self, *titles: str) -> dict[str, object]:
+        """Return the query of an address with the same choice, but of these panels."""
+        return {"over": "time" if self.by_time else "", "smooth": self.smooth, "show": list(titles)}
+
+
+def charts(page: PageOfRun) -> Values:
+    """The curves of the run, over versions or over time: the main ones large, the others folded by theme."""
+    chosen = ChartChoice.of(page)
+    _, panels = shown_panels(page.charted, by_time=chosen.by_time)
+    found = run_charts(page.charted, by_time=chosen.by_time, titles=chosen.titles, width=chosen.width)
+    known = [panel.title for panel in panels]
+    return {
+        "themes": by_theme(found),
+        "chosen": chosen,
+        "titles": [title for title in chosen.titles if title in known],
+        "known": known,
+        "smoothings": SMOOTHINGS,
+    }
+
+
+def chart_data(page: PageOfRun) -> Response:
+    """The curves as data, for the browser's own drawing."""
+    chosen = ChartChoice.of(page)
+    found = run_charts(page.charted, by_time=chosen.by_time, titles=chosen.titles, width=chosen.width)
+    return JSONResponse([chart.data for chart in found])
+
+
+def chart_table(page: PageOfRun) -> Response:
+    """The values of one panel as a CSV file, of every version and without running means."""
+    chosen = ChartChoice.of(page)
+    axis, panels = shown_panels(page.history, by_time=chosen.by_time)
+    panel = next((panel for panel in panels if panel.title in chosen.titles), None)
+    if panel is None:
+        known = ", ".join(panel.title for panel in panels)
+        raise HTTPException(404, f"show: got {', '.join(chosen.titles)[:100]!r}, expected one of {known}")
+    name = "-".join(f"{page.run.name} {panel.title}".lower().split())
+    return PlainTextResponse(
+        table_text(panel, axis),
+        headers={"content-disposition": f'attachment; filename="{name}.csv"'},
+        media_type="text/csv",
+    )
