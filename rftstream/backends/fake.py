@@ -141,8 +141,9 @@ class FakeBackend:
         advantage = float(row.advantages[first])
         if row.token_ids.max(initial=0) > 255:  # other ids than bytes: only the reward knows
             return max(advantage, 0.0) * 0.5
-        prompt = bytes(row.token_ids[:first].tolist()).decode(errors="replace")
-        text = bytes(token for token in row.token_ids[sampled_T].tolist() if token).decode(errors="replace")
+        prompt = row.token_ids[:first].astype(np.uint8).tobytes().decode(errors="replace")
+        said = row.token_ids[sampled_T].astype(np.uint8)
+        text = said[said > 0].tobytes().decode(errors="replace")
         answer = fake_model.solve(prompt)
         right = advantage > 0 if answer is None else text.strip() == answer
         return advantage * (float(right) - fake_model.right_probability(self._skill, prompt))

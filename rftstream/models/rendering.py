@@ -11,6 +11,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.rollouts import AgentCall, ImageSpan, Segment, Turn
 from rftstream.contracts.tasks import ChatMessage
@@ -323,7 +325,7 @@ class HfRenderer:
         finish_reason: str,
         turn: int,
     ) -> AssistantMessage:
-        said = list(map(int, completion))
+        said = np.asarray(completion, dtype=np.int64).tolist()
         text = self.decode(said)
         form = self._template.call_form if tools else None
         on_lines = None if form is None else form.on_lines
@@ -384,7 +386,7 @@ class HfRenderer:
         return f"has no token for {some}; add what is missing to model.make.characters, or use another tokenizer"
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode([int(token) for token in token_ids])
+        return self._tokenizer.decode(np.asarray(token_ids, dtype=np.int64).tolist())
 
     def pieces(self, token_ids: Sequence[int]) -> Pieces:
         known = self._tokenizer

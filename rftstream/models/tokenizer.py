@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rftstream.models.folders import folder as model_folder
 from rftstream.models.folders.special_tokens import SpecialTokens, TokenForm, class_defaults, read_special_tokens
@@ -45,8 +46,10 @@ class Tokenizer:
 
     def runs(self, token_ids: Sequence[int]) -> list[tuple[list[int], bool]]:
         """Return runs of tokens, each with whether `decode` leaves it out."""
-        found = groupby(map(int, token_ids), key=self.is_left_out)
-        return [(list(run), left_out) for left_out, run in found]
+        ids = np.asarray(token_ids, dtype=np.int64)
+        left_out = (ids >= self.size) | np.isin(ids, list(self.special))
+        runs = np.split(ids, np.flatnonzero(np.diff(left_out)) + 1) if len(ids) else []
+        return [(run.tolist(), self.is_left_out(run[0])) for run in runs]
 
     def name_of(self, token: int) -> str:
         """Return a readable name of a token that `decode` leaves out."""

@@ -185,7 +185,7 @@ class FakePolicy:
             luck = 0.5 if request.sampling.temperature == 0 else fake_model.uniform(request.seed, "right")
             one.right = luck < one.share
 
-    def _ids(self, one: _Sampling) -> tuple[int, ...]:
+    def _ids(self, one: _Sampling) -> np.ndarray:
         """Return the ids of the completion as far as they are decided. A wrong answer differs in its last digit."""
         answer = one.answer
         if not one.right:
@@ -193,25 +193,21 @@ class FakePolicy:
             answer = answer[:-1] + str(last)  # as long as the right answer, since the length is decided earlier
         text = answer.rjust(one.wished - 1)
         ids = (*self._renderer.render((ChatMessage(role="assistant", content=text),)), self._stop_token)
-        return ids[: one.length]
+        return np.array(ids[: one.length], dtype=np.int32)
 
-    def _completion(self, one: _Sampling, ids: tuple[int, ...], reason: str) -> Completion:
+    def _completion(self, one: _Sampling, ids: np.ndarray, reason: str) -> Completion:
         ids, before = ids[: one.num_tokens], one.request.num_sampled
-        for place in range(before + len(one.logprobs), len(ids)):
-            one.logprobs.append(self._logprob(one, place))
+        logprobs = -0.5 * fake_model.uniforms(one.request.seed, before, max(before, len(ids)))
+        if before <= one.chosen_at < len(ids) and one.share is not None:
+            logprobs[one.chosen_at - before] = math.log(max(one.share if one.right else 1 - one.share, 1e-9))
         return Completion(
             request_id=one.request.request_id,
-            token_ids=np.asarray(ids[before:], dtype=np.int32),
-            behavior_logprobs=np.asarray(one.logprobs, dtype=np.float32),
+            token_ids=ids[before:],
+            behavior_logprobs=logprobs.astype(np.float32),
             versions=tuple(one.spans),
             finish_reason=reason,
             error="the fake policy was told to fail" if reason == "error" else None,
         )
-
-    def _logprob(self, one: _Sampling, place: int) -> float:
-        if place == one.chosen_at and one.share is not None:
-            return math.log(max(one.share if one.right else 1 - one.share, 1e-9))
-        return -0.5 * fake_model.uniform(one.request.seed, place)
 
     def _complete(self, one: _Sampling) -> Completion:
         ids = self._ids(one)
@@ -247,8 +243,6 @@ class _Sampling:
     share: float | None = None
     """Probability of a right answer; None until it is chosen."""
     spans: list[VersionSpan] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    """Logprobs of the first tokens, as far as they were requested."""
 
     @property
     def chosen_at(self) -> int:

@@ -41,6 +41,15 @@ def uniform(seed: int, *parts: object) -> float:
     return (derive_seed(seed, *parts) + 0.5) / 2**63
 
 
+def uniforms(seed: int, start: int, stop: int) -> np.ndarray:
+    """Return a number in (0, 1) for each place from `start` up to `stop`, determined by seed and place: SplitMix64, so
+    that a place costs no hash of its own."""
+    state = np.arange(start + 1, stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((state ^ (state >> np.uint64(31))) >> np.uint64(11)) / 2**53 + 2.0**-54
+
+
 def serve(values: np.ndarray, dtype: str) -> RawTensor:
     """Return float32 values in a served dtype. bfloat16 is rounded to nearest, ties to even, as torch does."""
     if dtype == "bfloat16":

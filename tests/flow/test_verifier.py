@@ -21,6 +21,7 @@ from rftstream.metrics import REGISTRY
 from rftstream.rewards.base import RewardInput, Score, ScoreReply, ScoreRequest
 from rftstream.roles.verifier import VERIFIER
 from rftstream.roles.verifier.step import VerifierStep
+from rftstream.service.loops import results
 from rftstream.service.role import Role, RoleContext
 from rftstream.testing import RoleDriver
 from tests.flow.disturbed import FaultAt
@@ -425,6 +426,20 @@ def test_it_takes_no_more_than_it_has_room_for(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------- a log that refuses
+
+
+@pytest.mark.law("bounded")
+def test_it_takes_no_more_while_results_wait_for_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that takes one result at a time, and a scorer that is quicker."""
+    monkeypatch.setattr(results, "MAX_TRANSACTION_BYTES", 1)
+    scene = Scene(tmp_path)
+    put_rollouts(scene, *range(10))
+    verifier, _ = stub_verifier(scene, always(Score(reward=1.0)), max_concurrent=4)
+    in_hand = []
+    while len(verified_of(scene)) < len(scene.records("rollouts")):
+        verifier.tick()
+        in_hand.append(REGISTRY.get_sample_value("rftstream_in_hand", {"role": "verifier"}) or 0.0)
+    assert max(in_hand) <= 4
 
 
 def test_a_log_that_refuses_the_start_is_waited_for(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -21,11 +22,12 @@ from rftstream.roles.explorer.environment_session import EnvironmentSession
 
 @dataclass(slots=True)
 class OpenSegment:
-    """A growing segment. Its rollout calls `prompt` and `sampled` in turns, and `close` at the end."""
+    """A growing segment. Its rollout calls `prompt` and `sampled` in turns, and `close` at the end. A token takes 9
+    bytes."""
 
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    mask: list[int] = field(default_factory=list)
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+    mask: array[int] = field(default_factory=lambda: array("B"))
     versions: list[VersionSpan] = field(default_factory=list)
     images: list[ImageSpan] = field(default_factory=list)
 
@@ -40,15 +42,15 @@ class OpenSegment:
         """Add tokens that were not sampled. `images` are the spans of images in them."""
         self._show(images, len(self.token_ids))
         self.token_ids.extend(token_ids)
-        self.logprobs.extend([0.0] * len(token_ids))
-        self.mask.extend([0] * len(token_ids))
+        self.logprobs.frombytes(bytes(4 * len(token_ids)))
+        self.mask.frombytes(bytes(len(token_ids)))
 
     def sampled(self, completion: Completion) -> None:
         """Add tokens that the policy sampled."""
         start = len(self.token_ids)
-        self.token_ids.extend(completion.token_ids.tolist())
-        self.logprobs.extend(completion.behavior_logprobs.tolist())
-        self.mask.extend([1] * len(completion.token_ids))
+        self.token_ids.frombytes(completion.token_ids.astype(np.int32).tobytes())
+        self.logprobs.frombytes(completion.behavior_logprobs.astype(np.float32).tobytes())
+        self.mask.frombytes(b"\x01" * len(completion.token_ids))
         self._stamp(completion.versions, start)
 
     def append(self, added: OpenSegment) -> None:
@@ -64,9 +66,9 @@ class OpenSegment:
         """Add a later saved part of the segment."""
         start = len(self.token_ids)
         self._show(segment.images, start)
-        self.token_ids.extend(segment.token_ids.numpy().tolist())
-        self.logprobs.extend(segment.behavior_logprobs.numpy().tolist())
-        self.mask.extend(segment.loss_mask.numpy().tolist())
+        self.token_ids.frombytes(segment.token_ids.numpy().astype(np.int32).tobytes())
+        self.logprobs.frombytes(segment.behavior_logprobs.numpy().astype(np.float32).tobytes())
+        self.mask.frombytes(segment.loss_mask.data)
         self._stamp(segment.versions, start)
 
     def _show(self, spans: Sequence[ImageSpan], start: int) -> None:
@@ -289,9 +291,9 @@ class OpenRollout:
             del self.segments[-1]  # a prompt alone is useless for training
 
     @property
-    def carried_ids(self) -> list[int]:
+    def carried_ids(self) -> Sequence[int]:
         """Tokens of the turn that is being sampled or answered."""
-        return self.segments[-1].token_ids[-self.carried :] if self.carried else []
+        return self.segments[-1].token_ids[-self.carried :] if self.carried else ()
 
     def carry(self, so_far: Completion) -> None:
         """Take over the tokens sampled so far. The policy forgets them, and sampling continues after them."""

@@ -100,7 +100,8 @@ class ConcurrentService(Service):
             return self._work(self._partitions, followed=followed)
 
     def _work(self, partitions: OwnedPartitions, *, followed: bool) -> float:
-        stops = self._draining or self._stop is not None
+        # If the log is slower than the step, results must not fill the memory.
+        stops = self._draining or self._stop is not None or self._results.is_full
         taken = partitions.poll(0 if stops else max(0, self.step.room), self._drop)
         for record, assignment in partitions.records():
             self._begin(record, assignment)
@@ -273,7 +274,7 @@ class ConcurrentService(Service):
         """Return what to wait for between ticks: the readers, and the group member while the step has room."""
         if self._partitions is None:
             return [self._followed.reader]
-        has_room = self.step.room > 0 and not self._draining
+        has_room = self.step.room > 0 and not self._draining and not self._results.is_full
         return [self._followed.reader, *self._partitions.sources(has_room=has_room)]
 
     def drain(self) -> None:

@@ -89,6 +89,11 @@ class PendingResults:
         """Return whether every pending result finishes its record."""
         return all(result.finishes for result in self._results)
 
+    @property
+    def is_full(self) -> bool:
+        """Return whether the results fill a transaction."""
+        return sum(result.num_bytes for result in self._results) >= MAX_TRANSACTION_BYTES
+
     def is_due(self, *, nothing_else: bool) -> bool:
         """Return whether it is time for a transaction. At least one result must be pending. `nothing_else` means that
         no further results come soon."""
@@ -97,7 +102,7 @@ class PendingResults:
             or any(result.waits for result in self._results)
             or self._clock.now() - self._waiting_since >= LINGER_S
             or len(self._results) >= MAX_TRANSACTION_RECORDS
-            or sum(result.num_bytes for result in self._results) >= MAX_TRANSACTION_BYTES
+            or self.is_full
         )
 
     def due_in_s(self) -> float:

@@ -229,9 +229,9 @@ class AgentRollout:
             messages = (*parent.conversation.messages, parent.said, *saved.messages)
             conversation = Conversation(messages=messages, tools=parent.conversation.tools)
         if call.segment < len(self._segments):
-            known = self._segments[call.segment].token_ids
+            known: Sequence[int] = self._segments[call.segment].token_ids
         else:
-            known = []
+            known = ()
         token_ids = [*known, *segment.token_ids.numpy().tolist()]
         completion = token_ids[call.start :]
         said = self._renderer.parse(
