@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rftstream.contracts.versions import EvalResult
+from rftstream.queries.formatting import size
+from rftstream.queries.state.disk import disk_bytes
 from rftstream.runs.folder import RunFolder, shown_path
 from rftstream.runs.observer import Observer
 
@@ -30,6 +34,10 @@ class RunResult:
     final: Path | None = None
     """The trained model, an ordinary Hugging Face model folder."""
     error: str | None = None
+    evaluations: Mapping[str, Mapping[str, float | int | None]] = field(default_factory=dict)
+    """Evaluation -> its mean at the first and at the newest evaluated version, with these versions."""
+    disk_bytes: int = 0
+    """Bytes of the run folder."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, with paths as texts."""
@@ -41,14 +49,20 @@ class RunResult:
         lines = [f"{folder}: {self.steps} steps in {self.wall_s:.1f} s; ended by: {self.reason}"]
         if self.reward_first is not None and self.reward_last is not None:
             lines.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} (first and last tenth)")
+        for name, result in self.evaluations.items():
+            first, last = ("-" if mean is None else f"{mean:.3f}" for mean in (result["first"], result["last"]))
+            lines.append(
+                f"evaluation {name} {first} -> {last} (versions {result['first_version']} and {result['last_version']})"
+            )
         if self.final is not None:
             lines.append(f"the model is in {shown_path(self.final)}")
         if not RunFolder(self.run_dir).exists():
-            lines.append(f"nothing was begun; the logs are in {folder}/logs")
-        elif self.reason == "interrupted" or self.exit_code:
+            return "\n".join([*lines, f"nothing was begun; the logs are in {folder}/logs"])
+        lines.append(f"disk: {size(self.disk_bytes)} in {folder}")
+        if self.reason == "interrupted" or self.exit_code:
             lines.append(f"go on with: rftstream resume {folder}")
         else:
-            lines.append(f"look closer with: rftstream audit {folder}")
+            lines.append(f"look closer with: rftstream studio {folder}    or `audit`, `plot`, `trace`")
         return "\n".join(lines)
 
 
@@ -68,4 +82,15 @@ def result_of(
         exit_code=exit_code,
         final=folder.final if finished is not None and folder.final.is_dir() else None,
         error=error,
+        evaluations={name: _means(*results) for name, results in observer.evaluations.items()},
+        disk_bytes=sum(disk_bytes(folder).values()),
     )
+
+
+def _means(first: EvalResult, last: EvalResult) -> dict[str, float | int | None]:
+    return {
+        "first": first.metrics.get("mean"),
+        "first_version": first.name.version,
+        "last": last.metrics.get("mean"),
+        "last_version": last.name.version,
+    }

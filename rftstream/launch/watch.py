@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
 from rftstream.contracts.control import DesiredState
-from rftstream.contracts.records import Record
+from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import ContractError, TransportError
@@ -29,6 +29,7 @@ from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.folder import RunFolder
 from rftstream.runs.observer import Observer
+from rftstream.runs.studio_address import find_address
 from rftstream.service.reading import read_records
 from rftstream.transport.base import Transport
 
@@ -87,6 +88,10 @@ class Watch:
         """Signs that something may be wrong with the training."""
         self.sample: Sample | None = None
         self.lags: dict[str, int] = {}
+        self.num_loaded: int | None = 0
+        """Workers of `slots` that have loaded what they need. None once the run moves."""
+        self.studio: str | None = None
+        """Address of a studio that shows the run."""
         self.standstill: Standstill | None = None
         self._results: list[EvalResult] = []
         self.failing: tuple[FailingTaskset, ...] = ()
@@ -98,7 +103,8 @@ class Watch:
         self._renderer = renderer
         self._lag_at = 0.0
         self._sample_at = time.monotonic() + 1.0
-        self._partition = 0
+        self._shown: dict[TopicPartition, int] = {}
+        """Partition of `verified` -> its end when a completion of it was last read."""
 
     @property
     def steps(self) -> int | None:
@@ -108,11 +114,13 @@ class Watch:
         return min(filter(None, (self.config.steps, counted)), default=None)
 
     def absorb(self, news: Sequence[StepRecord | EvalResult]) -> None:
-        """Keep the results of evaluations."""
+        """Keep the results of evaluations. A step shows that the workers have loaded."""
         for message in news:
             if isinstance(message, EvalResult):
                 self.evaluations[message.evaluation] = message
                 self._results.append(message)
+            else:
+                self.num_loaded = None
 
     def look(self) -> None:
         """Refresh what is due: signs in the steps and, from the log, lags, a completion and a standstill."""
@@ -123,6 +131,8 @@ class Watch:
                 self.signs = find_training_signs(self.observer.curve.steps(), self._results, self.config)
                 admin = self._transport.admin
                 self.lags = {topic: sum(admin.lag(group, topic).values()) for topic, group in LAGS.items()}
+                self.num_loaded = self._count_loaded()
+                self.studio = find_address(self._folder)
             if now >= self._sample_at:
                 self._sample_at = now + SAMPLE_EVERY_S
                 self.sample = self._newest_completion() or self.sample
@@ -180,14 +190,24 @@ class Watch:
             )
         )
 
-    def _newest_completion(self) -> Sample | None:
-        """Read the last record of the next partition of `verified`."""
-        ends = {place: end for place, end in self._transport.admin.end_offsets("verified").items() if end > 0}
-        if not ends:
+    def _count_loaded(self) -> int | None:
+        """Return how many workers have loaded what they need; None once all have, or the run has moved."""
+        if self.num_loaded is None or self.lags["rollouts"] or self.lags["verified"]:
             return None
-        self._partition += 1
-        place = sorted(ends)[self._partition % len(ends)]
-        newest = range(max(0, ends[place] - 3), ends[place])  # some offsets may be gaps
+        answers = [worker.health or {} for worker in ask_workers(self._folder)]
+        count = sum("process" in answer and answer.get("version", 0) is not None for answer in answers)
+        return None if self.slots and count >= len(self.slots) else count
+
+    def _newest_completion(self) -> Sample | None:
+        """Read the last record of the partition of `verified` that has grown most since it was last read, so that no
+        completion is shown twice. Return None if none has grown."""
+        ends = self._transport.admin.end_offsets("verified")
+        grown = {place: end - self._shown.get(place, 0) for place, end in ends.items()}
+        place = max(sorted(grown), key=grown.__getitem__)
+        if grown[place] <= 0:
+            return None
+        newest = range(max(self._shown.get(place, 0), ends[place] - 3), ends[place])  # some offsets may be gaps
+        self._shown[place] = ends[place]
         try:
             for _, record in sorted(read_records(self._transport, place, newest).items(), reverse=True):
                 if (sample := self._sample_of(record)) is not None:

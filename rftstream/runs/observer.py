@@ -97,6 +97,8 @@ class Observer:
         self.reader: Reader = transport.reader({TopicPartition(topic, 0): 0 for topic in OBSERVED})
         self.control = ControlView()
         self.curve = Curve()
+        self.evaluations: dict[str, tuple[EvalResult, EvalResult]] = {}
+        """The first and the newest result of each evaluation."""
         self._rule = RecordsInForce(transport)
         self._polled: deque[Record] = deque()
         """Records that were read but not processed, since that may need the log, which may not answer now."""
@@ -122,9 +124,11 @@ class Observer:
             for record, message in self._rule.messages([self._polled[0]]):
                 if record.topic == "control":
                     self.control.absorb(record.key, message)
-                elif isinstance(message, EvalResult) or (
-                    isinstance(message, StepRecord) and self.curve.absorb(message)
-                ):
+                elif isinstance(message, EvalResult):
+                    first, _ = self.evaluations.get(message.evaluation, (message, message))
+                    self.evaluations[message.evaluation] = (first, message)
+                    news.append(message)
+                elif isinstance(message, StepRecord) and self.curve.absorb(message):
                     news.append(message)
             self._polled.popleft()
             if not self._polled:

@@ -12,7 +12,8 @@ from pathlib import Path
 import uvicorn
 
 from rftstream.errors import ConfigError
-from rftstream.runs.folder import named_runs, open_run
+from rftstream.runs.folder import find_run, named_runs, open_run
+from rftstream.runs.studio_address import noted_address
 from rftstream.studio.access import TokenFile, Viewer
 from rftstream.studio.app import make_app
 from rftstream.studio.guard import LOOPBACK, GuardRules
@@ -61,8 +62,10 @@ def serve(
         limit_concurrency=1000,
         proxy_headers=False,
     )
-    ready(f"http://{f'[{host}]' if ':' in host else host}:{bound}/")
-    with suppress(KeyboardInterrupt):  # uvicorn raises the signal that ended it again
+    url = f"http://{f'[{host}]' if ':' in host else host}:{bound}/"
+    ready(url)
+    shown = [find_run(run)[0] for run in runs]
+    with noted_address(shown, url), suppress(KeyboardInterrupt):  # uvicorn raises the signal that ended it again
         uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, TextIO
 
 from rftstream.algorithms.learning_signal import find_no_signal
 from rftstream.contracts.versions import EvalResult, StepRecord
-from rftstream.launch.display.progress_text import SPARKLINE_WIDTH, evaluation_line, rate_parts, sample_line, sparkline
+from rftstream.launch.display.phases import PhaseLine
+from rftstream.launch.display.progress_text import (
+    SPARKLINE_WIDTH,
+    evaluation_line,
+    phases_of,
+    rate_parts,
+    sample_line,
+    sparkline,
+)
 from rftstream.launch.supervisor import Slot
 from rftstream.launch.watch import Watch
 from rftstream.queries.formatting import duration
@@ -73,7 +81,8 @@ def _live_rows(watch: Watch, width: int) -> list[tuple[str, Text | str]]:
 
     curve = watch.observer.curve
     metrics = curve.last.metrics if curve.last else {}
-    rows: list[tuple[str, Text | str]] = [(watch.title, _bar(watch, width))]
+    rows: list[tuple[str, Text | str]] = [(watch.title, _head(watch))]
+    rows += [(phase.name, _bar(phase, width)) for phase in phases_of(watch)]
     rewards = curve.rewards()
     if rewards:
         drawn = sparkline(rewards, max(1, min(SPARKLINE_WIDTH, width - 8)))
@@ -86,7 +95,7 @@ def _live_rows(watch: Watch, width: int) -> list[tuple[str, Text | str]]:
         ("grad norm", "grad_norm", ".3g"),
     ]
     if parts := [f"{text} {metrics[name]:{form}}" for text, name, form in shown if name in metrics]:
-        rows.append(("training", "   ".join(parts)))
+        rows.append(("batch", "   ".join(parts)))
     if (no_signal := find_no_signal(metrics, watch.config)) is not None:
         rows.append(("warning", Text(no_signal.to_text(), "yellow")))
     rows += [("look at", Text(f"{sign.subject}: {sign.text}", "yellow")) for sign in watch.signs]
@@ -95,8 +104,6 @@ def _live_rows(watch: Watch, width: int) -> list[tuple[str, Text | str]]:
     rows += [("warning", Text(one.to_text(), "yellow")) for one in watch.failing]
     if rates := watch.rates():
         rows.append(("rates", "   ".join(rate_parts(rates))))
-    if watch.lags:
-        rows.append(("waiting", "   ".join(f"{topic} {lag}" for topic, lag in watch.lags.items())))
     for result in watch.evaluations.values():
         rows.append(("evaluation", evaluation_line(result).removeprefix("evaluation ")))
     rows.append(("workers", _workers(watch.slots)))
@@ -105,20 +112,23 @@ def _live_rows(watch: Watch, width: int) -> list[tuple[str, Text | str]]:
     return rows
 
 
-def _bar(watch: Watch, width: int) -> Text:
+def _head(watch: Watch) -> str:
+    """Return how long the run has been watched, how long it will take, and where it can be seen."""
+    text = duration(time.monotonic() - watch.began, exact=True)
+    if left := watch.seconds_left():
+        text += f", {duration(left, exact=True)} left"
+    return f"{text}   {watch.studio}" if watch.studio else text
+
+
+def _bar(phase: PhaseLine, width: int) -> Text:
+    """Return a phase with a bar of the room that its words leave."""
     from rich.text import Text
 
-    curve, steps = watch.observer.curve, watch.steps
-    took = f"  {duration(time.monotonic() - watch.began, exact=True)}"
-    if left := watch.seconds_left():
-        took += f", {duration(left, exact=True)} left"
-    text = Text.assemble((f"step {curve.version}", "bold"))
-    if steps:
-        text.append(f" of {steps} ")
-        room = max(0, min(BAR_WIDTH, width - len(text) - len(took)))
-        done = min(room, room * curve.version // steps)
-        text.append("━" * done, "cyan").append("━" * (room - done), "dim")
-    return text.append(took)
+    if phase.total is None:
+        return Text(phase.text)
+    room = max(0, min(BAR_WIDTH, width - len(phase.text) - 2))
+    done = min(room, room * phase.done // max(1, phase.total))
+    return Text.assemble(("━" * done, "cyan"), ("━" * (room - done), "dim"), "  " if room else "", phase.text)
 
 
 def _workers(slots: Sequence[Slot]) -> Text:

@@ -75,7 +75,8 @@ class PlainProgress:
         self._watch = watch
         self._stream = stream
         self._next_at = 0.0
-        self._version = -1
+        self._version, self._line = -1, ""
+        self._studio: str | None = None
         self._sample: Sample | None = None
         self._still_said_s = 0.0
         self._signs_said: set[tuple[str, str]] = set()
@@ -91,16 +92,25 @@ class PlainProgress:
         if (now := time.monotonic()) >= self._next_at:
             self._next_at = now + PLAIN_EVERY_S
             self._watch.look()
-            if self._watch.observer.curve.version != self._version:
-                self._version = self._watch.observer.curve.version
-                self._print(status_line(self._watch))
-            if self._watch.sample is not self._sample:
+            self._say_status()
+            if self._watch.sample != self._sample:
                 self._sample = self._watch.sample
                 if self._sample is not None:
                     self._print(sample_line(self._sample))
             self._say_standstill(self._watch.standstill)
             self._say_signs()
             self._say_failing(self._watch.failing)
+
+    def _say_status(self) -> None:
+        """Print a line if there is a new step or, before the first step, if a phase has moved."""
+        version = self._watch.observer.curve.version
+        line = status_line(self._watch)
+        if version != self._version or (not version and line != self._line):
+            self._version, self._line = version, line
+            self._print(line)
+        if self._watch.studio not in (None, self._studio):
+            self._studio = self._watch.studio
+            self._print(f"studio: {self._studio}")
 
     def _say_signs(self) -> None:
         """Print each sign once while it holds."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rftstream.algorithms.learning_signal import find_no_signal
 from rftstream.contracts.versions import EvalResult
+from rftstream.launch.display.phases import PhaseLine, find_phases
 from rftstream.launch.watch import Rates, Sample, Watch
 from rftstream.queries.curves.evaluations import unscored_text
 from rftstream.queries.formatting import duration
@@ -23,7 +24,8 @@ def status_line(watch: Watch) -> str:
     curve, steps = watch.observer.curve, watch.steps
     parts = [f"step {curve.version}" + (f"/{steps}" if steps else "")]
     if curve.last is None:
-        return f"{parts[0]}  waiting for the first batch"
+        waiting = [f"{phase.name} {phase.text}" for phase in phases_of(watch) if phase.name != "training"]
+        return "  ".join([*parts, *(waiting or ["waiting for the first batch"])])
     metrics = curve.last.metrics
     for name, text in (
         ("reward", "reward {:.3f}"),
@@ -40,6 +42,13 @@ def status_line(watch: Watch) -> str:
     if (left := watch.seconds_left()) is not None:
         parts.append(f"{duration(left, exact=True)} left")
     return "  ".join(parts)
+
+
+def phases_of(watch: Watch) -> list[PhaseLine]:
+    """Return the phases of the run as it is now."""
+    return find_phases(
+        watch.observer.curve, watch.lags, steps=watch.steps, workers=len(watch.slots), num_loaded=watch.num_loaded
+    )
 
 
 def rate_parts(rates: Rates) -> list[str]:

@@ -23,6 +23,7 @@ from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.launch.display import progress
 from rftstream.launch.display.live_progress import LiveProgress, live_view
+from rftstream.launch.display.phases import find_phases
 from rftstream.launch.display.progress_text import SPARKLINE_WIDTH, sparkline, status_line
 from rftstream.launch.processes import WorkerCommand
 from rftstream.launch.supervisor import Slot
@@ -30,6 +31,7 @@ from rftstream.launch.watch import Watch
 from rftstream.queries.formatting import duration
 from rftstream.runs.folder import RunFolder, create_log
 from rftstream.runs.observer import Curve, Observer
+from rftstream.runs.studio_address import find_address, noted_address
 from rftstream.testing.played import played_records
 from rftstream.transport.base import Transport
 from rftstream.transport.embedded.transport import EmbeddedTransport
@@ -125,6 +127,44 @@ def test_only_steps_in_force_count() -> None:
 # ------------------------------------------------------------------------------------------------ the views
 
 
+@pytest.mark.parametrize(
+    ("lags", "num_loaded", "version", "expected"),
+    [
+        ({}, 2, 0, ["loading 2 of 6 workers", "training step 0 of 10"]),
+        ({"tasks": 12}, None, 0, ["sampling 0 of 12 rollouts", "training step 0 of 10"]),
+        (
+            {"tasks": 1, "rollouts": 3, "verified": 8},
+            None,
+            4,
+            ["sampling 11 of 12 rollouts", "scoring 8 of 11 rollouts", "training step 4 of 10", "publishing version 4"],
+        ),
+        ({"tasks": 0, "rollouts": 0, "verified": 0}, None, 10, ["training step 10 of 10", "publishing version 10"]),
+    ],
+)
+def test_phases(lags: dict[str, int], num_loaded: int | None, version: int, expected: list[str]) -> None:
+    curve = Curve()
+    for number in range(1, version + 1):
+        curve.absorb(replace(step(number, 0.5), weights_digest="sha256:0"))
+    found = find_phases(curve, lags, steps=10, workers=6, num_loaded=num_loaded)
+    assert [f"{phase.name} {phase.text}" for phase in found] == expected
+
+
+def test_a_sample_is_shown_once_and_an_open_studio_is_named(scene: Scene) -> None:
+    out = io.StringIO()
+    view = progress.PlainProgress(scene.watch, out)
+    scene.publish("verified", verified())
+    folder = RunFolder(scene.watch._folder.path)
+    folder.path.mkdir()
+    with noted_address([folder], "http://127.0.0.1:1/"):
+        for _ in range(3):
+            scene.watch._sample_at = scene.watch._lag_at = view._next_at = 0.0
+            view.update(scene.observer.poll())
+    assert find_address(folder) is None, "it is closed"
+    told = out.getvalue().splitlines()
+    assert [line.partition(" ")[0] for line in told] == ["step", "studio:", "sample"]
+    assert told[1] == "studio: http://127.0.0.1:1/"
+
+
 def test_sparkline() -> None:
     assert sparkline([]) == ""
     assert sparkline([1, 1, 1]) == "▁▁▁"
@@ -148,7 +188,7 @@ def test_plain_lines(scene: Scene) -> None:
     view.note("trainer-0 ended")
     view.close()
     assert out.getvalue().splitlines() == [
-        "step 0/10  waiting for the first batch",
+        "step 0/10  loading 0 of 1 workers",
         "evaluation held of version 2: mean 0.250  pass@1 0.250  (best so far)",
         "evaluation held of version 2: mean 1.000  pass@1 1.000  (3 of 4 samples unscored)  (best so far)",
         "trainer-0 ended",
@@ -236,7 +276,7 @@ def test_the_live_view_shows_everything(scene: Scene) -> None:
     with console.capture() as capture:
         console.print(live_view(scene.watch))
     text = capture.get()
-    for part in ("step 3 of 10", "7 s left", "0.300 ▁▅█", "staleness 1.5", "8 rollouts/s", "verified 1",
+    for part in ("step 3 of 10", "7 s left", "0.300 ▁▅█", "staleness 1.5", "8 rollouts/s", "scoring", "1 of 1 rollouts",
                  "held of version 2: mean 0.250", "trainer-0 to start (2 restarts)",
                  "(reward 1): '1+1=' -> '[bold]2↵is it'"):  # fmt: skip
         assert part in text
@@ -249,9 +289,10 @@ def test_the_live_view_fits_a_narrow_terminal(scene: Scene, width: int) -> None:
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
     with console.capture() as capture:
         console.print(live_view(scene.watch, width))
-    first, second, *_ = capture.get().splitlines()
+    first, bar, *rest = capture.get().splitlines()
     assert first.rstrip().endswith("7 s left")
-    assert "0.300 ▁▅█" in second
+    assert "━" in bar and bar.rstrip().endswith("step 3 of 10")
+    assert any("0.300 ▁▅█" in line for line in rest)
 
 
 def test_looking_is_cheap_and_survives_what_cannot_be_read(scene: Scene) -> None:
