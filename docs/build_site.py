@@ -21,6 +21,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "mkdocs.yml"
+STYLE = "docs/site.css"
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
@@ -71,7 +72,9 @@ def build(workplace: Path, target: Path) -> None:
 
 
 def stage(folder: Path) -> None:
-    """Write the pages, and copy the files that they link."""
+    """Write the pages, and copy the style and the files that they link."""
+    (folder / STYLE).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(ROOT / STYLE, folder / STYLE)
     for page in pages():
         place = folder / page.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)

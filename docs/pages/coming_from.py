@@ -1,4 +1,4 @@
-"""docs/coming-from.md: a config of each system, and the run file that `convert-config` makes of it."""
+"""docs/coming-from-*.md: a config of each system, and the run file that `convert-config` makes of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def right(completions, answer, **kwargs):
-    return [float(one in said[0]["content"]) for said, one in zip(completions, answer)]
+    return [
+        float(one in said[0]["content"])
+        for said, one in zip(completions, answer)
+    ]
 
 
 dataset = load_dataset("openai/gsm8k", "main", split="train").map(
@@ -36,7 +39,13 @@ args = GRPOConfig(
     use_vllm=True,
     logging_steps=1,
 )
-GRPOTrainer(model="Qwen/Qwen2.5-0.5B-Instruct", reward_funcs=right, args=args, train_dataset=dataset).train()
+trainer = GRPOTrainer(
+    model="Qwen/Qwen2.5-0.5B-Instruct",
+    reward_funcs=right,
+    args=args,
+    train_dataset=dataset,
+)
+trainer.train()
 """,
     ),
     "verl": (
@@ -91,7 +100,7 @@ gpu_memory_utilization = 0.7
 
 
 def converted(system: str) -> str:
-    """The config, the run file, and what the command says beside it."""
+    """The config and the run file side by side, and what the command says besides."""
     name, language, text = SAMPLES[system]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, system, name)  # whose folder names the run
@@ -100,7 +109,8 @@ def converted(system: str) -> str:
         done = convert_config(system, [file])
     rest = done.to_text()
     said = rest[rest.index("not taken:") :]
-    return (
-        f"`{name}`:\n\n```{language}\n{text.strip()}\n```\n\n`rftstream convert-config {system} {name}` prints\n\n"
-        f"```toml\n{done.run_file.strip()}\n```\n\nand says, beside what was taken:\n\n```text\n{said}\n```"
-    )
+    sides = (f"```{language}\n{text.strip()}\n```", f"```toml\n{done.run_file.strip()}\n```")
+    cells = "".join(f'<td markdown valign="top">\n\n{side}\n\n</td>' for side in sides)
+    head = f"<th><code>{name}</code></th><th><code>rftstream convert-config {system} {name}</code> prints</th>"
+    table = f'<table class="sides" markdown>\n<tr>{head}</tr>\n<tr markdown>{cells}</tr>\n</table>'
+    return f"{table}\n\nIt says, beside what was taken:\n\n```text\n{said}\n```"

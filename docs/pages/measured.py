@@ -1,4 +1,4 @@
-"""What was measured by `make curves`: docs/algorithms.md from docs/measured/curves.json, docs/coming-from.md from
+"""What was measured by `make curves`: docs/algorithms.md from docs/measured/curves.json, docs/coming-from-trl.md from
 docs/measured/trl.json. What was not is said so."""
 
 from __future__ import annotations

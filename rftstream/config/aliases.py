@@ -2,7 +2,7 @@
 
 A name with a similar spelling may mean something else (`train` is nearer to `drain` than to `run`), so the meaning is
 looked up here first. docs/coming-from.md explains the differences. A test checks that each TRL name in the table of
-that page is here.
+docs/coming-from-trl.md is here.
 """
 
 from __future__ import annotations

@@ -27,11 +27,17 @@ from rftstream.config.sections import (
     RunSection,
     TasksetSection,
 )
+from rftstream.queries.reference import explain
 from tests.docs.following import FEW_STEPS, NO_MODEL, Reader, assert_all_are_marked
 from tests.docs.reading import ROOT, blocks, read
 from tests.e2e.workplace import Workplace
 
-PAGE = ROOT / "docs" / "coming-from.md"
+PAGES = {
+    "TRL": ROOT / "docs" / "coming-from-trl.md",
+    "verl": ROOT / "docs" / "coming-from-verl.md",
+    "prime-rl": ROOT / "docs" / "coming-from-prime-rl.md",
+    "Trinity-RFT": ROOT / "docs" / "coming-from-trinity-rft.md",
+}
 HEADER = "| there | default | here | default | remark |"
 NONE_YET = "*none yet*"
 OF_PARTS = {
@@ -44,9 +50,9 @@ OF_PARTS = {
     "backends.torch": TorchBackend.Config,
 }
 ROWS = [
-    (section.splitlines()[0], [cell.strip() for cell in line.strip("|").split("|")])
-    for section in re.split(r"^## ", read(PAGE), flags=re.MULTILINE)[1:]
-    for line in takewhile(lambda line: line.startswith("|"), section.partition(f"{HEADER}\n")[2].splitlines())
+    (system, [cell.strip() for cell in line.strip("|").split("|")])
+    for system, page in PAGES.items()
+    for line in takewhile(lambda line: line.startswith("|"), read(page).partition(f"{HEADER}\n")[2].splitlines())
     if not line.startswith("|-")
 ]
 
@@ -94,23 +100,33 @@ def test_what_there_is_is_not_told_as_none_yet() -> None:
     parts = {name for kind in registry.KINDS for name in registry.table(kind)} - {"log"}
     named = {name.rpartition(".")[2] for _, row in ROWS if row[2] == NONE_YET for name in row[0].split(", ")}
     assert not named & (parts | set(aliases.SETTINGS))
-    assert not re.findall(r"(?:environments|processors?|tools|reward models?|value head)[^|]*: none yet", read(PAGE))
+    assert not re.findall(
+        r"(?:environments|processors?|tools|reward models?|value head)[^|]*: none yet",
+        "".join(map(read, PAGES.values())),
+    )
 
 
 def test_all_four_are_told() -> None:
-    assert {section for section, _ in ROWS} == {"TRL", "verl", "prime-rl", "Trinity-RFT"}
-    assert read(PAGE).count(HEADER) == 4
+    assert {section for section, _ in ROWS} == set(PAGES)
+    first = read(ROOT / "docs" / "coming-from.md")
+    assert all(f"({page.name})" in first for page in PAGES.values())
+    screen = "\n".join(first.splitlines()[:24])
+    assert "rftstream convert-config trl" in screen
+    for asked in re.findall(r"^rftstream explain ([\w ]+?)(?:  #.*)?$", screen, re.MULTILINE):
+        assert all(explain.explain(word) for word in asked.split())
+    assert "rftstream explain num_generations" in screen
 
 
 @pytest.mark.process
 @pytest.mark.slow
 def test_what_is_a_mode_there_is_a_command_here(tmp_path: Path) -> None:
-    assert_all_are_marked(PAGE)
+    page = PAGES["Trinity-RFT"]
+    assert_all_are_marked(page)
     place = Workplace(tmp_path)
     place.write("examples/arithmetic.toml", (ROOT / "examples" / "arithmetic.toml").read_text(encoding="utf-8"))
     reader = Reader(place, {**FEW_STEPS, **NO_MODEL})
     try:
-        for block in blocks(PAGE, "console"):
+        for block in blocks(page, "console"):
             if block.name.endswith(", together"):
                 reader.together(block.commands)
                 reader.run("rftstream audit examples/arithmetic.toml")

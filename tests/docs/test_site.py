@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -82,6 +83,11 @@ def test_links_and_anchors_lead_somewhere(site: Path) -> None:
 def test_a_reader_asks_no_other_host_and_can_search(site: Path) -> None:
     for path in site.rglob("*.html"):
         assert not [one for one in Page(path).loaded if urlsplit(one).netloc], path
-    index = json.loads((site / "search.json").read_text(encoding="utf-8"))
-    assert "max_staleness" in json.dumps(index)
+    items = json.loads((site / "search.json").read_text(encoding="utf-8"))["items"]
+    first_steps = ("docs/ten-settings/", "docs/coming-from", "docs/first-run/", "docs/cli/")
+    for word in ("max_staleness", "num_generations", "OOM", "GPU", "resume"):
+        found = [
+            item["location"] for item in items if re.search(rf"\b{word}\b", f"{item['title']} {item['text']}", re.I)
+        ]
+        assert any(location.startswith(first_steps) for location in found), (word, found)
     assert (site / "examples" / "arithmetic.toml").is_file(), "what a page links is there"

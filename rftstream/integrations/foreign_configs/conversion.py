@@ -32,6 +32,8 @@ ORDER = tuple(field.name for field in dataclasses.fields(RunConfig))
 TRACKERS = tuple(field.name for field in dataclasses.fields(TrackersSection))
 SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
 WIDTH = 120
+COMMENT_WIDTH = 80
+"""Longest line of the run file with a comment at its end, which stays readable beside the config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +241,7 @@ class Conversion:
         for key, one in sorted(self._written.items(), key=lambda item: ORDER.index(item[0].partition(".")[0])):
             section, _, name = key.rpartition(".")
             line = f"{name} = {toml_value(one.value)}"
-            is_short = len(line) + len(one.there) < WIDTH - 4
+            is_short = len(line) + len(one.there) < COMMENT_WIDTH - 4
             lines = [f"{line}  # {one.there}"] if is_short else [f"# {one.there}", line]
             sections.setdefault(section, []).extend(lines)
         head = [f"# Made by `rftstream convert-config` from a config of {self.system}; comments name its settings."]
