@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import command
+from rftstream.commands.options import at_work, command
 from rftstream.commands.param_types import AnyPath, RunPath
 from rftstream.errors import ConfigError
 
@@ -19,6 +19,7 @@ ROLES = ("viewer", "annotator", "operator")
     "rftstream studio examples/runs/arithmetic",
     "rftstream studio runs/first runs/second --port 0",
     "rftstream studio runs/first --local-role annotator",
+    "rftstream studio runs/first --report first.html",
     "rftstream studio --new-token ada=annotator",
     "rftstream studio runs/first --host 0.0.0.0 --public-host studio.example.org",
 )
@@ -36,6 +37,12 @@ ROLES = ("viewer", "annotator", "operator")
     help="What may be done without a token, on 127.0.0.1.",
 )
 @click.option("--local-name", metavar="NAME", help="Who that is.  [default: the user's name]")
+@click.option(
+    "--report",
+    type=AnyPath(dir_okay=False),
+    metavar="FILE",
+    help="Write the run's report as one HTML file to send, and end.",
+)
 @click.option("--new-token", metavar="NAME=ROLE", help="Make a token, print it once, and end. ROLE is as above.")
 @click.option("--revoke-token", metavar="NAME", help="Take somebody's token and sessions back, and end.")
 @click.option("--list-tokens", is_flag=True, help="Print who has a token, with the role, and end.")
@@ -53,6 +60,7 @@ def studio(
     public_hosts: tuple[str, ...],
     local_role: str,
     local_name: str | None,
+    report: Path | None,
     new_token: str | None,
     revoke_token: str | None,
     list_tokens: bool,
@@ -85,6 +93,16 @@ def studio(
         return
     if not runs:
         raise click.UsageError("name a RUN, or several")
+    if report is not None:
+        if len(runs) != 1:
+            raise click.UsageError(f"--report is of one run; got {len(runs)}")
+        from rftstream.queries.formatting import size
+        from rftstream.runs.folder import open_run
+        from rftstream.studio.plot_page import write_report
+
+        with at_work("reading the log"):
+            click.echo(f"{report}: {size(write_report(open_run(runs[0]), report))}")
+        return
     if local_name is not None:
         check_name(local_name, "--local-name")
     serve(

@@ -32,6 +32,7 @@ PAGES = {
     "/charts": RunPage(chart_pages.charts, "charts.html", "charts", "Charts"),
     "/charts.json": RunPage(chart_pages.chart_data),
     "/charts.csv": RunPage(chart_pages.chart_table),
+    "/report.html": RunPage(chart_pages.report),
     "/flow": RunPage(run_pages.flow, "flow.html", "flow", "Flow", slider=True),
     "/groups": RunPage(run_pages.groups, "groups.html", "groups", "Groups", slider=True),
     f"/groups/{GROUP}": RunPage(rollout_pages.group, "group.html", "groups", slider=True),

@@ -116,6 +116,11 @@ def test_the_page_of_plot_stands_by_itself(place: Workplace, browser: Browser, p
     assert tab.barriers("color-contrast") == []
     tab.resize(360)
     assert tab.overflow() <= 0
+    report = place.folder / "people.html"
+    done = place.call("studio", people, "--report", report)
+    assert done.code == 0 and f"{report}: " in done.out, done.err
+    tab.open(report.as_uri())
+    assert tab.barriers() == [] and tab.overflow() <= 0
     assert tab.complaints == [] and tab.hosts <= {""}, "nothing is fetched"
     tab.close()
 

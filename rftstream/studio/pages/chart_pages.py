@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from rftstream.studio.charts import by_theme, run_charts, shown_panels, table_text
 from rftstream.studio.pages.page import PageOfRun, Values
+from rftstream.studio.plot_page import report_text
 
 SMOOTHINGS = {"": "usual", "1": "none", "5": "5 values", "20": "20 values", "100": "100 values"}
 """Running means to choose from: number of values -> words."""
@@ -64,6 +65,16 @@ def chart_data(page: PageOfRun) -> Response:
     chosen = ChartChoice.of(page)
     found = run_charts(page.charted, by_time=chosen.by_time, titles=chosen.titles, width=chosen.width)
     return JSONResponse([chart.data for chart in found])
+
+
+def report(page: PageOfRun) -> Response:
+    """The report of the run as one file to send."""
+    text = page.run.look(lambda run, reader: report_text(run, page.charted, page.catalog, page.moment, reader))
+    return Response(
+        text,
+        headers={"content-disposition": f'attachment; filename="{page.run.name}-report.html"'},
+        media_type="text/html",
+    )
 
 
 def chart_table(page: PageOfRun) -> Response:

@@ -138,6 +138,13 @@ def test_plot_writes_into_the_run_folder(run: Path, tmp_path: Path) -> None:
     assert sorted(file.name for file in (tmp_path / "here").iterdir()) == names
 
 
+def test_a_report_needs_one_run_that_has_begun(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.html"
+    for runs, said in (((run,), "the run has not begun"), ((run, run), "--report is of one run; got 2")):
+        done = call("studio", *runs, "--report", file)
+        assert done.exit_code == 2 and said in done.stderr and not file.exists()
+
+
 def test_list_runs_and_parts(run: Path) -> None:
     (line,) = called("list", "runs", "--folder", run.parent)
     assert (line["run"], line["state"], line["version"], line["reward"]) == ("demo", "stopped", 1, 0.5)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,12 @@ from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.core.advantages import compute_group_advantages
 from rftstream.queries.audits.audit import audit
+from rftstream.queries.curves.history import History
+from rftstream.studio import plot_page
 from rftstream.studio.access import StudioRole
 from rftstream.studio.app import PAGES as OF_RUN
-from rftstream.studio.pages.page import GROUP
+from rftstream.studio.pages.page import GROUP, PageOfRun
+from rftstream.studio.plot_page import MAX_REPORT_BYTES
 from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing import MemoryRun, Simulation
 from tests.unit.studio.studio_scene import client, make_config, rules, watch
@@ -70,7 +75,8 @@ def test_every_page_now_and_as_it_was(finished: tuple[Simulation, WatchedRun, Te
             asked = address + ("&" if "?" in address else "?") + f"as_of={moment}" if moment else address
             answer = browser.get(asked)
             assert answer.status_code in (200, 302, 303), (asked, answer.text[:300])
-            if answer.status_code == 200 and "html" in answer.headers["content-type"]:
+            is_page = "html" in answer.headers["content-type"] and "content-disposition" not in answer.headers
+            if answer.status_code == 200 and is_page:
                 assert "<style" not in answer.text and " style=" not in answer.text and "<script>" not in answer.text
                 assert not re.search(r"\son[a-z]+=", answer.text), asked
                 assert "undefined" not in answer.text.lower()
@@ -117,6 +123,47 @@ def test_charts_hold_the_recorded_values(finished: tuple[Simulation, WatchedRun,
     chosen = browser.get("/runs/demo/charts.json?show=Loss&show=Rates&smooth=5").json()
     assert [panel["title"] for panel in chosen] == ["Loss", "Rates"] and chosen[0]["lines"][0]["mean"]
     del simulation
+
+
+def test_the_report_is_one_small_file_without_secrets(
+    finished: tuple[Simulation, WatchedRun, TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "arithmetic")  # the value of a setting
+    answer = finished[2].get("/runs/demo/report.html?as_of=v5")
+    text = answer.text
+    assert answer.headers["content-disposition"] == 'attachment; filename="demo-report.html"'
+    assert 50_000 < len(answer.content) < MAX_REPORT_BYTES and "<link" not in text and " src=" not in text
+    assert "<dt>tasksets.sums.source</dt><dd>***</dd>" in text and "arithmetic" not in text
+    for part in (
+        "<b>best</b>",
+        "<b>worst</b>",
+        "<b>sampled</b>",
+        "digest of tokenizer",
+        "not finished",
+        ">held-out</th>",
+    ):
+        assert part in text, part
+
+
+@pytest.mark.slow
+def test_a_report_of_very_many_values_keeps_fewer_of_each_line(
+    finished: tuple[Simulation, WatchedRun, TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, watched, browser = finished
+    assert watched.history is not None
+    (step, *_) = watched.history.history().steps
+    names = [f"{kind}/{number}" for kind in ("metric", "part", "reward", "reward_std") for number in range(6)]
+    steps = tuple(
+        replace(
+            step, name=VersionName(trainer_epoch=1, version=version), recorded_at=1000.0 + version,
+            metrics={**step.metrics, **{name: math.sin(version * (1 + len(name))) for name in names}},
+        )
+        for version in range(1, 1001)
+    )  # fmt: skip
+    monkeypatch.setattr(plot_page, "MAX_REPORT_BYTES", 600_000)
+    monkeypatch.setattr(PageOfRun, "charted", History(steps=steps, resumes=(), evaluations=(), current=steps[-1]))
+    answer = browser.get("/runs/demo/report.html?as_of=v4")
+    assert answer.status_code == 200 and 300_000 < len(answer.content) < 600_000
 
 
 @pytest.mark.parametrize(
