@@ -20,7 +20,15 @@ from rftstream.studio.access import StudioRole
 from rftstream.studio.api.routes import api_routes
 from rftstream.studio.events import MAX_LISTENERS, RunEvents
 from rftstream.studio.guard import API, GuardRules, RequestGuard, refuse
-from rftstream.studio.pages import chart_pages, many_pages, question_pages, request_pages, rollout_pages, run_pages
+from rftstream.studio.pages import (
+    chart_pages,
+    list_pages,
+    many_pages,
+    question_pages,
+    request_pages,
+    rollout_pages,
+    run_pages,
+)
 from rftstream.studio.pages.page import GROUP, PageCache, RunForm, RunPage, answer_page
 from rftstream.studio.watched_run import WatchedRun
 
@@ -33,17 +41,19 @@ PAGES = {
     "/charts.json": RunPage(chart_pages.chart_data),
     "/charts.csv": RunPage(chart_pages.chart_table),
     "/report.html": RunPage(chart_pages.report),
-    "/flow": RunPage(run_pages.flow, "flow.html", "flow", "Flow", slider=True),
-    "/groups": RunPage(run_pages.groups, "groups.html", "groups", "Groups", slider=True),
-    f"/groups/{GROUP}": RunPage(rollout_pages.group, "group.html", "groups", slider=True),
-    ROLLOUT: RunPage(rollout_pages.rollout, "rollout.html", "groups", slider=True),
+    "/flow": RunPage(run_pages.flow, "flow.html", "flow", "Flow"),
+    "/rollouts": RunPage(list_pages.rollouts, "rollouts.html", "rollouts", "Rollouts"),
+    "/groups": RunPage(run_pages.groups, "groups.html", "rollouts", "Groups", slider=True),
+    f"/groups/{GROUP}": RunPage(rollout_pages.group, "group.html", "rollouts", slider=True),
+    ROLLOUT: RunPage(rollout_pages.rollout, "rollout.html", "rollouts"),
     f"{ROLLOUT}/text": RunPage(rollout_pages.rollout_text),
     "/problems": RunPage(run_pages.problems, "problems.html", "problems", "Problems", slider=True),
     "/problems/{taskset}/{problem:count}": RunPage(run_pages.problem, "problem.html", "problems"),
     "/versions": RunPage(run_pages.versions, "versions.html", "versions", "Checkpoints"),
     "/versions/{version:count}": RunPage(run_pages.version, "version.html", "versions"),
     "/batches/{batch:count}": RunPage(run_pages.batch),
-    "/evaluations": RunPage(run_pages.evaluations, "evaluations.html", "evaluations", "Evaluations"),
+    "/evaluations": RunPage(list_pages.evaluations, "evaluations.html", "evaluations", "Evaluations"),
+    "/evaluations/{evaluation}": RunPage(list_pages.evaluation, "evaluation.html", "evaluations"),
     "/dead": RunPage(run_pages.dead, "dead.html", "dead", "Dead letters"),
     "/dead/{letter:path}": RunPage(run_pages.letter, "letter.html", "dead", "Dead letter"),
     "/find": RunPage(rollout_pages.find),

@@ -38,6 +38,8 @@ def environment() -> jinja2.Environment:
         "iso": iso,
         "percent": percent,
         "json_text": json_text,
+        "excerpt": excerpt,
+        "aligned": aligned,
         "unscored": unscored_text,
     }
     found.globals |= {"signs": SIGNS, "address": address, "shade": shade}
@@ -54,6 +56,28 @@ def address(*parts: object, **query: object) -> str:
     path = "/" + "/".join(quote(str(part), safe="/") for part in parts)
     asked = {name: value for name, value in query.items() if value not in (None, "", [])}
     return f"{path}?{urlencode(asked, doseq=True)}" if asked else path
+
+
+def excerpt(text: str, wanted: str = "", width: int = 170) -> tuple[str, str, str]:
+    """Return a text on one line in three parts, of which the second is the wanted one. A long text is shown around the
+    wanted one, or else with its beginning and its end, since answers often stand last."""
+    line = " ".join(text.split())
+    wanted = " ".join(wanted.split())
+    place = line.lower().find(wanted.lower()) if wanted else -1
+    if place >= 0:
+        begin, end = max(0, place - width // 2), place + len(wanted)
+        before = line[begin:place]
+        return "… " + before.partition(" ")[2] if begin else before, line[place:end], line[end : end + width // 2]
+    if len(line) > width:
+        tail = width // 3
+        line = f"{line[: width - tail].rpartition(' ')[0]} … {line[-tail:].partition(' ')[2]}"
+    return line, "", ""
+
+
+def aligned(value: float) -> str:
+    """Return a number with three decimals, as its neighbours in a column have; very small and large ones as
+    elsewhere."""
+    return f"{value:.3f}" if value == 0 or 0.0005 <= abs(value) < 10_000 else number(value)
 
 
 def moment(at: float | None) -> str:

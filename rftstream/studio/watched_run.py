@@ -56,6 +56,8 @@ class RunSnapshot:
     """Counts of the catalog. None: there is no catalog, since the run has not begun."""
     share_read: float = 0.0
     """Share of the log that the catalog has read, 0 to 1."""
+    num_texts_left: int = 0
+    """Rollouts whose texts the catalog has still to read."""
     error: str = ""
     """Why the run cannot be read now; empty if it can."""
     looked_at: float = 0.0
@@ -149,7 +151,16 @@ class WatchedRun:
         if self._follower is None:
             self._follower = RunFollower(self._open())
         found = self._follower.look(self._stopped.is_set)
-        return replace(self.snapshot, status=found.status, counts=found.counts, share_read=found.share_read, error="")
+        if found.has_more:
+            self._wake.set()
+        return replace(
+            self.snapshot,
+            status=found.status,
+            counts=found.counts,
+            share_read=found.share_read,
+            num_texts_left=self._follower.updater.texts.num_left,
+            error="",
+        )
 
     def _close_followed(self) -> None:
         if self._follower is not None:
@@ -206,6 +217,6 @@ def _changed(before: RunSnapshot, after: RunSnapshot) -> bool:
         return before != after
     return (
         before.counts != after.counts
-        or before.share_read != after.share_read
+        or (before.share_read, before.num_texts_left) != (after.share_read, after.num_texts_left)
         or before.status.to_json() != after.status.to_json()
     )

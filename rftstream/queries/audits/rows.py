@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -69,7 +69,8 @@ def new_records(
     ends: Mapping[TopicPartition, int],
     *,
     bodies: bool = False,
-) -> Iterator[list[Record]]:
+    max_polled: int = MAX_POLLED,
+) -> Generator[list[Record], None, None]:
     """Yield the records of a topic from its marks up to these ends, and advance the marks. LogChanged if the marks
     belong to another log."""
     begins = transport.admin.begin_offsets(topic)
@@ -85,7 +86,7 @@ def new_records(
     reader = transport.reader(starts, bodies=bodies)
     try:
         there = {place: ends[place] for place in own}
-        for records in read_to_ends(transport, reader, there, max_records=MAX_POLLED):
+        for records in read_to_ends(transport, reader, there, max_records=max_polled):
             fresh = []
             for record in records:
                 if record.offset >= there[record.place]:

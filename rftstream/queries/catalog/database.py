@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-FORMAT = 3
+FORMAT = 4
 """Version of the schema and of the rows' meaning. A file of another version is made anew."""
 WAIT_S = 5.0
 """Seconds that a reader waits for the writer."""
@@ -50,6 +50,8 @@ CREATE TABLE rollouts(
     PRIMARY KEY (sequence, sibling)
 ) WITHOUT ROWID;
 CREATE INDEX late_rollouts ON rollouts(late) WHERE late = 1;
+CREATE INDEX rollouts_by_reward ON rollouts(reward) WHERE reward IS NOT NULL;
+CREATE INDEX rollouts_by_length ON rollouts(num_tokens) WHERE num_tokens >= 0;
 CREATE TABLE batches(
     batch INTEGER NOT NULL, share INTEGER NOT NULL, begin_offset INTEGER NOT NULL, manifest_offset INTEGER NOT NULL,
     count INTEGER NOT NULL, written_at REAL NOT NULL, last INTEGER NOT NULL, PRIMARY KEY (batch, share)
@@ -83,6 +85,28 @@ CREATE TABLE letters(
 ) WITHOUT ROWID;
 CREATE INDEX letters_by_offset ON letters(offset);
 CREATE INDEX letters_by_reason ON letters(reason, kind, offset);
+CREATE TABLE text_marks(
+    partition INTEGER PRIMARY KEY, end INTEGER NOT NULL, last INTEGER NOT NULL, fingerprint TEXT NOT NULL
+);
+CREATE TABLE texts(  -- of rollouts
+    id INTEGER PRIMARY KEY,  -- sequence << 20 | sibling
+    said TEXT NOT NULL, tools TEXT NOT NULL,  -- names between spaces
+    version INTEGER  -- that sampled the first token
+);
+CREATE INDEX texts_by_version ON texts(version);
+CREATE TABLE tools(name TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE prompts(taskset TEXT NOT NULL, problem INTEGER NOT NULL, text TEXT NOT NULL);
+CREATE UNIQUE INDEX prompts_by_problem ON prompts(taskset, problem);
+CREATE TABLE results(object TEXT PRIMARY KEY, evaluation TEXT NOT NULL, version INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE samples(  -- of evaluations, of the newest result of each version
+    evaluation TEXT NOT NULL, version INTEGER NOT NULL, task INTEGER NOT NULL, number INTEGER NOT NULL,
+    reward REAL, num_tokens INTEGER NOT NULL, reason TEXT NOT NULL, said TEXT NOT NULL
+);
+CREATE UNIQUE INDEX samples_by_task ON samples(evaluation, version, task, number);
+CREATE INDEX samples_by_reward ON samples(evaluation, version, reward) WHERE reward IS NOT NULL;
+CREATE TABLE questions(
+    evaluation TEXT NOT NULL, task INTEGER NOT NULL, text TEXT NOT NULL, answer TEXT, PRIMARY KEY (evaluation, task)
+);
 """
 
 _ADMIT = """

@@ -103,9 +103,19 @@ def find_groups(
     with_siblings: bool = True,
 ) -> list[GroupRow]:
     """Return groups, newest first. `before`: only groups with a smaller sequence, for the next page."""
-    where, values = ["admitted_at <= :at"], _values(moment, limit=limit, before=before)
+    where, values = conditions_of(wanted, moment)
     if before is not None:
         where.append("sequence < :before")
+    rows = catalog.rows(
+        f"SELECT * FROM groups WHERE {' AND '.join(where)} ORDER BY sequence DESC LIMIT :limit",
+        {**values, "limit": limit, "before": before},
+    )
+    return [_group(catalog, row, moment, with_siblings=with_siblings) for row in rows]
+
+
+def conditions_of(wanted: GroupFilter, moment: Moment) -> tuple[list[str], dict[str, Any]]:
+    """Return the conditions of a filter on the table `groups`, and the values in them."""
+    where, values = ["admitted_at <= :at"], _values(moment)
     if wanted.fate:
         where.append(_FATE_CONDITIONS.get(wanted.fate, "0"))
     for name in ("reason", "taskset", "batch", "problem"):
@@ -115,8 +125,7 @@ def find_groups(
             values[name] = value
     if wanted.reason or wanted.batch is not None:
         where.append("decided_at <= :at")
-    rows = catalog.rows(f"SELECT * FROM groups WHERE {' AND '.join(where)} ORDER BY sequence DESC LIMIT :limit", values)
-    return [_group(catalog, row, moment, with_siblings=with_siblings) for row in rows]
+    return where, values
 
 
 def find_group(catalog: CatalogReader, moment: Moment, group_id: str) -> GroupRow | None:
@@ -181,7 +190,7 @@ def _siblings(catalog: CatalogReader, group: Row, batch: int | None, moment: Mom
     by_sibling = {row["sibling"]: row for row in rows}
     size = max(group["group_size"], max(by_sibling, default=-1) + 1)
     return tuple(
-        _rollout(f"{group['group_id']}/{sibling}", sibling, by_sibling.get(sibling), batch, moment)
+        rollout_row(f"{group['group_id']}/{sibling}", sibling, by_sibling.get(sibling), batch, moment)
         for sibling in range(min(size, MAX_SIBLINGS))
     )
 
@@ -190,7 +199,9 @@ MAX_SIBLINGS = 512
 """The most siblings of a group that are shown."""
 
 
-def _rollout(rollout_id: str, sibling: int, row: Row | None, batch: int | None, moment: Moment) -> RolloutRow:
+def rollout_row(rollout_id: str, sibling: int, row: Row | None, batch: int | None, moment: Moment) -> RolloutRow:
+    """Return a rollout from its row of the catalog, if it has one, at a moment. `batch`: that of its group."""
+
     def then(column: str, value: Any) -> Any:
         """Return a value if the row's time is not after the moment."""
         return value if row is not None and row[column] is not None and row[column] <= moment.at_s else None
@@ -237,6 +248,13 @@ _FATE_CONDITIONS = {
 }
 
 
+def like(text: str) -> str:
+    """Return the pattern of texts that have this one in them. Its escape character is an exclamation mark."""
+    for sign in "!%_":
+        text = text.replace(sign, f"!{sign}")
+    return f"%{text}%"
+
+
 def _values(moment: Moment, **more: Any) -> dict[str, Any]:
     return {"at": moment.at_s, "version": moment.version, **more}
 
@@ -267,8 +285,10 @@ ORDERS = {
     "learned": "newest - first IS NULL, newest - first DESC, taskset, problem",
     "forgotten": "newest - first IS NULL, newest - first, taskset, problem",
     "seen": "num_groups DESC, taskset, problem",
+    "rare": "num_groups, taskset DESC, problem DESC",
+    "last": "taskset DESC, problem DESC",
 }
-"""Orders of problems. The table `problems` has an index for each."""
+"""Orders of problems. The table `problems` has an index for each, which is read backwards for the last two."""
 
 _PROBLEMS_THEN = (
     "SELECT p.*, (SELECT reward_mean FROM groups g WHERE g.sequence = p.first_sequence) AS first,"
@@ -288,18 +308,26 @@ def find_problems(
     moment: Moment,
     *,
     taskset: str = "",
+    text: str = "",
+    reward: tuple[float | None, float | None] = (None, None),
     order: str = "problem",
     skip: int = 0,
     limit: int = PAGE,
 ) -> list[ProblemRow]:
-    """Return problems with the results of their groups. For now, they are a page of an index; for an earlier moment,
-    all groups are read."""
+    """Return problems with the results of their groups: all, or those with a text in their prompt, or with a mean
+    reward in a range. For now, they are a page of an index; for an earlier moment, all groups are read."""
+    conditions = {
+        "taskset = :taskset": taskset,
+        "(taskset, problem) IN (SELECT taskset, problem FROM prompts WHERE text LIKE :text ESCAPE '!')": text,
+        "reward_mean >= :least": reward[0] is not None,
+        "reward_mean <= :most": reward[1] is not None,
+    }
+    where = " AND ".join(["1", *(condition for condition, is_wanted in conditions.items() if is_wanted)])
     rows = catalog.rows(
         f"SELECT *, first AS reward_first, newest AS reward_newest FROM"
         f" ({'SELECT * FROM problems' if moment.is_now else _PROBLEMS_THEN})"
-        f" WHERE :taskset = '' OR taskset = :taskset ORDER BY {ORDERS.get(order, ORDERS['problem'])}"
-        " LIMIT :limit OFFSET :skip",
-        _values(moment, taskset=taskset, limit=limit, skip=skip),
+        f" WHERE {where} ORDER BY {ORDERS.get(order, ORDERS['problem'])} LIMIT :limit OFFSET :skip",
+        _values(moment, taskset=taskset, text=like(text), least=reward[0], most=reward[1], limit=limit, skip=skip),
     )
     return [_made(ProblemRow, row) for row in rows]
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.versions import EvalResult
 from rftstream.queries.audits.rows import LogChanged, Mark, new_records
 from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader, Connection, open_catalog
+from rftstream.queries.catalog.texts import TextReader
 from rftstream.queries.catalog.writer import READ, CatalogWriter
 from rftstream.queries.facts.database import folder_of, identity_of
 from rftstream.runs.folder import OpenRun
@@ -42,6 +44,7 @@ class CatalogUpdater:
         self._is_ours: bool | None = None
         self.path = self._folder / FILE
         """The catalog file. `open_catalog` opens it for reading."""
+        self.texts = TextReader(run)
         self.done = self.total = 0
         """Offsets read so far and offsets in all, at the last update; for a progress bar."""
 
@@ -57,6 +60,17 @@ class CatalogUpdater:
         except LogChanged:
             self._database.clear()
             return self._read(self._database, should_stop)
+
+    def read_texts(self, results: Iterable[EvalResult]) -> bool:
+        """Read some of the texts that the catalog lacks: of rollouts, and of these results of evaluations. Return
+        whether there may be more."""
+        if self._database is None:
+            return False
+        try:
+            return self.texts.read(self._database, results)
+        except LogChanged:
+            self._database.clear()
+            return True
 
     def open_catalog(self) -> CatalogReader | None:
         """Open the catalog for reading, in any thread. The caller closes it. None if there is no catalog yet."""

@@ -43,6 +43,8 @@ class Look:
     """Admission time of the oldest group without an outcome, in log time in seconds; None if there is none."""
     share_read: float
     """Share of the log that the catalog has read, 0 to 1."""
+    has_more: bool
+    """Whether texts are still to be read; the next look reads on."""
 
 
 class RunFollower:
@@ -65,6 +67,7 @@ class RunFollower:
             history.read()
             if updater.done >= updater.total:
                 break
+        has_more = updater.done >= updater.total and updater.read_texts(history.history().evaluations)
         counts, known, oldest = None, None, None
         if (catalog := updater.open_catalog()) is not None:
             moment = Moment(version=history.history().version)
@@ -77,6 +80,7 @@ class RunFollower:
             counts=counts,
             oldest_open_at=oldest,
             share_read=updater.done / updater.total if updater.total else 1.0,
+            has_more=has_more,
         )
 
     def _known(

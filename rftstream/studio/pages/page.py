@@ -25,7 +25,7 @@ from rftstream.studio.watched_run import RunSnapshot, WatchedRun
 
 TABS = {
     "": "Overview",
-    "groups": "Rollouts",
+    "rollouts": "Rollouts",
     "problems": "Problems",
     "versions": "Checkpoints",
     "evaluations": "Evaluations",
@@ -143,6 +143,12 @@ class PageOfRun:
         """Return the address of a page of this run, at the same moment unless `as_of` names another."""
         return address("runs", self.run.name, *parts, **{"as_of": self.moment.text, **query})
 
+    def again(self, **changes: object) -> str:
+        """Return the address of this page with some changes of its query, from the first of its rows on."""
+        places = ("before", "skip", "after", "unique")
+        kept = {name: value for name, value in self.request.query_params.items() if name not in places}
+        return address(self.request.url.path.lstrip("/"), **{**kept, **changes})
+
     def answer(self, template: str, tab: str, title: str, *, slider: bool = False, **values: Any) -> Response:
         """Return the page. `slider`: whether it offers earlier moments."""
         history = self.run.history
@@ -158,11 +164,16 @@ class PageOfRun:
             revision=self.revision,
             moment_=self.moment,
             href=self.href,
+            again=self.again,
             here=self.request.url.path,
             slider=slider,
             may_annotate=self.viewer.role >= StudioRole.annotator,
             may_operate=self.viewer.role >= StudioRole.operator,
-            kept=[(k, v) for k, v in self.request.query_params.multi_items() if k not in ("as_of", "before", "skip")],
+            kept=[
+                (k, v)
+                for k, v in self.request.query_params.multi_items()
+                if k not in ("as_of", "before", "skip", "after")
+            ],
             newest_version=0 if history is None else history.newest_version,
         )
 

@@ -17,8 +17,8 @@ from rftstream.queries.records.rollout_view import MAX_TOKENS, ShownRollout, Tok
 from rftstream.queries.records.shown import CompletionReader
 from rftstream.queries.traces.lineage import parse_target
 from rftstream.runs.folder import OpenRun
+from rftstream.studio.pages.list_pages import reward_limits
 from rftstream.studio.pages.page import PageOfRun, Values
-from rftstream.studio.pages.run_pages import reward_limits
 from rftstream.studio.rendering import shade
 
 COLORINGS = ("logprob", "version", "mask", "advantage")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
@@ -20,7 +21,6 @@ from rftstream.queries.catalog.finding import (
     ORDERS,
     PAGE,
     GroupFilter,
-    GroupRow,
     count_problems,
     find_batch,
     find_groups,
@@ -29,7 +29,8 @@ from rftstream.queries.catalog.finding import (
     find_put_back,
     list_tasksets,
 )
-from rftstream.queries.curves.evaluations import newest_and_best, shown_metrics
+from rftstream.queries.catalog.listing import find_extremes
+from rftstream.queries.curves.evaluations import newest_and_best
 from rftstream.queries.curves.history import History
 from rftstream.queries.records.dead import find_letters
 from rftstream.queries.records.group_view import read_manifests, read_problem
@@ -37,12 +38,13 @@ from rftstream.queries.records.inspect import record_to_text
 from rftstream.queries.state.flow_map import flow_of, what_is_wrong
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
-from rftstream.studio.charts import evaluation_chart, run_charts
+from rftstream.studio.charts import run_charts
+from rftstream.studio.pages.list_pages import asked_range, asked_text, versions_beside, with_lines
 from rftstream.studio.pages.page import PageOfRun, Values
 
-VERSIONS_PAGE = 50
-MAX_EVALUATIONS = 60
-"""Most versions of one evaluation that are shown side by side."""
+VERSIONS_PAGE = 25
+METRICS = ("reward", "loss", "tokens", "staleness_max", "step_s")
+"""Metrics of a step that the list of checkpoints shows, and can be ordered by."""
 
 
 def glance(page: PageOfRun) -> Values:
@@ -61,7 +63,7 @@ def glance(page: PageOfRun) -> Values:
         "letters": sum(kind.count for kind in count_letters(page.catalog, moment)),
         "charts": run_charts(page.charted, only_first=True),
         "fates": ("trained", "pending", "filtered", "expired", "dead"),
-        "newest": find_groups(page.catalog, moment, GroupFilter(), limit=6),
+        **with_lines(page, find_groups(page.catalog, moment, GroupFilter(), limit=6)),
         "best": newest_and_best(history.evaluations),
     }
 
@@ -102,37 +104,37 @@ def groups(page: PageOfRun) -> Values:
         if not wanted.fate or result == wanted.fate or (wanted.fate in ("trained", "batched") and result == "batched"):
             reasons[reason] += count
     return {
-        "groups": found,
+        **with_lines(page, found),
         "wanted": wanted,
         "counts": counts,
         "fates": FATES,
         "reasons": sorted(reasons.items(), key=lambda pair: -pair[1]),
         "tasksets": list_tasksets(page.catalog),
-        "limits": reward_limits(found),
         "older": found[-1].sequence if len(found) == PAGE else None,
     }
 
 
-def reward_limits(groups: Sequence[GroupRow]) -> tuple[float, float]:
-    """Return the lowest and highest reward of some groups' siblings, at least 0 to 1, as limits for bars."""
-    rewards = [sibling.reward for group in groups for sibling in group.siblings if sibling.reward is not None]
-    return min([0.0, *rewards]), max([1.0, *rewards])
-
-
 def problems(page: PageOfRun) -> Values:
-    """Problems, with the results of their groups from the first to the newest."""
+    """Problems with their prompt, the results of their groups from the first to the newest, and what the best and the
+    worst of their newest rollouts said."""
     taskset, order = page.asked("taskset")[:100], page.asked("order", "problem")
-    skip = page.number("skip") or 0
-    found = find_problems(page.catalog, page.moment, taskset=taskset, order=order, skip=skip)
+    skip, text, reward = page.number("skip") or 0, asked_text(page), asked_range(page, "reward")
+    found = find_problems(
+        page.catalog, page.moment, taskset=taskset, text=text, reward=reward, order=order, skip=skip, limit=PAGE + 1
+    )
+    shown = found[:PAGE]
+    which = [GroupFilter(taskset=one.taskset, problem=one.problem) for one in shown]
     return {
-        "problems": found,
+        "problems": list(zip(shown, find_extremes(page.catalog, page.moment, which), strict=True)),
         "num_problems": count_problems(page.catalog, page.moment, taskset=taskset),
         "taskset": taskset,
+        "text": text,
+        "reward": reward,
         "tasksets": list_tasksets(page.catalog),
         "order": order if order in ORDERS else "problem",
-        "orders": list(ORDERS),
         "skip": skip,
         "page_size": PAGE,
+        "more": skip + PAGE if len(found) > PAGE else None,
     }
 
 
@@ -150,25 +152,32 @@ def problem(page: PageOfRun) -> Values:
         "title": f"Problem {taskset} {index}",
         "taskset": taskset,
         "index": index,
-        "groups": found,
         "problem": shown,
-        "limits": reward_limits(found),
+        **with_lines(page, found),
+        **versions_beside(page, taskset, index),
         "older": found[-1].sequence if len(found) == 2 * PAGE else None,
     }
 
 
 def versions(page: PageOfRun) -> Values:
-    """Versions, newest first, with their training data and the results."""
-    history, before = page.history, page.number("before")
-    end = len(history.steps) if before is None else bisect_left(history.steps, before, key=_version_of)
-    steps = history.steps[max(0, end - VERSIONS_PAGE) : end][::-1]
-    evaluated = {step.name.version: _results_of(history, step.name.version) for step in steps}
-    announced = {} if page.run.history is None else page.run.history.announced
+    """Versions with their training data, the results, and what the best and the worst rollout of their batch said."""
+    history, skip, order = page.history, page.number("skip") or 0, page.asked("order", "-version")
+    name, end = order.removeprefix("-"), skip + VERSIONS_PAGE
+    ordered: Sequence[StepRecord]
+    if name in METRICS:
+        sign = -1.0 if order.startswith("-") else 1.0
+        ordered = sorted(history.steps, key=lambda one: sign * one.metrics.get(name, sign * math.inf))
+    else:
+        ordered = history.steps if order == "version" else history.steps[::-1]
+    steps = ordered[skip:end]
+    batches = [GroupFilter(batch=-1 if step.batch_sequence is None else step.batch_sequence) for step in steps]
     return {
-        "steps": steps,
-        "announced": announced,
-        "evaluated": evaluated,
-        "older": steps[-1].name.version if end > VERSIONS_PAGE else None,
+        "steps": list(zip(steps, find_extremes(page.catalog, page.moment, batches), strict=True)),
+        "order": order,
+        "metrics": METRICS,
+        "announced": {} if page.run.history is None else page.run.history.announced,
+        "evaluated": {step.name.version: _results_of(history, step.name.version) for step in steps},
+        "more": end if end < len(ordered) else None,
     }
 
 
@@ -193,8 +202,7 @@ def version(page: PageOfRun) -> Values:
         "batch": batch,
         "shares": shares,
         "manifests": manifests,
-        "groups": found,
-        "limits": reward_limits(found),
+        **with_lines(page, found),
         "older": found[-1].sequence if len(found) == 2 * PAGE else None,
         "weights": None if reader is None else reader.announced.get(step.name),
         "evaluations": _results_of(history, number),
@@ -226,24 +234,6 @@ def batch(page: PageOfRun) -> Response:
     return RedirectResponse(page.href("versions", page.request.path_params["batch"] + 1), 302)
 
 
-def evaluations(page: PageOfRun) -> Values:
-    """Evaluations side by side: versions as rows, metrics as columns, and a curve of each."""
-    history = page.history
-    found: dict[str, list[EvalResult]] = defaultdict(list)
-    for result in reversed(history.evaluations):
-        if len(results := found[result.evaluation]) < MAX_EVALUATIONS:
-            results.append(result)
-    tables = {
-        name: (shown_metrics([result.metrics for result in results]), results)
-        for name, results in sorted(found.items())
-    }
-    return {
-        "tables": tables,
-        "charts": [evaluation_chart(page.charted)],
-        "best": newest_and_best(history.evaluations),
-    }
-
-
 def dead(page: PageOfRun) -> Values:
     """Dead letters by reason and error, newest first, and the groups that died."""
     reason = page.asked("reason")[:100]
@@ -255,9 +245,8 @@ def dead(page: PageOfRun) -> Values:
         "letters": letters,
         "kinds": kinds,
         "reason": reason,
-        "groups": groups,
+        **with_lines(page, groups),
         "put_back": put_back,
-        "limits": reward_limits(groups),
         "older": letters[-1].offset if len(letters) == PAGE else None,
     }
 

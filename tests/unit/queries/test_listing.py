@@ -1,86 +1,219 @@
-"""`list`: every part has a line, read without importing it; run folders with their state."""
+"""Lists of rollouts and of samples, beside the same lists made from the log without an index."""
 
 from __future__ import annotations
 
-import sys
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from rftstream.config.parts import registry
-from rftstream.errors import ConfigError
-from rftstream.queries.reference import listing
-from rftstream.queries.reference.settings import NAMING
+from rftstream.contracts.outcomes import GroupOutcome
+from rftstream.contracts.rollouts import Rollout
+from rftstream.queries.catalog import listing, samples
+from rftstream.queries.catalog.database import CatalogReader
+from rftstream.queries.catalog.finding import GroupFilter, find_groups, find_problems
+from rftstream.queries.catalog.listing import RolloutFilter, find_extremes, find_rollouts
+from rftstream.queries.catalog.moments import Moment
+from rftstream.queries.catalog.texts import HEAD, TAIL, cut_text
+from rftstream.queries.state.following import RunFollower
+from rftstream.runs.folder import OpenRun, open_run
+from rftstream.service.role import Log
+from tests.text_run import make_text_run
 
 
-@pytest.mark.parametrize("kind", registry.KINDS)
-def test_every_part_has_a_line(kind: str) -> None:
-    parts = listing.list_parts(kind)
-    assert [part.name for part in parts] == list(registry.table(kind))
-    assert all(part.description for part in parts)
-    text = listing.parts_to_text(kind, parts)
-    assert "To add one" in text
-    assert f"{NAMING[kind]} = " in text
+@dataclass
+class Said:
+    """A rollout as the log has it."""
+
+    name: str
+    sequence: int
+    sibling: int
+    text: str
+    tools: list[str]
+    version: int
+    status: str
+    tokens: int
+    reward: float | None
+    result: str
+    batch: int | None
+    problem: int
 
 
-def test_settings_with_their_defaults() -> None:
-    (grpo,) = (part for part in listing.list_parts("algorithm") if part.name == "grpo")
-    assert "clip_low = 0.2" in grpo.knobs
-    (gym,) = (part for part in listing.list_parts("taskset") if part.name == "reasoning_gym")
-    assert "config = {}" in gym.knobs
-    (hf,) = (part for part in listing.list_parts("taskset") if part.name == "hf")
-    assert {"split = None", "answer_after = None"} <= set(hf.knobs), "its own and what it inherits"
+@dataclass
+class Scene:
+    catalog: CatalogReader
+    run: OpenRun
+    said: list[Said]
+    """All rollouts, in the order of admission."""
+    now: Moment
 
 
-def test_settings_are_inherited_over_several_classes_and_given_anew() -> None:
-    parts = {part.name: part for part in listing.list_parts("algorithm")}
-    assert {"kl_coef = 0.0", "correction = 'tis'", "clip_high = 0.28", "overlong_share = 0.2"} <= set(
-        parts["dapo"].knobs
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("texts") / "words"
+    make_text_run(folder, 500)
+    follower = RunFollower(open_run(folder))
+    while follower.look().has_more:
+        pass
+    catalog = follower.updater.open_catalog()
+    assert catalog is not None
+    with catalog:
+        now = Moment(version=follower.history.history().version)
+        yield Scene(catalog, follower.run, read_all(follower.run), now)
+    follower.close()
+
+
+def read_all(run: OpenRun) -> list[Said]:
+    log, found = Log(run.transport), {}
+    for _, message in log.in_force("rollouts"):
+        assert isinstance(message, Rollout)
+        said = [turn for turn in message.turns if turn.role == "assistant"]
+        ids = message.ids
+        found[ids.rollout_id] = Said(
+            name=ids.rollout_id, sequence=ids.sequence, sibling=ids.sibling,
+            text="\n".join(turn.content for turn in said),
+            tools=[call.name for turn in said for call in turn.tool_calls],
+            version=message.segments[0].versions[0].version, status=str(message.status), tokens=message.num_tokens,
+            reward=None, result="pending", batch=None, problem=int(ids.group_id.split("/")[2]),
+        )  # fmt: skip
+    for _, message in log.in_force("outcomes"):
+        assert isinstance(message, GroupOutcome)
+        for one in message.rollouts:
+            said_one = found[one.rollout_id]
+            said_one.reward, said_one.result, said_one.batch = one.reward, str(message.result), message.batch_sequence
+    return sorted(found.values(), key=lambda one: (one.sequence, one.sibling))
+
+
+Wanted = tuple[RolloutFilter, Callable[[Said], bool]]
+FILTERS: dict[str, Wanted] = {
+    "all": (RolloutFilter(), lambda one: True),
+    "text": (RolloutFilter(text="CALCULATOR"), lambda one: "calculator" in one.text),
+    "signs of patterns": (RolloutFilter(text="% of_them!"), lambda one: False),
+    "marks": (RolloutFilter(text="#### 1"), lambda one: "#### 1" in one.text),
+    "truncated": (RolloutFilter(status="truncated"), lambda one: one.status == "truncated"),
+    "a tool": (RolloutFilter(tool="calculator"), lambda one: "calculator" in one.tools),
+    "any tool": (RolloutFilter(tool="any"), lambda one: bool(one.tools)),
+    "another tool": (RolloutFilter(tool="calc"), lambda one: False),
+    "reward": (RolloutFilter(reward=(0.05, 0.5)), lambda one: one.reward is not None and 0.05 <= one.reward <= 0.5),
+    "length": (RolloutFilter(tokens=(60, None)), lambda one: one.tokens >= 60),
+    "version": (RolloutFilter(version=(2, 3)), lambda one: 2 <= one.version <= 3),
+    "no such version": (RolloutFilter(version=(99, None)), lambda one: False),
+    "filtered": (RolloutFilter(fate="filtered"), lambda one: one.result == "filtered"),
+    "dead": (RolloutFilter(fate="dead"), lambda one: one.result == "dead"),
+    "trained": (RolloutFilter(fate="trained"), lambda one: one.result == "batched"),
+    "nonsense": (RolloutFilter(fate="'; DROP"), lambda one: False),
+    "problem": (
+        RolloutFilter(groups=GroupFilter(taskset="word-problems", problem=3)),
+        lambda one: one.problem == 3,
+    ),
+    "batch": (RolloutFilter(groups=GroupFilter(batch=2)), lambda one: one.batch == 2),
+    "taskset": (RolloutFilter(groups=GroupFilter(taskset="others")), lambda one: False),
+    "several": (
+        RolloutFilter(text="step by step", tool="any", reward=(0.9, None), version=(1, None), tokens=(None, 90)),
+        lambda one: (
+            "step by step" in one.text and bool(one.tools) and (one.reward or 0) >= 0.9
+            and one.version >= 1 and one.tokens <= 90
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_each_filter_in_each_order(scene: Scene, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages after each other have every such rollout once, in order, though each page looks at few rows."""
+    monkeypatch.setattr(listing, "WINDOW", 150)
+    wanted, holds = FILTERS[name]
+    for order, (column, direction) in listing.ORDERS.items():
+        sign = -1 if direction == "DESC" else 1
+        key = {"sequence": "sequence", "reward": "reward", "num_tokens": "tokens"}[column]
+        expected = sorted(
+            (one for one in scene.said if holds(one) and getattr(one, key) is not None),
+            key=lambda one: (sign * getattr(one, key), sign * one.sequence, sign * one.sibling),
+        )
+        found, after = [], None
+        for _ in range(100):
+            page = find_rollouts(scene.catalog, scene.now, wanted, order=order, after=after)
+            found += page.rollouts
+            after = page.after
+            if after is None:
+                break
+        assert [one.row.rollout_id for one in found] == [one.name for one in expected], (order, len(found))
+        texts = {one.name: one.text for one in expected}
+        assert all(one.said == texts[one.row.rollout_id] and "How many" in one.prompt for one in found)
+
+
+def test_an_earlier_moment(scene: Scene) -> None:
+    groups = find_groups(scene.catalog, scene.now, GroupFilter(), limit=1000)
+    decided = {group.group_id: group.decided_at or 0.0 for group in groups}
+    then = Moment(at_s=sorted(decided.values())[len(decided) // 2], version=3)
+    every, past = (
+        find_rollouts(scene.catalog, moment, RolloutFilter(), limit=10_000).rollouts for moment in (scene.now, then)
     )
-    assert "clip_high = 0.2" not in parts["dapo"].knobs
-    assert len({knob.partition(" ")[0] for knob in parts["dapo"].knobs}) == len(parts["dapo"].knobs)
-    assert {"mu = 0.1", "clip_high = 0.2", "kl_coef = 0.0"} <= set(parts["mix"].knobs), "of a class inside another"
+    names = [one.row.rollout_id for one in every if (one.row.sampled_at or 0.0) <= then.at_s]
+    assert [one.row.rollout_id for one in past] == names and 0 < len(past) < len(every)
+    assert all(one.row.reward is None for one in past if decided[one.group_id] > then.at_s)
+    best = find_rollouts(scene.catalog, then, RolloutFilter(), order="best", limit=10_000).rollouts
+    assert len(best) == sum(one.row.reward is not None for one in past)
 
 
-def test_nothing_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "rftstream.backends.torch.backend", raising=False)
-    listing.list_parts("backend")
-    assert "rftstream.backends.torch.backend" not in sys.modules
+def test_best_and_worst(scene: Scene) -> None:
+    for wanted, holds in (
+        (GroupFilter(taskset="word-problems", problem=5), lambda one: one.problem == 5),
+        (GroupFilter(batch=1), lambda one: one.batch == 1),
+        (7, lambda one: one.sequence == 7),
+    ):
+        rewards = [one.reward for one in scene.said if holds(one) and one.reward is not None]
+        [found] = find_extremes(scene.catalog, scene.now, [wanted])
+        assert found.best and found.worst and "How many" in found.prompt
+        assert (found.best.row.reward, found.worst.row.reward) == (max(rewards), min(rewards))
+    [none] = find_extremes(scene.catalog, scene.now, [GroupFilter(batch=999)])
+    assert (none.best, none.worst, none.prompt) == (None, None, "")
 
 
-def test_kinds_in_both_numbers() -> None:
-    assert listing.kind_of("policies") == listing.kind_of("policy") == "policy"
-    with pytest.raises(ConfigError, match="did you mean 'rewards'"):
-        listing.kind_of("rewardz")
+def test_problems_by_prompt_and_reward(scene: Scene) -> None:
+    every = find_problems(scene.catalog, scene.now, limit=1000)
+    which = [GroupFilter(taskset=one.taskset, problem=one.problem) for one in every]
+    said_of = dict(zip((one.problem for one in every), find_extremes(scene.catalog, scene.now, which), strict=True))
+    with_shells = find_problems(scene.catalog, scene.now, text="SHELLS", limit=1000)
+    assert 0 < len(with_shells) < len(every)
+    assert {one.problem for one in with_shells} == {n for n, said in said_of.items() if "shells" in said.prompt}
+    hard = find_problems(scene.catalog, scene.now, reward=(None, 0.4), order="hardest", limit=1000)
+    means = [one.reward_mean for one in every if one.reward_mean is not None and one.reward_mean <= 0.4]
+    assert [one.reward_mean for one in hard] == sorted(means)
+    for order, opposite in (("seen", "rare"), ("problem", "last")):
+        there, back = (find_problems(scene.catalog, scene.now, order=one, limit=1000) for one in (order, opposite))
+        assert there == back[::-1]
 
 
-def test_a_folder_that_is_no_run_is_not_listed(tmp_path: Path) -> None:
-    (tmp_path / "notes").mkdir()
-    assert listing.list_runs(tmp_path) == []
-    assert "rftstream run" in listing.runs_to_text([])
-    with pytest.raises(ConfigError, match="no such folder"):
-        listing.list_runs(tmp_path / "nowhere")
+def test_samples_of_two_versions(scene: Scene) -> None:
+    [newest, *_, first] = samples.list_evaluated(scene.catalog, "held-out")
+    files = {
+        version: [json.loads(line) for line in path.read_text().splitlines()]
+        for version in (newest, first)
+        for path in Path(scene.run.folder.path / "weights/evals/held-out").glob(f"*{version:08}-1-due.jsonl")
+    }
+    found = samples.find_samples(scene.catalog, "held-out", newest, beside=first, limit=1000)
+    for one, line, other in zip(found, files[newest], files[first], strict=True):
+        assert one.beside is not None and one.change is not None
+        assert (one.prompt, one.answer) == (line["prompt"][0]["content"], line["answer"])
+        assert one.said.splitlines()[-1] == line["completion"][-1]["content"].splitlines()[-1]
+        assert (one.reward, one.beside.reward) == (line["reward"], other["reward"])
+        assert one.change == pytest.approx(line["reward"] - other["reward"])
+    changes = [one.change for one in samples.find_samples(
+        scene.catalog, "held-out", newest, beside=first, order="lost", limit=1000)]  # fmt: skip
+    assert changes == sorted(changes, key=lambda change: change or 0.0)
+    name = found[0].prompt.split()[0]
+    some = samples.find_samples(scene.catalog, "held-out", newest, text=name, limit=1000)
+    assert {one.task for one in some} == {one.task for one in found if name in one.prompt}
+    best, worst = samples.find_extreme_samples(scene.catalog, "held-out", newest)
+    rewards = [line["reward"] for line in files[newest]]
+    assert (best.reward, worst.reward) == (max(rewards), min(rewards))
+    assert samples.find_samples(scene.catalog, "nothing", newest) == []
 
 
-def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "config.toml").write_text("[run")
-    (line,) = listing.list_runs(tmp_path)
-    assert line.state == "unknown"
-    assert "not TOML" in listing.runs_to_text([line])
-
-
-def test_runs_are_sought_where_run_writes_them(tmp_path: Path) -> None:
-    run_file = '[run]\nname = "{name}"\nfolder = "{folder}"\n'
-    (tmp_path / "examples").mkdir()
-    (tmp_path / "examples" / "a.toml").write_text(run_file.format(name="a", folder="runs"))
-    (tmp_path / "b.toml").write_text(run_file.format(name="b", folder="out/of/here"))
-    (tmp_path / "broken.toml").write_text("[run")
-    with pytest.raises(ConfigError, match=r"no runs here: neither runs/ nor .* --folder"):
-        listing.run_places(tmp_path)
-    for place, name in (("examples/runs", "a"), ("out/of/here", "b"), ("runs", "c")):
-        (tmp_path / place / name).mkdir(parents=True)
-        (tmp_path / place / name / "config.toml").write_text("[run")
-    assert sorted(line.name for line in listing.list_runs(*listing.run_places(tmp_path))) == ["a", "b", "c"]
-    assert str(tmp_path / "out/of/here") in listing.runs_to_text(listing.list_runs(*listing.run_places(tmp_path)))
-    assert [line.name for line in listing.list_runs(*listing.run_places(tmp_path / "runs"))] == ["c"]
+def test_long_texts_lose_their_middle() -> None:
+    assert cut_text("x" * (HEAD + TAIL)) == "x" * (HEAD + TAIL)
+    cut = cut_text("a" * HEAD + "b" * 10 + "c" * TAIL)
+    assert cut.startswith("a" * HEAD + " [") and cut.endswith("] " + "c" * TAIL) and "b" not in cut

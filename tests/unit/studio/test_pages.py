@@ -62,6 +62,7 @@ def addresses(simulation: Simulation) -> list[str]:
         "/batches/{batch:count}": "/batches/1",
         "/charts.csv": "/charts.csv?show=Loss",
         "/dead/{letter:path}": "",
+        "/evaluations/{evaluation}": "/evaluations",  # samples are in the store of a run in memory
         "/find": f"/find?id={group}/0",
     }
     return [f"/runs/demo{parts.get(path, path)}" for path, page in OF_RUN.items() if not page.fresh]
