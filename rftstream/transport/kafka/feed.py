@@ -126,9 +126,10 @@ class Feed:
         """Return whether `take` would return something or raise."""
         return self._failure is not None or any(place not in self._paused for place in self._held)
 
-    def fill(self, *, due: bool = True) -> None:
+    def fill(self, *, due: bool = True, most: int | None = None) -> None:
         """Take arrived records from the client, and keep its membership alive. Unless it is `due`, this does nothing
-        while records are held and the last call is less than _LOOK_S ago."""
+        while records are held and the last call is less than _LOOK_S ago. `most` is the number of held records from
+        which nothing more is unpacked; None for no limit."""
         now = time.monotonic()
         if not due and self.has_data() and now - self._filled_at < _LOOK_S:
             return
@@ -138,7 +139,7 @@ class Feed:
             # The first step is small, since fetched data may unpack to much more.
             step = _FIRST_STEP
             compat_consumer.drop_used_up_fetch(self.consumer)
-            while arrived := self.consumer.poll(timeout_ms=0, max_records=step):
+            while (room := self._room(most, step)) and (arrived := self.consumer.poll(timeout_ms=0, max_records=room)):
                 before = self._num_bytes
                 num = self._hold(arrived)
                 self._mind_room()
@@ -225,6 +226,10 @@ class Feed:
                 self._num_bytes += _size(record)
             num += len(records)
         return num
+
+    def _room(self, most: int | None, step: int) -> int:
+        """Return how many records may be unpacked next, at most `step`."""
+        return step if most is None else max(0, min(step, most - sum(map(len, self._held.values()))))
 
     def _mind_room(self) -> None:
         """Stop fetching when enough is held, and start again at half of that. Bytes of paused partitions do not count,

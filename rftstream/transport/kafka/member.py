@@ -45,13 +45,17 @@ class KafkaReader:
     def __init__(self, clients: KafkaClientFactory, positions: Mapping[TopicPartition, int], *, bodies: bool) -> None:
         self._feed = Feed(clients, clients.consumer(), bodies=bodies)
         self._places = frozenset(positions)
+        self._most: int | None = None
+        """Most records that are held: those of one poll. Who looks up a record in a long partition would otherwise
+        unpack megabytes behind it. None for several partitions, which are served fairly out of all that arrived."""
         if positions:
             self._feed.consumer.assign([clients.partition(place) for place in positions])
         for place, offset in positions.items():
             self._feed.seek(place, offset)
 
     def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
-        self._feed.fill(due=False)
+        self._most = max_records if len(self._places) == 1 else None
+        self._feed.fill(due=False, most=self._most)
         return self._feed.take(max_records, max_bytes)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
@@ -82,7 +86,7 @@ class KafkaReader:
 
     def has_data(self) -> bool:
         """Return whether `poll` may have something. `KafkaTransport.wait` asks it."""
-        self._feed.fill()
+        self._feed.fill(most=self._most)
         return self._feed.has_data()
 
 
