@@ -24,7 +24,7 @@ class RunResult:
     """Steps trained in all, those before a resume included."""
     version: int
     reward_first: float | None
-    """Mean over the first tenth of the steps; None if nothing was scored."""
+    """Mean over the first tenth of the steps, of at most 100; None if nothing was scored."""
     reward_last: float | None
     wall_s: float
     """Seconds that this command took, with the start of the processes."""

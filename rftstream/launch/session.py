@@ -34,7 +34,7 @@ from rftstream.runs.making.init_from import fetch_initial
 from rftstream.runs.observer import Observer
 from rftstream.service.control_view import ControlView
 from rftstream.service.role import Log
-from rftstream.trackers import Tracker, open_trackers
+from rftstream.trackers import Tracker, open_trackers, trackers_named
 from rftstream.trackers.tracked import TrackedRun
 from rftstream.transport.base import Transport
 
@@ -99,7 +99,7 @@ class RunSession:
                 transport.close()
 
     def _see_to_its_end(self, supervisor: Supervisor, transport: Transport, model: ModelSpec) -> RunResult:
-        observer = Observer(transport)
+        observer = Observer(transport, whole=any(trackers_named(self._config)))  # trackers get all steps
         renderer = open_renderer(model) if is_light(model) else None
         watch = Watch(self._config, transport, observer, supervisor.slots, folder=self._folder, renderer=renderer)
         self._progress = open_progress(self._options.progress, watch, self._stream)

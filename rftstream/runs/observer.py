@@ -4,85 +4,107 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.contracts.versions import EvalResult, StepRecord
+from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.service.control_view import ControlView
 from rftstream.service.reading import read_to_ends
 from rftstream.service.records.in_force import RecordsInForce
+from rftstream.service.records.steps_glance import begin_near_the_end
+from rftstream.service.role import Log
 from rftstream.transport.base import Reader, Transport
 from rftstream.weights.lineage import Lineage
 
 OBSERVED = ("steps", "evals", "control")
 
-RECENT_STEPS, FIRST_STEPS = 512, 5
-"""StepRecords that are kept in full, the newest and the first; of the others only the reward is kept."""
+RECENT_STEPS, FIRST_STEPS = 512, 100
+"""Steps that are kept, the newest and the first."""
+MOST_AVERAGED = 100
+"""Most steps whose rewards `reward_first` and `reward_last` average."""
 
 
 class Curve:
-    """The steps in force, in order of their versions. An `Observer` makes it and passes each step to `absorb`."""
+    """The first and the newest of the steps in force. An `Observer` makes it and passes each step to `absorb`. If steps
+    are left out, it calls `pass_over` in between."""
 
     def __init__(self) -> None:
-        self._lineage = Lineage()
-        self._rewards: dict[int, float | None] = {}
+        self.version = 0
+        """The newest version in force; 0 before the first record."""
         self.recent: deque[StepRecord] = deque(maxlen=RECENT_STEPS)
+        """The newest steps in force, in order of versions."""
         self._first: list[StepRecord] = []
+        self._lineage = Lineage()
+        self._base: int | None = None
+        """The version before the first step; None before the first record."""
+
+    def pass_over(self, starts: Sequence[VersionName], newest: VersionName) -> None:
+        """Leave out the steps up to `newest`, the version in force behind them. `starts` are the trainers so far, each
+        with the version from which it started."""
+        for start in starts:
+            self._begin(start, resumed=True)
+        self.version = newest.version
 
     def absorb(self, step: StepRecord) -> bool:
         """Add a step record. Return whether it is a newly trained step in force."""
-        epoch_before = self._lineage.epoch
-        if not self._lineage.take(step.name, resumed=step.resumed):
+        if not self._begin(step.name, resumed=step.resumed):
             return False
-        if self._lineage.epoch > epoch_before:
-            start = step.name.version if step.resumed else step.name.version - 1
-            for version in [version for version in self._rewards if version > start]:
-                del self._rewards[version]
-            for kept in (self.recent, self._first):
-                while kept and kept[-1].name.version > start:
-                    kept.pop()
+        assert self._base is not None
+        self.version = step.name.version
         if step.resumed:
             return False
-        reward = step.metrics.get("reward")
-        self._rewards[step.name.version] = reward if reward is not None and math.isfinite(reward) else None
         self.recent.append(step)
-        if len(self._first) < FIRST_STEPS:
+        if len(self._first) < FIRST_STEPS and self.version == self._base + len(self._first) + 1:
             self._first.append(step)
         return True
 
-    @property
-    def version(self) -> int:
-        """Return the newest version in force; 0 before the first step."""
-        return max(self._rewards, default=0)
+    def _begin(self, name: VersionName, *, resumed: bool) -> bool:
+        """Drop the steps that a newer trainer puts out of force. Return False for a record of a replaced trainer."""
+        epoch_before, start = self._lineage.epoch, name.version - (not resumed)
+        if not self._lineage.take(name, resumed=resumed):
+            return False
+        if self._base is None:
+            self._base = start
+        if self._lineage.epoch > epoch_before:
+            for kept in (self.recent, self._first):
+                while kept and kept[-1].name.version > start:
+                    kept.pop()
+        return True
 
     @property
     def num_steps(self) -> int:
-        """Return how many steps are in force."""
-        return len(self._rewards)
+        """Return how many steps are in force: versions follow one by one."""
+        return max(0, self.version - (self._base or 0))
 
     @property
     def last(self) -> StepRecord | None:
         """Return the newest step, or None."""
-        return self.recent[-1] if self.recent else None
+        return next(reversed(self.steps()), None)
 
     def steps(self) -> list[StepRecord]:
         """Return the kept steps, in order of versions: the first and the newest, and in a short run all."""
-        newest = self.recent[0].name.version if self.recent else 0
+        newest = self.recent[0].name.version if self.recent else math.inf
         return [*(step for step in self._first if step.name.version < newest), *self.recent]
 
     def rewards(self) -> list[float]:
-        """Return the rewards of the steps that have one, in order of versions."""
-        return [reward for _, reward in sorted(self._rewards.items()) if reward is not None]
+        """Return the rewards of the kept steps that have one, in order of versions."""
+        return _rewards(self.steps())
 
     def reward_first(self) -> float | None:
-        """Return the mean reward of the first tenth of the steps that have one."""
-        rewards = self.rewards()
-        return _mean(rewards[: max(1, len(rewards) // 10)])
+        """Return the mean reward of the first tenth of the steps, of at most MOST_AVERAGED."""
+        return _mean(_rewards(self._first)[: self._num_averaged()])
 
     def reward_last(self) -> float | None:
-        """Return the mean reward of the last tenth of the steps that have one."""
-        rewards = self.rewards()
-        return _mean(rewards[-max(1, len(rewards) // 10) :])
+        """Return the mean reward of the last tenth of the steps, of at most MOST_AVERAGED."""
+        return _mean(_rewards(self.recent)[-self._num_averaged() :])
+
+    def _num_averaged(self) -> int:
+        return max(1, min(MOST_AVERAGED, self.num_steps // 10))
+
+
+def _rewards(steps: Iterable[StepRecord]) -> list[float]:
+    rewards = (step.metrics.get("reward") for step in steps)
+    return [reward for reward in rewards if reward is not None and math.isfinite(reward)]
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -90,16 +112,25 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 class Observer:
-    """Follows `steps`, `evals` and `control` from their beginning."""
+    """Follows `evals` and `control` from their beginning, and the first and the newest of `steps`."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, *, whole: bool = False) -> None:
+        """`whole`: all of `steps` is read, for those who want each of them among the news."""
         self._transport = transport
-        self.reader: Reader = transport.reader({TopicPartition(topic, 0): 0 for topic in OBSERVED})
         self.control = ControlView()
         self.curve = Curve()
         self.evaluations: dict[str, tuple[EvalResult, EvalResult]] = {}
         """The first and the newest result of each evaluation."""
         self._rule = RecordsInForce(transport)
+        positions = {TopicPartition(topic, 0): 0 for topic in OBSERVED}
+        if not whole:
+            start = begin_near_the_end(Log(transport, self._rule))
+            for step in start.first:
+                self.curve.absorb(step)
+            if start.newest is not None:
+                self.curve.pass_over(start.starts, start.newest)
+            positions |= start.positions
+        self.reader: Reader = transport.reader(positions)
         self._polled: deque[Record] = deque()
         """Records that were read but not processed, since that may need the log, which may not answer now."""
 

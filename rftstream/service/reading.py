@@ -36,9 +36,12 @@ def read_between(
     bodies: bool = True,
 ) -> Iterator[Record]:
     """Yield the records of these partitions from their starts up to their ends, with a reader of its own."""
+    wanted = sum(max(0, ends[place] - start) for place, start in starts.items())
+    if not wanted:
+        return  # a reader costs connections on Kafka
     reader = transport.reader(starts, bodies=bodies)
     try:
-        for records in read_to_ends(transport, reader, ends):
+        for records in read_to_ends(transport, reader, ends, max_records=min(wanted, MAX_RECORDS)):
             yield from (record for record in records if record.offset < ends[record.place])
     finally:
         reader.close()

@@ -51,7 +51,7 @@ DATABASES = ("sqlite", "mysql", "postgresql", "mssql")
 def check_trackers(config: RunConfig) -> None:
     """Raise ConfigError if a tracker in the run file cannot be used: its package is missing, or MLflow's store is not
     named or lacks a package. No tracker is imported."""
-    for name, spec, _ in _wanted(config):
+    for name, spec, _ in trackers_named(config):
         if importlib.util.find_spec(spec.package) is None:
             command = pip_install(f"rftstream[{name}]")
             raise ConfigError(f"trackers.{name}: needs the package {spec.package}; {command}, or leave it out")
@@ -82,7 +82,7 @@ def open_trackers(config: RunConfig, run: TrackedRun, say: Callable[[str], None]
     """
     check_trackers(config)
     trackers = list[Tracker]()
-    for name, spec, setting in _wanted(config):
+    for name, spec, setting in trackers_named(config):
         part = registry.import_path(spec.path, what=f"trackers.{name}")
         if spec.is_service:
             from rftstream.trackers.served import ServedTracker
@@ -95,11 +95,11 @@ def open_trackers(config: RunConfig, run: TrackedRun, say: Callable[[str], None]
 
 def folders_of_trackers(config: RunConfig) -> list[str]:
     """Return the names of the folders in the run folder that belong to the run's trackers."""
-    folders = [spec.folder.format(setting=setting) for _, spec, setting in _wanted(config)]
+    folders = [spec.folder.format(setting=setting) for _, spec, setting in trackers_named(config)]
     return [folder for folder in folders if folder and Path(folder).name == folder]
 
 
-def _wanted(config: RunConfig) -> Iterator[tuple[str, TrackerSpec, str]]:
+def trackers_named(config: RunConfig) -> Iterator[tuple[str, TrackerSpec, str]]:
     """Yield name, record and setting of each tracker in the run file."""
     for name, spec in TRACKERS.items():
         if (setting := getattr(config.trackers, name)) is not None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from rftstream.contracts.messages import Message
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, StepRecord, StepTotals, VersionName, WeightsAnnounced
-from rftstream.service.reading import read_to_ends
-from rftstream.service.records.summaries import begin_with_summary
+from rftstream.service.records import steps_glance
 from rftstream.service.role import Log
 from rftstream.weights.lineage import Lineage
 
@@ -90,13 +89,6 @@ class _Neighbours(Generic[Measured]):
             self._mean = self._newest if self.num_items == 1 else replace(self._newest, metrics=means)
         return self._mean
 
-
-STEPS = TopicPartition("steps", 0)
-
-FIRST_OFFSETS = 256
-"""Offsets at the beginning of `steps` that a glance reads. On Kafka every second offset holds no record."""
-NEWEST_OFFSETS = 512
-"""Fewest offsets at the end of `steps` that a glance reads."""
 
 NUM_SMOOTHED = 10
 """Number of steps in the mean beside the last reward."""
@@ -230,12 +222,13 @@ class HistoryReader:
     def glance(self, until_s: float = math.inf) -> History:
         """Return the history with only the first and the newest steps."""
         found = self.history(until_s)
-        if len(found.steps) <= FIRST_OFFSETS + NEWEST_OFFSETS:
+        first, newest = steps_glance.FIRST_OFFSETS, steps_glance.NEWEST_OFFSETS
+        if len(found.steps) <= first + newest:
             return found
         return replace(
             found,
-            steps=found.steps[:FIRST_OFFSETS] + found.steps[-NEWEST_OFFSETS:],
-            passed_over=len(found.steps) - FIRST_OFFSETS - NEWEST_OFFSETS,
+            steps=found.steps[:first] + found.steps[-newest:],
+            passed_over=len(found.steps) - first - newest,
         )
 
 
@@ -249,37 +242,16 @@ def read_history(log: Log) -> History:
 def read_glance(log: Log) -> History:
     """Read the first and the newest steps of a run, and all its evaluations. Read all steps if there is no summary, or
     if the steps do not hold totals of those before."""
-    first = list(_first_steps(log))
-    start = begin_with_summary(log, "steps", behind=NEWEST_OFFSETS)
-    if start.summary is None or start.summary.steps is None:
+    start = steps_glance.begin_near_the_end(log)
+    if start.newest is None:
         return read_history(log)
-    begin = start.positions[STEPS]
-    steps: list[StepRecord | VersionName] = [step for offset, step in first if offset < begin]
-    steps += [
-        VersionName(trainer_epoch=run.trainer_epoch, version=run.first - (not run.resumed))
-        for run in start.summary.steps.versions
-    ]
     newest = [message for _, message in log.rule.messages(log.read("steps", start=start.positions))]
+    steps: list[StepRecord | VersionName] = [*start.first, *start.starts]
     steps += [step for step in newest if isinstance(step, StepRecord)]
     results = [result for _, result in log.in_force("evals") if isinstance(result, EvalResult)]
     found = _fold(steps, results)
     totals = None if found.current is None else found.current.totals
     return read_history(log) if totals is None else replace(found, passed_over=totals.steps - len(found.steps))
-
-
-def _first_steps(log: Log) -> Iterator[tuple[int, StepRecord]]:
-    """Yield the first steps with their offsets."""
-    begin, end = (ends[STEPS] for ends in (log.transport.admin.begin_offsets("steps"), log.ends("steps")))
-    end = min(end, begin + FIRST_OFFSETS)
-    log.rule.begin_anew("steps")
-    reader = log.transport.reader({STEPS: begin})
-    try:
-        for records in read_to_ends(log.transport, reader, {STEPS: end}, max_records=FIRST_OFFSETS):
-            for record, message in log.rule.messages(records):
-                if record.offset < end and isinstance(message, StepRecord):
-                    yield record.offset, message
-    finally:
-        reader.close()
 
 
 def _fold(records: Iterable[StepRecord | VersionName], evaluations: Iterable[EvalResult]) -> History:

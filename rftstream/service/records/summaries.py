@@ -20,6 +20,7 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.summaries import Summary
 from rftstream.contracts.versions import WeightsAnnounced, WeightsKind
 from rftstream.errors import ContractError
+from rftstream.service.reading import read_between
 from rftstream.service.records.newest_summaries import SUMMARIES, newest_summaries
 from rftstream.service.role import Log, Publish, Received
 from rftstream.transport.base import Transport
@@ -76,9 +77,8 @@ def begin_with_summary(reader: Log, topic: str, *, whole: bool = False, behind: 
 
 def judge(reader: Log, topic: str, start: int, stop: int) -> None:
     """Let the reader's rule judge the records of a topic from one offset up to another."""
-    for record in reader.read(topic, start={TopicPartition(topic, 0): start}):
-        if record.offset >= stop:
-            break
+    place = TopicPartition(topic, 0)
+    for record in read_between(reader.transport, {place: start}, {place: min(stop, reader.ends(topic)[place])}):
         with contextlib.suppress(ContractError):
             reader.rule.decode(record)
 
