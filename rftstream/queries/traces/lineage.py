@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +16,7 @@ from rftstream.contracts.messages import Message
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.rollouts import Segment
+from rftstream.contracts.summaries import VersionRun
 from rftstream.contracts.versions import VersionName, WeightsAnnounced
 from rftstream.errors import ConfigError, ContractError, WeightsError
 from rftstream.queries.audits.rows import Mark, fingerprint
@@ -320,16 +321,19 @@ def named_siblings(outcomes: Iterable[Message | str]) -> set[int]:
     return {int(one.rollout_id.rpartition("/")[2]) for one in found}
 
 
-def no_version(target: Target, names: Collection[VersionName], run_id: str) -> str:
-    """Return the error text for a target that is not among `names`, all recorded versions."""
+def no_version(target: Target, runs: Sequence[VersionRun], run_id: str) -> str:
+    """Return the error text for a target that is not among the versions of any trainer."""
     epoch = "" if target.trainer_epoch is None else f"{target.trainer_epoch}/"
     text = f"trace: {epoch or 'v'}{target.version}: no such version"
-    if not names:
+    if not runs:
         return f"{text}; the run {run_id} has none yet"
     swapped = VersionName(trainer_epoch=target.version, version=target.trainer_epoch or 0)
-    hint = f"; did you mean {name_of(swapped)}?" if target.trainer_epoch is not None and swapped in names else ""
-    epochs = ", ".join(str(epoch) for epoch in sorted({name.trainer_epoch for name in names}))
-    newest = max(name.version for name in names)
+    is_swapped = target.trainer_epoch is not None and any(
+        run.trainer_epoch == swapped.trainer_epoch and run.first <= swapped.version <= run.last for run in runs
+    )
+    hint = f"; did you mean {name_of(swapped)}?" if is_swapped else ""
+    epochs = ", ".join(str(run.trainer_epoch) for run in runs)
+    newest = max(run.last for run in runs)
     return f"{text}; the run {run_id} has v0 to v{newest}, of trainer epochs {epochs}{hint}"
 
 

@@ -112,15 +112,14 @@ class _Tracer:
         raise ConfigError(f"trace: {text}: belongs to no chain; `rftstream inspect` shows it. Expected {FORMS}")
 
     def _version_or_error(self, target: Target) -> Node:
+        versions = self._records.versions
         wanted = [
             step
-            for step in self._records.steps
-            if number(step, "version") == target.version
-            and target.trainer_epoch in (None, number(step, "trainer_epoch"))
+            for step in versions.steps_of(target.version)
+            if target.trainer_epoch in (None, number(step, "trainer_epoch"))
         ]
         if not wanted:
-            names = [name for step in self._records.steps if (name := version_of(step)) is not None]
-            raise ConfigError(no_version(target, names, self._run.run_id))
+            raise ConfigError(no_version(target, versions.runs, self._run.run_id))
         node = Node("version", f"v{target.version}", children=[self._versions.step(step) for step in wanted])
         trained = any(number(step, "batch_sequence") is not None for step in wanted)
         if trained and (batch := self._batches.batch(target.version - 1)) is not None:

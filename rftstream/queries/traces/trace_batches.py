@@ -96,14 +96,10 @@ class BatchTracer:
 
     def _records_of(self, batch: int) -> list[Record]:
         """Read each share from the end of the batch before up to the manifest of this batch."""
-        before = [
-            record
-            for record in self._records.steps
-            if (k := number(record, "batch_sequence")) is not None and k < batch
-        ]
+        newest = max((run.last for run in self._records.versions.runs), default=0)
         start: dict[TopicPartition, int] = {}
-        if before:
-            step = self._records.message_of(max(before, key=lambda record: number(record, "batch_sequence") or 0))
+        for record in self._records.versions.steps_of(min(batch, newest)):
+            step = self._records.message_of(record)
             if isinstance(step, StepRecord):
                 start = {TopicPartition("batches", share): offset for share, offset in enumerate(step.positions)}
         found: list[Record] = []

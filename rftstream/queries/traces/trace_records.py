@@ -14,10 +14,9 @@ from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, We
 from rftstream.queries.facts.database import Index
 from rftstream.queries.formatting import staleness_text
 from rftstream.queries.traces.lineage import Headers, Node, header, name_of, number, version_of, whereabouts
+from rftstream.queries.traces.versions_on_log import VersionsOnLog
 from rftstream.runs.folder import OpenRun
 from rftstream.service.control_view import read_control
-from rftstream.service.role import Log
-from rftstream.weights.lineage import Lineage
 from rftstream.weights.stores.store import ObjectStore
 
 
@@ -31,6 +30,7 @@ class TraceRecords(Headers):
     def __init__(self, run: OpenRun, index: Index | None) -> None:
         super().__init__(run.transport, index)
         self.run = run
+        self.versions = VersionsOnLog(run.transport)
         self._places: dict[str, str] = {}
         """Object -> its place, if it was looked up."""
         imported = run.config.run.imported_from
@@ -51,38 +51,6 @@ class TraceRecords(Headers):
     def deleted(self) -> Trimmed:
         """The deletions by retention, from `control`."""
         return read_control(self.run.transport).deleted
-
-    @cached_property
-    def steps(self) -> list[Record]:
-        """Step records that are in force and name a version."""
-        in_force = self._in_force("steps")
-        return [
-            record for record in self.all_of("steps") if record.offset in in_force and version_of(record) is not None
-        ]
-
-    def _in_force(self, topic: str) -> frozenset[int]:
-        """Return the offsets of the records in force, on a topic of one partition."""
-        return frozenset(record.offset for record, _ in Log(self.run.transport).in_force(topic))
-
-    @cached_property
-    def lineage(self) -> Lineage:
-        """The versions that the trainers of this run started from."""
-        lineage = Lineage()
-        for record in self.steps:
-            name = version_of(record)
-            if name is not None:
-                lineage.take(name, resumed=header(record, "resumed") is not None)
-        return lineage
-
-    @cached_property
-    def announcements(self) -> dict[VersionName, Record]:
-        """The announcement of each version."""
-        found: dict[VersionName, Record] = {}
-        in_force = self._in_force("weights")
-        for record in self.all_of("weights"):
-            if record.offset in in_force and (name := version_of(record)) is not None:
-                found.setdefault(name, record)
-        return found
 
     @cached_property
     def evaluations(self) -> dict[VersionName, list[Record]]:
@@ -113,14 +81,16 @@ class VersionTracer:
 
     def steps_of(self, batch: int) -> list[Node]:
         """Return every step that trained a batch, each with the version that it made."""
-        records = [record for record in self._records.steps if number(record, "batch_sequence") == batch]
-        return [self.step(record) for record in records] or [Node("step", "", facts={"is": "not yet"})]
+        records = self._records.versions.steps_of(batch + 1)
+        return [self.step(record) for record in records if number(record, "batch_sequence") == batch] or [
+            Node("step", "", facts={"is": "not yet"})
+        ]
 
     def step(self, record: Record) -> Node:
         name = version_of(record)
-        assert name is not None, "TraceRecords.steps holds no others"
-        same = [other for other in self._records.steps if header(other, "id") == header(record, "id")]
-        facts: dict[str, Any] = {"is": None if self._records.lineage.in_force(name) else "not in force any more"}
+        assert name is not None, "VersionsOnLog has found it by its name"
+        in_force = self._records.versions.lineage.in_force(name)
+        facts: dict[str, Any] = {"is": None if in_force else "not in force any more"}
         step = self._records.message_of(record)
         if isinstance(step, StepRecord):
             flags = [flag for flag in ("resumed", "skipped", "last") if getattr(step, flag)]
@@ -130,13 +100,13 @@ class VersionTracer:
             facts["groups"] = staleness_text(step.group_staleness) or None
         else:
             facts["why"] = step
-        node = Node("step", name_of(name), record, facts, twin=record != same[0])
+        node = Node("step", name_of(name), record, facts)
         node.children.append(self.weights(name))
         node.children += self._evaluations(name)
         return node
 
     def weights(self, name: VersionName) -> Node:
-        record = self._records.announcements.get(name)
+        record = self._records.versions.find("weights", name)
         if record is None:
             return Node("weights", name_of(name), facts={"is": "not announced"})
         return Node(

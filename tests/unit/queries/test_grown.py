@@ -13,20 +13,29 @@ import pytest
 from rftstream.config.loader import from_dict
 from rftstream.contracts.control import Trimmed
 from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.records import NewRecord
 from rftstream.contracts.versions import EvalResult, VersionName
+from rftstream.models.spec import ModelSpec
 from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader
 from rftstream.queries.catalog.finding import ORDERS, count_problems, find_problems, list_tasksets
 from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.curves import history
 from rftstream.queries.curves.history import CoarseHistory, HistoryReader, read_glance, read_history
+from rftstream.queries.curves.model_card import card_text
 from rftstream.queries.records.dead import read_dead
 from rftstream.queries.records.inspect import list_topics
 from rftstream.queries.state.status import read_status
+from rftstream.queries.traces import versions_on_log
+from rftstream.queries.traces.lineage import number, version_of
+from rftstream.queries.traces.versions_on_log import VersionsOnLog
 from rftstream.runs.folder import OpenRun, RunFolder
+from rftstream.runs.observer import Observer
 from rftstream.service.control_view import read_control
+from rftstream.service.records import steps_glance
 from rftstream.service.role import Log
+from rftstream.transport.base import Transport
 from rftstream.transport.memory.transport import MemoryLog
-from tests.unit.grown import count_reads, grow, play, summarise
+from tests.unit.grown import announced, count_reads, grow, play, summarise
 from tests.unit.synthetic import SyntheticLog
 
 pytestmark = pytest.mark.law("bounded")
@@ -41,13 +50,23 @@ LOOKS: dict[str, Callable[[OpenRun], object]] = {
     "dead": lambda run: read_dead(Log(run.transport), now=0.0),
     "inspect": lambda run: list_topics(Log(run.transport)),
     "control": lambda run: read_control(run.transport),
+    "observer": lambda run: observed(run.transport),
+    "model card": lambda run: card_text(Log(run.transport), run.config, SPEC, 1),
 }
+SPEC = ModelSpec(name="fake", folder=Path("absent"), dtype="bfloat16", context=None)
+
+
+def observed(transport: Transport, *, whole: bool = False) -> Observer:
+    """Return what the session of a run knows after its start."""
+    with contextlib.closing(Observer(transport, whole=whole)) as observer:
+        observer.catch_up()
+    return observer
 
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> SyntheticLog:
-    monkeypatch.setattr(history, "FIRST_OFFSETS", 8)
-    monkeypatch.setattr(history, "NEWEST_OFFSETS", 16)
+    monkeypatch.setattr(steps_glance, "FIRST_OFFSETS", 8)
+    monkeypatch.setattr(steps_glance, "NEWEST_OFFSETS", 16)
     return SyntheticLog(MemoryLog(lambda: 0.0, marks=True).connect("test"))
 
 
@@ -85,6 +104,39 @@ def test_a_glance_says_what_the_whole_history_says(log: SyntheticLog) -> None:
     assert tokens == [3 * 30 + 40, sum(range(30))]
     assert groups == [30, 40]
     assert glance.rewards()[-5:] == whole.rewards()[-5:]
+    some, every = observed(log.transport).curve, observed(log.transport, whole=True).curve
+    assert len(some.steps()) < len(every.steps()) == len(whole.steps)
+    assert (some.version, some.num_steps) == (every.version, every.num_steps) == (70, 70)
+    assert some.last == every.last == whole.steps[-1]
+    assert some.reward_last() == every.reward_last() == 1.0
+    assert (some.reward_first(), every.reward_first()) == pytest.approx((0.01, 0.03)), "of three and of seven"
+
+
+def test_a_version_is_found_in_a_few_reads(log: SyntheticLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions_on_log, "AROUND", 4)
+    grow(log, 60)
+    noise = tuple((name, b"7") for name in ("trainer_epoch", "version", "writer_epoch"))
+    log.put_raw(*(NewRecord(topic, 0, b"?", b"?", noise) for topic in ("steps", "weights")))  # out of order
+    log.step(40, epoch=2, resumed=True)  # a newer trainer went back
+    for version in range(41, 101):
+        log.trained[version] = version
+        log.step(version, epoch=2)
+        if version != 70:
+            log.put("weights", announced(version, epoch=2))
+    summarise(log)
+    read = count_reads(monkeypatch)
+    for topic in ("steps", "weights"):
+        expected = {name: record for record, _ in Log(log.transport).in_force(topic) if (name := version_of(record))}
+        for epoch, version in ((1, 0), (1, 1), (1, 31), (1, 45), (1, 60), (2, 40), (2, 45), (2, 70), (2, 100), (3, 1)):
+            name = VersionName(trainer_epoch=epoch, version=version)
+            read.clear()
+            assert VersionsOnLog(log.transport).find(topic, name) == expected.get(name)
+            assert read[topic] < len(expected) / 2, name
+    versions = VersionsOnLog(log.transport)
+    assert [(run.trainer_epoch, run.first, run.last) for run in versions.runs] == [(1, 0, 60), (2, 40, 100)]
+    assert [number(record, "trainer_epoch") for record in versions.steps_of(45)] == [1, 2]
+    monkeypatch.setattr(versions_on_log.VersionsOnLog, "_search", lambda *_: (0, 0))  # a foreign record has misled it
+    assert VersionsOnLog(log.transport).find("steps", name=VersionName(trainer_epoch=2, version=90)) is not None
 
 
 @pytest.mark.slow

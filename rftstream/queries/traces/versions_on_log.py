@@ -1,0 +1,145 @@
+"""Finds the records of single versions on `steps` and `weights`, in a few reads of a log of any length."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import cached_property
+
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.summaries import VersionRun
+from rftstream.contracts.versions import VersionName
+from rftstream.queries.traces.lineage import header, version_of
+from rftstream.service.reading import read_between, read_to_ends
+from rftstream.service.records.summaries import begin_with_summary
+from rftstream.service.role import Log
+from rftstream.transport.base import Reader, Transport
+from rftstream.weights.lineage import Lineage
+
+AROUND = 128
+"""Offsets on each side of a version that are read with it."""
+
+
+class VersionsOnLog:
+    """The records in force of versions, each with its body. `TraceRecords` makes it, and asks for versions.
+
+    Trainers and their versions are on both topics in order, so that a search by halves finds the place of a version.
+    The records around it are judged by the rule, which begins with the summary before them. If they do not show that
+    the version is there, or that it cannot be, the topic is read from its beginning."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._known: dict[str, dict[VersionName, Record]] = {"steps": {}, "weights": {}}
+        """Topic -> the first record of each version that was read."""
+        self._whole: set[str] = set()
+        """Topics of which all records were read."""
+
+    @cached_property
+    def runs(self) -> tuple[VersionRun, ...]:
+        """The versions of each trainer on `steps`, in order of the trainers."""
+        log = Log(self._transport)
+        start = begin_with_summary(log, "steps")
+        for _ in log.rule.messages(log.read("steps", start=start.positions)):
+            pass  # they only have to be judged
+        told = log.rule.summary("steps", 0)
+        if told is not None and told.steps is not None:
+            return told.steps.versions
+        self._read_whole("steps")  # a summary would be incomplete
+        names: dict[int, list[VersionName]] = {}
+        for name in self._known["steps"]:
+            names.setdefault(name.trainer_epoch, []).append(name)
+        return tuple(
+            VersionRun(
+                trainer_epoch=epoch,
+                first=of_epoch[0].version,
+                last=of_epoch[-1].version,
+                resumed=header(self._known["steps"][of_epoch[0]], "resumed") is not None,
+            )
+            for epoch, of_epoch in names.items()
+        )
+
+    @cached_property
+    def lineage(self) -> Lineage:
+        """The versions that the trainers started from."""
+        lineage = Lineage()
+        for run in self.runs:
+            lineage.take(VersionName(trainer_epoch=run.trainer_epoch, version=run.first), resumed=run.resumed)
+        return lineage
+
+    def steps_of(self, version: int) -> list[Record]:
+        """Return the step of each trainer that has this version, in order of the trainers."""
+        names = (VersionName(trainer_epoch=run.trainer_epoch, version=version) for run in self.runs)
+        found = (self.find("steps", name) for name in names if name in self)
+        return [record for record in found if record is not None]
+
+    def __contains__(self, name: VersionName) -> bool:
+        """Return whether a trainer has recorded the version on `steps`."""
+        run = self._by_epoch.get(name.trainer_epoch)
+        return run is not None and run.first <= name.version <= run.last
+
+    @cached_property
+    def _by_epoch(self) -> dict[int, VersionRun]:
+        return {run.trainer_epoch: run for run in self.runs}
+
+    def find(self, topic: str, name: VersionName) -> Record | None:
+        """Return the first record about a version, or None."""
+        known = self._known[topic]
+        if name not in known and topic not in self._whole and not self._read_around(topic, name):
+            self._read_whole(topic)
+        return known.get(name)
+
+    def _read_around(self, topic: str, name: VersionName) -> bool:
+        """Read the records around the place of a version. Return whether they show that it is there, or cannot be."""
+        admin, place = self._transport.admin, TopicPartition(topic, 0)
+        begin, end = admin.begin_offsets(topic)[place], admin.end_offsets(topic)[place]
+        low, high = self._search(place, begin, end, name)
+        low, high = max(begin, low - AROUND), min(end, high + AROUND)
+        log = Log(self._transport)
+        start = begin_with_summary(log, topic, behind=end - low).positions
+        told = self._keep(log, topic, start, {place: high})
+        orders = [_order(one) for one in told]
+        follows = start[place] == begin or min(orders, default=_order(name)) < _order(name)
+        precedes = high == end or max(orders, default=_order(name)) > _order(name)
+        return name in told or (follows and precedes)
+
+    def _read_whole(self, topic: str) -> None:
+        log = Log(self._transport)
+        self._known[topic].clear()
+        self._keep(log, topic, log.transport.admin.begin_offsets(topic), log.ends(topic))
+        self._whole.add(topic)
+
+    def _keep(
+        self, log: Log, topic: str, start: dict[TopicPartition, int], ends: dict[TopicPartition, int]
+    ) -> set[VersionName]:
+        """Remember the first record in force of each version between these offsets, and return the versions."""
+        told = set()
+        for record, _ in log.rule.messages(read_between(self._transport, start, ends)):
+            if (name := version_of(record)) is not None:
+                told.add(name)
+                self._known[topic].setdefault(name, record)
+        return told
+
+    def _search(self, place: TopicPartition, begin: int, end: int, name: VersionName) -> tuple[int, int]:
+        """Return two offsets, at most AROUND apart, between which the version is if the topic is in order."""
+        low, high = begin, end
+        with closing(self._transport.reader({place: begin}, bodies=False)) as reader:
+            while high - low > AROUND:
+                middle = (low + high) // 2
+                found = self._next(reader, place, middle, high)
+                if found is None or _order(found[1]) >= _order(name):
+                    high = middle
+                else:
+                    low = found[0] + 1
+        return low, high
+
+    def _next(self, reader: Reader, place: TopicPartition, start: int, end: int) -> tuple[int, VersionName] | None:
+        """Return the first record between two offsets that names a recorded version, as offset and version."""
+        reader.seek(place, start)
+        for records in read_to_ends(self._transport, reader, {place: end}, max_records=1):
+            for record in records:
+                if record.offset < end and (name := version_of(record)) is not None and name in self:
+                    return record.offset, name
+        return None
+
+
+def _order(name: VersionName) -> tuple[int, int]:
+    return name.trainer_epoch, name.version
