@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,7 +122,7 @@ def _evaluate_versions(
 
     found: list[work.Evaluated] = []
     with opened_run(run) as opened, _stopped("what has its result keeps it, and the same command does the rest") as end:
-        plan(opened.config, Purpose.join, role=RoleName.evaluator)
+        opened = replace(opened, config=plan(opened.config, Purpose.join, role=RoleName.evaluator).config)
         with closing(
             work.evaluate(
                 opened, evaluation=evaluation, versions=versions, again=again, here=here, timeout_s=timeout_s, say=say
@@ -157,7 +158,7 @@ def _evaluate_models(
     from rftstream.queries.curves.evaluations import table
 
     config = load_run_file([file / "config.toml" if file.is_dir() else file], sets)
-    plan(config, Purpose.build, role=RoleName.evaluator)
+    config = plan(config, Purpose.build, role=RoleName.evaluator).config
     found: list[Scored] = []
     goes_on = "the same command goes on" if out is not None else "with --out it would go on where it was"
     with _stopped(goes_on) as end:

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -128,7 +129,7 @@ def replay(
     from rftstream.preflight.plan import Purpose, plan
 
     with opened_run(run) as opened:
-        plan(opened.config, Purpose.join, role=RoleName.trainer)
+        opened = replace(opened, config=plan(opened.config, Purpose.join, role=RoleName.trainer).config)
         if into is None:
             _compare(opened, first, last, device, as_json=as_json)
         else:

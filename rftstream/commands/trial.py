@@ -44,7 +44,7 @@ def try_(
     config = load_run_file(files, sets)
     from rftstream.preflight.plan import Purpose, plan
 
-    plan(config, Purpose.build, role=RoleName.explorer)
+    config = plan(config, Purpose.build, role=RoleName.explorer).config
     from rftstream.commands.views import print_out
     from rftstream.preflight.trial import TrialReport, try_run
     from rftstream.queries.records.shown import CompletionReader

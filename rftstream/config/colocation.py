@@ -13,12 +13,12 @@ from rftstream.errors import ConfigError
 
 def is_shared(config: RunConfig, device: str) -> bool:
     """Return whether an engine on this device shares it with the trainer."""
-    return config.trainer.colocate and _named(device) == _named(config.trainer.device)
+    return config.trainer.in_turns and _named(device) == _named(config.trainer.device)
 
 
 def check_colocation(config: RunConfig) -> None:
     """Raise ConfigError if no other role shares the trainer's device, or if a part cannot give the device free."""
-    if not config.trainer.colocate:
+    if not config.trainer.in_turns:
         return
     engines = [("explorer.policy", config.explorer.policy, device) for device in config.explorer.devices]
     if config.evaluations:

@@ -9,6 +9,9 @@ from msgspec import Meta
 
 from rftstream.config.ranges import AboveZero, Count, Decay, Fraction, NotNegative, Positive, RunName
 
+AUTO = "auto"
+"""Value of settings that are decided by the machine (config/placement.py)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FeederSection:
@@ -38,12 +41,13 @@ class WorkerSection:
 class ExplorerSection(WorkerSection):
     """Explorers sample rollouts with the newest weights."""
 
-    count: Count = 1
-    """Processes that `run` starts; more can be started by hand at any time."""
-    policy: str = "hf"
-    """A built-in name or `module:Class`."""
-    devices: tuple[str, ...] = ("cpu",)
-    """Devices of the processes, dealt out in turn."""
+    count: Count | Literal["auto"] = "auto"
+    """Processes that `run` starts; more can be started by hand at any time. auto: one for each device."""
+    policy: str = "auto"
+    """A built-in name or `module:Class`. auto: vllm on GPUs if it is installed, else hf."""
+    devices: tuple[str, ...] = ("auto",)
+    """Devices of the processes, dealt out in turn; `"cuda:0,1"` is one engine on two GPUs. auto: the GPUs that the
+    trainer leaves; if there is only one, explorers and trainer take turns on it; the CPU for a made model."""
     max_concurrent: Positive = 64
     """Rollouts in flight in one process."""
     partial_every_s: NotNegative = 30.0
@@ -81,6 +85,11 @@ class ExplorerSection(WorkerSection):
     rollout_timeout_s: NotNegative = 0.0
     """Time limit of a whole rollout from its start, also if another process continues it. The rollout then ends as
     `truncated`, with the turns that it has. The limit also holds in evaluations. 0: none."""
+
+    @property
+    def processes(self) -> int:
+        """The number of processes; 1 until a placement has decided."""
+        return 1 if isinstance(self.count, str) else self.count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,13 +184,13 @@ class TrainerSection(WorkerSection):
     """A built-in name or `module:Class`."""
     backend: str = "torch"
     """A built-in name or `module:Class`."""
-    device: str = "cpu"
-    """`cpu`, `cuda:0`, ..."""
-    colocate: bool = False
+    device: str = "auto"
+    """`cpu`, `cuda:0`, ... auto: the GPU with most memory, or the CPU for a made model."""
+    colocate: bool | Literal["auto"] = "auto"
     """Whether engines on the trainer's device share it with the trainer in turns, on one machine (explorers and
     evaluator). The engines have its memory until a batch is complete. Then they sleep in the middle of rollouts, the
     trainer trains and moves its state to main memory, and the engines continue. For the policies hf and vllm, and for
-    the backend torch, or deepspeed in one process."""
+    the backend torch, or deepspeed in one process. auto: if there is one GPU for both, and the devices are auto."""
     lr: NotNegative = 1e-6
     """Learning rate of AdamW."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -237,6 +246,11 @@ class TrainerSection(WorkerSection):
     """Warns, with the likely cause, if `mismatch_k3` of a step is above this. Sampler and trainer then disagree about
     the tokens' probabilities by more than some staleness explains. 0: never."""
 
+    @property
+    def in_turns(self) -> bool:
+        """Whether engines and trainer take turns on a device."""
+        return self.colocate is True
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageSection:
@@ -282,8 +296,8 @@ class EvaluatorSection(WorkerSection):
     """Number of evaluators that `run` starts: 1, or 0 to start it by hand."""
     policy: str | None = None
     """The policy that samples the evaluations. Default: the explorers' policy."""
-    device: str = "cpu"
-    """`cpu`, `cuda:0`, ..."""
+    device: str = "auto"
+    """`cpu`, `cuda:0`, ... auto: a GPU of its own if there are three or more, else the explorers'."""
     max_concurrent: Positive = 64
     """Samples in flight."""
     gateway_address: str = "127.0.0.1:0"
@@ -347,8 +361,8 @@ class SynthesiserSection(WorkerSection):
     [synthesiser.server]."""
     policy: str | None = None
     """The policy, if the run's policy is asked. Default: the explorers' policy."""
-    device: str = "cpu"
-    """Device of the run's policy in this process."""
+    device: str = "auto"
+    """Device of the run's policy in this process. auto: the last GPU that the trainer leaves, else the CPU."""
     server: SynthesisServer | None = None
     """Server of the model, if the model is a served one."""
     max_concurrent: Positive = 16

@@ -113,7 +113,7 @@ def run_worker(
     process = process or f"{role}-{socket.gethostname().partition('.')[0]}-{os.getpid()}"
     own_file = folder.logs / f"{process}.log" if parent is None else None
     logs.setup(process, level=config.log.level, form=config.log.format, file=own_file)
-    plan(config, Purpose.join, role=role)
+    config = plan(config, Purpose.join, role=role).config
     worker = _Worker(
         config=config,
         folder=folder,

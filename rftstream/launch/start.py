@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from rftstream.config import loader
+from rftstream.config.placement import place
 from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stages
 from rftstream.contracts import codec
@@ -25,6 +26,7 @@ from rftstream.launch.session import RunSession
 from rftstream.launch.session_options import DEADLINE_S, SessionOptions
 from rftstream.models.folders.folder import prepare_model
 from rftstream.models.folders.made import make_as_recorded
+from rftstream.models.machine import read_machine
 from rftstream.preflight.folder_choice import choose_folder, folder_after, newest_folder, run_state
 from rftstream.preflight.plan import Purpose, RunPlan, plan
 from rftstream.roles.trainer.schedule import rate_change
@@ -44,6 +46,7 @@ from rftstream.runs.making.init_from import fetch_initial
 from rftstream.runs.manifest import changed_settings, changes_of_resume, check_same_run, data_digests
 from rftstream.runs.modules import changes_of_modules, write_modules
 from rftstream.runs.observer import Observer
+from rftstream.runs.placed import placed_anew, placement_notes, record_placement
 from rftstream.runs.roll_back import roll_back
 from rftstream.runs.writes.additions import commit_once
 from rftstream.runs.writes.load_demonstrations import load_demonstrations
@@ -72,6 +75,7 @@ def run(
     if not isinstance(config, RunConfig):
         config = loader.load([config])
     planned = plan(config, Purpose.begin, run_dir=run_dir)
+    config = planned.config
     if config.run.resume != "never":
         newest = newest_folder(config, planned.run_dir)
         found = run_state(config, newest)
@@ -85,7 +89,8 @@ def run(
     with folder.held():
         if folder.exists():
             raise ConfigError(f"{folder.path}: another run was started there just now; try again")
-        notes = list(planned.notes)
+        notes = [*placement_notes(planned.placement), *planned.notes]
+        record_placement(planned.placement, folder)
         if planned.run_dir is None and folder.run_id != config.run.name:
             notes.insert(0, f"a new run in {shown_path(folder.path)}: those of this name before it have ended")
         return RunSession(config, folder, options).run(new=True, notes=notes)
@@ -103,9 +108,9 @@ def resume(
     """Continue a run that was stopped or died, or extend a finished one. `sets` change settings."""
     options = SessionOptions(progress=progress, stream=stream, deadline_s=deadline_s, spawner=spawner)
     folder, before = find_run(run)
-    config = read_config(folder, sets) if folder.exists() else loader.load([run], sets=sets)
+    config = placed_anew(folder, sets) if folder.exists() else loader.load([run], sets=sets)
     planned = plan(config, Purpose.resume)
-    notes = not_taken(Path(run), config, sets) if folder.exists() else []
+    notes = not_taken(Path(run), planned.config, sets) if folder.exists() else []
     return _go_on(folder, before, planned, options, notes)
 
 
@@ -114,7 +119,7 @@ def not_taken(run: Path, config: RunConfig, sets: Sequence[str]) -> list[str]:
     `sets`."""
     if run.is_dir():
         return []
-    differences = changed_settings(config, loader.load([run], sets=sets))
+    differences = changed_settings(config, place(read_machine(), loader.load([run], sets=sets)).config)
     if not differences:
         return []
     return [
@@ -154,9 +159,13 @@ def _go_on(
             *changes_of_modules(config, folder),
         ]
         write_modules(config, folder)
+        record_placement(planned.placement, folder)
         write_config(config, folder)
+        shown = placement_notes(planned.placement)
         back = [] if version is None else [f"goes on from version {version}"]
-        return RunSession(config, folder, options).run(new=False, notes=[*notes, *changed, *planned.notes, *back])
+        return RunSession(config, folder, options).run(
+            new=False, notes=[*shown, *notes, *changed, *planned.notes, *back]
+        )
 
 
 def _rate_change(transport: Transport, before: RunConfig, config: RunConfig, version: int | None) -> list[str]:
@@ -193,6 +202,7 @@ def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None)
     if not isinstance(config, RunConfig):
         config = loader.load([config])
     planned = plan(config, Purpose.make, run_dir=run_dir)
+    config = planned.config
     newest = newest_folder(config, planned.run_dir)
     found = run_state(config, newest)
     if newest.is_live() or found == "begun":

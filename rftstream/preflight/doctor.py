@@ -21,6 +21,7 @@ import psutil
 from rftstream.config.sections import RunConfig
 from rftstream.errors import RftError
 from rftstream.models.folders.folder import FAKE, prepare_model
+from rftstream.models.machine import read_machine
 from rftstream.preflight import readiness
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.queries.formatting import columns, plural, size
@@ -185,13 +186,10 @@ def _disk(folder: Path) -> Iterator[Finding]:
 
 
 def _gpus() -> Iterator[Finding]:
-    try:
-        import torch
-    except ImportError:
-        return  # reported already
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    names = ", ".join(torch.cuda.get_device_name(i) for i in range(num_gpus))
-    yield _judged(True, "gpu", names or "none that torch sees; roles on cpu need none")
+    machine = read_machine()
+    names = ", ".join(gpu.text for gpu in machine.gpus)
+    found = names or machine.trouble or "none; roles on the CPU need none"
+    yield _advised(not machine.trouble, "gpu", found, "torch sees it", "install a torch for this GPU's driver")
 
 
 def _sandbox() -> Iterator[Finding]:

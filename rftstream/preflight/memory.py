@@ -123,7 +123,7 @@ def estimate_memory(
     """
     sizes = ModelSizes.of(spec.folder, spec.lora)
     facts = _Facts(config, sizes, spec, longest, needs, options, critic)
-    devices = Counter(islice(cycle(config.explorer.devices), config.explorer.count))
+    devices = Counter(islice(cycle(config.explorer.devices), config.explorer.processes))
     bodies = {"process": PROCESS_BYTES, "bodies": _bodies(config, longest)}
     roles = [
         RoleMemory(FEEDER.name, 1, {MAIN: {"process": PROCESS_BYTES}}),
@@ -139,7 +139,7 @@ def estimate_memory(
     return MemoryEstimate(
         roles=tuple(roles),
         machine={place: num for place in places if (num := _there(place))},
-        in_turns=device if config.trainer.colocate and device != MAIN else None,
+        in_turns=device if config.trainer.in_turns and device != MAIN else None,
     )
 
 
@@ -264,7 +264,7 @@ def _trainers(facts: _Facts) -> list[RoleMemory]:
     device, spread = _place(facts.config.trainer.device), _Spread.of(options)
     in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained}
     on_device, of_optimizer = _of_rank(facts, spread)
-    if facts.config.trainer.colocate or (options.offload_parameters and not spread.is_zero):
+    if facts.config.trainer.in_turns or (options.offload_parameters and not spread.is_zero):
         factor = 1 if device == MAIN else PINNED
         in_main["state between batches"] = factor * _leaving(facts, spread, on_device, of_optimizer)
 

@@ -9,6 +9,7 @@ it, too, so it imports modules that only a start needs as late as possible.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rftstream.config.parts.part_names import check_part_names
+from rftstream.config.placement import Machine, Placement, chosen_settings, place, with_devices_of
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError, RftError
 from rftstream.threads import limit_threads
@@ -54,7 +56,9 @@ class RunPlan:
     """The result of `plan`, for the steps after it."""
 
     config: RunConfig
+    """The config with devices and engine for this machine. Use it from here on."""
     purpose: Purpose
+    placement: Placement
     run_dir: Path | None = None
     """The folder that the caller named. None: run.name decides the folder (preflight/folder_choice.py)."""
     looked: tuple[Looked, ...] = ()
@@ -86,13 +90,15 @@ def plan(
     Raise a single problem itself, and several as one ConfigError. For a `report`, raise nothing.
     """
     _add_import_paths(config)
+    placement = _placed(config, purpose, role)
+    config = placement.config
     if role is not None:
         limit_threads(getattr(getattr(config, role, None), "threads", 1))
     named = None if run_dir is None else Path(run_dir)
     if purpose is Purpose.build:
         check_part_names(config)
     if purpose in (Purpose.build, Purpose.join):
-        return RunPlan(config=config, purpose=purpose, run_dir=named)
+        return RunPlan(config=config, purpose=purpose, placement=placement, run_dir=named)
     looked = _look(config, purpose, scratch)
     if purpose is not Purpose.report:
         _refuse([one for one in looked if one.error is not None])
@@ -104,11 +110,28 @@ def plan(
     return RunPlan(
         config=config,
         purpose=purpose,
+        placement=placement,
         run_dir=named,
         looked=tuple(looked),
         modules=modules,
         notes=tuple(module.warning for module in modules if module.warning is not None),
     )
+
+
+def _placed(config: RunConfig, purpose: Purpose, role: str | None) -> Placement:
+    """Return the config with devices and engine for this machine, or for a role that is alone on it. With `make` the
+    devices stay open, since workers elsewhere choose their own."""
+    joins, is_open = purpose in (Purpose.build, Purpose.join), bool(chosen_settings(config))
+    if (joins and not is_open) or (purpose is Purpose.join and role is None):
+        return Placement(config=config, machine=Machine())
+    from rftstream.models.machine import read_machine
+
+    machine = read_machine()
+    alone = purpose is Purpose.make or role is not None
+    placement = place(machine, config, alone=alone)
+    if purpose is not Purpose.make:
+        return placement
+    return dataclasses.replace(placement, config=with_devices_of(placement.config, config))
 
 
 def _add_import_paths(config: RunConfig) -> None:

@@ -130,7 +130,7 @@ def folder_of(config: RunConfig) -> RunFolder:
 def devices(config: RunConfig) -> list[tuple[str, str]]:
     """Return the GPUs that this run's roles use, each once, with the setting that names it."""
     named = [("trainer.device", config.trainer.device)]
-    if not config.without_tasks and config.explorer.count:
+    if not config.without_tasks and config.explorer.processes:
         named += [("explorer.devices", device) for device in config.explorer.devices]
     if config.evaluations and config.evaluator.count:
         named.append(("evaluator.device", config.evaluator.device))

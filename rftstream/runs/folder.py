@@ -88,6 +88,7 @@ class RunFolder:
     logs = _FolderPart("logs")
     targets_file = _FolderPart("targets.json")
     modules_file = _FolderPart("modules.json")
+    placement_file = _FolderPart("placement.json")
     config_file = _FolderPart("config.toml")
     lock_file = _FolderPart("run.lock")
 

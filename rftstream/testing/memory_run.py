@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
+from rftstream.config.placement import Machine, place
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest, Experience
@@ -101,7 +102,7 @@ class MemoryRun:
     def __init__(self, config: RunConfig, *, folder: Path, marks: bool = False) -> None:
         """Make the log, the object store and the clock. `marks`: whether transactions leave gaps between offsets, as on
         Kafka."""
-        self.config = config
+        self.config = config = place(Machine(), config).config
         self.folder = RunFolder(folder / config.run.name)
         self.folder.path.mkdir(parents=True, exist_ok=True)
         self.clock = ManualClock()

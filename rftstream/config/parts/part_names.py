@@ -8,6 +8,7 @@ from typing import Any
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import AlgorithmSpec, PolicySpec, RewardSpec, TransportSpec
 from rftstream.config.parts.reward_uses import RewardUse, reward_names, reward_uses
+from rftstream.config.role_sections import AUTO
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.contracts.role_names import RoleName
 from rftstream.errors import ConfigError
@@ -97,7 +98,7 @@ def gives_steps(config: RunConfig, use: RewardUse) -> bool:
 def check_server_updates(config: RunConfig) -> None:
     """Raise ConfigError if two roles would send weights to the same server: one would sample with the weights of the
     other."""
-    samplers = [(RoleName.explorer, config.explorer.policy, config.explorer.count)]
+    samplers = [(RoleName.explorer, config.explorer.policy, config.explorer.processes)]
     if config.evaluations:
         policy = config.evaluator.policy or config.explorer.policy
         samplers.append((RoleName.evaluator, policy, config.evaluator.count))
@@ -129,7 +130,8 @@ def named_parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:
     """Yield kind, place in the run file, and name of each part. A source is a part only if it names a class of the
     user's own."""
     yield "transport", "transport.kind", config.transport.kind
-    yield "policy", "explorer.policy", config.explorer.policy
+    if config.explorer.policy != AUTO:
+        yield "policy", "explorer.policy", config.explorer.policy
     if config.evaluator.policy is not None:
         yield "policy", "evaluator.policy", config.evaluator.policy
     if config.synthesiser is not None and config.synthesiser.policy is not None:

@@ -211,7 +211,7 @@ class Replay:
             raise ConfigError(
                 f"run.steps: got {config.steps}, expected more than the {first} versions that it begins with"
             )
-        plan(config, Purpose.build)
+        config = plan(config, Purpose.build).config
         # report errors in them before anything is copied
         if any(key.startswith(("trainer.backend", "backends.")) for key in keys):
             config.build_part("backend", config.trainer.backend)

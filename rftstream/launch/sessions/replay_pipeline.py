@@ -96,7 +96,7 @@ class PipelineReplay:
         config = with_pipelines_of(config, file)
         for place in operator_places(config):
             place.build()
-        plan(config, Purpose.build)
+        config = plan(config, Purpose.build).config
         build_algorithm(config)
         return config
 

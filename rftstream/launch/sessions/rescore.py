@@ -45,7 +45,7 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
     folder = RunFolder(into.resolve())
     by_people = reward == FEEDBACK
     config = _config(source, folder, None if by_people else reward, sets)
-    plan(config, Purpose.build)
+    config = plan(config, Purpose.build).config
     for name, section in config.tasksets.items() if not by_people else ():  # before anything is made
         build_reward(section.reward, config, where=f"tasksets.{name}.reward", section=section)
     if not folder.exists():

@@ -51,7 +51,7 @@ def find_warnings(
 
 def _processes(config: RunConfig) -> Iterator[str]:
     partitions = config.transport.partitions
-    for role, count in ((EXPLORER.name, config.explorer.count), (VERIFIER.name, config.verifier.count)):
+    for role, count in ((EXPLORER.name, config.explorer.processes), (VERIFIER.name, config.verifier.count)):
         if count > partitions:
             yield (
                 f"{role}.count: {count} workers share {partitions} partitions, so {count - partitions} of them will "
@@ -67,7 +67,7 @@ def _processes(config: RunConfig) -> Iterator[str]:
     sections = (config.explorer, config.verifier, config.trainer)
     if (most := max(section.threads for section in sections)) > cores:
         yield f"threads: a process wants {most}, but there are {plural(cores, 'core')}"
-    shares, devices = config.explorer.count, len(config.explorer.devices)
+    shares, devices = config.explorer.processes, len(config.explorer.devices)
     if devices > shares > 0:
         yield f"explorer.devices: {devices} given for {plural(shares, EXPLORER.name)}; the rest stays idle"
 

@@ -64,17 +64,18 @@ def check(config: RunConfig) -> CheckReport:
     """Check a run file, and return the findings. Errors in the file are findings, and nothing is raised for them."""
     report = CheckReport(run=config.run.name)
     collect = _Collector(report.errors)
-    report.parts = list(_parts(config))
     with collect("stages"):
         report.stages = list(Stages.of(config).all) if config.stages else []
     sections: list[tuple[str, TasksetSection | EvaluationSection]] = [
         *config.tasksets.items(),
         *config.evaluations.items(),
     ]
-    with collect("trainer.colocate"):
-        check_colocation(config)
     with tempfile.TemporaryDirectory(prefix="rftstream-check-") as scratch:
         planned = plan(config, Purpose.report, scratch=Path(scratch))
+        config, report.devices = planned.config, planned.placement.to_text()
+        report.parts = list(_parts(config))
+        with collect("trainer.colocate"):
+            check_colocation(config)
         report.modules = list(planned.modules)
         report.errors += [problem.found for problem in planned.problems]
         rendering = None
@@ -101,6 +102,7 @@ def check(config: RunConfig) -> CheckReport:
     report.warnings += find_warnings(
         config, {line.place: line for line in report.tasksets}, report.disk, report.context
     )
+    report.warnings += planned.placement.warnings()
     report.warnings += planned.notes
     report.warnings += memory_warnings(report.memory)
     report.warnings += sandbox_warnings(config)

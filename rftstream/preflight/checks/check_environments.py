@@ -99,11 +99,11 @@ def _doubts_about_agent(config: RunConfig, named: str | Mapping[str, Any], where
     """Return possible problems with the program that runs agents, and with the way in which agents find their model.
     ConfigError for invalid settings."""
     settings, doubts = config.explorer, []
-    parse_address(settings.gateway_address, settings.count)
+    parse_address(settings.gateway_address, settings.processes)
     parse_address(config.evaluator.gateway_address, section=RoleName.evaluator.value)
-    if settings.count > 1 and settings.gateway_url and "{port}" not in settings.gateway_url:
+    if settings.processes > 1 and settings.gateway_url and "{port}" not in settings.gateway_url:
         doubts.append(
-            f"explorer.gateway_url: {settings.count} explorers have this one URL, but a rollout is at one of them "
+            f"explorer.gateway_url: {settings.processes} explorers have this one URL, but a rollout is at one of them "
             "alone: calls that come to another one are told to come again; put {port} into it"
         )
     try:

@@ -164,11 +164,13 @@ class CheckReport(Report):
     """All findings of `check`. `check` makes, fills and returns it; the command shows it."""
 
     JSON = (
-        "ok run parts modules=modules_to_json model=model_to_json tasksets stages=stages_to_json "
+        "ok run devices parts modules=modules_to_json model=model_to_json tasksets stages=stages_to_json "
         "experts=demonstrations disk memory warnings errors"
     )
 
     run: str
+    devices: str = ""
+    """Devices and engine of the roles, as one line."""
     parts: list[PartLine] = field(default_factory=list)
     modules: list[OwnModule] = field(default_factory=list)
     """User's modules that the run file names, or that these modules import."""
@@ -210,7 +212,7 @@ class CheckReport(Report):
 
 def _text(report: CheckReport) -> list[str]:
     parts = [(part.kind, part.name, part.settings) for part in report.parts]
-    lines = [report.run, "", *columns(parts, left=3, indent="  ")]
+    lines = [report.run, f"devices: {report.devices}", "", *columns(parts, left=3, indent="  ")]
     if report.modules:
         lines += [
             "",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rftstream.config import loader
+from rftstream.config.placement import Machine, chosen_settings, place
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.preflight.plan import Purpose, plan
@@ -27,10 +28,21 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 
 @pytest.mark.parametrize("purpose", Purpose)
 def test_own_modules_can_be_imported_whatever_the_purpose(config: RunConfig, purpose: Purpose, tmp_path: Path) -> None:
+    config = place(Machine(), config).config
     planned = plan(config, purpose, scratch=tmp_path / "scratch")
     assert (planned.config, planned.purpose, planned.problems) == (config, purpose, ())
     assert sys.path[-1] == str(tmp_path.resolve())
     assert os.getcwd() in sys.path
+
+
+@pytest.mark.parametrize(("purpose", "role", "open_settings"), [
+    (Purpose.begin, None, ()), (Purpose.resume, None, ()), (Purpose.build, None, ()), (Purpose.report, None, ()),
+    (Purpose.join, "trainer", ()),
+    (Purpose.make, None, ("trainer.device", "explorer.devices", "evaluator.device")),
+])  # fmt: skip
+def test_devices_are_decided_where_the_work_is(config: RunConfig, purpose, role, open_settings, tmp_path) -> None:
+    planned = plan(config, purpose, role=role, scratch=tmp_path / "scratch")
+    assert chosen_settings(planned.config) == open_settings
 
 
 def test_unknown_parts_are_refused_before_they_are_used(config: RunConfig, tmp_path: Path) -> None:
@@ -83,8 +95,9 @@ def test_hidden_modules_are_told_to_who_starts(
 def test_a_worker_that_is_planned_imports_nothing_that_only_a_start_needs(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\nfrom rftstream.config import loader\n"
+        "from rftstream.config.placement import Machine, place\n"
         "from rftstream.preflight.plan import Purpose, plan\n"
-        f"config = loader.load([Path({str(write_run_file(tmp_path))!r})])\n"
+        f"config = place(Machine(), loader.load([Path({str(write_run_file(tmp_path))!r})])).config\n"
         "before = set(sys.modules)\nplan(config, Purpose.join, role='trainer')\n"
         "print(sorted(set(sys.modules) - before))\n"
     )
