@@ -47,10 +47,6 @@ BUDGETS = {
     "service": 2_450,
     "studio": 2_900,
     "testing": 1_950,
-=======
-    "studio": 2_500,
-    "testing": 2_000,
->>>>>>> b4dacf0d (GPUs are used without a setting: devices, engine, number of explorers and turns are decided by the machine)
     "top": 600,
     "trackers": 400,
     "transport": 4_600,
