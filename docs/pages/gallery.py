@@ -43,10 +43,16 @@ class Example:
         return "tiny, made on the spot" if "make" in model else Path(model["path"]).name
 
 
+FIRST = ("gsm8k-8gpu", "gsm8k", "arithmetic")
+"""The last one comes first."""
+SYSTEMS = {"trl": "TRL", "verl": "verl"}
+
+
 def examples() -> list[Example]:
-    """Those with a made model first: they need nothing."""
+    """The usual tasks first, then those with a made model, which need nothing."""
     found = [_read(path) for path in sorted((ROOT / "examples").glob("*.toml"))]
-    return sorted(found, key=lambda one: ("make" not in one.values["model"], one.path.stem != "arithmetic"))
+    rank = {name: -place for place, name in enumerate(FIRST)}
+    return sorted(found, key=lambda one: (rank.get(one.path.stem, 1), "make" not in one.values["model"]))
 
 
 def gallery() -> str:
@@ -64,7 +70,17 @@ def _section(example: Example) -> str:
         for one in example.paragraphs
     ]
     return "\n\n".join([f"## {example.path.stem}", f"[examples/{example.path.name}](../examples/{example.path.name})",
-                        *texts])  # fmt: skip
+                        *texts, *_elsewhere(example)])  # fmt: skip
+
+
+def _elsewhere(example: Example) -> list[str]:
+    """Return the same training in other systems, as far as examples/elsewhere has it."""
+    found = []
+    for path in sorted((ROOT / "examples" / "elsewhere").glob(f"{example.path.stem}_*.*")):
+        system = SYSTEMS[path.stem.removeprefix(f"{example.path.stem}_")]
+        language = {".py": "python", ".sh": "sh"}[path.suffix]
+        found.append(f"The same in {system}:\n\n```{language}\n{path.read_text(encoding='utf-8').strip()}\n```")
+    return found
 
 
 def _read(path: Path) -> Example:

@@ -8,6 +8,7 @@ TRL counts completions and optimizer steps; a run file counts problems and batch
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class _TrlRules:
 
     def __init__(self, conversion: Conversion, kind: str, gpus: int, script: Script, path: Path) -> None:
         self._c, self._kind, self._gpus, self._script, self._path = conversion, kind, gpus, script, path
+        self._module = re.sub(r"\W", "_", path.stem)  # train-grpo.py is no name of a module
         self._samples = kind in ("grpo", "rloo")
 
     def apply(self) -> None:
@@ -319,7 +321,7 @@ class _TrlRules:
         if module:
             c.ask(f"{module}:{name} must be importable where the run file lies")
             return f"{module}:{name}"
-        ours = f"{self._path.stem}_rewards:{name}"
+        ours = f"{self._module}_rewards:{name}"
         c.ask(
             f"copy {name}, with what it uses, from {self._path.name} to {ours.partition(':')[0]}.py beside the run file"
         )
@@ -328,7 +330,7 @@ class _TrlRules:
     def _tools(self, taskset: str) -> None:
         c = self._c
         if tools := c.get("tools"):
-            module = f"{self._path.stem}_tools"
+            module = f"{self._module}_tools"
             c.put(f"{taskset}.environment", "tools", "tools")
             c.put("environments.tools.tools", [one if ":" in one else f"{module}:{one}" for one in tools], "tools")
             c.ask(f"copy the tools {', '.join(tools)}, with what they use, to {module}.py beside the run file")

@@ -186,7 +186,7 @@ RECIPES = {
     "trl-rloo": Recipe(
         "trl",
         {
-            "rloo.py": "from datasets import load_dataset\nfrom trl import RLOOConfig, RLOOTrainer\n"
+            "rloo-sums.py": "from datasets import load_dataset\nfrom trl import RLOOConfig, RLOOTrainer\n"
             "data = load_dataset('json', data_files='sums.jsonl', split='train').select(range(10))\n"
             "def shorter(completions, **kwargs):\n    return [-float(len(one)) for one in completions]\n"
             "RLOOTrainer('Qwen/Qwen2.5-0.5B-Instruct', shorter, train_dataset=data, args=RLOOConfig('rloo', "
@@ -196,10 +196,10 @@ RECIPES = {
             "trainer.algorithm": "rloo", "algorithms.rloo.kl_coef": 0.05, "algorithms.rloo.kl_in": "reward",
             "algorithms.rloo.kl_estimator": "k1", "feeder.groups_per_batch": 2, "model.dtype": "float32",
             "tasksets.train.source": "jsonl:sums.jsonl", "tasksets.train.options": {"size": 10},
-            "tasksets.train.passes": 3, "tasksets.train.reward": "rloo_rewards:shorter",
+            "tasksets.train.passes": 3, "tasksets.train.reward": "rloo_sums_rewards:shorter",
         },
         (),
-        {"rloo_rewards.py": "def shorter(completions, **kwargs):\n    return [-float(len(c)) for c in completions]\n"},
+        {"rloo_sums_rewards.py": "def shorter(completions, **kwargs):\n    return [-len(c) for c in completions]\n"},
     ),
     "trl-grpo-tools": Recipe(
         "trl",
