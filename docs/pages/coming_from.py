@@ -17,10 +17,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 def right(completions, answer, **kwargs):
-    return [
-        float(one in said[0]["content"])
-        for said, one in zip(completions, answer)
-    ]
+    pairs = zip(completions, answer)
+    return [float(one in said[0]["content"]) for said, one in pairs]
 
 
 dataset = load_dataset("openai/gsm8k", "main", split="train").map(
