@@ -40,6 +40,7 @@ PAGES = {
     "/charts": RunPage(chart_pages.charts, "charts.html", "charts", "Charts"),
     "/charts.json": RunPage(chart_pages.chart_data),
     "/charts.csv": RunPage(chart_pages.chart_table),
+    "/timeline": RunPage(chart_pages.timeline, "timeline.html", "charts", "Who was busy when", slider=True),
     "/report.html": RunPage(chart_pages.report),
     "/flow": RunPage(run_pages.flow, "flow.html", "flow", "Flow"),
     "/rollouts": RunPage(list_pages.rollouts, "rollouts.html", "rollouts", "Rollouts"),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from rftstream.queries.curves.timeline import NUM_SLOTS, Lane, read_timeline
+from rftstream.service.control_view import read_control
 from rftstream.studio.charts import by_theme, run_charts, shown_panels, table_text
 from rftstream.studio.pages.page import PageOfRun, Values
 from rftstream.studio.plot_page import report_text
@@ -65,6 +68,36 @@ def chart_data(page: PageOfRun) -> Response:
     chosen = ChartChoice.of(page)
     found = run_charts(page.charted, by_time=chosen.by_time, titles=chosen.titles, width=chosen.width)
     return JSONResponse([chart.data for chart in found])
+
+
+STRETCHES = (5, 20, 100)
+"""Numbers of versions to choose from on a timeline, beside all."""
+LANE_HEIGHT = 40
+"""Height of a lane in the units of its picture; a slot is one wide."""
+
+
+def timeline(page: PageOfRun) -> Values:
+    """A lane for each role over the newest versions of the moment: who was busy when, and what waited for what."""
+    asked = page.asked("versions", str(STRETCHES[1]))
+    wanted = int(asked) if asked in map(str, STRETCHES) else None
+    control = page.run.look(lambda run, _: read_control(run.transport, until_s=page.moment.at_s))
+    found = read_timeline(page.history, page.catalog, control.claims, num_versions=wanted)
+    lanes = [] if found is None else [(lane, _areas(lane)) for lane in found.lanes]
+    marks = [] if found is None else [NUM_SLOTS * (at - found.begin) / (found.end - found.begin) for at in found.made]
+    return {"found": found, "lanes": lanes, "marks": marks, "wanted": wanted, "stretches": STRETCHES}
+
+
+def _areas(lane: Lane) -> list[str]:
+    """Return the path of each activity, stacked on those before it."""
+    below, paths, peak = np.zeros(NUM_SLOTS), [], lane.peak or 1.0
+    for activity in lane.activities:
+        above = below + activity.values
+        edges = [np.round(LANE_HEIGHT * (1 - np.minimum(1.0, values / peak)), 1) for values in (above, below)]
+        there = " ".join(f"V{y:g}H{x}" for x, y in enumerate(edges[0], 1))
+        back = " ".join(f"V{y:g}H{NUM_SLOTS - x}" for x, y in enumerate(edges[1][::-1], 1))
+        paths.append(f"M0 {LANE_HEIGHT}{there}{back}Z")
+        below = above
+    return paths
 
 
 def report(page: PageOfRun) -> Response:
