@@ -52,6 +52,17 @@ def test_nothing_is_left_to_be_filled_in(page: Path) -> None:
     assert not re.findall(r"\b[A-Z]+_FIGURES\b|\bTODO\b|\bTBD\b", prose)
 
 
+MOST_WORDS = 90_000
+"""Of all pages, without what docs/generate.py fills in: a new page takes the place of words elsewhere."""
+
+
+def test_pages_written_by_hand_stay_small() -> None:
+    others = (ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "schemas/README.md"))
+    words = {shown(page): len(read(page, by_hand=True).split()) for page in (*PAGES, *others)}
+    longest = sorted(words.items(), key=lambda item: -item[1])[:8]
+    assert sum(words.values()) <= MOST_WORDS, f"{sum(words.values()):,} words; cut repetition, first in {longest}"
+
+
 def test_topics_and_contracts_are_told() -> None:
     text = read(ROOT / "docs" / "contracts.md")
     table = text.partition("<!-- generated: topics -->")[2].partition("<!-- end -->")[0]
