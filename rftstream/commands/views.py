@@ -38,17 +38,21 @@ T = TypeVar("T")
 
 
 @command(
-    "rftstream check examples/arithmetic.toml", "rftstream check base.toml mine.toml --set feeder.group_size=16 --json"
+    "rftstream check examples/arithmetic.toml",
+    "rftstream check examples/arithmetic.toml -v",
+    "rftstream check base.toml mine.toml --set feeder.group_size=16 --json",
 )
 @files_argument
 @set_option
 @json_option
-def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None:
+@click.option("-v", "--verbose", is_flag=True, help="Every part with its settings, tokens, memory and disk by role.")
+def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool, verbose: bool) -> None:
     """Look at everything in a run file before it is run.
 
-    It builds the settings of every part, opens tasksets (all lines of a file), shows a rendered prompt with its tokens,
-    and refuses prompts longer than the context. It lists settings that look unintended, and the places of your own
-    modules. It estimates the disk space that the run needs. Exit 2 if the run could not start.
+    It builds the settings of every part, opens tasksets (all lines of a file), and refuses prompts longer than the
+    context. It shows a prompt as the model sees it, the environment's reply to the first problem's answer, and the
+    reward of the answers of up to 20 problems (1 expected) and of empty ones (0 expected). It lists settings that look
+    unintended, and estimates memory, disk and time. Exit 2 if the run could not start.
     """
     config = load_run_file(files, sets)
     with at_work("looking at model, tasks and parts"):
@@ -58,7 +62,7 @@ def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None
         from rftstream.preflight.checks.check import check as look
 
         report = look(config)
-    print_out(report.to_json() if as_json else report.to_text())
+    print_out(report.to_json() if as_json else report.to_text() if verbose else report.to_short_text())
     sys.exit(0 if report.ok else 2)
 
 

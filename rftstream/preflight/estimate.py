@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -211,6 +212,23 @@ def estimate_disk(
         store_is_local=place_on_disk(config.weights.store, Path()) is not None,
         free_bytes=free_bytes(Path(config.base) / config.run.folder),
     )
+
+
+START_S = 10.0
+"""Seconds until the processes of a run work, and until they have left."""
+ROLLOUT_CPU_S = 1.5e-3
+"""Processor seconds that all roles together spend on a rollout of a few tokens: examples/arithmetic.toml took 94 s for
+64,000."""
+SMALL_PARAMETERS = 1_000_000
+"""Parameters up to which the model's own computing does not count beside that."""
+
+
+def estimate_seconds(disk: DiskEstimate) -> float | None:
+    """Return roughly how long a run of a small model takes on this machine. None for others: their time depends on the
+    lengths of completions and on the device, and `try` measures it."""
+    if disk.rollouts is None or not 0 < disk.parameters <= SMALL_PARAMETERS:
+        return None
+    return START_S + disk.rollouts * ROLLOUT_CPU_S / min(2, os.cpu_count() or 1)
 
 
 def num_rollouts(config: RunConfig, sizes: Mapping[str, int]) -> int | None:

@@ -185,12 +185,17 @@ def memory_warnings(memory: MemoryEstimate | None) -> Iterator[str]:
         )
 
 
+def place_line(memory: MemoryEstimate, place: str) -> str:
+    """Return what all roles need in one place, and what it has."""
+    there = f" of {size(memory.machine[place])}" if place in memory.machine else ""
+    return f"{place}: up to {size(memory.total(place))}{there}"
+
+
 def memory_lines(memory: MemoryEstimate) -> list[str]:
     """Return the estimate as lines for a person."""
     lines = []
     for place in memory.places:
-        there = f" of {size(memory.machine[place])}" if place in memory.machine else ""
-        lines.append(f"{place}: up to {size(memory.total(place))}{there}")
+        lines.append(place_line(memory, place))
         held = [(role, role.parts[place]) for role in memory.roles if role.total(place)]
         lines += columns(
             [

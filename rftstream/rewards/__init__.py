@@ -20,7 +20,7 @@ REWARDS = {
     "object_count": RewardSpec("rftstream.rewards.object_count:CountReward"),
     "chart_answer": RewardSpec("rftstream.rewards.chart_answer:ChartReward"),
     "anls": RewardSpec("rftstream.rewards.anls:AnlsReward"),
-    "judge": RewardSpec("rftstream.rewards.judge:JudgeReward"),
+    "judge": RewardSpec("rftstream.rewards.judge:JudgeReward", asks_server=True),
     "reward_model": RewardSpec("rftstream.rewards.reward_model:ModelReward", steps_setting="steps"),
     "teacher": RewardSpec("rftstream.rewards.teacher:TeacherReward", asks_teacher=True),
     "reasoning_gym": RewardSpec("rftstream.rewards.reasoning_gym:ReasoningGymReward"),

@@ -94,7 +94,7 @@ def test_each_taskset_has_its_settings(place: Workplace, monkeypatch: pytest.Mon
     monkeypatch.setenv("OWN_WORD", "a word")
     place.write("here.py", HERE)
     place.write("tiny.toml", RUN)
-    checked = place.look("check", "tiny.toml")
+    checked = place.look("check", "tiny.toml", "-v")
     assert checked.code == 0, checked.out + checked.err
     assert "environment of tasksets.second" in checked.out
     done = place.call("run", "tiny.toml", "--json")

@@ -37,7 +37,7 @@ BUDGETS = {
     "launch": 3_250,
     "models": 3_600,
     "policies": 3_800,
-    "preflight": 3_300,
+    "preflight": 3_450,
     "queries": 11_650,
     "replay": 750,
     "rewards": 7_650,

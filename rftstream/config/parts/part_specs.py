@@ -144,6 +144,8 @@ class RewardSpec(PartSpec):
     """The setting that makes it give rewards of steps too, if there is such a setting."""
     runs_programs: bool = False
     """Whether it runs programs of the policy in a sandbox, on this machine unless its setting `sandbox_url` is set."""
+    asks_server: bool = False
+    """Whether each score costs a call of a model server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,9 @@ from rftstream.preflight.checks.check_report import CheckReport, PartLine, Promp
 from rftstream.preflight.checks.check_resources import disk_of, look_at_topics, memory_of
 from rftstream.preflight.checks.check_rewards import check_columns, check_given, doubts_about_length
 from rftstream.preflight.checks.dependencies import sandbox_warnings
+from rftstream.preflight.checks.reference_scores import MAX_SCORED, score_references
 from rftstream.preflight.checks.templates import doubts_about_tools, first_break
+from rftstream.preflight.estimate import estimate_seconds
 from rftstream.preflight.memory import memory_warnings
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.preflight.readiness import check_computed
@@ -97,6 +99,7 @@ def check(config: RunConfig) -> CheckReport:
             )
         with collect("disk"):
             report.disk = disk_of(config, report)
+            report.about_s = None if report.disk is None else estimate_seconds(report.disk)
         with collect("memory"):
             report.memory = memory_of(config, report)
     report.warnings += find_warnings(
@@ -214,6 +217,7 @@ def _taskset(
         line.first_problem = problem = taskset.problem(0)
         begun = begin_once(config, section.environment, problem, f"{line.place}.environment")
         line.advice += begun.doubts
+        line.replied = begun.replied
         line.tools = tuple(str(tool.get("function", tool).get("name")) for tool in begun.tools)
         if rendering is not None:
             if (own := for_section(rendering.spec, section)) is not rendering.spec:
@@ -234,6 +238,9 @@ def _taskset(
     if reward is not None and line.first_problem is not None:
         with collect(f"{line.place}.reward"):
             line.advice += check_columns(line.place, reward, taskset, line.problems)
+            if kind == "taskset":
+                problems = [taskset.problem(index) for index in range(min(MAX_SCORED, line.problems))]
+                line.scores = score_references(reward, section.reward, problems)
             sampling = sampling_for(config, section.sampling, where=f"{line.place}.sampling")
             line.advice += doubts_about_length(line.place, reward, sampling.max_tokens)
     return line

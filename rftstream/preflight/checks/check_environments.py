@@ -15,8 +15,10 @@ from typing import Any
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import EnvironmentSpec
 from rftstream.config.sections import RunConfig, name_of_part
+from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.environments.base import Reply
 from rftstream.environments.call_workers import CallWorkers
 from rftstream.environments.called import CalledAgent
 from rftstream.environments.calls import EnvironmentCalls
@@ -39,13 +41,16 @@ class Beginning:
     """The problem's tools, then those of the environment."""
     has_one_turn: bool = False
     """Whether every rollout ends with the first completion."""
+    replied: str = ""
+    """The environment's reply to the problem's answer, in words. Empty: it was not asked."""
     doubts: list[str] = field(default_factory=list)
     """Errors while the environment was closed, in sentences that begin with the place."""
 
 
 def begin_once(config: RunConfig, named: str | Mapping[str, Any], problem: Problem, where: str) -> Beginning:
-    """Build the environment for a problem, start it, read its tools, and close it. `named` is the run file's value at
-    `where`. Each call has the same time limit as in an explorer. ConfigError explains errors.
+    """Build the environment for a problem, start it, read its tools, give it the problem's answer as a first turn, and
+    close it. `named` is the run file's value at `where`. Each call has the same time limit as in an explorer.
+    ConfigError explains errors; a reply that fails is a doubt.
 
     An agent is not started, since nothing would answer its model calls.
     """
@@ -66,13 +71,19 @@ def begin_once(config: RunConfig, named: str | Mapping[str, Any], problem: Probl
     calls = EnvironmentCalls(now=time.monotonic, timeout_s=limit_s, workers=workers)
     session = EnvironmentSession(calls.open(is_immediate=spec.is_immediate), make, name=f"{name!r}", timeout_s=limit_s)
     found: list[Opening | CallFailure] = []
+    replies: list[Reply | CallFailure] = []
     failed_to_close: list[CallFailure] = []
     try:
         session.begin(found.append)
         while not found:
             _wait(calls, rung)
+        if isinstance(found[0], Opening) and not spec.has_one_turn and hasattr(built[0], "reply"):
+            said = problem.answer or ""
+            session.reply(AssistantMessage(content=said, text=said), replies.append)
+            while not replies:
+                _wait(calls, rung)
         session.close(failed_to_close.append)
-        while session.is_busy and not _is_given_up(found[0]):
+        while session.is_busy and not any(map(_is_given_up, (*found, *replies))):
             _wait(calls, rung)
     finally:
         calls.close()
@@ -91,7 +102,8 @@ def begin_once(config: RunConfig, named: str | Mapping[str, Any], problem: Probl
         messages=opening.messages,
         tools=(*problem.tools, *opening.tools),
         has_one_turn=spec.has_one_turn,
-        doubts=[words(failure) for failure in failed_to_close],
+        replied="".join(_in_words(reply) for reply in replies if isinstance(reply, Reply)),
+        doubts=[words(one) for one in (*replies, *failed_to_close) if isinstance(one, CallFailure)],
     )
 
 
@@ -124,8 +136,15 @@ def _wait(calls: EnvironmentCalls, rung: threading.Event) -> None:
     calls.poll()
 
 
-def _is_given_up(opening: Opening | CallFailure) -> bool:
-    return isinstance(opening, CallFailure) and opening.timed_out
+def _is_given_up(answer: Opening | Reply | CallFailure) -> bool:
+    return isinstance(answer, CallFailure) and answer.timed_out
+
+
+def _in_words(reply: Reply) -> str:
+    parts = [message.content.partition("\n")[0] for message in reply.messages[:1]]
+    parts += ["the rollout ends"] if reply.done else []
+    parts += [] if reply.reward is None else [f"reward {reply.reward:g}"]
+    return "; ".join(parts) or "nothing"
 
 
 def _words(settings: str, failure: CallFailure) -> str:

@@ -14,10 +14,12 @@ from rftstream.contracts.rollouts import Segment
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.models.classifiers import HeldClassifier
 from rftstream.models.spec import ModelSpec
+from rftstream.preflight.checks.reference_scores import ReferenceScores
 from rftstream.preflight.estimate import DiskEstimate
-from rftstream.preflight.memory import MemoryEstimate, memory_lines
-from rftstream.queries.formatting import columns, image_text, plural, size
+from rftstream.preflight.memory import MemoryEstimate, memory_lines, place_line
+from rftstream.queries.formatting import columns, duration, image_text, plural, size
 from rftstream.queries.plain import Report, pick
+from rftstream.queries.records.shown import LINE_END
 from rftstream.runs.modules import OwnModule
 from rftstream.runs.writes.load_demonstrations import Loaded, check_demonstrations, look_at_demonstrations
 
@@ -107,7 +109,7 @@ class TasksetLine(Report):
 
     JSON = (
         "name kind source reward problems trained=trained_to_json grows longest_prompt=longest num_rendered too_long "
-        "first_prompt=first tools earlier_turns=turns"
+        "first_prompt=first tools earlier_turns=turns environment_reply=replied scores"
     )
 
     name: str
@@ -148,6 +150,10 @@ class TasksetLine(Report):
     """Sentences about the template and the reward."""
     held: list[HeldClassifier] = field(default_factory=list)
     """Reward models that each scoring process holds."""
+    replied: str = ""
+    """The environment's reply to the first problem's answer, in words."""
+    scores: ReferenceScores | None = None
+    """Rewards of the problems' answers and of empty ones."""
 
     def trained_to_json(self) -> int | None:
         """Return the number of an evaluation's problems that are also trained on."""
@@ -165,7 +171,7 @@ class CheckReport(Report):
 
     JSON = (
         "ok run devices parts modules=modules_to_json model=model_to_json tasksets stages=stages_to_json "
-        "experts=demonstrations disk memory warnings errors"
+        "experts=demonstrations disk memory about_s warnings errors"
     )
 
     run: str
@@ -181,6 +187,8 @@ class CheckReport(Report):
     demonstrations: DemonstrationsLine | None = None
     disk: DiskEstimate | None = None
     memory: MemoryEstimate | None = None
+    about_s: float | None = None
+    """Seconds that the run will take here, roughly; None if that cannot be told."""
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
@@ -209,6 +217,53 @@ class CheckReport(Report):
         """Return the report as lines for a person."""
         return "\n".join(_text(self))
 
+    def to_short_text(self) -> str:
+        """Return about ten lines: what people look at before they start."""
+        return "\n".join(_short_text(self))
+
+
+SHOWN_CHARACTERS = 100
+"""Most characters of a prompt in the short report."""
+
+
+def _short_text(report: CheckReport) -> list[str]:
+    names = ", ".join(dict.fromkeys(part.name for part in report.parts))
+    lines = [f"{report.run}: {names}", f"devices: {report.devices}"]
+    if report.model is not None:
+        lines.append(_model_line(report))
+    for line in report.tasksets:
+        lines += _short_taskset_lines(line)
+    room = [] if report.memory is None else [place_line(report.memory, place) for place in report.memory.places]
+    if report.disk is not None:
+        room.append(f"disk: up to {size(report.disk.total_bytes)} of {size(report.disk.free_bytes)} free")
+        if report.disk.rollouts is not None:
+            took = (
+                "`rftstream try` measures the speed" if report.about_s is None else f"about {duration(report.about_s)}"
+            )
+            room.append(f"time: {report.disk.rollouts:,} rollouts, {took}")
+    return [
+        *lines,
+        *room,
+        *_ending(report),
+        *([] if report.errors else ["-v shows every part, the tokens, and who needs what"]),
+    ]
+
+
+def _short_taskset_lines(line: TasksetLine) -> list[str]:
+    """Return what the model sees, what the environment says, and what the reward gives."""
+    head, *_ = _taskset_lines(line)
+    if line.first is None or line.kind == "evaluation":
+        return [head]
+    prompt = "".join(line.first.pieces).replace("\n", LINE_END)
+    half = SHOWN_CHARACTERS // 2
+    text = prompt if len(prompt) <= SHOWN_CHARACTERS else f"{prompt[:half]} ... {prompt[-half:]}"
+    lines = [head, f"  the model sees, {plural(line.first.num_tokens, 'token')}: {text}"]
+    if line.replied:
+        lines.append(f"  the environment replies: {line.replied}")
+    if line.scores is not None:
+        lines.append(f"  reward: {line.scores.to_text()}")
+    return lines
+
 
 def _text(report: CheckReport) -> list[str]:
     parts = [(part.kind, part.name, part.settings) for part in report.parts]
@@ -220,9 +275,7 @@ def _text(report: CheckReport) -> list[str]:
             *columns([(module.name, module.file) for module in report.modules], left=2, indent="  "),
         ]
     if report.model is not None:
-        context = "unbounded" if report.context is None else f"{report.context:,} tokens"
-        parameters = f"{report.disk.parameters:,} parameters, " if report.disk and report.disk.parameters else ""
-        lines += ["", f"model {report.model.name}: {parameters}{report.model.dtype}, context {context}"]
+        lines += ["", _model_line(report)]
     for line in report.tasksets:
         lines += ["", *_taskset_lines(line)]
     if report.stages:
@@ -233,16 +286,23 @@ def _text(report: CheckReport) -> list[str]:
         lines += ["", *_disk_lines(report.disk)]
     if report.memory is not None:
         lines += ["", *memory_lines(report.memory)]
-    if report.warnings:
-        lines += ["", "warnings:", *(f"  {sentence}" for sentence in report.warnings)]
+    return [*lines, *_ending(report)]
+
+
+def _model_line(report: CheckReport) -> str:
+    assert report.model is not None
+    context = "unbounded" if report.context is None else f"{report.context:,} tokens"
+    parameters = f"{report.disk.parameters:,} parameters, " if report.disk and report.disk.parameters else ""
+    return f"model {report.model.name}: {parameters}{report.model.dtype}, context {context}"
+
+
+def _ending(report: CheckReport) -> list[str]:
+    """Return the warnings, and whether the run could start."""
+    lines = ["", "warnings:", *(f"  {sentence}" for sentence in report.warnings)] if report.warnings else []
     if not report.errors:
         return [*lines, "", "ready to run"]
-    return [
-        *lines,
-        "",
-        f"not ready, {plural(len(report.errors), 'error')}:",
-        *(f"  {error}" for error in report.errors),
-    ]
+    found = plural(len(report.errors), "error")
+    return [*lines, "", f"not ready, {found}:", *(f"  {error}" for error in report.errors)]
 
 
 def _stage_row(stage: Stage) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from rftstream.preflight.checks.check_report import CheckReport
 OWN = """
 import time
 from rftstream.contracts.tasks import ChatMessage
+from rftstream.environments.base import Reply
 
 
 class Fine:
@@ -33,7 +34,7 @@ class Fine:
         return [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 
     def reply(self, said):
-        raise AssertionError("nobody said anything")
+        return Reply(done=False, messages=(ChatMessage(role="user", content=f"{said.text} what?"),), reward=0.5)
 
     def close(self):
         self.closed.append(self.problem.answer)
@@ -71,6 +72,11 @@ class Mute:
 class Clings(Fine):
     def close(self):
         raise OSError("it is in use")
+
+
+class Deaf(Fine):
+    def reply(self, said):
+        return said.no_such
 
 
 class Foreign:
@@ -133,6 +139,16 @@ def test_what_it_shows_first_and_its_tools_are_in_the_first_prompt(folder: Path)
     assert "  tools: look\n" in report.to_text()
     assert report.to_json()["tasksets"][0]["tools"] == ["look"]
     assert Fine.closed == ["2"]
+
+
+def test_it_replies_to_the_answer_once(folder: Path) -> None:
+    report = looked(folder, "Fine")
+    assert report.warnings == []
+    assert "  the environment replies: 2 what?; reward 0.5\n" in report.to_short_text()
+    assert "  the environment replies: the rollout ends\n" in looked(folder, "tools").to_short_text()
+    deaf = looked(folder, "Deaf")
+    assert deaf.errors == []
+    assert "reply: AttributeError: 'AssistantMessage' object has no attribute 'no_such'" in "\n".join(deaf.warnings)
 
 
 def test_an_error_is_told_with_its_line(folder: Path) -> None:

@@ -107,4 +107,4 @@ def test_check_prints_the_path_of_every_own_module(place: Path) -> None:
     paths = {one["name"]: one["file"] for one in report["modules"]}
     assert paths == {"own_rewards": str(place / "own_rewards.py"), "own_part": str(Path.cwd() / "own_part.py")}
     assert any("which hides" in warning for warning in report["warnings"])
-    assert f"own_rewards  {place / 'own_rewards.py'}" in call("check", file).stdout
+    assert f"own_rewards  {place / 'own_rewards.py'}" in call("check", file, "-v").stdout
