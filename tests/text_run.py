@@ -30,6 +30,7 @@ from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_store, open_transport
+from rftstream.service.role import Log
 
 GROUP_SIZE, GROUPS_PER_BATCH, PARTITIONS = 8, 8, 4
 NUM_PROBLEMS, NUM_HELD_OUT = 60, 24
@@ -294,6 +295,46 @@ def make_text_run(folder: Path, num_rollouts: int) -> None:
     create_log(log, config)
     TextRun(OpenRun(run_folder, config, log), num_batches).write()
     log.close()
+
+
+@dataclass
+class Said:
+    """A rollout as the log has it."""
+
+    name: str
+    sequence: int
+    sibling: int
+    text: str
+    tools: list[str]
+    version: int
+    status: str
+    tokens: int
+    reward: float | None
+    result: str
+    batch: int | None
+    problem: int
+
+
+def read_said(run: OpenRun) -> list[Said]:
+    """Return all rollouts of a run in the order of admission, from its log."""
+    log, found = Log(run.transport), {}
+    for _, message in log.in_force("rollouts"):
+        assert isinstance(message, Rollout)
+        said = [turn for turn in message.turns if turn.role == "assistant"]
+        ids = message.ids
+        found[ids.rollout_id] = Said(
+            name=ids.rollout_id, sequence=ids.sequence, sibling=ids.sibling,
+            text="\n".join(turn.content for turn in said),
+            tools=[call.name for turn in said for call in turn.tool_calls],
+            version=message.segments[0].versions[0].version, status=str(message.status), tokens=message.num_tokens,
+            reward=None, result="pending", batch=None, problem=int(ids.group_id.split("/")[2]),
+        )  # fmt: skip
+    for _, message in log.in_force("outcomes"):
+        assert isinstance(message, GroupOutcome)
+        for one in message.rollouts:
+            said_one = found[one.rollout_id]
+            said_one.reward, said_one.result, said_one.batch = one.reward, str(message.result), message.batch_sequence
+    return sorted(found.values(), key=lambda one: (one.sequence, one.sibling))
 
 
 if __name__ == "__main__":

@@ -71,7 +71,8 @@ def pages_of(place: Workplace, run: Path) -> list[str]:
     group, name = outcome.group_id, run.name
     _, _, problem, _ = group.split("/")
     parts = (
-        "", "/charts", "/charts?over=time", "/groups", "/groups?fate=dead", f"/groups/{group}", f"/rollouts/{group}/0",
+        "", "/charts", "/charts?over=time", "/groups", "/rollouts", "/groups?fate=dead", f"/groups/{group}",
+        f"/rollouts/{group}/0",
         f"/rollouts/{group}/0?color=advantage", "/problems?order=learned", f"/problems/sums/{problem}", "/versions",
         "/versions/1", "/evaluations", "/questions", "/dead", "/requests", "/flow", "/timeline", "?as_of=v1",
         "/groups?as_of=v1",
@@ -161,7 +162,7 @@ def numbers(page: str) -> dict[str, int]:
 
 
 def keys_alone(tab: Tab) -> None:
-    """From the glance to a token, and back to an earlier moment, without a pointer."""
+    """From the overview to a token, and back to an earlier moment, without a pointer."""
     page = tab.page
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
@@ -175,6 +176,7 @@ def keys_alone(tab: Tab) -> None:
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     assert page.locator("#token-numbers").inner_text().startswith("1: id ")
+    page.go_back()
     page.locator("#as-of-range").focus()
     page.keyboard.press("Home")
     page.wait_for_url(re.compile("as_of=v1"))

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.contracts.outcomes import GroupOutcome
-from rftstream.contracts.rollouts import Rollout
 from rftstream.queries.catalog import listing, samples
 from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.finding import GroupFilter, find_groups, find_problems
@@ -19,26 +17,7 @@ from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.catalog.texts import HEAD, TAIL, cut_text
 from rftstream.queries.state.following import RunFollower
 from rftstream.runs.folder import OpenRun, open_run
-from rftstream.service.role import Log
-from tests.text_run import make_text_run
-
-
-@dataclass
-class Said:
-    """A rollout as the log has it."""
-
-    name: str
-    sequence: int
-    sibling: int
-    text: str
-    tools: list[str]
-    version: int
-    status: str
-    tokens: int
-    reward: float | None
-    result: str
-    batch: int | None
-    problem: int
+from tests.text_run import Said, make_text_run, read_said
 
 
 @dataclass
@@ -61,29 +40,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     assert catalog is not None
     with catalog:
         now = Moment(version=follower.history.history().version)
-        yield Scene(catalog, follower.run, read_all(follower.run), now)
+        yield Scene(catalog, follower.run, read_said(follower.run), now)
     follower.close()
-
-
-def read_all(run: OpenRun) -> list[Said]:
-    log, found = Log(run.transport), {}
-    for _, message in log.in_force("rollouts"):
-        assert isinstance(message, Rollout)
-        said = [turn for turn in message.turns if turn.role == "assistant"]
-        ids = message.ids
-        found[ids.rollout_id] = Said(
-            name=ids.rollout_id, sequence=ids.sequence, sibling=ids.sibling,
-            text="\n".join(turn.content for turn in said),
-            tools=[call.name for turn in said for call in turn.tool_calls],
-            version=message.segments[0].versions[0].version, status=str(message.status), tokens=message.num_tokens,
-            reward=None, result="pending", batch=None, problem=int(ids.group_id.split("/")[2]),
-        )  # fmt: skip
-    for _, message in log.in_force("outcomes"):
-        assert isinstance(message, GroupOutcome)
-        for one in message.rollouts:
-            said_one = found[one.rollout_id]
-            said_one.reward, said_one.result, said_one.batch = one.reward, str(message.result), message.batch_sequence
-    return sorted(found.values(), key=lambda one: (one.sequence, one.sibling))
 
 
 Wanted = tuple[RolloutFilter, Callable[[Said], bool]]
