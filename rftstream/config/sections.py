@@ -171,8 +171,8 @@ class DemonstrationsSection:
     stage and pairs for another. The source is loaded when the run is made; `resume` loads new rows of it. `rftstream
     experts load` can add more at any time."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Our name (messages, prompt, completion, chosen, rejected, system, tools, weight) -> the name of the source's
-    column, or the path of a field in it."""
+    """Our name (messages, prompt, completion, chosen, rejected, system, tools, chat_template_kwargs, weight) -> the
+    name of the source's column, or the path of a field in it."""
     system: str | None = None
     """System prompt that is put before the messages."""
     options: dict[str, Any] = field(default_factory=dict)
