@@ -48,7 +48,7 @@ from rftstream.queries.catalog.writer import CatalogWriter
 from rftstream.queries.curves.history import HistoryReader
 from rftstream.queries.facts.database import identity_of
 from rftstream.runs.folder import OpenRun, RunFolder, open_run
-from rftstream.service.control_view import read_control
+from rftstream.service.control_view import read_manifest
 from rftstream.service.role import Log
 
 SMALL, LARGE = 1_000, 1_000_000
@@ -87,7 +87,7 @@ def _made(folder: Path, size: str) -> list[dict[str, Any]]:
 def _fill(folder: Path, begin: int, end: int) -> float:
     """Fill the catalog with groups from one sequence up to another. Return the seconds of CPU that writing took."""
     opened = open_run(folder)
-    manifest = read_control(opened.transport).manifest
+    manifest = read_manifest(opened.transport)
     assert manifest is not None
     tasks, rollouts, verified = _longrun.flow_forms(opened.run_id)
     opened.transport.close()

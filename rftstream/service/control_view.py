@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 
 from rftstream.contracts.control import (
     Claim,
     DesiredState,
+    Drawn,
     Request,
     RequestKind,
     RunFinished,
@@ -17,7 +19,10 @@ from rftstream.contracts.control import (
     Trimmed,
 )
 from rftstream.contracts.messages import Message
+from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import VersionName
+from rftstream.service.reading import read_to_ends
+from rftstream.service.records.in_force import RecordsInForce
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
@@ -37,6 +42,8 @@ class ControlView:
     """State that the run should be in."""
     trimmed: Trimmed | None = None
     """Newest record of deletions in the run; see `deleted`."""
+    drawn: Drawn | None = None
+    """Newest record of how far the feeder has drawn, in a run whose feeder writes such records."""
     claims: dict[str, Claim] = field(default_factory=dict)
     """The newest claim of each role."""
     retries: dict[bytes, Request] = field(default_factory=dict)
@@ -65,6 +72,8 @@ class ControlView:
                 self.state = message
             case Trimmed():
                 self.trimmed = message
+            case Drawn():
+                self.drawn = message
             case Claim():
                 known = self.claims.get(message.role)
                 if known is None or message.epoch > known.epoch:
@@ -90,3 +99,36 @@ def read_control(
         if record.timestamp_s <= until_s:
             view.absorb(record.key, message)
     return view
+
+
+class ControlReader:
+    """Reads `control` from its beginning, and then only new records. Who looks at a run again and again makes one."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._log = Log(transport)
+        self._next: dict[TopicPartition, int] = {}
+        self._view = ControlView()
+
+    def read(self) -> ControlView:
+        """Return the state now. It does not change with later calls."""
+        ends = self._log.ends("control")
+        for record, message in self._log.rule.messages(self._log.read("control", start=self._next)):
+            self._view.absorb(record.key, message)
+            self._next[record.place] = record.offset + 1
+        self._next = {place: max(end, self._next.get(place, 0)) for place, end in ends.items()}
+        return replace(self._view, claims=dict(self._view.claims), retries=dict(self._view.retries))
+
+
+FIRST_RECORDS = 16
+"""Records of `control` among which the manifest is looked for at a time: it is one of the first."""
+
+
+def read_manifest(transport: Transport) -> RunManifest | None:
+    """Return the run's manifest, or None before the run has begun. Only the beginning of `control` is read."""
+    ends, rule = transport.admin.end_offsets("control"), RecordsInForce(transport)
+    with closing(transport.reader(transport.admin.begin_offsets("control"))) as reader:
+        for records in read_to_ends(transport, reader, ends, max_records=FIRST_RECORDS):
+            for _, message in rule.messages(records):
+                if isinstance(message, RunManifest):
+                    return message
+    return None

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from kafka.structs import OffsetAndMetadata
 from rftstream.config.sections import TransportSection
 from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import AssignmentLost, ConfigError, PositionMissing, ProducerLost, TransportError
+from rftstream.service.reading import each_record, read_to_ends
 from rftstream.testing.conformance_tests.bench import PATIENCE_S, await_true, new, read_all, take, texts
 from rftstream.transport.base import Position, Producer, Snapshot, TopicSettings
 from rftstream.transport.findings import Level
@@ -197,6 +199,23 @@ def test_a_paused_reader_does_not_fill_up(transport: KafkaTransport) -> None:
         transport.wait([reader], 1.0)
         found += [record.key for record in reader.poll(max_bytes=3 << 20)]
     assert [key for key in found if key != b"b"] == [b"%d" % number for number in range(60)]
+
+
+@pytest.mark.law("bounded")
+def test_a_look_up_unpacks_nothing_behind_it(transport: KafkaTransport) -> None:
+    producer = transport.producer("p")
+    producer.start()
+    for start in range(0, 3000, 1000):
+        producer.commit([new("a", 0, str(number)) for number in range(start, start + 1000)])
+    with closing(transport.reader({A0: 0})) as reader:
+        for offset in (0, 1, 2500, 7):
+            if reader.position(A0) != offset:
+                reader.seek(A0, offset)
+            for records in read_to_ends(transport, reader, {A0: offset + 1}, max_records=1):
+                reader.has_data()  # which takes what has arrived
+                assert reader.feed._num_bytes < 1000, "one record was asked for"
+                assert [record.offset for record in records] in ([], [offset])
+    assert [record.offset for record in each_record(transport, A0, range(3003))][-1] == 3001, "the last is a marker"
 
 
 def test_without_a_broker_it_says_so_soon() -> None:

@@ -44,7 +44,7 @@ BUDGETS = {
     "roles": 9_650,
     "runs": 2_450,
     "sandbox": 2_650,
-    "service": 2_450,
+    "service": 2_500,
     "studio": 2_900,
     "testing": 2_000,
     "top": 600,

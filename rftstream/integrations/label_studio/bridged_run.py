@@ -24,7 +24,7 @@ from rftstream.queries.records.shown import PLAIN
 from rftstream.runs.folder import OpenRun, wanted_topics
 from rftstream.runs.writes.additions import MAX_RECORDS
 from rftstream.runs.writes.feedback import VoteRevisions, next_revision, vote_record
-from rftstream.service.control_view import read_control
+from rftstream.service.control_view import read_manifest
 from rftstream.service.role import Log
 from rftstream.transport.base import Producer
 
@@ -74,7 +74,7 @@ class BridgedRun:
 
     def manifest(self) -> RunManifest | None:
         """Return the run's manifest, or None before the run has begun."""
-        return read_control(self.run.transport).manifest
+        return read_manifest(self.run.transport)
 
     def annotator(self, user: int) -> str:
         """Return the log's name for a user of Label Studio."""

@@ -95,8 +95,8 @@ def _audit(transport: Transport, index: Index, said: Trimmed) -> AuditReport:
         index.execute(f"DELETE FROM temp.{table}")
     for role, topic in ((EXPLORER, "tasks"), (VERIFIER, "rollouts"), (BUFFER, "verified")):
         note_done(index, topic, log.committed(role.name))
-    ended = read_control(transport).ended
-    operators = read_totals(log)
+    control = read_control(transport, log=log)
+    ended, operators = control.ended, read_totals(log, control)
     summaries = read_summaries(log)
     steps = _read_steps(index, log, summarised := Steps(summaries))
     foreign, rest = _read(index, log, said)

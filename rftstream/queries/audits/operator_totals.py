@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rftstream.contracts.control import Drawn, RunManifest
+from rftstream.contracts.control import Drawn
 from rftstream.contracts.messages import Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.queries.formatting import columns, plural
 from rftstream.queries.plain import pick
 from rftstream.runs.manifest import declares_operators
+from rftstream.service.control_view import ControlView
 from rftstream.service.role import Log
 
 NUM_SHOWN = 12
@@ -129,12 +130,11 @@ class OperatorTotals:
         return sorted(self.groups.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
-def read_totals(log: Log) -> OperatorTotals | None:
-    """Count the operators' actions; None if the log has none. It reads `control`, and `outcomes` with their bodies if
-    the run declares operators."""
-    control = [message for _, message in log.in_force("control")]
-    declared = any(declares_operators(one) for one in control if isinstance(one, RunManifest))
-    return totals_of(control, (message for _, message in log.in_force("outcomes")) if declared else ())
+def read_totals(log: Log, control: ControlView) -> OperatorTotals | None:
+    """Count the operators' actions; None if the log has none. It reads `outcomes` with their bodies if the run declares
+    operators."""
+    declared = control.manifest is not None and declares_operators(control.manifest)
+    return totals_of([control.drawn], (message for _, message in log.in_force("outcomes")) if declared else ())
 
 
 def totals_of(control: Iterable[Message | None], outcomes: Iterable[Message | None]) -> OperatorTotals | None:

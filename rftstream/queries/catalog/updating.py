@@ -18,7 +18,7 @@ from rftstream.queries.catalog.texts import TextReader
 from rftstream.queries.catalog.writer import READ, CatalogWriter
 from rftstream.queries.facts.database import folder_of, identity_of
 from rftstream.runs.folder import OpenRun
-from rftstream.service.control_view import read_control
+from rftstream.service.control_view import read_manifest
 
 FILE = "studio.sqlite3"
 Ends = dict[str, dict[TopicPartition, int]]
@@ -96,7 +96,7 @@ class CatalogUpdater:
         """Open the file once the run has a manifest. Return whether there is a catalog."""
         if self._is_ours is not None:
             return True
-        manifest = read_control(self._run.transport).manifest
+        manifest = read_manifest(self._run.transport)
         if manifest is None:  # the feeder has not begun
             return False
         with contextlib.ExitStack() as opened:

@@ -23,7 +23,7 @@ from rftstream.models.folders.files import read_json
 from rftstream.models.spec import ModelSpec
 from rftstream.queries.curves.history import read_glance
 from rftstream.queries.formatting import number
-from rftstream.service.control_view import read_control
+from rftstream.service.control_view import read_manifest
 from rftstream.service.role import Log
 from rftstream.version import __version__
 
@@ -51,7 +51,7 @@ def write_model_card(log: Log, config: RunConfig, spec: ModelSpec, folder: Path,
 
 def card_text(log: Log, config: RunConfig, spec: ModelSpec, version: int) -> str:
     """Return the text of the card of a version, from the log's current state."""
-    manifest = read_control(log.transport).manifest
+    manifest = read_manifest(log.transport)
     results = _last_of_each(read_glance(log).evaluations, version)
     run = manifest.run if manifest is not None else config.run.name
     task = _task(spec)

@@ -27,7 +27,7 @@ from rftstream.queries.records.inspect import select
 from rftstream.queries.records.rollout_view import ShownRollout, read_rollout
 from rftstream.queries.records.shown import CompletionReader, cut
 from rftstream.runs.folder import OpenRun
-from rftstream.service.control_view import read_control
+from rftstream.service.control_view import read_manifest
 from rftstream.service.role import Log
 
 NUM_SAMPLES = 6
@@ -108,7 +108,7 @@ def choose_samples(run: OpenRun, catalog: CatalogReader, moment: Moment, reader:
     next_one = "SELECT group_id FROM groups WHERE num_scored > 0 AND sequence >= ? ORDER BY sequence LIMIT 1"
     spread = [catalog.rows(next_one, (end * i // max(1, NUM_SAMPLES - 1),)) for i in range(NUM_SAMPLES)]
     chosen = {"best": best, "worst": worst, "sampled": [row for rows in spread for row in rows]}
-    manifest = read_control(run.transport).manifest
+    manifest = read_manifest(run.transport)
     partitions = 1 if manifest is None else max(1, manifest.partitions)
     found: dict[str, ShownSample] = {}
     for why, rows in chosen.items():

@@ -32,7 +32,7 @@ from rftstream.queries.audits.rows import LogChanged, Mark, new_records
 from rftstream.queries.facts.tables import COMPACTED, FORMAT, READ, SCHEMA, TABLES_OF, Names
 from rftstream.queries.facts.writer import FactsWriter
 from rftstream.runs.folder import OpenRun
-from rftstream.service.control_view import read_control
+from rftstream.service.control_view import read_manifest
 from rftstream.service.role import Log
 
 FILE, SEAL = "facts.sqlite3", "facts.json"
@@ -269,7 +269,7 @@ def opened_index(run: OpenRun, *, looking: bool = False) -> Iterator[Index | Non
 
     With `looking` the index is only read. An unusable one is replaced by an empty one that keeps nothing.
     """
-    manifest = read_control(run.transport).manifest
+    manifest = read_manifest(run.transport)
     folder = folder_of(run)
     if manifest is None or (looking and not folder.is_dir()):  # without a manifest there is nothing to count
         yield None

@@ -25,7 +25,7 @@ from rftstream.queries.state.status import NUM_DEAD_ERRORS, KnownFacts, Status, 
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.folder import OpenRun
-from rftstream.service.control_view import ControlView, read_control
+from rftstream.service.control_view import ControlReader, ControlView
 from rftstream.service.role import Log
 
 OPERATORS_S = 30.0
@@ -56,12 +56,13 @@ class RunFollower:
         self.updater = CatalogUpdater(run)
         self.history = HistoryReader(Log(run.transport))
         """Steps, evaluations and announcements so far."""
+        self._control = ControlReader(run.transport)
         self._operators: tuple[float, OperatorTotals | None] | None = None
 
     def look(self, should_stop: Callable[[], bool] = lambda: False) -> Look:
         """Read the new records. `should_stop` can end it early, with the results so far."""
         run, updater, history = self.run, self.updater, self.history
-        began = run.folder.is_live(), read_control(run.transport)  # first, in this order: see `KnownFacts`
+        began = run.folder.is_live(), self._control.read()  # first, in this order: see `KnownFacts`
         history.read()
         while updater.update(should_stop) and not should_stop():
             history.read()
@@ -93,7 +94,7 @@ class RunFollower:
         for (result, _), count in counts.reasons.items():
             results[result] += count
         if self._operators is None or time.monotonic() - self._operators[0] > OPERATORS_S:
-            self._operators = (time.monotonic(), read_totals(Log(self.run.transport)))
+            self._operators = (time.monotonic(), read_totals(Log(self.run.transport), began[1]))
         return KnownFacts(
             live=began[0],
             control=began[1],

@@ -286,7 +286,7 @@ def _facts_of(run: OpenRun, log: Log, doing: Callable[[str], object]) -> KnownFa
         newest_batch=outcomes.newest_batch,
         dead_letters=dict(Counter(letter.reason for letter in letters).most_common()),
         dead_errors=tuple(error_kinds(letters)[:NUM_DEAD_ERRORS]),
-        operators=read_totals(log),
+        operators=read_totals(log, control),
     )
 
 

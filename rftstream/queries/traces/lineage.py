@@ -24,7 +24,7 @@ from rftstream.queries.facts.tables import BITS, WHOLE
 from rftstream.queries.formatting import moment, size
 from rftstream.queries.plain import Report
 from rftstream.runs.folder import OpenRun
-from rftstream.service.control_view import read_control
+from rftstream.service.control_view import read_manifest
 from rftstream.service.reading import read_records
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
@@ -249,7 +249,7 @@ class Headers:
         from it."""
         where = record.place, record.offset
         if self._newest is None or self._newest[0] != where:
-            self._newest = where, self._read_message(*where)
+            self._newest = where, self._read_message(record)
         return self._newest[1]
 
     def facts_of(self, record: Record, kind: type[M], facts: Callable[[M], dict[str, Any]]) -> dict[str, Any]:
@@ -257,8 +257,8 @@ class Headers:
         message = self.message_of(record)
         return facts(message) if isinstance(message, kind) else {"why": message}
 
-    def _read_message(self, place: TopicPartition, offset: int) -> Message | str:
-        whole = self.record_at(place, offset)
+    def _read_message(self, record: Record) -> Message | str:
+        whole = record if record.value is not None else self.record_at(record.place, record.offset)
         if whole is None or whole.value is None:
             return "its body is gone"
         try:
@@ -377,8 +377,9 @@ def origin_of(config: RunConfig, manifest: RunManifest | None) -> Origin | None:
 
 def origin_node(run: OpenRun) -> list[Node]:
     """Return the source as nodes of a trace; empty if the run sampled its rollouts itself."""
-    origin = origin_of(run.config, read_control(run.transport).manifest)
-    if origin is None:
+    if run.config.run.imported_from is None:
         return []
+    origin = origin_of(run.config, read_manifest(run.transport))
+    assert origin is not None, "it is imported"
     facts = {"is": origin.how, "changed": "; ".join(origin.changed) or None}
     return [Node("made of", origin.run, facts=facts)]

@@ -17,6 +17,7 @@ from rftstream.queries.traces.lineage import Headers, Node, header, name_of, num
 from rftstream.queries.traces.versions_on_log import VersionsOnLog
 from rftstream.runs.folder import OpenRun
 from rftstream.service.control_view import read_control
+from rftstream.service.role import Log
 from rftstream.weights.stores.store import ObjectStore
 
 
@@ -30,7 +31,8 @@ class TraceRecords(Headers):
     def __init__(self, run: OpenRun, index: Index | None) -> None:
         super().__init__(run.transport, index)
         self.run = run
-        self.versions = VersionsOnLog(run.transport)
+        self._log = Log(run.transport)
+        self.versions = VersionsOnLog(self._log)
         self._places: dict[str, str] = {}
         """Object -> its place, if it was looked up."""
         imported = run.config.run.imported_from
@@ -50,7 +52,7 @@ class TraceRecords(Headers):
     @cached_property
     def deleted(self) -> Trimmed:
         """The deletions by retention, from `control`."""
-        return read_control(self.run.transport).deleted
+        return read_control(self.run.transport, log=self._log).deleted
 
     @cached_property
     def evaluations(self) -> dict[VersionName, list[Record]]:

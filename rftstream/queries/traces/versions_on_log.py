@@ -12,7 +12,7 @@ from rftstream.queries.traces.lineage import header, version_of
 from rftstream.service.reading import read_between, read_to_ends
 from rftstream.service.records.summaries import begin_with_summary
 from rftstream.service.role import Log
-from rftstream.transport.base import Reader, Transport
+from rftstream.transport.base import Reader
 from rftstream.weights.lineage import Lineage
 
 AROUND = 128
@@ -26,8 +26,9 @@ class VersionsOnLog:
     The records around it are judged by the rule, which begins with the summary before them. If they do not show that
     the version is there, or that it cannot be, the topic is read from its beginning."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, log: Log) -> None:
+        """The rule of `log` judges the records."""
+        self._log, self._transport = log, log.transport
         self._known: dict[str, dict[VersionName, Record]] = {"steps": {}, "weights": {}}
         """Topic -> the first record of each version that was read."""
         self._whole: set[str] = set()
@@ -36,11 +37,10 @@ class VersionsOnLog:
     @cached_property
     def runs(self) -> tuple[VersionRun, ...]:
         """The versions of each trainer on `steps`, in order of the trainers."""
-        log = Log(self._transport)
-        start = begin_with_summary(log, "steps")
-        for _ in log.rule.messages(log.read("steps", start=start.positions)):
+        start = begin_with_summary(self._log, "steps")
+        for _ in self._log.rule.messages(self._log.read("steps", start=start.positions)):
             pass  # they only have to be judged
-        told = log.rule.summary("steps", 0)
+        told = self._log.rule.summary("steps", 0)
         if told is not None and told.steps is not None:
             return told.steps.versions
         self._read_whole("steps")  # a summary would be incomplete
@@ -93,26 +93,23 @@ class VersionsOnLog:
         begin, end = admin.begin_offsets(topic)[place], admin.end_offsets(topic)[place]
         low, high = self._search(place, begin, end, name)
         low, high = max(begin, low - AROUND), min(end, high + AROUND)
-        log = Log(self._transport)
-        start = begin_with_summary(log, topic, behind=end - low).positions
-        told = self._keep(log, topic, start, {place: high})
+        start = begin_with_summary(self._log, topic, behind=end - low).positions
+        told = self._keep(topic, start, {place: high})
         orders = [_order(one) for one in told]
         follows = start[place] == begin or min(orders, default=_order(name)) < _order(name)
         precedes = high == end or max(orders, default=_order(name)) > _order(name)
         return name in told or (follows and precedes)
 
     def _read_whole(self, topic: str) -> None:
-        log = Log(self._transport)
+        self._log.rule.begin_anew(topic)
         self._known[topic].clear()
-        self._keep(log, topic, log.transport.admin.begin_offsets(topic), log.ends(topic))
+        self._keep(topic, self._transport.admin.begin_offsets(topic), self._log.ends(topic))
         self._whole.add(topic)
 
-    def _keep(
-        self, log: Log, topic: str, start: dict[TopicPartition, int], ends: dict[TopicPartition, int]
-    ) -> set[VersionName]:
+    def _keep(self, topic: str, start: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> set[VersionName]:
         """Remember the first record in force of each version between these offsets, and return the versions."""
         told = set()
-        for record, _ in log.rule.messages(read_between(self._transport, start, ends)):
+        for record, _ in self._log.rule.messages(read_between(self._transport, start, ends)):
             if (name := version_of(record)) is not None:
                 told.add(name)
                 self._known[topic].setdefault(name, record)

@@ -20,7 +20,7 @@ from rftstream.runs.folder import (
     shown_path,
 )
 from rftstream.runs.manifest import changed_settings
-from rftstream.service.control_view import read_control
+from rftstream.service.control_view import read_manifest
 
 OWN = ("run.name", "run.imported_from", "run.imported_versions", "explorer.count", "verifier.count")
 """Settings that a derived run always sets itself."""
@@ -89,7 +89,7 @@ def begun_config(source: OpenRun, folder: RunFolder, config: RunConfig, *, has_v
     begun = None
     if folder.log.exists() if lies_in_folder(config) else folder.run_id in names_on_log(config):
         with closing(open_transport(config, folder, create=False)) as transport:
-            manifest = read_control(transport).manifest
+            manifest = read_manifest(transport)
         begun = None if manifest is None else loader.from_toml(manifest.config)
     if begun is None and folder.exists():
         begun = read_config(folder)

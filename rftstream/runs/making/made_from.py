@@ -14,7 +14,7 @@ from rftstream.runs.making.create import write_config
 from rftstream.runs.making.fork import copy_model
 from rftstream.runs.making.imported import Import
 from rftstream.runs.manifest import check_same_run, data_digests, make_manifest
-from rftstream.service.control_view import read_control
+from rftstream.service.control_view import read_manifest
 from rftstream.transport.base import Transport
 from rftstream.weights.stores.media import copy_media
 
@@ -51,7 +51,7 @@ def make_from(
             return
         with begun_log(source, folder, config) as (transport, model):
             digests = data_digests(config, model)
-            theirs = read_control(source.transport).manifest
+            theirs = read_manifest(source.transport)
             if theirs is not None:
                 check_same_run(theirs, config, digests, other_operators=other_operators)
             made = import_into(transport)

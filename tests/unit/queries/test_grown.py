@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rftstream.config.loader import from_dict
-from rftstream.contracts.control import Trimmed
+from rftstream.contracts.control import DesiredState, RunManifest, RunState, Trimmed
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import NewRecord
 from rftstream.contracts.versions import EvalResult, VersionName
@@ -30,7 +30,7 @@ from rftstream.queries.traces.lineage import number, version_of
 from rftstream.queries.traces.versions_on_log import VersionsOnLog
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.runs.observer import Observer
-from rftstream.service.control_view import read_control
+from rftstream.service.control_view import FIRST_RECORDS, ControlReader, read_control, read_manifest
 from rftstream.service.records import steps_glance
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
@@ -53,6 +53,9 @@ LOOKS: dict[str, Callable[[OpenRun], object]] = {
     "observer": lambda run: observed(run.transport),
     "model card": lambda run: card_text(Log(run.transport), run.config, SPEC, 1),
 }
+MANIFEST = RunManifest(
+    run="demo", created_at=0.0, config="", digests={}, partitions=1, shares=1, seed=0, rftstream_version="0"
+)
 SPEC = ModelSpec(name="fake", folder=Path("absent"), dtype="bfloat16", context=None)
 
 
@@ -112,6 +115,27 @@ def test_a_glance_says_what_the_whole_history_says(log: SyntheticLog) -> None:
     assert (some.reward_first(), every.reward_first()) == pytest.approx((0.01, 0.03)), "of three and of seven"
 
 
+def test_who_looks_again_reads_of_control_what_is_new(log: SyntheticLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, look = count_reads(monkeypatch), ControlReader(log.transport)
+    assert read_manifest(log.transport) is None
+    log.put("control", MANIFEST)
+    log.step(0, resumed=True)
+    for version in range(1, 41):
+        log.trained[version] = version
+        log.step(version)
+        name = VersionName(trainer_epoch=1, version=version)
+        log.put("control", Trimmed(name=name, checkpoints=(name,)))
+        assert (before := look.read()) == read_control(log.transport)
+    read.clear()
+    assert look.read() == before and read["control"] == 0
+    log.put("control", RunState(state=DesiredState.paused, by="me"))
+    read.clear()
+    assert look.read().desired is DesiredState.paused is not before.desired, "what was returned does not change"
+    assert read["control"] == 1
+    read.clear()
+    assert read_manifest(log.transport) == MANIFEST and read["control"] <= FIRST_RECORDS
+
+
 def test_a_version_is_found_in_a_few_reads(log: SyntheticLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions_on_log, "AROUND", 4)
     grow(log, 60)
@@ -130,13 +154,13 @@ def test_a_version_is_found_in_a_few_reads(log: SyntheticLog, monkeypatch: pytes
         for epoch, version in ((1, 0), (1, 1), (1, 31), (1, 45), (1, 60), (2, 40), (2, 45), (2, 70), (2, 100), (3, 1)):
             name = VersionName(trainer_epoch=epoch, version=version)
             read.clear()
-            assert VersionsOnLog(log.transport).find(topic, name) == expected.get(name)
+            assert VersionsOnLog(Log(log.transport)).find(topic, name) == expected.get(name)
             assert read[topic] < len(expected) / 2, name
-    versions = VersionsOnLog(log.transport)
+    versions = VersionsOnLog(Log(log.transport))
     assert [(run.trainer_epoch, run.first, run.last) for run in versions.runs] == [(1, 0, 60), (2, 40, 100)]
     assert [number(record, "trainer_epoch") for record in versions.steps_of(45)] == [1, 2]
     monkeypatch.setattr(versions_on_log.VersionsOnLog, "_search", lambda *_: (0, 0))  # a foreign record has misled it
-    assert VersionsOnLog(log.transport).find("steps", name=VersionName(trainer_epoch=2, version=90)) is not None
+    assert VersionsOnLog(Log(log.transport)).find("steps", name=VersionName(trainer_epoch=2, version=90)) is not None
 
 
 @pytest.mark.slow
