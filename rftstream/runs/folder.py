@@ -11,6 +11,7 @@ runs/<name>/            the run folder; its name is the run's id (a second run o
   logs/<process>.log    one file a process
   final/                the trained model, once the run is finished
   index/, plots/        the index of `audit`, `trace` and `studio`, locks of readers, the output of `plot`
+  notes.jsonl           notes and tags of people, from the studio
   targets.json          the ports of its workers, for Prometheus, while it is live
   run.lock              held by the `run` or `resume` that supervises
 """
@@ -87,6 +88,7 @@ class RunFolder:
     final = _FolderPart("final")
     logs = _FolderPart("logs")
     targets_file = _FolderPart("targets.json")
+    notes_file = _FolderPart("notes.jsonl")
     modules_file = _FolderPart("modules.json")
     placement_file = _FolderPart("placement.json")
     config_file = _FolderPart("config.toml")

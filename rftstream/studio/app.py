@@ -24,6 +24,7 @@ from rftstream.studio.pages import (
     chart_pages,
     list_pages,
     many_pages,
+    note_pages,
     question_pages,
     request_pages,
     rollout_pages,
@@ -62,12 +63,14 @@ PAGES = {
     "/questions/next": RunPage(question_pages.next_question, fresh=True),
     "/annotators": RunPage(question_pages.annotators, "annotators.html", "questions", "Annotators", fresh=True),
     QUESTION: RunPage(question_pages.question, "question.html", "questions", fresh=True),
+    "/notes": RunPage(note_pages.notes, "notes.html", "notes", "Notes", fresh=True),
     "/requests": RunPage(request_pages.requests, "requests.html", "requests", "Requests", fresh=True),
 }
 """Address below /runs/RUN -> the page. Pages only read."""
 
 FORMS = {
     QUESTION: RunForm(StudioRole.annotator, question_pages.answer),
+    "/notes": RunForm(StudioRole.annotator, note_pages.write),
     "/requests": RunForm(StudioRole.operator, request_pages.ask),
     "/dead": RunForm(StudioRole.operator, request_pages.retry),
 }

@@ -7,11 +7,13 @@ for them: a page shows the last known state.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 from rftstream.config.sections import RunConfig
@@ -27,7 +29,8 @@ from rftstream.queries.people.feedback import FeedbackRecords, FeedbackView
 from rftstream.queries.records.shown import PLAIN, CompletionReader, open_reader
 from rftstream.queries.state.following import RunFollower
 from rftstream.queries.state.status import Status
-from rftstream.runs.folder import OpenRun
+from rftstream.runs.folder import OpenRun, RunFolder
+from rftstream.runs.notes import RunNotes
 from rftstream.runs.writes.feedback import VoteRevisions
 from rftstream.service.role import Log
 
@@ -41,6 +44,7 @@ IDLE_PERIOD_S = 15.0
 """Seconds between two polls of a run that nobody looks at."""
 LOOKED_AT_S = 30.0
 """Seconds after a request for which a run counts as looked at."""
+NO_NOTES = RunNotes(RunFolder(Path(os.devnull)))
 PEOPLE_S = 10.0
 """Seconds after which votes are judged again, even without new ones."""
 
@@ -86,6 +90,7 @@ class WatchedRun:
         self._asked_at = 0.0
         self._follower: RunFollower | None = None
         self._records = FeedbackRecords()
+        self._notes: RunNotes | None = None
         self.revisions = VoteRevisions()
         """Newest votes of annotators, for code in `look` that writes votes."""
 
@@ -98,6 +103,14 @@ class WatchedRun:
     def history(self) -> HistoryReader | None:
         """Return steps, evaluations and announcements so far; None before the first look."""
         return None if self._follower is None else self._follower.history
+
+    @property
+    def notes(self) -> RunNotes:
+        """Return the notes of people. There are none before the first look."""
+        follower = self._follower
+        if self._notes is None and follower is not None:
+            self._notes = RunNotes(follower.run.folder)
+        return self._notes or NO_NOTES
 
     # ------------------------------------------------------------------------------------------ following
 

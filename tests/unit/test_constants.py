@@ -28,6 +28,7 @@ REACHED: dict[str, str] = {
     "roles/explorer/agents/launcher.py MAX_STARTS": "tests/unit/environments/hosts/test_launched.py",
     "roles/explorer/fit_to_record.py MAX_BODY_BYTES": "tests/flow/test_explorer.py",
     "roles/feeder/cursor.py MAX_REASONS": HERE,
+    "runs/notes.py MAX_TEXT MAX_TAGS MAX_BYTES": "tests/unit/studio/test_notes.py",
     "roles/feeder/step.py MAX_TASKS_A_TRANSACTION": "tests/e2e/test_bounds.py",
     "service/records/outcomes_in_force.py MAX_ITEMS": "tests/unit/service/test_summaries.py",
     "service/records/versions_in_force.py MAX_ITEMS": "tests/unit/service/test_summaries.py",

@@ -11,12 +11,15 @@ from rftstream.queries.people.feedback import FeedbackView
 from rftstream.studio.access import StudioRole
 from rftstream.studio.api.types import (
     AnnotatorList,
+    NoteBody,
+    NoteItem,
     QuestionItem,
     QuestionPage,
     VoteBody,
     VoteDone,
     convert,
 )
+from rftstream.studio.pages.note_pages import add_note, remove_note
 from rftstream.studio.pages.page import PageOfRun, count_in_query, word_in_query
 from rftstream.studio.voting import STATES, annotators_shown_to, own_opinions, questions_in, say
 
@@ -59,6 +62,19 @@ def feedback(page: PageOfRun, body: VoteBody) -> VoteDone:
         expired=asked is not None and asked.expires_at is not None and time.time() > asked.expires_at,
         applies=said.added.applies,
     )
+
+
+def notes(page: PageOfRun) -> list[NoteItem]:
+    """Notes on rollouts, groups and versions, newest first."""
+    found = page.run.notes.notes(target=page.asked("target")[:200], tag=page.asked("tag")[:40])
+    return [convert(note, NoteItem) for note in found]
+
+
+def note(page: PageOfRun, body: NoteBody) -> NoteItem:
+    """Write a note on a rollout, a group or a version, or take one back."""
+    if body.remove is not None:
+        return convert(remove_note(page, body.remove), NoteItem)
+    return convert(add_note(page, body.target, body.text, body.tags), NoteItem)
 
 
 def annotators(page: PageOfRun) -> AnnotatorList:

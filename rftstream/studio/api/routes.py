@@ -37,6 +37,8 @@ from rftstream.studio.api.types import (
     GroupItem,
     GroupPage,
     MessageItem,
+    NoteBody,
+    NoteItem,
     QuestionPage,
     RetryBody,
     RetryDone,
@@ -179,6 +181,10 @@ OF_QUESTIONS = {
     "state": ({**TEXT, "enum": STATES}, "Those that stand so; else open ones."),
     "skip": (COUNT, "Leave out so many."),
 }
+OF_NOTES = {
+    "target": (TEXT, "Only those on this rollout, group or version."),
+    "tag": (TEXT, "Only those with this tag."),
+}
 RUN, ROLLOUT = "/runs/{run}", f"/runs/{{run}}/rollouts/{GROUP}/{{sibling:count}}"
 ANNOTATOR, OPERATOR = StudioRole.annotator, StudioRole.operator
 
@@ -191,6 +197,8 @@ ENDPOINTS: Sequence[Endpoint] = (
     Endpoint(f"{RUN}/questions", api_people.questions, QuestionPage, only_now=True, query=OF_QUESTIONS),
     Endpoint(f"{RUN}/feedback", api_people.feedback, VoteDone, ANNOTATOR, VoteBody, only_now=True),
     Endpoint(f"{RUN}/annotators", api_people.annotators, AnnotatorList, ANNOTATOR, only_now=True),
+    Endpoint(f"{RUN}/notes", api_people.notes, list[NoteItem], only_now=True, query=OF_NOTES),
+    Endpoint(f"{RUN}/notes", api_people.note, NoteItem, ANNOTATOR, NoteBody, only_now=True),
     Endpoint(f"{RUN}/pause", asking.pause, StateDone, OPERATOR, StateBody, only_now=True),
     Endpoint(f"{RUN}/unpause", asking.unpause, StateDone, OPERATOR, StateBody, only_now=True),
     Endpoint(f"{RUN}/drain", asking.drain, StateDone, OPERATOR, DrainBody, only_now=True),
@@ -264,7 +272,7 @@ def description() -> Mapping[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for one in ENDPOINTS:
         method = "get" if one.takes is None else "post"
-        paths[ROOT + one.path.replace(":count", "")] = {method: _operation(one, schema_of)}
+        paths.setdefault(ROOT + one.path.replace(":count", ""), {})[method] = _operation(one, schema_of)
     return {
         "openapi": "3.1.0",
         "info": {

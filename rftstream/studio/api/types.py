@@ -197,6 +197,30 @@ class QuestionPage(Struct, frozen=True, kw_only=True):
     """Value of `skip` for the next questions. None: there are no more."""
 
 
+class NoteItem(Struct, frozen=True, kw_only=True):
+    """A note on a rollout, a group or a version."""
+
+    note_id: str
+    target: str
+    """The rollout, group or version (`v12`) that it is about."""
+    text: str
+    tags: tuple[str, ...]
+    by: str
+    """Name of the writer."""
+    at: float
+
+
+class NoteBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A new note, or one to take back. The writer is the owner of the token."""
+
+    target: str = ""
+    """The rollout, group or version that it is about."""
+    text: str = ""
+    tags: list[str] = []
+    remove: str | None = None
+    """Id of the note to take back; then nothing else is given."""
+
+
 class VoteBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A vote, in the form of a row of `rftstream feedback add`: rollouts and exactly one answer. The voter is the owner
     of the token. Another answer to the same question is an edit."""

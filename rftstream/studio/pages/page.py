@@ -32,7 +32,13 @@ TABS = {
     "charts": "Charts",
 }
 """Last part of the address -> title of the main pages of a run."""
-OPERATIONS = {"flow": "Flow", "dead": "Dead letters", "questions": "Questions", "requests": "Requests"}
+OPERATIONS = {
+    "flow": "Flow",
+    "dead": "Dead letters",
+    "notes": "Notes",
+    "questions": "Questions",
+    "requests": "Requests",
+}
 """The same of the pages about how the run works, and about the people beside it."""
 
 
@@ -69,6 +75,7 @@ class PageOfRun:
         config, status, role = self.run.config, self.snapshot.status, self.viewer.role
         has = {
             "evaluations": config is None or bool(config.evaluations),
+            "notes": bool(self.run.notes.notes()),
             "dead": status is not None and bool(status.dead_letters),
             "questions": role >= StudioRole.annotator or (config is not None and config.feedback is not None),
             "requests": role >= StudioRole.operator or (status is not None and status.control.state is not None),
@@ -169,6 +176,7 @@ class PageOfRun:
             slider=slider,
             may_annotate=self.viewer.role >= StudioRole.annotator,
             may_operate=self.viewer.role >= StudioRole.operator,
+            notes_on=lambda target: self.run.notes.notes(target=target),
             kept=[
                 (k, v)
                 for k, v in self.request.query_params.multi_items()
@@ -230,7 +238,7 @@ class PageCache:
     """
 
     def __init__(self) -> None:
-        self._pages: OrderedDict[tuple[str, ...], tuple[int, Response]] = OrderedDict()
+        self._pages: OrderedDict[tuple[str, ...], tuple[object, Response]] = OrderedDict()
         self._locks: OrderedDict[tuple[str, ...], threading.Lock] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -244,7 +252,7 @@ class PageCache:
             while len(self._locks) > 2 * MAX_CACHED:
                 self._locks.popitem(last=False)
         with lock:
-            revision = run.snapshot.revision
+            revision = (run.snapshot.revision, run.notes.revision)
             known = self._pages.get(key)
             if known is not None and known[0] == revision:
                 return known[1]

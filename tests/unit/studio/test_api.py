@@ -156,7 +156,7 @@ def test_a_run_that_has_not_begun_says_so(tmp_path: Any) -> None:
 
 def test_the_description_is_that_of_the_routes(scene: ApiScene) -> None:
     found = scene.get("/openapi.json").json()
-    assert found["openapi"].startswith("3.1") and len(found["paths"]) == len(ENDPOINTS)
+    assert found["openapi"].startswith("3.1") and sum(map(len, found["paths"].values())) == len(ENDPOINTS)
     app = make_app([], scene.guard, follow=False)
     routes = {getattr(route, "path", "").replace(":count", "") for route in app.routes}
     assert set(found["paths"]) <= routes
