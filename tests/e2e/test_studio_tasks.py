@@ -84,7 +84,7 @@ def two_checkpoints(clicks: Clicks, said: list[Said]) -> None:
     clicks.main("Evaluations")
     clicks.follow(clicks.page.get_by_role("link", name="compare versions"))
     clicks.follow(clicks.page.get_by_role("link", name="change"))
-    texts = clicks.page.locator("tbody td:nth-of-type(3)").all_inner_texts()
+    texts = clicks.page.locator("tbody td:nth-of-type(4)").all_inner_texts()
     changes = [float(text) for text in texts if text != "–"]
     assert len(changes) > 5 and changes == sorted(changes, reverse=True)
     first = clicks.page.locator("tbody details").first
@@ -120,7 +120,7 @@ def what_was_unlearned(clicks: Clicks, said: list[Said]) -> None:
     clicks.main("Problems")
     for _ in range(2):
         clicks.follow(clicks.page.get_by_role("link", name="change"))
-    texts = clicks.page.locator("tbody td:nth-of-type(4)").all_inner_texts()
+    texts = clicks.page.locator("tbody td:nth-of-type(5)").all_inner_texts()
     changes = [float(text) for text in texts if text != "–"]
     assert len(changes) > 5 and changes == sorted(changes)
     del said

@@ -70,6 +70,13 @@ def counts_of(updater: CatalogUpdater, moment: Moment) -> CatalogCounts:
         return count_fates(catalog, moment)
 
 
+def num_texts(updater: CatalogUpdater) -> int:
+    catalog = updater.open_catalog()
+    assert catalog is not None
+    with catalog:
+        return int(catalog.rows("SELECT count(*) FROM texts")[0][0])
+
+
 @pytest.mark.slow
 @pytest.mark.law("conservation")
 @pytest.mark.parametrize("seed", range(4))
@@ -172,6 +179,7 @@ def test_only_what_is_new_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     _, log, updater = run
     log.flow(*range(20))
     assert updater.update() and not updater.update()
+    assert not updater.read_texts(()) and num_texts(updater) == 40
     log.flow(20)
     read: list[Any] = []
     transport = updater._run.transport
@@ -184,6 +192,7 @@ def test_only_what_is_new_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(transport, "reader", noted)
     assert updater.update()
     assert len(read) == 3, "one partition of tasks, rollouts and verified each"
+    assert not updater.read_texts(()) and len(read) == 4 and num_texts(updater) == 42, "and of rollouts, for texts"
     assert counts_of(updater, Moment()).groups.admitted == 21
 
 
@@ -221,8 +230,9 @@ def test_another_log_under_the_same_name_is_read_anew(tmp_path: Path) -> None:
         log = SyntheticLog(memory.transport(), partitions=4, group_size=2)
         log.flow(*range(admitted))
         updater = CatalogUpdater(opened(memory), folder=tmp_path / "index")
-        updater.update()
-        assert counts_of(updater, Moment()).groups.admitted == admitted
+        while updater.update() or updater.read_texts(()):
+            pass
+        assert counts_of(updater, Moment()).groups.admitted == admitted and num_texts(updater) == 2 * admitted
         updater.close()
 
 
