@@ -43,6 +43,7 @@ def test_check_estimates_what_the_head_says(name: str, tmp_path: Path, monkeypat
         "disk": size(report.disk.total_bytes),
     }
     assert f"prompts of {report.tasksets[0].longest} tokens" in head
+    assert f"counts {report.disk.rollouts:,} rollouts" in head
     assert "Not measured: no GPU was there." in head
 
 

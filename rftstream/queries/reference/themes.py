@@ -43,7 +43,7 @@ THEMES = (
     Theme(
         name="gpu",
         words=("gpus", "cuda", "devices", "device", "multi_gpu", "accelerator"),
-        about="Which device does what. `rftstream doctor` lists the devices, `rftstream check FILE` what fits on them.",
+        about="By default a run takes the GPUs that are there; `rftstream check FILE` says which role is where, and what fits.",
         settings={
             "trainer.device": "Device of the trainer.",
             "explorer.devices": "Devices of the explorers, dealt out in turn.",
