@@ -43,7 +43,7 @@ THEMES = (
     Theme(
         name="gpu",
         words=("gpus", "cuda", "devices", "device", "multi_gpu", "accelerator"),
-        about="By default a run takes the GPUs that are there; `rftstream check FILE` says which role is where, and what fits.",
+        about="A run takes the GPUs that are there; `rftstream check FILE` says where each role is, if it fits.",
         settings={
             "trainer.device": "Device of the trainer.",
             "explorer.devices": "Devices of the explorers, dealt out in turn.",
