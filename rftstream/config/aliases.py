@@ -113,7 +113,7 @@ _SETTINGS = {
     "run.resume": "resume_mode resume_from_checkpoint resume_step",
     "trainer.checkpoint_every": "save_steps save_freq save_interval ckpt.interval",
     "trainer.keep_checkpoints": "save_total_limit max_actor_ckpt_to_keep max_ckpt_to_keep keep_last",
-    "trackers.tensorboard trackers.wandb trackers.mlflow": "report_to logger",
+    "trackers.tensorboard trackers.wandb trackers.mlflow trackers.trackio trackers.swanlab": "report_to logger",
     "trackers.wandb": "wandb wandb_project",
     "weights.store": "weight_broadcast.type sync_method",
     "transport.servers": "bootstrap_servers brokers kafka",

@@ -1,4 +1,5 @@
-"""The sections of a run file that belong to one role each, and the stages, which vary settings of the trainer."""
+"""The sections of a run file that belong to one role each; the stages, which vary settings of the trainer; trackers and
+logs."""
 
 from __future__ import annotations
 
@@ -384,3 +385,36 @@ class SynthesiserSection(WorkerSection):
     """Least reward of an attempt that counts as right."""
     warn_share: Fraction = 0.8
     """Warns, with the most frequent reason, if more than this share of the last 50 problems was rejected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackersSection:
+    """Where curves are shown outside of the run. `run` and `resume` send them; `plot` draws them without any of
+    these."""
+
+    tensorboard: str | None = None
+    """Folder for TensorBoard's event files, relative to the run folder; default: none. With the extra `tensorboard`."""
+    wandb: str | None = None
+    """Project at Weights & Biases, `PROJECT` or `ENTITY/PROJECT`; default: none. With the extra `wandb`. The key comes
+    from WANDB_API_KEY; `WANDB_MODE=offline` writes files into the run folder, for `wandb sync`. A resumed run continues
+    the same W&B run."""
+    mlflow: str | None = None
+    """Experiment of MLflow; default: none. With the extra `mlflow`. MLFLOW_TRACKING_URI names the store; keys come from
+    the environment. A resumed run continues the same MLflow run."""
+    trackio: str | None = None
+    """Project of Trackio; default: none. With the extra `trackio`. `trackio show` draws it; TRACKIO_SPACE_ID or
+    TRACKIO_SERVER_URL name a server instead. A resumed run continues the same run."""
+    swanlab: str | None = None
+    """Project at SwanLab, `PROJECT` or `WORKSPACE/PROJECT`; default: none. With the extra `swanlab`. The key comes from
+    SWANLAB_API_KEY; `SWANLAB_MODE=offline` writes files into the run folder, for `swanlab sync`. A resumed run
+    continues the same experiment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSection:
+    """This section sets what the processes of a run write into their logs."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is written."""
+    format: Literal["text", "json"] = "text"
+    """`text` for people, `json` for machines."""

@@ -19,8 +19,10 @@ from rftstream.config.role_sections import (
     ExplorerSection,
     FeedbackSection,
     FeederSection,
+    LogSection,
     StageSection,
     SynthesiserSection,
+    TrackersSection,
     TrainerSection,
     VerifierSection,
 )
@@ -294,32 +296,6 @@ class RetentionSection:
     checkpoints: Annotated[int, Meta(ge=2)] = 2
     """Number of newest checkpoints that can be resumed from and replayed. Batches are kept from the oldest of these on;
     tasks and rollouts are kept until their group was trained before it. At most `trainer.keep_checkpoints`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrackersSection:
-    """Where curves are shown outside of the run. `run` and `resume` send them; `plot` draws them without any of
-    these."""
-
-    tensorboard: str | None = None
-    """Folder for TensorBoard's event files, relative to the run folder; default: none. With the extra `tensorboard`."""
-    wandb: str | None = None
-    """Project at Weights & Biases, `PROJECT` or `ENTITY/PROJECT`; default: none. With the extra `wandb`. The key comes
-    from WANDB_API_KEY; `WANDB_MODE=offline` writes files into the run folder, for `wandb sync`. A resumed run continues
-    the same W&B run."""
-    mlflow: str | None = None
-    """Experiment of MLflow; default: none. With the extra `mlflow`. MLFLOW_TRACKING_URI names the store; keys come from
-    the environment. A resumed run continues the same MLflow run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogSection:
-    """This section sets what the processes of a run write into their logs."""
-
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least level that is written."""
-    format: Literal["text", "json"] = "text"
-    """`text` for people, `json` for machines."""
 
 
 @dataclass(frozen=True, kw_only=True)

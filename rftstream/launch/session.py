@@ -27,6 +27,7 @@ from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import is_light, open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.queries.curves.model_card import write_model_card
+from rftstream.queries.records.newest_samples import SampleTables
 from rftstream.runs.ending import RUN_LOG, note_ending, noting_failure
 from rftstream.runs.folder import RunFolder, open_transport
 from rftstream.runs.making.create import begin, discard
@@ -35,7 +36,8 @@ from rftstream.runs.observer import Observer
 from rftstream.service.control_view import ControlView
 from rftstream.service.role import Log
 from rftstream.trackers import Tracker, open_trackers, trackers_named
-from rftstream.trackers.tracked import TrackedRun
+from rftstream.trackers.served import News
+from rftstream.trackers.tracked import SampleTable, TrackedRun
 from rftstream.transport.base import Transport
 
 LOOK_EVERY_S = 0.1
@@ -55,6 +57,7 @@ class RunSession:
         self._trackers: list[Tracker] | None = None
         """The run's trackers. None until the log names the run."""
         self._untold: list[StepRecord | EvalResult] = []
+        self._samples: SampleTables | None = None
         self._interrupts = 0
         self._signal = ""
         """Name of the last signal that interrupted the session."""
@@ -102,6 +105,7 @@ class RunSession:
         observer = Observer(transport, whole=any(trackers_named(self._config)))  # trackers get all steps
         renderer = open_renderer(model) if is_light(model) else None
         watch = Watch(self._config, transport, observer, supervisor.slots, folder=self._folder, renderer=renderer)
+        self._samples = SampleTables(transport, renderer)
         self._progress = open_progress(self._options.progress, watch, self._stream)
         targets = Targets(self._folder.targets_file, self._folder.run_id)
         try:
@@ -146,13 +150,22 @@ class RunSession:
             if control.manifest is None:
                 return
             self._trackers = self._open_trackers(control.manifest.created_at)
-        news, self._untold = self._untold, []
+        told: list[News] = [*self._untold, *self._samples_for(self._untold)]
+        self._untold = []
         for tracker in list(self._trackers):
             try:
-                tracker.update(news)
+                tracker.update(told)
             except Exception as error:
                 self._trackers.remove(tracker)
                 self.note(f"{type(tracker).__name__}: {error}; no longer written, `rftstream plot --tensorboard` does")
+
+    def _samples_for(self, news: Sequence[StepRecord | EvalResult]) -> list[SampleTable]:
+        if self._samples is None or not any(tracker.shows_samples for tracker in self._trackers or ()):
+            return []
+        try:
+            return self._samples.take(news)
+        except RftError:  # curves do not wait for a log that cannot be read now
+            return []
 
     def _close_trackers(self, *, ended: bool) -> None:
         for tracker in self._trackers or ():

@@ -18,18 +18,23 @@ from typing import Protocol
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import TrackerSpec
 from rftstream.config.sections import RunConfig
-from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import ConfigError, pip_install
+from rftstream.trackers.served import News
 from rftstream.trackers.tracked import TrackedRun
 
 
 class Tracker(Protocol):
     """Shows a run's curves in a program outside of rftstream. `open_trackers` makes those in the run file. Their owner
-    calls `update` with the records of `steps` and `evals`, and `close` at the end. The first `update` gets all records
-    since the run began."""
+    calls `update` with the records of `steps` and `evals` and with samples, and `close` at the end. The first `update`
+    gets all records since the run began."""
 
-    def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
-        """Show new records, in the order of the log: steps that were in force when they were read, and evaluations."""
+    @property
+    def shows_samples(self) -> bool:
+        """Whether it shows tables of samples, which are then among the records."""
+
+    def update(self, news: Sequence[News]) -> None:
+        """Show new records, in the order of the log: steps that were in force when they were read, evaluations, and
+        samples."""
 
     def close(self, *, ended: bool) -> None:
         """Write everything that is left, and end. `ended`: whether the run is over; otherwise it may be resumed."""
@@ -41,6 +46,8 @@ TRACKERS = {
     ),
     "wandb": TrackerSpec("rftstream.trackers.wandb:WeightsAndBiases", package="wandb", folder="wandb"),
     "mlflow": TrackerSpec("rftstream.trackers.mlflow:Mlflow", package="mlflow"),
+    "trackio": TrackerSpec("rftstream.trackers.trackio:Trackio", package="trackio", folder="trackio"),
+    "swanlab": TrackerSpec("rftstream.trackers.swanlab:SwanLab", package="swanlab", folder="swanlab"),
 }
 """Name of a tracker, as in `[trackers]` -> its class, its package, and its folder in the run folder."""
 

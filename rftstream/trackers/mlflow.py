@@ -16,7 +16,7 @@ from typing import Any
 
 from rftstream.errors import importing
 from rftstream.trackers.served import News, Written
-from rftstream.trackers.tracked import TrackedRun, point
+from rftstream.trackers.tracked import SampleTable, TrackedRun, point
 
 RUN_TAG, WRITTEN_TAG = "rftstream.run", "rftstream.written"
 MAX_METRICS, MAX_PARAMS, MAX_VALUE = 1000, 100, 6000
@@ -25,6 +25,8 @@ MAX_METRICS, MAX_PARAMS, MAX_VALUE = 1000, 100, 6000
 
 class Mlflow:
     """A run of an MLflow experiment, as `TrackingService` describes it. `open_trackers` makes it."""
+
+    shows_samples = False
 
     def __init__(self, experiment: str, run: TrackedRun) -> None:
         self._experiment, self._tracked = experiment, run
@@ -61,7 +63,7 @@ class Mlflow:
 
         metrics = [
             Metric(_name(name), value, round(1000 * at), version)
-            for version, at, values in map(point, news)
+            for version, at, values in (point(one) for one in news if not isinstance(one, SampleTable))
             for name, value in values.items()
         ]
         tag = RunTag(WRITTEN_TAG, json.dumps(written))

@@ -9,6 +9,9 @@ which reads the log again.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -17,6 +20,7 @@ from typing import NamedTuple, Protocol
 from rftstream.config import secrets
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import ConfigError
+from rftstream.trackers.tracked import SampleTable, TrackedRun
 
 PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """Seconds before the second try, and the most seconds before any try."""
@@ -26,7 +30,7 @@ CLOSE_S = 60.0
 MAX_WAITING = 10_000
 """Most records that wait for a service."""
 
-News = StepRecord | EvalResult
+News = StepRecord | EvalResult | SampleTable
 """A record that a tracker shows."""
 
 
@@ -41,9 +45,39 @@ class Written(NamedTuple):
     """Number of records of `evals`, from the first on, that the service has."""
 
 
+class PositionFile:
+    """The position of a service that cannot be asked, in a file beside the run. The service makes it, calls `read` when
+    it opens and `write` after each call."""
+
+    def __init__(self, run: TrackedRun, folder: str) -> None:
+        self._key, self._path = run.key, run.folder / folder / "written.json"
+        self.rows = 0
+        """Number of written rows."""
+
+    def read(self) -> Written:
+        """Return the position of this run; that of the beginning if there is none."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            state = json.loads(self._path.read_text())
+            if state["id"] == self._key:
+                self.rows = int(state["rows"])
+                return Written(*map(int, state["written"]))
+        return Written()
+
+    def write(self, written: Written, rows: int) -> None:
+        """Note the position after `rows` more rows."""
+        self.rows += rows
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps({"id": self._key, "written": written, "rows": self.rows}))
+        os.replace(new, self._path)
+
+
 class TrackingService(Protocol):
     """The client of a tracking service. `ServedTracker` calls it in a separate thread: `open` once, then `write`, and
     `close` at the end. A call that raises is tried again, except after a ConfigError."""
+
+    shows_samples: bool
+    """Whether it takes tables of samples. Others get steps and evaluations alone."""
 
     def open(self) -> Written:
         """Find the run at the service, or make it there, and return the service's position. ConfigError if another try
@@ -76,8 +110,14 @@ class ServedTracker:
         self._thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
         self._thread.start()
 
+    @property
+    def shows_samples(self) -> bool:
+        """Whether the service takes tables of samples."""
+        return self._service.shows_samples
+
     def update(self, news: Sequence[News]) -> None:
         """Pass records to the thread, and report errors since the last call, without waiting."""
+        news = [one for one in news if self.shows_samples or not isinstance(one, SampleTable)]
         with self._count_lock:
             self._max_waiting = self._max_waiting or max(MAX_WAITING, len(news))
             closed = self._num_left_out or self._done.is_set()  # nothing is written after a gap
@@ -158,6 +198,9 @@ class Unwritten:
             if isinstance(one, EvalResult):
                 self._evaluations += 1
                 if self._evaluations > self._had.evaluations:
+                    due.append(one)
+            elif isinstance(one, SampleTable):
+                if (one.name.trainer_epoch, one.name.version) > (self._had.epoch, self._had.version):
                     due.append(one)
             elif (one.name.trainer_epoch, one.name.version) > (self._had.epoch, self._had.version):
                 due = [other for other in due if not _replaces(one, other)]

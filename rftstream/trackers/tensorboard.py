@@ -15,10 +15,13 @@ from typing import Any
 
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import importing
+from rftstream.trackers.served import News
 
 
 class TensorBoard:
     """The event file of one start of the run, as `Tracker` describes it. `open_trackers` makes it."""
+
+    shows_samples = False
 
     def __init__(self, folder: Path) -> None:
         with importing("trackers.tensorboard", "tensorboard", install="rftstream[tensorboard]"):
@@ -33,7 +36,7 @@ class TensorBoard:
         self._writer: Any = EventFileWriter(str(folder))
         self._start(0)
 
-    def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
+    def update(self, news: Sequence[News]) -> None:
         """Write the steps and evaluations. If a trainer went back, start a session there first, so that TensorBoard
         drops its old steps."""
         steps: dict[int, StepRecord] = {}
@@ -42,7 +45,7 @@ class TensorBoard:
             version = one.name.version
             if isinstance(one, EvalResult):
                 results[one.evaluation, version] = one
-            else:
+            elif isinstance(one, StepRecord):
                 steps = {known: step for known, step in steps.items() if known < version} | {version: one}
         if steps and min(steps) <= self._version:
             self._go_back(min(steps))

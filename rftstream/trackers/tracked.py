@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from rftstream.contracts.versions import EvalResult, StepRecord
+from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,35 @@ class TrackedRun:
     def key(self) -> str:
         """The run's id at the service. It stays the same after a resume, and if the folder moves."""
         return hashlib.sha256(f"{self.name}/{self.created_at!r}".encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledRow:
+    """A rollout in a table of samples."""
+
+    version: int
+    """The oldest version that sampled a token of it."""
+    reward: float | None
+    """None: it could not be scored."""
+    prompt: str
+    completion: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTable:
+    """Some of the newest rollouts when a version was trained, for trackers that show tables. The session of `rftstream
+    run` makes one now and then."""
+
+    COLUMNS: ClassVar = ("version", "reward", "prompt", "completion")
+
+    name: VersionName
+    """The version that was trained last."""
+    rows: tuple[SampledRow, ...]
+
+    @property
+    def values(self) -> list[list[Any]]:
+        """The rows as lists, in the order of `COLUMNS`."""
+        return [[getattr(row, column) for column in self.COLUMNS] for row in self.rows]
 
 
 def point(one: StepRecord | EvalResult) -> tuple[int, float, dict[str, float]]:

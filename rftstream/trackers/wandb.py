@@ -1,5 +1,5 @@
 """Weights & Biases: one run there for each run here, also after a resume; steps in force as `train/...`, evaluations as
-`eval/...`, both over `version`.
+`eval/...`, both over `version`; tables of samples as `samples`.
 
 The position is saved beside the run (`wandb/written.json`), since offline no service can be asked. Rows are numbered
 without gaps, and the number is W&B's own step, so W&B drops rows that are repeated after an interruption. If a trainer
@@ -10,8 +10,6 @@ Command line, environment, packages, code and console output are not sent, since
 
 from __future__ import annotations
 
-import contextlib
-import json
 import netrc
 import os
 from collections.abc import Mapping, Sequence
@@ -19,8 +17,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rftstream.errors import ConfigError, importing
-from rftstream.trackers.served import CLOSE_S, News, Written
-from rftstream.trackers.tracked import TrackedRun, point
+from rftstream.trackers.served import CLOSE_S, News, PositionFile, Written
+from rftstream.trackers.tracked import SampleTable, TrackedRun, point
 
 LOCAL_MODES = ("offline", "disabled", "dryrun")
 """Values of WANDB_MODE with which nothing is sent, so that no key is needed."""
@@ -29,12 +27,12 @@ LOCAL_MODES = ("offline", "disabled", "dryrun")
 class WeightsAndBiases:
     """A run at Weights & Biases, as `TrackingService` describes it. `open_trackers` makes it."""
 
+    shows_samples = True
+
     def __init__(self, project: str, run: TrackedRun) -> None:
         self._entity, _, self._project = project.rpartition("/")
         self._tracked = run
-        self._state = run.folder / "wandb" / "written.json"
-        self._rows = 0
-        """Number of written rows."""
+        self._position = PositionFile(run, "wandb")
         self._run: Any = None
 
     def open(self) -> Written:
@@ -57,7 +55,7 @@ class WeightsAndBiases:
             finish_timeout=CLOSE_S,
             finish_timeout_raises=False,
         )
-        self._state.parent.mkdir(parents=True, exist_ok=True)
+        found = self._position.read()
         self._run = wandb.init(
             entity=self._entity or None,
             project=self._project,
@@ -71,29 +69,27 @@ class WeightsAndBiases:
         self._run.define_metric("version", hidden=True)
         for series in ("train/*", "eval/*"):
             self._run.define_metric(series, step_metric="version")
-        return self._remembered()
-
-    def _remembered(self) -> Written:
-        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-            state = json.loads(self._state.read_text())
-            if state["id"] == self._tracked.key:
-                self._rows = int(state["rows"])
-                return Written(*map(int, state["written"]))
-        return Written()
+        return found
 
     def write(self, news: Sequence[News], written: Written) -> None:
         """Write a row for each record, and then the new position into `written.json`."""
-        for number, (version, at, values) in enumerate(map(point, news), self._rows):
-            self._run.log({**values, "version": version, "_timestamp": at}, step=number)
-        self._rows += len(news)
-        state = {"id": self._tracked.key, "written": written, "rows": self._rows}
-        new = self._state.with_suffix(".new")
-        new.write_text(json.dumps(state))
-        os.replace(new, self._state)
+        for number, one in enumerate(news, self._position.rows):
+            self._run.log(_row(one), step=number)
+        self._position.write(written, len(news))
 
     def close(self, *, ended: bool) -> None:
         """End the run. Weights & Biases does not distinguish ended runs from those that may be resumed."""
         self._run.finish()
+
+
+def _row(one: News) -> dict[str, Any]:
+    if isinstance(one, SampleTable):
+        import wandb
+
+        table = wandb.Table(columns=list(SampleTable.COLUMNS), data=one.values)
+        return {"samples": table, "version": one.name.version}
+    version, at, values = point(one)
+    return {**values, "version": version, "_timestamp": at}
 
 
 def _has_key(environment: Mapping[str, str]) -> bool:

@@ -48,7 +48,7 @@ BUDGETS = {
     "studio": 3_000,
     "testing": 2_000,
     "top": 600,
-    "trackers": 400,
+    "trackers": 550,
     "transport": 4_600,
     "weights": 2_400,
 }

@@ -19,8 +19,8 @@ from typing import Any, get_type_hints
 
 from rftstream.config import aliases, loader
 from rftstream.config.parts import registry
-from rftstream.config.role_sections import FeederSection, TrainerSection
-from rftstream.config.sections import ModelSection, RunConfig, RunSection, TrackersSection
+from rftstream.config.role_sections import FeederSection, TrackersSection, TrainerSection
+from rftstream.config.sections import ModelSection, RunConfig, RunSection
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
 from rftstream.queries.plain import Report

@@ -20,7 +20,7 @@ from rftstream.config.parts.part_specs import (
     PolicySpec,
     TransportSpec,
 )
-from rftstream.config.sections import TrackersSection
+from rftstream.config.role_sections import TrackersSection
 from rftstream.data.tasksets import TASKSETS
 from rftstream.errors import ConfigError
 from rftstream.policies import POLICIES

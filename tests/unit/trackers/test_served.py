@@ -26,6 +26,8 @@ def run_in(folder: Path, *, created_at: float = 1.5) -> TrackedRun:
 class Store:
     """A service in memory, which fails as often as it is told to."""
 
+    shows_samples = False
+
     def __init__(self, *, failures: int = 0) -> None:
         self.failures = failures
         self.written, self.points = Written(), list[tuple[int, int]]()

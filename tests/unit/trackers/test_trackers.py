@@ -13,7 +13,7 @@ import pytest
 from rftstream.config.loader import from_dict
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.errors import ConfigError
-from rftstream.trackers import check_trackers, open_trackers
+from rftstream.trackers import TRACKERS, check_trackers, open_trackers
 from rftstream.trackers.tensorboard import TensorBoard
 from rftstream.trackers.tracked import TrackedRun
 
@@ -131,7 +131,7 @@ def test_it_is_off_by_default_and_lies_in_the_run_folder(tmp_path: Path) -> None
 
 def test_an_absent_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for name in ("tensorboard", "wandb", "mlflow"):
+    for name in TRACKERS:
         wanted = from_dict({**BASE, "trackers": {name: "board"}})
         with pytest.raises(ConfigError, match=rf"trackers.{name}: needs the package {name}; pip install .*\[{name}\]"):
             check_trackers(wanted)
@@ -162,6 +162,6 @@ def test_a_database_of_mlflow_needs_what_speaks_to_it(monkeypatch: pytest.Monkey
 
 
 def test_nothing_imports_it_unless_it_is_asked_for() -> None:
-    names = "{'tensorboard', 'wandb', 'mlflow'}"
+    names = repr(set(TRACKERS))
     code = f"import sys, rftstream.launch.start, rftstream.commands.views; sys.exit(bool({names} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
