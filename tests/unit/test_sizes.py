@@ -38,7 +38,7 @@ BUDGETS = {
     "models": 3_600,
     "policies": 3_800,
     "preflight": 3_450,
-    "queries": 11_650,
+    "queries": 11_700,
     "replay": 750,
     "rewards": 7_650,
     "roles": 9_650,
