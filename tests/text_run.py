@@ -10,7 +10,6 @@ import json
 import random
 import sys
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from rftstream import __version__
@@ -96,7 +95,7 @@ class Story:
 
 
 def _turn(text: str, why: str, *calls: ToolCall) -> Turn:
-    return Turn(role="assistant", content=text, num_tokens=len(text.split()), finish_reason=why, tool_calls=calls)
+    return Turn(role="assistant", content=text, num_tokens=len(text.encode()), finish_reason=why, tool_calls=calls)
 
 
 def stories(count: int, seed: int) -> list[Story]:
@@ -109,13 +108,21 @@ def stories(count: int, seed: int) -> list[Story]:
     return found
 
 
-@lru_cache(1024)
-def _segment(num_tokens: int, version: int) -> Segment:
+def _segment(turns: tuple[Turn, ...], version: int) -> Segment:
+    """The bytes of the turns as tokens, as the fake model has them."""
+    token_ids, mask, spans = list(b"? "), [0, 0], []
+    for turn in turns:
+        said, is_sampled = turn.content.encode(), turn.role == "assistant"
+        if is_sampled:
+            spans.append(VersionSpan(start=len(mask), count=len(said), trainer_epoch=1, version=version))
+        token_ids += said
+        mask += [int(is_sampled)] * len(said)
+    logprobs = [-0.2 * sampled * (token % 7) for token, sampled in zip(token_ids, mask, strict=True)]
     return Segment(
-        token_ids=Array.of([97] * (num_tokens + 4), "int32"),
-        behavior_logprobs=Array.of([0.0] * 4 + [-0.3] * num_tokens, "float32"),
-        loss_mask=Array.of([0] * 4 + [1] * num_tokens, "uint8"),
-        versions=(VersionSpan(start=4, count=num_tokens, trainer_epoch=1, version=version),),
+        token_ids=Array.of(token_ids, "int32"),
+        behavior_logprobs=Array.of(logprobs, "float32"),
+        loss_mask=Array.of(mask, "uint8"),
+        versions=tuple(spans),
     )
 
 
@@ -218,7 +225,7 @@ class TextRun:
             turns, status, reward = story.say(self.draw, 0.0 if hard else self._skill(version))
             num_tokens = sum(turn.num_tokens for turn in turns)
             rollout = Rollout(
-                ids=one, status=status, problem=problem, turns=turns, segments=(_segment(num_tokens, version),),
+                ids=one, status=status, problem=problem, turns=turns, segments=(_segment(turns, version),),
                 num_tokens=num_tokens, sampling=SAMPLING,
             )  # fmt: skip
             verdict = Verdict(reward=reward, scorer="exact", scorer_version="1")

@@ -55,7 +55,7 @@ FILTERS: dict[str, Wanted] = {
     "any tool": (RolloutFilter(tool="any"), lambda one: bool(one.tools)),
     "another tool": (RolloutFilter(tool="calc"), lambda one: False),
     "reward": (RolloutFilter(reward=(0.05, 0.5)), lambda one: one.reward is not None and 0.05 <= one.reward <= 0.5),
-    "length": (RolloutFilter(tokens=(60, None)), lambda one: one.tokens >= 60),
+    "length": (RolloutFilter(tokens=(300, None)), lambda one: one.tokens >= 300),
     "version": (RolloutFilter(version=(2, 3)), lambda one: 2 <= one.version <= 3),
     "no such version": (RolloutFilter(version=(99, None)), lambda one: False),
     "filtered": (RolloutFilter(fate="filtered"), lambda one: one.result == "filtered"),
@@ -69,10 +69,10 @@ FILTERS: dict[str, Wanted] = {
     "batch": (RolloutFilter(groups=GroupFilter(batch=2)), lambda one: one.batch == 2),
     "taskset": (RolloutFilter(groups=GroupFilter(taskset="others")), lambda one: False),
     "several": (
-        RolloutFilter(text="step by step", tool="any", reward=(0.9, None), version=(1, None), tokens=(None, 90)),
+        RolloutFilter(text="step by step", tool="any", reward=(0.9, None), version=(1, None), tokens=(None, 400)),
         lambda one: (
             "step by step" in one.text and bool(one.tools) and (one.reward or 0) >= 0.9
-            and one.version >= 1 and one.tokens <= 90
+            and one.version >= 1 and one.tokens <= 400
         ),
     ),
 }  # fmt: skip
