@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -216,6 +218,31 @@ def test_a_look_up_unpacks_nothing_behind_it(transport: KafkaTransport) -> None:
                 assert reader.feed._num_bytes < 1000, "one record was asked for"
                 assert [record.offset for record in records] in ([], [offset])
     assert [record.offset for record in each_record(transport, A0, range(3003))][-1] == 3001, "the last is a marker"
+
+
+@pytest.mark.law("bounded")
+def test_empty_polls_keep_nothing_of_their_callers(transport: KafkaTransport) -> None:
+    """An error in a cycle would keep the frames of all callers, with what is in their variables."""
+
+    class Held:
+        pass
+
+    def polls() -> weakref.ref[Held]:
+        held = Held()
+        assert reader.poll() == []
+        return weakref.ref(held)
+
+    producer = transport.producer("writer")
+    producer.start()
+    producer.commit([new("a", 0, "one")])
+    reader = transport.reader({A0: 0})
+    assert texts(take(transport, reader, 1)) == ["one"]  # from then on a fetch is under way
+    gc.collect()
+    gc.disable()
+    try:
+        assert [left for _ in range(50) if (left := polls())() is not None] == []
+    finally:
+        gc.enable()
 
 
 def test_without_a_broker_it_says_so_soon() -> None:

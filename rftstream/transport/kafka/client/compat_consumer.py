@@ -1,6 +1,6 @@
 """Code that uses private parts of kafka-python's consumers; `compat` does so for the other clients.
 
-Importing this module changes one class of kafka-python (`_create_fetch_requests`). The table of
+Importing this module changes one class of kafka-python (`_create_fetch_requests`, `fetch_records`). The table of
 deploy/patches/README.md has a row for each part, as for those of `compat`."""
 
 from __future__ import annotations
@@ -132,6 +132,32 @@ def _fetches_that_can_be_sent(fetcher: Any, create: Callable[[Any], dict[Any, An
 
 
 Fetcher._create_fetch_requests = functools.partialmethod(_fetches_that_can_be_sent, Fetcher._create_fetch_requests)
+
+
+def _fetch_without_waiting(
+    fetcher: Any,
+    fetch: Callable[..., tuple[dict[Any, Any], bool]],
+    max_records: int | None = None,
+    update_offsets: bool = True,
+    timeout_ms: float | None = None,
+) -> tuple[dict[Any, Any], bool]:
+    """Return the records that have arrived, and whether there is nothing to wait for. Without a time-out it does not
+    wait.
+
+    For 3.0.12: the client waits for 0 ms, too, and catches the KafkaTimeoutError of each empty poll. A cycle keeps this
+    error, with the frames of all callers and so with the records and results in their variables, until Python searches
+    for cycles: hundreds of megabytes with long rollouts."""
+    if timeout_ms is None or timeout_ms > 0:
+        return fetch(fetcher, max_records, update_offsets=update_offsets, timeout_ms=timeout_ms)
+    records, is_partial = fetcher.fetched_records(max_records, update_offsets=update_offsets)
+    if not is_partial:
+        fetcher.send_fetches()
+    if not records:
+        records, _ = fetcher.fetched_records(max_records, update_offsets=update_offsets)
+    return records, False
+
+
+Fetcher.fetch_records = functools.partialmethod(_fetch_without_waiting, Fetcher.fetch_records)
 
 
 def drop_used_up_fetch(consumer: KafkaConsumer) -> None:
