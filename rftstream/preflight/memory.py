@@ -1,7 +1,8 @@
 """Estimates the most memory of each role from the run file and the model's config, before anything starts.
 
 `ASSUMED` lists the assumptions for people: layers as in Llama (norms, grouped attention, a gated MLP), every row as
-long as the longest prompt and completion, every slot of a policy in use.
+long as the longest prompt and completion, every slot of a policy in use. Rollouts in hand are in in_hand.py; engines
+without a model hold nothing else.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rftstream.config.stages import Stages
 from rftstream.models.classifiers import HeldClassifier
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.estimate import SERVED_BYTES, ModelSizes
+from rftstream.preflight.in_hand import RolloutsHeld
 from rftstream.queries.formatting import columns, size
 from rftstream.queries.plain import Report
 from rftstream.roles.buffer import BUFFER
@@ -46,8 +48,8 @@ PINNED = 2
 """Most bytes that torch takes for one pinned byte, since the sizes of its blocks are powers of two."""
 
 ASSUMED = (
-    "layers as in Llama, every row as long as the longest prompt and completion, every place of a policy taken, "
-    "libraries 450 MB where torch is used, 120 MB elsewhere"
+    "layers as in Llama, every row as long as the longest prompt and completion, every place of a policy taken, as "
+    "many rollouts in hand as the settings allow, libraries 450 MB where torch is used, 120 MB elsewhere"
 )
 
 
@@ -113,23 +115,24 @@ def estimate_memory(
     options: Mapping[str, Any],
     critic: ModelSizes | None = None,
     held: Sequence[HeldClassifier] = (),
+    tasks: Mapping[str, int] | None = None,
 ) -> MemoryEstimate:
     """Estimate the memory of each role.
 
     `longest` is the tokens of the longest prompt and completion; `needs` are the algorithms' `needs` of a batch.
     `options` has the Config of `backend`, `policy` and `evaluator`, as far as these parts declare that they are
     estimated. `critic` has the sizes of the trainer's critic, if it has one. `held` are the reward models of all
-    tasksets and evaluations. Every scoring process holds all of them.
+    tasksets and evaluations. Every scoring process holds all of them. `tasks` has the number of tasks of each
+    evaluation.
     """
-    sizes = ModelSizes.of(spec.folder, spec.lora)
-    facts = _Facts(config, sizes, spec, longest, needs, options, critic)
+    sizes, in_hand = ModelSizes.of(spec.folder, spec.lora), RolloutsHeld(config, longest, tasks or {})
+    facts = _Facts(config, sizes, spec, longest, needs, options, critic, in_hand)
     devices = Counter(islice(cycle(config.explorer.devices), config.explorer.processes))
-    bodies = {"process": PROCESS_BYTES, "bodies": _bodies(config, longest)}
     roles = [
         RoleMemory(FEEDER.name, 1, {MAIN: {"process": PROCESS_BYTES}}),
         *(_sampler(facts, EXPLORER.name, count, device) for device, count in devices.items()),
-        *_verifiers(config, held, longest),
-        RoleMemory(BUFFER.name, 1, {MAIN: bodies}),
+        *_verifiers(facts, held),
+        RoleMemory(BUFFER.name, 1, {MAIN: {"process": PROCESS_BYTES, **in_hand.buffer()}}),
         *_trainers(facts),
     ]
     if config.evaluations and config.evaluator.count:
@@ -143,24 +146,22 @@ def estimate_memory(
     )
 
 
-def _verifiers(config: RunConfig, held: Sequence[HeldClassifier], longest: int) -> list[RoleMemory]:
+def _verifiers(facts: _Facts, held: Sequence[HeldClassifier]) -> list[RoleMemory]:
     """Estimate the verifiers and the processes that compute rewards for them and for the evaluator."""
-    count, processes = config.verifier.count, config.verifier.processes
-    if not held:
-        parts = {MAIN: {"process": PROCESS_BYTES}}
-        return [RoleMemory(VERIFIER.name, count * (1 + processes), parts)]
-    with_models: dict[str, dict[str, int]] = {MAIN: {"process": TORCH_BYTES}}
+    config, in_hand = facts.config, facts.in_hand
+    process = TORCH_BYTES if held else PROCESS_BYTES
+    scoring: dict[str, dict[str, int]] = {MAIN: {"process": process, **in_hand.scorer()}}
     for one in held:
         sizes, width = ModelSizes.of(one.folder, None), SERVED_BYTES[one.dtype]
         whole = sizes.activation_bytes(half=width == 2, recomputed=False) // max(sizes.layers, 1)  # of one layer
-        tokens = one.batch_size * min(longest, one.limit or longest)
-        at = with_models.setdefault(_place(one.device), {})
+        tokens = one.batch_size * min(facts.longest, one.limit or facts.longest)
+        at = scoring.setdefault(_place(one.device), {})
         at["reward models"] = at.get("reward models", 0) + width * sizes.parameters
         at["their activations"] = max(at.get("their activations", 0), tokens * whole)
-    scores = count + (1 if config.evaluations and config.evaluator.count else 0)
+    scores = config.verifier.count + (1 if config.evaluations and config.evaluator.count else 0)
     return [
-        RoleMemory(VERIFIER.name, count, {MAIN: {"process": PROCESS_BYTES}}),
-        RoleMemory(SCORING, scores * processes, with_models),
+        RoleMemory(VERIFIER.name, config.verifier.count, {MAIN: {"process": PROCESS_BYTES, **in_hand.verifier()}}),
+        RoleMemory(SCORING, scores * config.verifier.processes, scoring),
     ]
 
 
@@ -254,6 +255,12 @@ class _Facts:
     """Configs of `backend`, `policy` and `evaluator`, as far as they are known."""
     critic: ModelSizes | None
     """Sizes of the critic, or None if no algorithm has one."""
+    in_hand: RolloutsHeld
+
+    @property
+    def process(self) -> int:
+        """Bytes of a worker whose engine is not known. One without a model loads no torch."""
+        return TORCH_BYTES if self.sizes.parameters else PROCESS_BYTES
 
     @property
     def backend(self) -> Any:
@@ -264,10 +271,11 @@ class _Facts:
 def _trainers(facts: _Facts) -> list[RoleMemory]:
     """Estimate the trainer, and the other ranks if it has several processes, each with a GPU of its own."""
     sizes, spec, options = facts.sizes, facts.spec, facts.backend
+    in_hand = facts.in_hand.trainer()
     if options is None:
-        return [RoleMemory(TRAINER.name, 1, {MAIN: {"process": TORCH_BYTES}})]
+        return [RoleMemory(TRAINER.name, 1, {MAIN: {"process": facts.process, **in_hand}})]
     device, spread = _place(facts.config.trainer.device), _Spread.of(options)
-    in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained}
+    in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained, **in_hand}
     on_device, of_optimizer = _of_rank(facts, spread)
     if facts.config.trainer.in_turns or (options.offload_parameters and not spread.is_zero):
         factor = 1 if device == MAIN else PINNED
@@ -365,7 +373,9 @@ def _sampler(facts: _Facts, role: str, count: int, device: str) -> RoleMemory:
     options = facts.options.get("evaluator" if evaluates else "policy")
     has_turns = _has_turns(config.evaluations if evaluates else config.tasksets)
     process = TORCH_BYTES if options is not None else PROCESS_BYTES
-    parts: dict[str, dict[str, int]] = {MAIN: {"process": process, "version in hand": served * sizes.trained}}
+    in_hand = facts.in_hand.evaluator() if evaluates else facts.in_hand.explorer()
+    in_main = {"process": process, "version in hand": served * sizes.trained, **in_hand}
+    parts: dict[str, dict[str, int]] = {MAIN: in_main}
     if options is not None:
         rows = min(section.max_concurrent, options.batch_size)
         parts.setdefault(_place(device), {}).update(
@@ -382,13 +392,6 @@ def _sampler(facts: _Facts, role: str, count: int, device: str) -> RoleMemory:
 def _has_turns(sections: Mapping[str, TasksetSection] | Mapping[str, EvaluationSection]) -> bool:
     names = [name_of_part(section.environment, name) for name, section in sections.items()]
     return any(not registry.find_spec(EnvironmentSpec, name).has_one_turn for name in names)
-
-
-def _bodies(config: RunConfig, longest: int) -> int:
-    """Return the bytes of the groups of all batches that may be open at once: ids, logprobs and masks of each token."""
-    batches = config.feeder.max_staleness + 1
-    held = 16 * longest * config.feeder.group_size * config.feeder.groups_per_batch * batches
-    return min(held, config.buffer.max_body_bytes)
 
 
 def _place(device: str) -> str:

@@ -37,7 +37,7 @@ BUDGETS = {
     "launch": 3_250,
     "models": 3_600,
     "policies": 3_800,
-    "preflight": 3_450,
+    "preflight": 3_500,
     "queries": 11_700,
     "replay": 750,
     "rewards": 7_650,

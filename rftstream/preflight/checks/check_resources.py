@@ -42,9 +42,9 @@ def disk_of(config: RunConfig, report: CheckReport) -> DiskEstimate | None:
 
 
 def memory_of(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
-    """Estimate the run's memory, or return None for a model without weights. Parts whose declaration does not say
-    `is_estimated` are left out."""
-    if report.model is None or report.disk is None or not report.disk.parameters:
+    """Estimate the run's memory, or return None for engines that need weights, and a model without any. Of parts whose
+    declaration does not say `is_estimated` only the rollouts in hand are counted."""
+    if report.model is None or report.disk is None:
         return None
     prompts = {line.name: line.longest for line in report.tasksets if line.kind == "taskset"}
     evaluator = config.evaluator.policy or config.explorer.policy
@@ -59,10 +59,13 @@ def memory_of(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
         for place, (kind, name) in named.items()
         if registry.find_spec(spec_types[kind], name).is_estimated
     }
+    if known and not report.disk.parameters:
+        return None
     longest = longest_row(config, prompts, report.context)
     needs = frozenset[str]().union(*(one.needs for one in _built(config)))
     held = tuple(dict.fromkeys(one for line in report.tasksets for one in line.held))
-    return estimate_memory(config, report.model, longest, needs, known, _critic(config, report.model), held)
+    tasks = {line.name: line.problems for line in report.tasksets if line.kind == "evaluation"}
+    return estimate_memory(config, report.model, longest, needs, known, _critic(config, report.model), held, tasks)
 
 
 def _critic(config: RunConfig, spec: ModelSpec) -> ModelSizes | None:

@@ -125,6 +125,13 @@ def test_what_the_trainer_holds_in_memory(write: Write, algorithms: dict[str, An
     assert "main memory: up to " in report.to_text()
 
 
+def test_engines_without_a_model_have_rollouts_in_hand_too(write: Write) -> None:
+    report = fine(write())
+    assert report.memory is not None
+    assert {role.role for role in report.memory.roles} >= {"feeder", "explorer", "verifier", "buffer", "trainer"}
+    assert "main memory: up to " in report.to_text()
+
+
 def of_trainer(report: CheckReport, role: str = "trainer") -> dict[str, int]:
     assert report.memory is not None
     (found,) = (one for one in report.memory.roles if one.role == role)
@@ -151,7 +158,8 @@ def test_what_ranks_hold_in_memory(write: Write) -> None:
         assert held["gradients"] == 4 * num // (4 if stage >= 2 else 1) + head
         (rank,) = (one for one in report.memory.roles if one.role == "rank")
         assert rank.count == 3
-        assert dict(rank.parts[MAIN]) == {what: held[what] for what in held if what != "published version"}
+        of_trainer_alone = {"published version", "batches", "rows", "log"}
+        assert dict(rank.parts[MAIN]) == {what: held[what] for what in held if what not in of_trainer_alone}
 
 
 def test_ranks_have_a_gpu_each(write: Write) -> None:

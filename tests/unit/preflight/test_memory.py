@@ -1,13 +1,17 @@
-"""What a device needs that a trainer and engines have one after the other."""
+"""What a device needs that a trainer and engines have in turns, and the rollouts that each role has in hand."""
 
 from __future__ import annotations
+
+import functools
 
 import pytest
 
 from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.backends.torch.backend import TorchBackend
-from rftstream.preflight.estimate import ModelSizes
-from rftstream.preflight.memory import MAIN, PINNED, MemoryEstimate, RoleMemory, estimate_memory
+from rftstream.models.spec import ModelSpec
+from rftstream.preflight.estimate import CHARACTERS_PER_TOKEN, ModelSizes
+from rftstream.preflight.in_hand import RECORD_BYTES, TOKEN_BYTES
+from rftstream.preflight.memory import MAIN, PINNED, PROCESS_BYTES, MemoryEstimate, RoleMemory, estimate_memory
 from tests.configs import small_run
 from tests.unit import tiny
 
@@ -51,3 +55,46 @@ def test_what_leaves_a_shared_device_is_in_main_memory(tmp_path, backend, bytes_
     """Weights and moments; masters of their own from stage 1 on; room for gradients in stage 3."""
     shared = {"trainer": {"device": "cuda:0", "colocate": True}, "explorer": {"policy": "hf", "devices": ["cuda:0"]}}
     assert bytes_between_batches(tmp_path, backend, **shared) == PINNED * bytes_each
+
+
+RECORD = 1000 * (TOKEN_BYTES + CHARACTERS_PER_TOKEN) + RECORD_BYTES
+
+
+@pytest.mark.law("bounded")
+@pytest.mark.parametrize(("role", "settings", "item", "num_bytes"), [
+    ("explorer", {"explorer.max_concurrent": 5}, "rollouts", 3 * 5 * RECORD),
+    ("explorer", {"explorer.max_concurrent": 5, "explorer.yield_after_tokens": 9}, "rollouts", 3 * 10 * RECORD),
+    ("explorer", {"explorer.max_concurrent": 999}, "rollouts", 3 * 24 * RECORD),
+    ("explorer", {"explorer.max_concurrent": 5}, "saved pieces", 5 * RECORD),
+    ("explorer", {"explorer.partial_every_s": 0.0}, "saved pieces", 0),
+    ("verifier", {"verifier.max_concurrent": 7}, "rollouts", 4 * 7 * RECORD),
+    ("verifier", {}, "rollouts", 4 * 24 * RECORD),
+    ("scorer", {"verifier.max_concurrent": 7}, "rollouts", 2 * 7 * RECORD),
+    ("buffer", {}, "bodies", 24 * RECORD),
+    ("buffer", {"feeder.max_staleness": 3}, "bodies", 32 * RECORD),
+    ("buffer", {"buffer.max_body_bytes": 20 * RECORD}, "bodies", 20 * RECORD),
+    ("buffer", {}, "batch", 8 * (9000 + RECORD_BYTES)),
+    ("buffer", {"buffer.max_body_bytes": 20 * RECORD}, "batch", 8 * (9000 + RECORD_BYTES) + 4 * RECORD),
+    ("buffer", {"buffer.max_body_bytes": 1}, "batch", 8 * (9000 + RECORD_BYTES) + 8 * RECORD),
+    ("buffer", {"transport.kind": "kafka"}, "batch", 3 * 8 * (9000 + RECORD_BYTES)),
+    ("trainer", {}, "batches", 3 * 8 * (9000 + RECORD_BYTES)),
+    ("trainer", {"feeder.groups_per_batch": 4}, "rows", 16 * 12000),
+    ("evaluator", {}, "samples", 2 * 3 * 5 * RECORD),
+    ("evaluator", {"evaluations.all.num_tasks": 2}, "samples", 2 * 2 * 5 * RECORD),
+])  # fmt: skip
+def test_rollouts_in_hand(tmp_path, role, settings, item, num_bytes):
+    """Of rollouts of 1,000 tokens, 2 groups of 4 in a batch and 24 on their way; for engines without a model."""
+    given = {
+        "run": {"name": "one", "steps": 2}, "feeder": {"groups_per_batch": 2, "group_size": 4, "max_staleness": 2},
+        "evaluations": {"all": {"source": "arithmetic", "every": 1, "n": 5}},
+    }  # fmt: skip
+    for name, value in settings.items():
+        *sections, last = name.split(".")
+        functools.reduce(lambda values, section: values.setdefault(section, {}), sections, given)[last] = value
+    if "transport.kind" in settings:
+        given["transport"]["servers"] = "127.0.0.1:1"
+    spec = ModelSpec(name="fake", folder=tmp_path, dtype="bfloat16", context=None)
+    estimate = estimate_memory(small_run(**given), spec, longest=1000, needs=(), options={}, tasks={"all": 3})
+    (found,) = [one for one in estimate.roles if one.role == role]
+    assert found.parts[MAIN].get(item, 0) == num_bytes
+    assert found.parts[MAIN]["process"] == PROCESS_BYTES
