@@ -34,7 +34,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "convert": "rftstream.commands.convert:convert",
         "sandbox": "rftstream.commands.sandbox:sandbox",
     },
-    "What it learns from": {
+    "Data and feedback": {
         "data": "rftstream.commands.data:data",
         "pipeline": "rftstream.commands.pipeline:pipeline",
         "experts": "rftstream.commands.experts:experts",
@@ -57,7 +57,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "exporter": "rftstream.commands.exporter:exporter",
         "traces": "rftstream.commands.trace:traces",
     },
-    "What it does and did": {
+    "Look at a run": {
         "status": "rftstream.commands.views:status",
         "plot": "rftstream.commands.views:plot",
         "studio": "rftstream.commands.studio:studio",
@@ -66,13 +66,13 @@ GROUPS: dict[str, dict[str, str]] = {
         "trace": "rftstream.commands.trace:trace",
         "dead": "rftstream.commands.dead:dead",
     },
-    "What comes of it": {
+    "Results": {
         "evaluate": "rftstream.commands.evaluate:evaluate",
         "weights": "rftstream.commands.weights:weights",
         "replay": "rftstream.commands.replay:replay",
         "rescore": "rftstream.commands.replay:rescore",
     },
-    "What it leaves behind": {
+    "Upkeep": {
         "topics": "rftstream.commands.topics:topics",
         "delete": "rftstream.commands.manage:delete",
         "completion": "rftstream.commands.completion:completion",

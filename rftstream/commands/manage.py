@@ -79,7 +79,7 @@ def _deletion_lines(plan: Deletion) -> list[str]:
 @set_option
 @json_option
 def doctor(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None:
-    """Look whether this machine, and what a run file names, is fit for a run.
+    """Check whether this machine, and everything that a run file names, is ready for a run.
 
     It checks Python, packages, cores, memory, disk, limits and GPUs; with FILE also the model, the object store, and
     the broker with its version and settings. Each check is ok, a warning, or a problem with advice. Exit 0 without a

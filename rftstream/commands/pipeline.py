@@ -17,7 +17,7 @@ from rftstream.commands.views import opened_run, print_out
     "rftstream pipeline preview stricter.toml --run runs/a --json",
 )
 def pipeline() -> None:
-    """Operators of data pipelines, tried on the data before a run uses them."""
+    """Try operators of data pipelines on the data, before a run uses them."""
 
 
 @command(

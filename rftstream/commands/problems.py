@@ -23,7 +23,7 @@ from rftstream.commands.views import opened_run, print_out
 
 @group("rftstream problems add runs/a --from more.jsonl", "rftstream problems list runs/a --last 20")
 def problems() -> None:
-    """Problems that join a taskset while the run goes on.
+    """Add problems to a taskset while the run goes on.
 
     A run file declares such a taskset by `source = "log:problems"`. People and programs add problems with this command.
     The role `synthesiser` has a model make problems.

@@ -53,7 +53,7 @@ def run(
     progress: str,
     no_workers: bool,
 ) -> None:
-    """Start a run and see it to its end.
+    """Start a run and supervise it to its end.
 
     The command starts every role as a process, shows progress, restarts processes that die, and leaves a run folder
     with the trained model in final/. Of several FILEs, later ones override earlier ones. Without FILE it reads
@@ -82,7 +82,7 @@ def run(
 @json_option
 @progress_option
 def resume(run: Path, sets: tuple[str, ...], as_json: bool, progress: str) -> None:
-    """Go on with a run that was stopped or died, or add steps to a finished one.
+    """Continue a run that was stopped or died, or add steps to a finished one.
 
     RUN is a run folder, or a run file (then its newest run). The run continues with its recorded settings. Later
     changes of the run file are shown but have no effect; --set changes a setting. Counts, devices, log level, steps,

@@ -27,7 +27,7 @@ WIDTH = 110
 @click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=complete_key)
 @json_option
 def explain(keys: tuple[str, ...], as_json: bool) -> None:
-    """Explain a setting, a section or a part: its meaning, its values and its default.
+    """Explain a setting, a section or a part, or list the settings of a theme such as OOM.
 
     KEY is a setting (trainer.lr), a section (trainer, tasksets.NAME), a part (algorithms.grpo, or grpo), a setting of a
     part (algorithms.grpo.clip_low), a kind of parts (algorithms), another tool's name of a setting (num_generations),

@@ -18,7 +18,7 @@ TOKEN = "RFTSTREAM_SANDBOX_TOKEN"
 
 @group("rftstream sandbox layers")
 def sandbox() -> None:
-    """Sandboxes for programs that a policy wrote."""
+    """Try and serve sandboxes for programs that a policy wrote."""
 
 
 @command("rftstream sandbox layers", group=sandbox)

@@ -57,7 +57,7 @@ def trace(run: Path, name: str, as_json: bool, no_index: bool) -> None:
 
 @group("rftstream traces export examples/runs/arithmetic --otlp http://localhost:4318")
 def traces() -> None:
-    """A run in a tracing system, such as Jaeger or Tempo."""
+    """Send a run to a tracing system, such as Jaeger or Tempo."""
 
 
 @command(

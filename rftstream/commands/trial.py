@@ -34,7 +34,7 @@ def try_(
     sets: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Take a few tasks through environment, policy and reward, and print them to be read.
+    """Run a few tasks through environment, policy and reward, and print them; nothing is trained.
 
     It takes the first tasks of the run and the model before training. It prints each prompt as the model sees it, each
     sampled turn with tool calls and rewards of turns, and the reward with its parts, or the reason why there is none.

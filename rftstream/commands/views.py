@@ -47,7 +47,7 @@ T = TypeVar("T")
 @json_option
 @click.option("-v", "--verbose", is_flag=True, help="Every part with its settings, tokens, memory and disk by role.")
 def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool, verbose: bool) -> None:
-    """Look at everything in a run file before it is run.
+    """Check everything in a run file before a run.
 
     It builds the settings of every part, opens tasksets (all lines of a file), and refuses prompts longer than the
     context. It shows a prompt as the model sees it, the environment's reply to the first problem's answer, and the
@@ -77,7 +77,7 @@ def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool, verbose
     help="Seconds after which a log that has not told everything is given up (exit 3).",
 )
 def status(run: Path, as_json: bool, within_s: float) -> None:
-    """Where a run stands: state, version, reward, evaluations, what waits where, who works on it.
+    """Show where a run stands: state, version, reward, evaluations, what waits where, who works on it.
 
     RUN is a run folder, or a run file (then its newest run).
     """
@@ -249,7 +249,7 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
 )
 @json_option
 def list_(kind: str, folder: Path | None, as_json: bool) -> None:
-    """List the built-in parts of a KIND and how to plug your own; or the runs.
+    """List the built-in parts of a KIND and how to plug in your own, or list the runs.
 
     KIND is transports, policies, backends, algorithms, rewards, environments, tasksets, or runs. `list runs` searches
     the places where `run` writes: beside the run files in this folder and its subfolders, and in runs/.

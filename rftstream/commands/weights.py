@@ -19,7 +19,7 @@ from rftstream.commands.views import opened_run, print_out
     "rftstream weights export runs/smollm2 --version 120 --to models/mine",
 )
 def weights() -> None:
-    """Published versions: list them, read and compare them all, make an ordinary model folder of one.
+    """List published versions, verify them, or export one as an ordinary model folder.
 
     RUN may be live or over; no trainer is needed.
     """
