@@ -74,7 +74,7 @@ def pages_of(place: Workplace, run: Path) -> list[str]:
         "", "/charts", "/charts?over=time", "/groups", "/rollouts", "/groups?fate=dead", f"/groups/{group}",
         f"/rollouts/{group}/0",
         f"/rollouts/{group}/0?color=advantage", "/problems?order=learned", f"/problems/sums/{problem}", "/versions",
-        "/versions/1", "/evaluations", "/questions", "/dead", "/requests", "/flow", "/timeline", "?as_of=v1",
+        "/versions/1", "/evaluations", "/questions", "/dead", "/requests", "/flow", "/timeline", "/notes", "?as_of=v1",
         "/groups?as_of=v1",
     )  # fmt: skip
     return [f"/runs/{name}{part}" for part in parts]
