@@ -151,8 +151,8 @@ class PageOfRun:
         return address("runs", self.run.name, *parts, **{"as_of": self.moment.text, **query})
 
     def again(self, **changes: object) -> str:
-        """Return the address of this page with some changes of its query, from the first of its rows on."""
-        places = ("before", "skip", "after", "unique")
+        """Return the address of this page, or that with some changes of its query, from the first of its rows on."""
+        places = ("before", "skip", "after") if changes else ()
         kept = {name: value for name, value in self.request.query_params.items() if name not in places}
         return address(self.request.url.path.lstrip("/"), **{**kept, **changes})
 

@@ -99,6 +99,39 @@ def test_numbers_are_those_of_audit_and_status(finished: tuple[Simulation, Watch
     assert past["version"] == 3 and past["groups.trained"] == 6
 
 
+@pytest.mark.parametrize(
+    ("role", "address", "more"),
+    [
+        (StudioRole.viewer, "", []),
+        (StudioRole.viewer, "/requests", ["Requests"]),  # the page that is shown
+        (StudioRole.annotator, "", ["Questions"]),
+        (StudioRole.operator, "", ["Questions", "Requests"]),
+    ],
+)
+def test_only_pages_with_something_to_show(
+    finished: tuple[Simulation, WatchedRun, TestClient], role: StudioRole, address: str, more: list[str]
+) -> None:
+    """Main pages are those of users; dead letters, questions and requests stand apart, if there are any."""
+    with client([finished[1]], rules(local_role=role)) as browser:
+        page = browser.get(f"/runs/demo{address}").text
+    main, operations = (
+        re.findall(r"<a [^>]*>([^<]+)</a>", part)
+        for part in re.findall(r'<nav aria-label="(?:Pages|Operations).*?</nav>', page, re.DOTALL)
+    )
+    assert main == ["Overview", "Rollouts", "Problems", "Checkpoints", "Evaluations", "Charts"]
+    assert [name for name in operations if name != "Dead letters"] == ["Flow", *more]
+    status = finished[1].snapshot.status
+    assert status is not None and ("Dead letters" in operations) is bool(status.dead_letters)
+
+
+def test_a_list_that_is_followed_stays_where_it_is(finished: tuple[Simulation, WatchedRun, TestClient]) -> None:
+    first = finished[2].get("/runs/demo/rollouts?order=oldest").text
+    further = re.search(r'<a rel="next" href="([^"]+)"', first)
+    assert further is not None
+    second = finished[2].get(further[1].replace("&amp;", "&")).text
+    assert f'hx-get="{further[1]}"' in second and "no such rollouts" not in second.lower()
+
+
 def numbers(page: str) -> dict[str, int]:
     found = re.findall(r'data-number="([a-z.]+)">(?:<a [^>]*>)?([\d,]+)', page)
     return {name: int(value.replace(",", "")) for name, value in found}
@@ -255,6 +288,9 @@ def hostile(tmp_path: Path) -> Iterator[TestClient]:
 PAGES = (
     "/runs/demo",
     "/runs/demo/groups",
+    "/runs/demo/rollouts?text=%3Cscript%3E",
+    "/runs/demo/rollouts?order=longest&tool=%22%3E&after=1,2",
+    "/runs/demo/problems?text=%3C",
     "/runs/demo/groups/sums/0/0/0",
     "/runs/demo/rollouts/sums/0/0/0/0",
     "/runs/demo/rollouts/sums/0/0/0/1?color=advantage",
