@@ -24,8 +24,8 @@ help:  ## this list
 setup: .venv/.user  ## .venv with everything that a user needs
 	@echo "$(BIN)/rftstream is ready: $(BIN)/rftstream --help"
 
-demo: .venv/.user  ## set up, train a tiny model on sums, show what it learned (2 minutes)
-	@$(BIN)/python scripts/demo.py
+demo: .venv/.user  ## set up, train a tiny model on sums, show what it learned (1 minute; ARGS=--no-open)
+	@$(BIN)/rftstream demo $(ARGS)
 
 kafka:  ## a real broker on this machine; its address is the last line (PORT=, NODES=3)
 	@scripts/system-packages broker

@@ -20,6 +20,9 @@ from rftstream.errors import RftError
 from rftstream.version import __version__
 
 GROUPS: dict[str, dict[str, str]] = {
+    "First": {
+        "demo": "rftstream.commands.demo:demo",
+    },
     "The run file": {
         "init": "rftstream.commands.run_file:init",
         "convert-config": "rftstream.commands.convert_config:convert",
@@ -163,6 +166,7 @@ def cli(debug: bool) -> None:
     """Reinforcement fine-tuning of language models over a durable log.
 
     \b
+    rftstream demo                             a tiny model learns to add, in a minute
     rftstream run examples/arithmetic.toml     a whole run on this machine
     rftstream audit examples/arithmetic.toml   what became of every rollout
     """

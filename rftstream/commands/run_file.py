@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -90,6 +90,18 @@ def schema() -> None:
 @click.option("--algorithm", metavar="NAME", shell_complete=complete_algorithm, help="[default: grpo]")
 @click.option("--kafka", metavar="SERVERS", help="host:port of brokers.  [default: the log is a file]")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Batches.  [default: 250; with a model, 100]")
+@click.option("--device", metavar="DEVICE", help="cpu, cuda:0, ...  [default: what the machine has]")
+@click.option(
+    "--held-out",
+    type=click.FloatRange(0, 0.5),
+    metavar="SHARE",
+    help="Share of the problems for the evaluation.  [default: 0.1, at most 100 problems]",
+)
+@click.option(
+    "--answer-format",
+    type=click.Choice(("any", "boxed", "hashes")),
+    help="How the model is asked to end its answer: as it likes, in \\boxed{}, after ####.  [default: any]",
+)
 @click.option("--ask/--no-ask", default=None, help="Ask for what is not given.  [default: on a terminal]")
 @json_option
 def init(
@@ -102,63 +114,52 @@ def init(
     algorithm: str | None,
     kafka: str | None,
     steps: int | None,
+    device: str | None,
+    held_out: float | None,
+    answer_format: str | None,
     ask: bool | None,
     as_json: bool,
 ) -> None:
     """Write a first run file, which runs as it is.
 
     DIR gets rftstream.toml, the JSON Schema by which editors explain and check it, and a sample of problems if no TASKS
-    are named. On a terminal it asks for missing answers; elsewhere it takes the defaults: a small new model that learns
-    to add digits in 250 steps (0.01 of them right at first, then 0.99). No file is overwritten, and no file is left if
-    the run could not start.
+    are named. On a terminal it asks for missing answers, checks each when it is given, and offers to try the file at
+    the end. Elsewhere it takes the defaults: a small new model that learns to add digits in 250 steps (0.01 of them
+    right at first, then 0.99). No file is overwritten, and no file is left if the run could not start.
     """
     from rftstream.preflight import first_file
+    from rftstream.preflight.first_problems import FirstFile
 
     if ask is None:
         ask = sys.stdin.isatty() and sys.stderr.isatty() and not as_json
+    options = {
+        "name": name, "tasks": tasks, "model": model, "reward": reward, "algorithm": algorithm, "servers": kafka,
+        "steps": steps, "device": device, "held_out": held_out, "answer_format": answer_format,
+    }  # fmt: skip
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    wanted = FirstFile(folder=folder, columns=dict(map(_column, columns)), **given)
     if ask:
-        tasks = _asked(tasks, "problems: a file, or a source like arithmetic (empty: a sample)", "")
-        model = _asked(model, "model: made (small, on the spot), a folder, or a name on the hub", first_file.MADE)
-        reward = _asked(reward, "reward (empty: as the answers are)", "", _known("reward"))
-        algorithm = _asked(algorithm, "algorithm", "grpo", _known("algorithm"))
-        kafka = _asked(kafka, "Kafka, host:port (empty: the log is a file in the run folder)", "")
-    wanted = first_file.FirstFile(
-        folder=folder,
-        name=name or "",
-        tasks=tasks or "",
-        columns=dict(map(_column, columns)),
-        model=model or first_file.MADE,
-        reward=reward or "",
-        algorithm=algorithm or "grpo",
-        servers=kafka or "",
-        steps=steps,
-    )
+        from rftstream.commands.interview import ask as asked
+
+        first_file.check_free(wanted)
+        wanted = asked(wanted, set(given))
     with at_work("looking at model, tasks and parts"):
         written = first_file.write(wanted)
     from rftstream.commands.views import print_out
 
     print_out(written.to_json() if as_json else written.to_text())
+    if ask and _wants_to_try():
+        from rftstream.commands.trial import try_
+
+        click.get_current_context().invoke(try_, files=(written.run_file,), num=2)
 
 
-def _asked(given: str | None, question: str, default: str, check: Callable[[str], str] = str) -> str:
-    """Return `given`, or else the answer to a question on stderr. The question is repeated until `check` accepts the
-    answer."""
-    if given is not None:
-        return given
-    answer: str = click.prompt(question, default=default, show_default=bool(default), value_proc=check, err=True)
-    return answer
-
-
-def _known(kind: str) -> Callable[[str], str]:
-    def check(name: str) -> str:
-        from rftstream.config.parts import registry
-
-        known = registry.table(kind)
-        if name and name not in known and ":" not in name:
-            raise click.UsageError(f"unknown {name!r}; {registry.suggest(name, known)} (or 'module:Name' of your own)")
-        return name
-
-    return check
+def _wants_to_try() -> bool:
+    """Ask whether to try the file. The end of the input means no, since the file is written by then."""
+    try:
+        return click.confirm("\ntry two problems with it now? (nothing is trained)", default=True, err=True)
+    except click.Abort:
+        return False
 
 
 def _column(text: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ from rftstream.commands.options import at_work, command
 from rftstream.commands.param_types import AnyPath, RunPath
 from rftstream.errors import ConfigError
 
+HOST, PORT = "127.0.0.1", 8765
 ROLES = ("viewer", "annotator", "operator")
 
 
@@ -24,10 +26,8 @@ ROLES = ("viewer", "annotator", "operator")
     "rftstream studio runs/first --host 0.0.0.0 --public-host studio.example.org",
 )
 @click.argument("runs", metavar="[RUN]...", nargs=-1, type=RunPath())
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; on any other, a token is a must."
-)
-@click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0: one that is free.")
+@click.option("--host", default=HOST, show_default=True, help="Address to listen on; on any other, a token is a must.")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0: one that is free.")
 @click.option("--public-host", "public_hosts", metavar="NAME", multiple=True, help="Another name that browsers use.")
 @click.option(
     "--local-role",
@@ -114,6 +114,20 @@ def studio(
         public_hosts=public_hosts,
         ready=lambda url: click.echo(f"{url} shows {', '.join(map(str, runs))}; ctrl-C ends it"),
     )
+
+
+def serve_here(runs: Sequence[Path], *, ready: Callable[[str], None]) -> None:
+    """Show runs to this machine alone, at the usual port or, if that is taken, at a free one, until ctrl-C. `ready` is
+    called with the address."""
+    from rftstream.studio.access import StudioRole, TokenFile, Viewer, default_token_file
+    from rftstream.studio.server import serve
+
+    local = Viewer(name=_own_name(), role=StudioRole.viewer, is_local=True)
+    tokens = TokenFile(default_token_file())
+    try:
+        serve(runs, host=HOST, port=PORT, tokens=tokens, local=local, public_hosts=(), ready=ready)
+    except ConfigError:  # the port is taken
+        serve(runs, host=HOST, port=0, tokens=tokens, local=local, public_hosts=(), ready=ready)
 
 
 def _own_name() -> str:

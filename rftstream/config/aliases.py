@@ -133,7 +133,7 @@ def meant(name: str) -> tuple[str, ...]:
 
 
 _COMMANDS = {
-    "run": "train start go fit demo",
+    "run": "train start go fit",
     "init": "new create quickstart",
     "explain": "describe",
     "resume": "continue restart",

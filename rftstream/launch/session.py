@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import FrameType
 from typing import Any, TextIO, cast
 
@@ -28,6 +29,7 @@ from rftstream.models.rendering import is_light, open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.queries.curves.model_card import write_model_card
 from rftstream.queries.records.newest_samples import SampleTables
+from rftstream.queries.state.disk import disk_bytes
 from rftstream.runs.ending import RUN_LOG, note_ending, noting_failure
 from rftstream.runs.folder import RunFolder, open_transport
 from rftstream.runs.making.create import begin, discard
@@ -72,6 +74,7 @@ class RunSession:
                 for text in notes:
                     self.note(text)
                 result = self._run(new=new)
+            result = replace(result, disk_bytes=sum(disk_bytes(self._folder).values()))  # all have closed the log
             by = {"interrupted": self._signal, "failed": "error"}.get(result.reason, result.reason)
             note_ending(self._notes, by, result.error)
             return result

@@ -7,63 +7,41 @@ names. The written file is checked as by `rftstream check`, and removed if it wo
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rftstream.config import loader
 from rftstream.config.parts import registry
-from rftstream.config.parts.part_specs import AlgorithmSpec, TasksetSpec
-from rftstream.config.sections import RunConfig, RunSection
+from rftstream.config.parts.part_specs import AlgorithmSpec
+from rftstream.config.sections import RunSection
 from rftstream.contracts.tasks import Problem
-from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
 from rftstream.preflight.checks.check import check
+from rftstream.preflight.first_problems import (
+    FORMATS,
+    MADE,
+    SAMPLE,
+    FirstFile,
+    find_columns,
+    find_source,
+    open_problems,
+    read_problems,
+    relative_to,
+    sample_text,
+)
 from rftstream.queries.plain import Report
 from rftstream.queries.reference.run_file_schema import FILE_NAME as SCHEMA
 from rftstream.queries.reference.run_file_schema import schema_text
 from rftstream.queries.reference.source_text import config_fields, evaluate
 
 RUN_FILE = "rftstream.toml"
-SAMPLE = "problems.jsonl"
-MADE = "made"
-"""Answer for a small new model."""
-
-MOST_LOOKED_AT = 10_000
-"""Most problems that are read for a made model."""
 MOST_CHARACTERS, MOST_CONTEXT = 300, 512
 """Limits for a small made model: beyond them it does not learn in minutes."""
 LEAST_DIVIDED, MOST_HELD_OUT = 20, 100
 """Fewest problems for which some are held out, and the most that are held out."""
-COLUMNS = {
-    "prompt": ("prompt", "question", "problem", "query", "instruction", "input"),
-    "answer": ("answer", "solution", "target", "output", "label", "ground_truth", "response"),
-}
-"""Our name -> usual names of columns, the likeliest first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstFile:
-    """The answers of a user who makes a first run file. `init` or its flags give them; `write` makes the files."""
-
-    folder: Path
-    name: str = ""
-    """Name of the run; empty: the folder's."""
-    tasks: str = ""
-    """A file of problems, a folder, or a source as in the run file; empty: a sample file is written."""
-    columns: Mapping[str, str] = field(default_factory=dict)
-    """Our name -> the file's, if the file's name is not one of `COLUMNS`."""
-    model: str = MADE
-    """`made`, a model folder, or a name on the hub."""
-    reward: str = ""
-    """Name of a reward; empty: it is chosen by the form of the answers."""
-    algorithm: str = "grpo"
-    servers: str = ""
-    """Addresses of Kafka's servers; empty: the log is a file in the run folder."""
-    steps: int | None = None
-    """Default: 250 for a made model, 100 for others."""
+HELD_OUT_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +72,9 @@ def write(wanted: FirstFile) -> WrittenFiles:
     these files exists, or if the run would not start; then no file is left."""
     wanted = replace(wanted, name=wanted.name or _usual_name(wanted.folder))
     registry.convert({"name": wanted.name}, RunSection, where="run")
-    _check_free(wanted)
+    check_free(wanted)
+    if wanted.answer_format not in FORMATS:
+        raise ConfigError(f"--answer-format: got {wanted.answer_format!r}, expected one of {', '.join(FORMATS)}")
     wanted.folder.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []
     try:
@@ -112,20 +92,34 @@ def write(wanted: FirstFile) -> WrittenFiles:
     return WrittenFiles(wanted.folder / RUN_FILE, tuple(reversed(made)))
 
 
-def sample_text() -> str:
-    """Return a small file of problems: all sums of two digits up to 4."""
-    rows = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
-    return "".join(json.dumps(row) + "\n" for row in rows)
+def check_model(wanted: FirstFile) -> None:
+    """Raise ConfigError if the model is a folder that is not there, or too small for the problems."""
+    if wanted.model == MADE:
+        _made_model(read_problems(wanted))
+    else:
+        _model_path(wanted)
+
+
+def usual_reward(wanted: FirstFile) -> str:
+    """Return the reward that is chosen by the form of the answers."""
+    return _usual_reward(wanted, find_source(wanted) if wanted.tasks else "", read_problems(wanted))
+
+
+def held_out_count(wanted: FirstFile) -> int:
+    """Return how many problems would be held out; 0 if they cannot be divided."""
+    return _num_held_out(wanted, find_source(wanted), read_problems(wanted)) if wanted.tasks else 0
 
 
 def run_file_text(wanted: FirstFile) -> str:
     """Return the text of the run file. The problems are opened to read their fields."""
-    source = _source(wanted)
-    columns = _columns(wanted, source)
-    problems = _problems(wanted, source, columns)
+    source = find_source(wanted)
+    columns = find_columns(wanted, source)
+    problems = open_problems(wanted, source, columns)
     reward = wanted.reward or _usual_reward(wanted, source, problems)
     name = "sums" if not wanted.tasks else _taskset_name(source)
     is_made = wanted.model == MADE
+    _, system, pattern = FORMATS[wanted.answer_format]
+    asked = [f"system = {_text(system)}"] if system else []
     steps = wanted.steps or (250 if is_made else 100)
     evaluated = ["sampling = { temperature = 1.0 }"] if is_made else []
     paragraphs = [
@@ -136,19 +130,22 @@ def run_file_text(wanted: FirstFile) -> str:
     ]
     if count := _num_held_out(wanted, source, problems):
         paragraphs += [
-            _section(f"tasksets.{name}", source, columns, reward, options=f"skip = {count}"),
+            [*_section(f"tasksets.{name}", source, columns, reward, options=f"skip = {count}"), *asked],
             [
                 *_section("evaluations.held-out", source, columns, reward, options=f"size = {count}"),
+                *asked,
                 "every = 20",
                 *evaluated,
             ],
         ]
     else:
-        paragraphs.append(_section(f"tasksets.{name}", source, columns, reward))
+        paragraphs.append([*_section(f"tasksets.{name}", source, columns, reward), *asked])
     if not wanted.tasks:
         head, *rest = _section(f"evaluations.{name}", source, columns, reward)
         about = "# the sums that are trained on: so small a model learns each by heart"
         paragraphs.append([f"{head}  {about}", *rest, "every = 50", "n = 4", "k = [1, 4]", *evaluated])
+    if reward == "exact" and pattern:
+        paragraphs.append(["[rewards.exact]", f"extract = {_text(pattern)}"])
     paragraphs += _training(wanted, problems)
     if wanted.servers:
         paragraphs.append(["[transport]", 'kind = "kafka"', f"servers = {_text(wanted.servers)}", "partitions = 8"])
@@ -161,7 +158,11 @@ def _num_held_out(wanted: FirstFile, source: str, problems: Sequence[Problem]) -
     spec = registry.table("taskset").get(source.partition(":")[0])
     names = set() if spec is None else {field.name for field in config_fields(spec.path)}
     divides = bool(wanted.tasks) and {"skip", "size"} <= names and len(problems) >= LEAST_DIVIDED
-    return min(MOST_HELD_OUT, len(problems) // 10) if divides else 0
+    if not divides:
+        return 0
+    if wanted.held_out is not None:
+        return round(len(problems) * wanted.held_out)
+    return min(MOST_HELD_OUT, int(len(problems) * HELD_OUT_SHARE))
 
 
 def _section(key: str, source: str, columns: Mapping[str, str], reward: str, *, options: str = "") -> list[str]:
@@ -220,8 +221,14 @@ def _training(wanted: FirstFile, problems: Sequence[Problem]) -> list[list[str]]
     return [
         ["[sampling]", "max_tokens = 512           # of a whole answer"],
         _feeder(8),
-        ["[trainer]", f"algorithm = {_text(wanted.algorithm)}", "lr = 1e-6"],
+        ["[trainer]", f"algorithm = {_text(wanted.algorithm)}", "lr = 1e-6", *_device("device", wanted.device)],
+        *([["[explorer]", *_device("devices", wanted.device)]] if wanted.device else []),
     ]
+
+
+def _device(key: str, device: str) -> list[str]:
+    value = f"[{_text(device)}]" if key == "devices" else _text(device)
+    return [f"{key} = {value}"] if device else []
 
 
 def _algorithm_section(algorithm: str) -> list[list[str]]:
@@ -246,80 +253,6 @@ def _feeder(groups: int) -> list[str]:
         f"groups_per_batch = {groups:<6}  # problems in a batch",
         "group_size = 8             # rollouts of each",
     ]
-
-
-# ------------------------------------------------------------------------------------------------------- problems
-
-
-def _source(wanted: FirstFile) -> str:
-    """Return the source as the run file has it. Paths below the run file become relative to it."""
-    text = wanted.tasks or SAMPLE
-    scheme, colon, place = text.partition(":")
-    known = registry.built_in(TasksetSpec)
-    if scheme in known:
-        is_path = known[scheme].location == "path"
-        return f"{scheme}:{_relative(Path(place), wanted.folder)}" if colon and is_path else text
-    if colon:
-        return text
-    path = wanted.folder / text if not wanted.tasks else Path(text).expanduser()
-    ending = {"json": "jsonl"}.get(path.suffix[1:], path.suffix[1:])
-    if path.is_dir():
-        ending = next(name for name, spec in known.items() if spec.location == "folder or name")
-    elif not path.is_file():
-        raise ConfigError(
-            f"--tasks: {text}: no such file, and no source; expected a file of JSON lines or Parquet, a folder of a "
-            f"data set, or one of {', '.join(known)}"
-        )
-    if ending not in known:
-        raise ConfigError(
-            f"--tasks: {text}: got a file .{ending}, expected .jsonl or .parquet; say what it is, jsonl:{text}"
-        )
-    return f"{ending}:{_relative(path, wanted.folder)}"
-
-
-def _relative(path: Path, folder: Path) -> str:
-    path, folder = path.expanduser().resolve(), folder.resolve()
-    return os.path.relpath(path, folder) if path.is_relative_to(folder) else str(path)
-
-
-def _columns(wanted: FirstFile, source: str) -> dict[str, str]:
-    """Return the columns whose names differ from ours. If none fits, ConfigError names the existing columns."""
-    scheme, _, place = source.partition(":")
-    path = wanted.folder / place
-    spec = registry.built_in(TasksetSpec).get(scheme)
-    if spec is None or not spec.has_rows or not path.is_file() or path.suffix not in (".jsonl", ".json"):
-        return dict(wanted.columns)
-    with path.open(encoding="utf-8") as file:
-        first = next((line for line in file if line.strip()), "")
-    try:
-        row = json.loads(first)
-    except json.JSONDecodeError:
-        row = None
-    if not isinstance(row, dict):
-        raise ConfigError(f"--tasks: {place}: its first line is no JSON object; expected one object a line")
-    found = dict(wanted.columns)
-    for ours, names in COLUMNS.items():
-        if ours in found or ours in row or (ours == "prompt" and "messages" in {*row, *found}):
-            continue
-        if theirs := next((name for name in names if name in row), None):
-            found[ours] = theirs
-        elif ours == "prompt":
-            raise ConfigError(
-                f"--tasks: {place}: found the columns {', '.join(row)}, and none that is called like a prompt; say "
-                "which it is, --column prompt=NAME"
-            )
-    return found
-
-
-def _problems(wanted: FirstFile, source: str, columns: Mapping[str, str]) -> list[Problem]:
-    """Return the first problems of the source."""
-    section = {"source": source, "columns": dict(columns)}
-    values = {"run": {"name": "first", "steps": 1}, "model": {"path": "fake"}, "tasksets": {"first": section}}
-    config: RunConfig = loader.from_dict({**values, "base": str(wanted.folder.resolve())})
-    taskset = open_taskset("first", config.tasksets["first"], config)
-    if not len(taskset):
-        raise ConfigError(f"--tasks: {source}: has no problems, expected at least one")
-    return [taskset.problem(index) for index in range(min(len(taskset), MOST_LOOKED_AT))]
 
 
 def _prompt(problem: Problem) -> str:
@@ -357,13 +290,14 @@ def _model_path(wanted: FirstFile) -> str:
     """Return a folder relative to the run file, or a name on the hub unchanged."""
     path = Path(wanted.model).expanduser()
     if path.is_dir():
-        return _relative(path, wanted.folder)
+        return relative_to(path, wanted.folder)
     if wanted.model.startswith((".", "/", "~")):
         raise ConfigError(f"--model: {wanted.model}: no such folder, expected a Hugging Face model folder or a name")
     return wanted.model
 
 
-def _check_free(wanted: FirstFile) -> None:
+def check_free(wanted: FirstFile) -> None:
+    """Raise ConfigError if a file that would be written exists."""
     for name in (RUN_FILE, *([] if wanted.tasks else [SAMPLE])):
         path = wanted.folder / name
         if path.exists():

@@ -13,7 +13,8 @@ from rftstream.config import loader
 from rftstream.config.parts.part_names import check_part_names
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.preflight.checks.advice import find_warnings
-from rftstream.preflight.first_file import FirstFile, write
+from rftstream.preflight.first_file import write
+from rftstream.preflight.first_problems import FirstFile
 from tests.docs.reading import PAGES, ROOT, Block, blocks, shown
 
 BASE: dict[str, dict[str, Any]] = {

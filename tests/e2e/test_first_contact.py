@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
+from rftstream.preflight.first_file import run_file_text
+from rftstream.preflight.first_problems import FirstFile
 from tests.commands import call
 from tests.e2e.workplace import COMMAND, LONG_S
 
@@ -87,6 +91,35 @@ def test_what_is_not_given_is_asked_for(here: Path) -> None:
     assert 'algorithm = "grpo"' in text
     assert "kafka" not in text
     assert call("check", "asked/rftstream.toml").exit_code == 0
+
+
+def test_each_answer_is_checked_when_it_is_given(here: Path) -> None:
+    (here / "many.jsonl").write_text(
+        "".join(json.dumps({"text": f"{n}+1=", "next": str(n + 1)}) + "\n" for n in range(40))
+    )
+    answers = {
+        "nowhere.jsonl": "no such file", "many.jsonl": "", "txt": "there are text, next", "text": "",
+        "./nomodel": "no such folder", "made": "", "no_such_module_here:score": "no module named", "my_scores:near": "",
+        "0.9": "expected a number from 0 to 0.5", "0.25": "", "gpro": "did you mean 'grpo'?", "grpo": "",
+        "broker": "expected host:port", "broker:9092": "", "n": "",
+    }  # fmt: skip
+    done = call("init", "asked", "--ask", "--column", "answer=next", answer="\n".join(answers) + "\n")
+    assert done.exit_code == 0, done.output
+    assert [said for said in answers.values() if said not in done.stderr] == []
+    assert "try two problems" in done.stderr
+    text = (here / "asked" / "rftstream.toml").read_text()
+    for line in ('columns = { answer = "next", prompt = "text" }', "options = { skip = 10 }", "options = { size = 10 }",
+                 'reward = "my_scores:near"', 'servers = "broker:9092"'):  # fmt: skip
+        assert line in text
+
+
+def test_the_form_of_answers_and_the_device_are_written(here: Path) -> None:
+    wanted = FirstFile(folder=here, model="a/model", answer_format="hashes", device="cuda:1", reward="exact")
+    (here / "problems.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n')
+    config = tomllib.loads(run_file_text(wanted))
+    assert config["tasksets"]["sums"]["system"] == "End with the final answer after ####."
+    assert re.findall(config["rewards"]["exact"]["extract"], "so it is\n#### 42") == ["42"]
+    assert (config["trainer"]["device"], config["explorer"]["devices"]) == ("cuda:1", ["cuda:1"])
 
 
 def test_a_built_in_source(here: Path) -> None:

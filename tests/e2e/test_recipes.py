@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.preflight.first_file import FirstFile, write
+from rftstream.preflight.first_file import write
+from rftstream.preflight.first_problems import FirstFile
 from tests.e2e.workplace import EXAMPLES, Workplace, sets
 
 LEAST_S = 3600.0

@@ -25,7 +25,7 @@ STEP = 50
 BUDGETS = {
     "algorithms": 1_800,
     "backends": 3_550,
-    "commands": 2_750,
+    "commands": 2_900,
     "config": 2_100,
     "contracts": 2_150,
     "core": 1_000,
@@ -34,7 +34,7 @@ BUDGETS = {
     "gateway": 1_450,
     "http": 650,
     "integrations": 2_850,
-    "launch": 3_250,
+    "launch": 3_300,
     "models": 3_600,
     "policies": 3_800,
     "preflight": 3_500,

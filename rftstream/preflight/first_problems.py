@@ -1,0 +1,170 @@
+"""The answers of a user who makes a first run file, and the problems that they name."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rftstream.config import loader
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import TasksetSpec
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.data.tasksets.open import open_taskset
+from rftstream.errors import ConfigError
+
+SAMPLE = "problems.jsonl"
+MADE = "made"
+"""Answer for a small new model."""
+
+MOST_LOOKED_AT = 10_000
+"""Most problems that are read for a made model."""
+FORMATS = {
+    "any": ("as it likes", "", ""),
+    "boxed": ("in \\boxed{}", "Put the final answer in \\boxed{}.", r"\\boxed\{(.+)\}"),
+    "hashes": ("after ####", "End with the final answer after ####.", r"####\s*(.+)"),
+}
+"""Form of a completion's answer -> the form in words, the system message that asks for it, and the pattern by which the
+reward `exact` finds it."""
+COLUMNS = {
+    "prompt": ("prompt", "question", "problem", "query", "instruction", "input"),
+    "answer": ("answer", "solution", "target", "output", "label", "ground_truth", "response"),
+}
+"""Our name -> usual names of columns, the likeliest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstFile:
+    """The answers of a user who makes a first run file. `init` or its flags give them; `write` makes the files."""
+
+    folder: Path
+    name: str = ""
+    """Name of the run; empty: the folder's."""
+    tasks: str = ""
+    """A file of problems, a folder, or a source as in the run file; empty: a sample file is written."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Our name -> the file's, if the file's name is not one of `COLUMNS`."""
+    model: str = MADE
+    """`made`, a model folder, or a name on the hub."""
+    reward: str = ""
+    """Name of a reward; empty: it is chosen by the form of the answers."""
+    algorithm: str = "grpo"
+    servers: str = ""
+    """Addresses of Kafka's servers; empty: the log is a file in the run folder."""
+    steps: int | None = None
+    """Default: 250 for a made model, 100 for others."""
+    device: str = ""
+    """Device of trainer, explorer and evaluator; empty: the machine decides."""
+    held_out: float | None = None
+    """Share of the problems that is evaluated and not trained on; default: a tenth, at most 100."""
+    answer_format: str = "any"
+    """Form in which the model shall give its answer: one of `FORMATS`."""
+
+
+def missing_prompt(wanted: FirstFile) -> list[str]:
+    """Return the columns of the problems if none is known to be the prompt; else nothing. ConfigError if there are no
+    problems."""
+    row = _first_row(wanted, find_source(wanted)) if wanted.tasks else None
+    return list(row) if row is not None and not _has_prompt(wanted, row) else []
+
+
+def read_problems(wanted: FirstFile) -> list[Problem]:
+    """Return the first problems that are named, or those of the sample. ConfigError explains why there are none."""
+    if not wanted.tasks:
+        rows = map(json.loads, sample_text().splitlines())
+        asked = [(ChatMessage(role="user", content=row["question"]), row["answer"]) for row in rows]
+        return [Problem(messages=(message,), answer=answer) for message, answer in asked]
+    source = find_source(wanted)
+    return open_problems(wanted, source, find_columns(wanted, source))
+
+
+def sample_text() -> str:
+    """Return a small file of problems: all sums of two digits up to 4."""
+    rows = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def find_source(wanted: FirstFile) -> str:
+    """Return the source as the run file has it. Paths below the run file become relative to it."""
+    text = wanted.tasks or SAMPLE
+    scheme, colon, place = text.partition(":")
+    known = registry.built_in(TasksetSpec)
+    if scheme in known:
+        is_path = known[scheme].location == "path"
+        return f"{scheme}:{relative_to(Path(place), wanted.folder)}" if colon and is_path else text
+    if colon:
+        return text
+    path = wanted.folder / text if not wanted.tasks else Path(text).expanduser()
+    ending = {"json": "jsonl"}.get(path.suffix[1:], path.suffix[1:])
+    if path.is_dir():
+        ending = next(name for name, spec in known.items() if spec.location == "folder or name")
+    elif not path.is_file():
+        raise ConfigError(
+            f"--tasks: {text}: no such file, and no source; expected a file of JSON lines or Parquet, a folder of a "
+            f"data set, or one of {', '.join(known)}"
+        )
+    if ending not in known:
+        raise ConfigError(
+            f"--tasks: {text}: got a file .{ending}, expected .jsonl or .parquet; say what it is, jsonl:{text}"
+        )
+    return f"{ending}:{relative_to(path, wanted.folder)}"
+
+
+def relative_to(path: Path, folder: Path) -> str:
+    path, folder = path.expanduser().resolve(), folder.resolve()
+    return os.path.relpath(path, folder) if path.is_relative_to(folder) else str(path)
+
+
+def _first_row(wanted: FirstFile, source: str) -> dict[str, object] | None:
+    """Return the first row of a file of JSON lines; None for another source."""
+    scheme, _, place = source.partition(":")
+    path = wanted.folder / place
+    spec = registry.built_in(TasksetSpec).get(scheme)
+    if spec is None or not spec.has_rows or not path.is_file() or path.suffix not in (".jsonl", ".json"):
+        return None
+    with path.open(encoding="utf-8") as file:
+        first = next((line for line in file if line.strip()), "")
+    try:
+        row = json.loads(first)
+    except json.JSONDecodeError:
+        row = None
+    if not isinstance(row, dict):
+        raise ConfigError(f"--tasks: {place}: its first line is no JSON object; expected one object a line")
+    return row
+
+
+def _has_prompt(wanted: FirstFile, row: Mapping[str, object]) -> bool:
+    usual = any(name in row for name in COLUMNS["prompt"])
+    return usual or "prompt" in wanted.columns or "messages" in {*row, *wanted.columns}
+
+
+def find_columns(wanted: FirstFile, source: str) -> dict[str, str]:
+    """Return the columns whose names differ from ours. If none fits, ConfigError names the existing columns."""
+    found, row, place = dict(wanted.columns), _first_row(wanted, source), source.partition(":")[2]
+    if row is None:
+        return found
+    for ours, names in COLUMNS.items():
+        if ours in found or ours in row or (ours == "prompt" and "messages" in {*row, *found}):
+            continue
+        if theirs := next((name for name in names if name in row), None):
+            found[ours] = theirs
+        elif ours == "prompt":
+            raise ConfigError(
+                f"--tasks: {place}: found the columns {', '.join(row)}, and none that is called like a prompt; say "
+                "which it is, --column prompt=NAME"
+            )
+    return found
+
+
+def open_problems(wanted: FirstFile, source: str, columns: Mapping[str, str]) -> list[Problem]:
+    """Return the first problems of the source."""
+    section = {"source": source, "columns": dict(columns)}
+    values = {"run": {"name": "first", "steps": 1}, "model": {"path": "fake"}, "tasksets": {"first": section}}
+    config: RunConfig = loader.from_dict({**values, "base": str(wanted.folder.resolve())})
+    taskset = open_taskset("first", config.tasksets["first"], config)
+    if not len(taskset):
+        raise ConfigError(f"--tasks: {source}: has no problems, expected at least one")
+    return [taskset.problem(index) for index in range(min(len(taskset), MOST_LOOKED_AT))]
