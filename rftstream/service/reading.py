@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.transport.base import Reader, Transport
@@ -91,3 +91,34 @@ def each_record(transport: Transport, place: TopicPartition, offsets: Collection
                 yield from (record for record in records if record.offset == offset)
     finally:
         reader.close()
+
+
+def search_by_halves(
+    transport: Transport,
+    place: TopicPartition,
+    offsets: tuple[int, int],
+    is_before: Callable[[Record], bool | None],
+    *,
+    within: int,
+) -> tuple[int, int]:
+    """Return two of the offsets, at most `within` apart: what is before them is before the wanted record, and what is
+    behind them is not. `is_before` tells that of a record by its headers, or None for a record that says nothing. The
+    records have to be in order; if one is not, the answer may be wrong."""
+    low, high = offsets
+    reader = transport.reader({place: low}, bodies=False)
+    try:
+        while high - low > within:
+            middle = (low + high) // 2
+            reader.seek(place, middle)
+            found = None
+            for records in read_to_ends(transport, reader, {place: high}, max_records=1):
+                found = next((one for one in records if one.offset < high and is_before(one) is not None), None)
+                if found is not None:
+                    break
+            if found is not None and is_before(found):
+                low = found.offset + 1
+            else:
+                high = middle
+    finally:
+        reader.close()
+    return low, high

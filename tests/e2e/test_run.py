@@ -206,9 +206,9 @@ print(json.dumps(result.to_dict()))
     assert done.code == 0, done.err
     assert (done.result["reason"], done.result["exit_code"]) == ("reward", 0)
     view = place.view("mine")
-    rewards = view.curve().rewards()
-    assert sum(rewards[-3:]) / 3 >= 0.4
-    assert view.assert_nothing_lost().version == len(rewards) == done.result["steps"] < 4000
+    curve = view.curve()
+    assert sum(curve.rewards()[-3:]) / 3 >= 0.4
+    assert view.assert_nothing_lost().version == curve.num_steps == done.result["steps"] < 4000
     place.assert_nobody_left()
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-from functools import cached_property
+from functools import cached_property, partial
 
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.summaries import VersionRun
 from rftstream.contracts.versions import VersionName
 from rftstream.queries.traces.lineage import header, version_of
-from rftstream.service.reading import read_between, read_to_ends
+from rftstream.service.reading import read_between, search_by_halves
 from rftstream.service.records.summaries import begin_with_summary
 from rftstream.service.role import Log
-from rftstream.transport.base import Reader
 from rftstream.weights.lineage import Lineage
 
 AROUND = 128
@@ -91,7 +89,8 @@ class VersionsOnLog:
         """Read the records around the place of a version. Return whether they show that it is there, or cannot be."""
         admin, place = self._transport.admin, TopicPartition(topic, 0)
         begin, end = admin.begin_offsets(topic)[place], admin.end_offsets(topic)[place]
-        low, high = self._search(place, begin, end, name)
+        is_before = partial(self._is_before, name=name)
+        low, high = search_by_halves(self._transport, place, (begin, end), is_before, within=AROUND)
         low, high = max(begin, low - AROUND), min(end, high + AROUND)
         start = begin_with_summary(self._log, topic, behind=end - low).positions
         told = self._keep(topic, start, {place: high})
@@ -115,27 +114,10 @@ class VersionsOnLog:
                 self._known[topic].setdefault(name, record)
         return told
 
-    def _search(self, place: TopicPartition, begin: int, end: int, name: VersionName) -> tuple[int, int]:
-        """Return two offsets, at most AROUND apart, between which the version is if the topic is in order."""
-        low, high = begin, end
-        with closing(self._transport.reader({place: begin}, bodies=False)) as reader:
-            while high - low > AROUND:
-                middle = (low + high) // 2
-                found = self._next(reader, place, middle, high)
-                if found is None or _order(found[1]) >= _order(name):
-                    high = middle
-                else:
-                    low = found[0] + 1
-        return low, high
-
-    def _next(self, reader: Reader, place: TopicPartition, start: int, end: int) -> tuple[int, VersionName] | None:
-        """Return the first record between two offsets that names a recorded version, as offset and version."""
-        reader.seek(place, start)
-        for records in read_to_ends(self._transport, reader, {place: end}, max_records=1):
-            for record in records:
-                if record.offset < end and (name := version_of(record)) is not None and name in self:
-                    return record.offset, name
-        return None
+    def _is_before(self, record: Record, name: VersionName) -> bool | None:
+        """Return whether a record names a version before this one; None if it names none that was recorded."""
+        told = version_of(record)
+        return None if told is None or told not in self else _order(told) < _order(name)
 
 
 def _order(name: VersionName) -> tuple[int, int]:

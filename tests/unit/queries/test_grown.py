@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from rftstream.config.loader import from_dict
+from rftstream.contracts import codec
 from rftstream.contracts.control import DesiredState, RunManifest, RunState, Trimmed
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import NewRecord
+from rftstream.contracts.summaries import Summary
 from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.models.spec import ModelSpec
 from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader
@@ -31,7 +33,7 @@ from rftstream.queries.traces.versions_on_log import VersionsOnLog
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.runs.observer import Observer
 from rftstream.service.control_view import FIRST_RECORDS, ControlReader, read_control, read_manifest
-from rftstream.service.records import steps_glance
+from rftstream.service.records import newest_summaries, steps_glance
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 from rftstream.transport.memory.transport import MemoryLog
@@ -159,8 +161,21 @@ def test_a_version_is_found_in_a_few_reads(log: SyntheticLog, monkeypatch: pytes
     versions = VersionsOnLog(Log(log.transport))
     assert [(run.trainer_epoch, run.first, run.last) for run in versions.runs] == [(1, 0, 60), (2, 40, 100)]
     assert [number(record, "trainer_epoch") for record in versions.steps_of(45)] == [1, 2]
-    monkeypatch.setattr(versions_on_log.VersionsOnLog, "_search", lambda *_: (0, 0))  # a foreign record has misled it
+    monkeypatch.setattr(versions_on_log, "search_by_halves", lambda *_, **__: (0, 0))  # a foreign record has misled it
     assert VersionsOnLog(Log(log.transport)).find("steps", name=VersionName(trainer_epoch=2, version=90)) is not None
+
+
+def test_old_summaries_are_found_in_a_few_reads(log: SyntheticLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(newest_summaries, "FIRST_LOOK", 8)
+    grow(log, 60)
+    told = [one for _, one in Log(log.transport).in_force("summaries") if isinstance(one, Summary)]
+    read = count_reads(monkeypatch)
+    for below in (1, 30, 100, 10**9):
+        read.clear()
+        found = newest_summaries.newest_summaries(log.transport, "outcomes", codec.from_record, below=below)
+        old = [one for one in told if one.topic == "outcomes" and one.through <= below]
+        assert [one for _, one in found] == old[:-3:-1]
+        assert read["summaries"] < len(told) / 2
 
 
 @pytest.mark.slow
