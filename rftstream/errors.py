@@ -291,22 +291,9 @@ def importing(where: str, package: str, *, install: str, error_type: type[RftErr
 
 
 def pip_install(what: str) -> str:
-    """Return the command that installs a package, or an extra such as `rftstream[data]`. In a checkout, the command
-    installs the extra into the checkout."""
-    import importlib.metadata
-    import json
-    from urllib.parse import unquote, urlsplit
-
+    """Return the command that installs a package, or an extra such as `rftstream[data]`."""
     name, bracket, extra = what.partition("[")
-    if not bracket:
-        return f"pip install {what}"
-    try:
-        origin = json.loads(importlib.metadata.distribution(name).read_text("direct_url.json") or "{}")
-    except (ImportError, OSError, ValueError):
-        origin = {}
-    if not origin.get("dir_info", {}).get("editable"):
-        return f"pip install '{what}'"
-    return f"pip install -e '{unquote(urlsplit(origin['url']).path)}[{extra}'"
+    return f"`{name} doctor --install {extra.rstrip(']')}`" if bracket else f"pip install {what}"
 
 
 def require_package(where: str, package: str, *, advice: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -74,17 +76,26 @@ def _deletion_lines(plan: Deletion) -> list[str]:
     return lines
 
 
-@command("rftstream doctor", "rftstream doctor examples/arithmetic.toml --json")
+@command(
+    "rftstream doctor", "rftstream doctor examples/arithmetic.toml --json", "rftstream doctor --install vllm --yes"
+)
 @files_argument
 @set_option
+@click.option("--install", "extra", metavar="EXTRA", help="Install an extra here instead: vllm, data, lora, wandb, ...")
+@click.option("--yes", is_flag=True, help="With --install: do not ask.")
 @json_option
-def doctor(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None:
+def doctor(files: tuple[Path, ...], sets: tuple[str, ...], extra: str | None, yes: bool, as_json: bool) -> None:
     """Check whether this machine, and everything that a run file names, is ready for a run.
 
     It checks Python, packages, cores, memory, disk, limits and GPUs; with FILE also the model, the object store, and
     the broker with its version and settings. Each check is ok, a warning, or a problem with advice. Exit 0 without a
-    problem, 3 if the broker is a problem, else 1.
+    problem, 3 if the broker is a problem, else 1. --install shows the command of pip or uv that brings an extra, asks,
+    and runs it; in a checkout it installs from there.
     """
+    if extra is not None:
+        if files or as_json:
+            raise click.UsageError("--install: installs an extra and checks nothing; leave out FILE and --json")
+        _install(extra, yes=yes)
     from rftstream.commands.views import print_out
 
     config = load_run_file(files, sets) if files else None
@@ -94,3 +105,18 @@ def doctor(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> Non
         report = examine(config)
     print_out(report.to_json() if as_json else report.to_text())
     sys.exit(report.exit_code)
+
+
+def _install(extra: str, *, yes: bool) -> NoReturn:
+    from rftstream.preflight.installing import install_command
+
+    words = install_command(extra)
+    if words is None:
+        click.echo(f"{extra} is part of rftstream: nothing is missing")
+        sys.exit(0)
+    click.echo(shlex.join(words), err=True)
+    if not yes and not sys.stdin.isatty():
+        raise click.UsageError("--install: nobody is there to be asked; add --yes")
+    if not yes:
+        click.confirm("run it?", default=True, abort=True, err=True)
+    sys.exit(subprocess.run(words, check=False).returncode)

@@ -59,7 +59,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     run = small_run(
         run={"name": "it", "steps": 1}, tasksets={"it": {"source": "arithmetic"}}, explorer={"policy": "vllm"},
     )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"policy vllm: the package vllm is not installed; pip install "):
+    with pytest.raises(ConfigError, match=r"policy vllm: the package vllm is not installed; `rftstream doctor"):
         run.build_part("policy", "vllm")
 
 

@@ -133,7 +133,9 @@ def test_an_absent_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for name in TRACKERS:
         wanted = from_dict({**BASE, "trackers": {name: "board"}})
-        with pytest.raises(ConfigError, match=rf"trackers.{name}: needs the package {name}; pip install .*\[{name}\]"):
+        with pytest.raises(
+            ConfigError, match=rf"trackers.{name}: needs the package {name}; `rftstream doctor --install {name}`"
+        ):
             check_trackers(wanted)
     check_trackers(from_dict(BASE))
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
