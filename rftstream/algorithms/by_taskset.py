@@ -30,6 +30,7 @@ from rftstream.algorithms.base import (
 from rftstream.algorithms.scored import masked_fraction
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.batches import Experience, LossKind
+from rftstream.core.samples import plain_sum
 from rftstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -245,10 +246,10 @@ def _of_batch(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     for name in whole:
         values = [(weight, own[name], own) for weight, own in weighed if name in own]
         if name.startswith(COUNTS) and not name.endswith("_share"):
-            whole[name] = sum(value for _, value, _ in values)
+            whole[name] = plain_sum(value for _, value, _ in values)
         elif name.endswith("_std") and (mean := name.removesuffix("_std")) in whole:
-            total = sum(weight for weight, _, _ in values) or 1.0
-            squares = sum(weight * (value**2 + own[mean] ** 2) for weight, value, own in values) / total
+            total = plain_sum(weight for weight, _, _ in values) or 1.0
+            squares = plain_sum(weight * (value**2 + own[mean] ** 2) for weight, value, own in values) / total
             whole[name] = math.sqrt(max(0.0, squares - whole[mean] ** 2))
     if whole.get("num_groups") and "groups_without_signal" in whole:
         whole["groups_without_signal_share"] = whole["groups_without_signal"] / whole["num_groups"]
@@ -260,11 +261,11 @@ def _means(weighed: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, fl
     whole = {}
     for name in dict.fromkeys(name for _, own in weighed for name in own):
         values = [(weight, own[name]) for weight, own in weighed if name in own]
-        total = sum(weight for weight, _ in values)
+        total = plain_sum(weight for weight, _ in values)
         largest = name.startswith("max_") or name.endswith("_max")
         whole[name] = (
             max(value for _, value in values)
             if largest or not total
-            else (sum(weight * value for weight, value in values) / total)
+            else (plain_sum(weight * value for weight, value in values) / total)
         )
     return whole

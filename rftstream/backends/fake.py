@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
+from rftstream.core.samples import plain_sum
 from rftstream.errors import ConfigError
 from rftstream.models.spec import ModelSpec
 from rftstream.policies import fake_model
@@ -133,7 +134,7 @@ class FakeBackend:
     def _gradient(self, rows: Sequence[TrainingRow]) -> float:
         """Return the REINFORCE gradient: the mean of A (right - p) over rows with sampled tokens."""
         terms = [self._term(row) for row in rows if row.loss_mask.any()]
-        return sum(terms) / len(terms) if terms else 0.0
+        return plain_sum(terms) / len(terms) if terms else 0.0
 
     def _term(self, row: TrainingRow) -> float:
         sampled_T = row.loss_mask > 0

@@ -1,8 +1,11 @@
-"""Statistics of n samples of each problem, unbiased and without random draws: pass@k, best@k, worst@k."""
+"""Statistics of n samples of each problem, unbiased and without random draws: pass@k, best@k, worst@k. And sums of
+floats that every Python gives alike."""
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterable, Sequence
 
 
@@ -65,3 +68,9 @@ def summarise_samples(groups: Iterable[Sequence[float]], ks: Sequence[int], *, p
             values[f"best@{k}"] = math.fsum(best_at_k(group, k) for group in enough) / len(enough)
             values[f"worst@{k}"] = math.fsum(worst_at_k(group, k) for group in enough) / len(enough)
     return values
+
+
+def plain_sum(values: Iterable[float]) -> float:
+    """Add floats one after another, rounding each time. From Python 3.12 on `sum` makes up for rounding, so a run that
+    another Python recorded would be replayed with other bits."""
+    return functools.reduce(operator.add, values, 0.0)

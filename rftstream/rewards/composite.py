@@ -14,6 +14,7 @@ from typing import Any
 
 from rftstream.config.parts.reward_uses import RewardUse
 from rftstream.contracts.arrays import Array
+from rftstream.core.samples import plain_sum
 from rftstream.errors import RewardError
 from rftstream.rewards.base import Reward, RewardInput, Score
 from rftstream.rewards.evaluating import begin_part
@@ -158,7 +159,7 @@ class CompositeReward:
                 terms[part.use.use].append(part.use.weight * outcome.reward)
         if least := terms["minimum"]:
             terms["sum"].append(min(least))
-        return sum(terms["sum"]) if terms["sum"] else None
+        return plain_sum(terms["sum"]) if terms["sum"] else None
 
 
 def _second_opinion(name: str, outcome: Outcome, total: float) -> dict[str, float]:

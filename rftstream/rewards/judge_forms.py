@@ -13,6 +13,7 @@ from typing import Annotated, Any, Protocol
 
 from msgspec import Meta
 
+from rftstream.core.samples import plain_sum
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.answers.json_values import json_objects
 from rftstream.rewards.answers.thoughts import after_thoughts
@@ -158,8 +159,8 @@ class RubricForm:
     def score(self, found: Sequence[Mapping[str, float]]) -> Score:
         """Return the weighted mean of the parts."""
         parts = {one.name: (found[0][one.name] - one.low) / (one.high - one.low) for one in self._criteria}
-        total = sum(one.weight for one in self._criteria)
-        return Score(reward=sum(one.weight * parts[one.name] for one in self._criteria) / total, parts=parts)
+        total = plain_sum(one.weight for one in self._criteria)
+        return Score(reward=plain_sum(one.weight * parts[one.name] for one in self._criteria) / total, parts=parts)
 
     def _numbers(self, value: Mapping[str, Any]) -> dict[str, float]:
         return {one.name: _number(value[one.name], one) for one in self._criteria}

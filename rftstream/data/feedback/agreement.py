@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rftstream.core.samples import plain_sum
+
 Answer = float | str
 Z_95 = 1.959963984540054
 """Number of standard deviations around the mean that contain 95 % of the normal distribution."""
@@ -53,13 +55,13 @@ class Coincidences:
     def alpha(self) -> float | None:
         """Return 1 - observed / expected disagreement (Krippendorff 2004, Content Analysis, chapter 11). None if no
         disagreement is expected."""
-        total = sum(self._weights.values())
+        total = plain_sum(self._weights.values())
         if self._is_interval:
-            squares = sum(weight * float(answer) ** 2 for answer, weight in self._weights.items())
-            linear = sum(weight * float(answer) for answer, weight in self._weights.items())
+            squares = plain_sum(weight * float(answer) ** 2 for answer, weight in self._weights.items())
+            linear = plain_sum(weight * float(answer) for answer, weight in self._weights.items())
             expected = 2.0 * (total * squares - linear**2)
         else:
-            expected = total**2 - sum(weight**2 for weight in self._weights.values())
+            expected = total**2 - plain_sum(weight**2 for weight in self._weights.values())
         if len(self._weights) < 2 or expected <= 0.0:
             return None
         return 1.0 - self._observed * (total - 1.0) / expected

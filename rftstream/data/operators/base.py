@@ -14,6 +14,7 @@ from typing import Protocol
 from rftstream.contracts.outcomes import ReuseKind
 from rftstream.contracts.tasks import Problem, Sampling
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
+from rftstream.core.samples import plain_sum
 from rftstream.data.operators.facts import Facts
 from rftstream.data.tasksets.base import Taskset
 
@@ -146,7 +147,7 @@ class ScoredRollout:
     @property
     def shaped_reward(self) -> float:
         """The reward for training at this point: the verdict's plus all terms."""
-        return self.reward + sum(self.terms.values())
+        return self.reward + plain_sum(self.terms.values())
 
     def score(self, on: str = "") -> float | None:
         """Return the verdict's part of this name, or None if it has none. Without a name, return the reward without

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from rftstream.contracts.ids import split_group_id
 from rftstream.contracts.outcomes import GroupOutcome
+from rftstream.core.samples import plain_sum
 
 RECENT_GROUPS = 64
 """Number of a taskset's newest groups that `PastGroups.recent` uses."""
@@ -63,7 +64,7 @@ class PastGroups:
         self.num_groups += 1
         if not scored:
             return
-        total = sum(reward for reward, _ in scored)
+        total = plain_sum(reward for reward, _ in scored)
         self.num_scored += len(scored)
         self._reward += total
         for name, value in parts.items():

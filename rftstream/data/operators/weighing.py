@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from rftstream.config.ranges import AboveZero, NotNegative, Positive
 from rftstream.contracts.ids import derive_seed
+from rftstream.core.samples import plain_sum
 from rftstream.data.operators.base import (
     KEEP,
     ExperienceDecision,
@@ -82,7 +83,7 @@ def _diversity(group: ScoredGroup, right: set[int], size: int) -> dict[int, floa
         return {}
     sets = {rollout.sibling: frozenset(hash_ngrams(sampled_tokens(rollout), size)) for rollout in group.rollouts}
     return {
-        number: sum(_distance(sets[number], other) for sibling, other in sets.items() if sibling != number)
+        number: plain_sum(_distance(sets[number], other) for sibling, other in sets.items() if sibling != number)
         / (len(sets) - 1)
         for number in sorted(right)
     }

@@ -10,6 +10,7 @@ from rftstream.contracts.batches import BatchManifest, Experience, LossKind
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.rollouts import RolloutStatus, Segment
 from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.core.samples import plain_sum
 from rftstream.data.operators.base import TokenSpan
 from rftstream.data.operators.pipeline import ExperienceResult
 from rftstream.roles.buffer.groups import Group
@@ -43,7 +44,7 @@ def experience_of(
         position=position,
         loss_kind=LossKind.rl,
         segments=mask_tokens(rollout.segments, spans),
-        reward=verdict.reward + sum(terms.values()) if terms else verdict.reward,
+        reward=verdict.reward + plain_sum(terms.values()) if terms else verdict.reward,
         sampling=rollout.sampling,
         truncated=rollout.status is RolloutStatus.truncated,
         parts=verdict.parts,

@@ -10,6 +10,7 @@ from rftstream import metrics
 from rftstream.contracts.outcomes import GroupResult, RolloutSummary
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.verdicts import VerifiedRollout, spent_amounts
+from rftstream.core.samples import plain_sum
 
 
 class Tally:
@@ -71,7 +72,7 @@ class Tally:
         """Return means, shares of groups by result, and the number of rollouts."""
         values = {name: self._sums[name] / self._counts[name] for name in sorted(self._sums)}
         if scored := self._counts["reward"]:
-            values["reward_std"] = self._std("reward", sum(self._squares.values()) / scored)
+            values["reward_std"] = self._std("reward", plain_sum(self._squares.values()) / scored)
         if len(self._squares) > 1:
             for taskset, squares in sorted(self._squares.items()):
                 name = f"reward/{taskset}"
