@@ -117,8 +117,8 @@ def test_most_of_what_is_declared_is_used(tmp_path: Path, touched: Touched) -> N
 def test_a_topic_that_is_not_declared_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = loader.replace(test_simulation.make_config(), run__steps=2)
     short = replace(SPECS["verifier"], produces=("dead",))
+    monkeypatch.setattr("workers.verifier.VERIFIER", short)  # imports both modules, before either is changed
     monkeypatch.setattr("rftstream.roles.verifier.VERIFIER", short)
-    monkeypatch.setattr("workers.verifier.VERIFIER", short)
     assert roles.role_spec("verifier") is short
     simulation = test_simulation.Simulation(config, folder=tmp_path, seed=1)
     simulation.run(max_ticks=2000)
