@@ -57,20 +57,21 @@ class RunSection:
     """Run folder that the rollouts of this run were copied from, without a staleness check; `rftstream rescore` and
     `rftstream replay --into` set it."""
     imported_versions: tuple[Count, Count] | None = None
-    """Versions of that run whose batches are trained here, under other settings; `rftstream replay --into` sets
-    them."""
+    """Versions of that run whose batches are trained here, under other settings, by `rftstream replay --into`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MakeModel:
     """A small new model with one token per character: to learn from nothing, in seconds."""
 
+    family: str = "llama"
+    """Kind of model, by transformers' name (`qwen3_moe`, `lfm2`, `gemma3_text`): its own layers, at these sizes."""
     characters: str = "0123456789+-*/= "
     """Characters of the vocabulary, beside padding, end and unknown."""
     words: tuple[str, ...] = ()
     """Longer texts with a token of their own, as tokenizers have for the marks of tool calls."""
     layers: Positive = 2
-    """Layers of the transformer."""
+    """Layers of the transformer; of other families than llama: of each kind of layer."""
     width: Positive = 64
     """Width of a layer: a multiple of heads, with an even number for each head."""
     heads: Positive = 4
@@ -78,8 +79,7 @@ class MakeModel:
     context: Positive = 64
     """Longest prompt + completion in tokens."""
     vision: bool = False
-    """Whether the model takes images, by a small vision tower in front, as in LLaVA. An image becomes 32 x 32 pixels
-    and 16 tokens."""
+    """Whether the model takes images, by a small vision tower in front: 32 x 32 pixels and 16 tokens each."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,6 @@ from rftstream.errors import ConfigError, PolicyError
 from rftstream.models.folders.folder import loading
 from rftstream.models.folders.tiny_copy import VOCABULARY, tiny_config
 from rftstream.models.spec import ModelSpec
-from rftstream.models.vision.image_tokens import ImageTokens
 from rftstream.models.vision.seeing import model_class
 
 log = logging.getLogger(__name__)
@@ -203,30 +202,17 @@ def outline_of(loader: Any, folder: Path) -> Any:
         return loader.from_config(config)
 
 
-def check_model(spec: ModelSpec, *, trained: bool) -> None:
-    """Raise ConfigError if a model cannot be computed after loading it from its folder: it is no decoder, or, if it is
-    `trained`, its weights have other names than in its checkpoint. This loads no weights."""
+def outline(spec: ModelSpec) -> Any:
+    """Return a model without weights, as it is loaded from its folder. ConfigError if transformers cannot load it."""
     with loading(spec):
-        model = outline_of(model_class(spec.folder), spec.folder)
-    if trained and ImageTokens.of(spec.folder) is None:
-        check_names(spec, model)
+        return outline_of(model_class(spec.folder), spec.folder)
+
+
+def check_model(spec: ModelSpec) -> None:
+    """Raise ConfigError if a model is no decoder. This loads no weights."""
+    model = outline(spec)
     if (probe := of_copy(type(model), model.config)) is not None:
         check_causal(probe, model.config)
-
-
-def check_names(spec: ModelSpec, model: Any) -> None:
-    """Raise ConfigError unless a model's weights have their checkpoint names, under which they are published."""
-    from safetensors import safe_open
-
-    known: set[str] = set()
-    for file in spec.folder.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as opened:
-            known.update(opened.keys())
-    if known and (odd := sorted({name for name, _ in model.named_parameters()} - known)):
-        raise ConfigError(
-            f"model {spec.name}: transformers calls a weight {odd[0]!r}, which its checkpoint does not; models "
-            "that are converted while loading can't be trained by the torch backend yet"
-        )
 
 
 def whole(model: Any) -> Any:

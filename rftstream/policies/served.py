@@ -6,26 +6,25 @@ from collections.abc import Mapping
 
 from rftstream.errors import WeightsError
 from rftstream.models.spec import ModelSpec
-from rftstream.weights.snapshot import DTYPES, RawTensor
+from rftstream.weights.snapshot import RawTensor
 
 Parameters = Mapping[str, tuple[str, tuple[int, ...]]]
 """Name -> safetensors' dtype, and shape."""
 
 
 def served_parameters(model: ModelSpec) -> tuple[Parameters, int]:
-    """Return the dtypes and shapes of the model's weights, and the size of its vocabulary. Only the model's config is
-    read; no memory is allocated for weights."""
+    """Return the dtypes and shapes of the tensors in a version of the model, and the size of its vocabulary. No memory
+    is allocated for weights."""
     import torch
     from transformers import AutoConfig
 
     from rftstream.models.vision.seeing import model_class
+    from rftstream.weights.checkpoint_names import names_of
 
     config = AutoConfig.from_pretrained(model.folder)
     with torch.device("meta"):
         shell = model_class(model.folder).from_config(config)
-    dtype = DTYPES[model.dtype]
-    parameters = {name: (dtype, tuple(one.shape)) for name, one in shell.named_parameters()}
-    return parameters, config.get_text_config().vocab_size
+    return names_of(shell, model.folder).layout(model.dtype), config.get_text_config().vocab_size
 
 
 def check_tensors(tensors: Mapping[str, RawTensor], parameters: Parameters, *, where: str) -> None:

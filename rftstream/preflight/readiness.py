@@ -25,6 +25,7 @@ from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.devices import check_device
 from rftstream.models.folders.folder import FAKE, check_complete, prepare_model
+from rftstream.models.folders.made import DEFAULT_FAMILY
 from rftstream.models.rendering import open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_tokens import ImageTokens, check_takes_images
@@ -231,12 +232,16 @@ def _images(config: RunConfig, spec: ModelSpec) -> None:
 def check_computed(config: RunConfig, spec: ModelSpec) -> None:
     """Raise ConfigError for a model that the run's parts load but cannot compute, without loading its weights."""
     trained = registry.find_spec(BackendSpec, config.trainer.backend).loads_model
-    is_known = spec.name == FAKE or config.model.make is not None  # a made model is a plain decoder
+    make = config.model.make
+    is_known = spec.name == FAKE or (make is not None and make.family == DEFAULT_FAMILY)  # a plain decoder
     if is_known or not loads_model(config) or trained_spec(config, spec).as_classifier:
         return
-    from rftstream.models.exactness import check_model
+    from rftstream.models.exactness import check_model, outline
+    from rftstream.weights.checkpoint_names import names_of
 
-    check_model(spec, trained=trained)
+    check_model(spec)
+    if trained:
+        names_of(outline(spec), spec.folder)
 
 
 def loads_model(config: RunConfig) -> bool:

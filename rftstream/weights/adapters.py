@@ -13,16 +13,10 @@ import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from rftstream.errors import ConfigError, WeightsError
 from rftstream.models.spec import ModelSpec
-from rftstream.weights.snapshot import DTYPES, RawTensor, write_snapshot
-
-if TYPE_CHECKING:
-    import torch
+from rftstream.weights.snapshot import RawTensor, write_snapshot
 
 PREFIX = "base_model.model."
 SUFFIXES = (".lora_A.weight", ".lora_B.weight")
@@ -94,7 +88,7 @@ class _Merged(Mapping[str, RawTensor]):
         import torch
         from safetensors import safe_open
 
-        from rftstream.weights.tensors import SERVED, raw
+        from rftstream.weights.tensors import SERVED, as_tensor, raw
 
         if name not in self._names:
             raise KeyError(name)
@@ -102,7 +96,7 @@ class _Merged(Mapping[str, RawTensor]):
             weight = opened.get_tensor(name)
         pair = self._pairs.get(name)
         if pair is not None:
-            a, b = (_tensor(adapter).to(torch.float32) for adapter in pair)
+            a, b = (as_tensor(adapter).to(torch.float32) for adapter in pair)
             weight = weight.to(torch.float32)
             (weight.T if name in self._transposed else weight).addmm_(b, a, alpha=self._scale)
         return raw(weight.to(SERVED[self._spec.dtype]))
@@ -159,11 +153,3 @@ def _base(spec: ModelSpec) -> dict[str, tuple[Path, list[int]]]:
     if not found:
         raise ConfigError(f"model.lora: {spec.folder} has no safetensors, expected the weights that adapters are for")
     return found
-
-
-def _tensor(raw_tensor: RawTensor) -> torch.Tensor:
-    import torch
-
-    dtypes: dict[str, Any] = {name: getattr(torch, key) for key, name in DTYPES.items() if hasattr(torch, key)}
-    data = np.frombuffer(memoryview(raw_tensor.data), dtype=np.uint8).copy()
-    return torch.from_numpy(data).view(dtypes[raw_tensor.dtype]).reshape(raw_tensor.shape)

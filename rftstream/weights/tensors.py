@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,25 +22,31 @@ class ServedTensors(Mapping[str, RawTensor]):
     """A model's weights in the served dtype. Each tensor is converted when it is requested, so that at most one tensor
     is in memory twice. A backend makes it, and a publisher reads it before the next update."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], dtype: str) -> None:
-        self._tensors, self._dtype = tensors, SERVED[dtype]
+    def __init__(self, tensors: Mapping[str, Tensor], dtype: str, kept: Mapping[str, RawTensor] | None = None) -> None:
+        """`kept`: further tensors, which are served as they are."""
+        self._tensors, self._dtype, self._kept = tensors, SERVED[dtype], kept or {}
 
     def __getitem__(self, name: str) -> RawTensor:
+        if name in self._kept:
+            return self._kept[name]
         return raw(self._tensors[name].detach().to(self._dtype, copy=True))
 
     def master(self, name: str) -> Master | None:
         """Return the tensor from which a served one is rounded, so that no copy is made. None unless it is contiguous
         float32 in main memory."""
+        if name in self._kept:
+            return None
         value, nan = self._tensors[name].detach(), rounded_nan()
         if nan is None or value.dtype != torch.float32 or value.device.type != "cpu" or not value.is_contiguous():
             return None
         return Master(raw(value), DTYPES[str(self._dtype).removeprefix("torch.")], nan)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
+        yield from self._tensors
+        yield from self._kept
 
     def __len__(self) -> int:
-        return len(self._tensors)
+        return len(self._tensors) + len(self._kept)
 
 
 @functools.cache
@@ -57,6 +64,16 @@ def raw(value: Tensor) -> RawTensor:
     plain = value.detach().cpu().contiguous()
     data = plain.reshape(-1).view(torch.uint8).numpy().data
     return RawTensor(DTYPES[str(plain.dtype).removeprefix("torch.")], tuple(plain.shape), data)
+
+
+def as_tensor(tensor: RawTensor) -> Tensor:
+    """Return a tensor over the same bytes; over a copy if they are read-only."""
+    dtype = getattr(torch, next(name for name, ours in DTYPES.items() if ours == tensor.dtype))
+    if not tensor.num_bytes:
+        return torch.empty(tensor.shape, dtype=dtype)
+    data = np.frombuffer(memoryview(tensor.data), dtype=np.uint8)
+    flat = torch.frombuffer(data if data.flags.writeable else data.copy(), dtype=torch.uint8)
+    return flat.view(dtype).reshape(tensor.shape)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, RawTensor], metadata: Mapping[str, str] | None = None) -> None:

@@ -24,7 +24,7 @@ STEP = 50
 """Budgets are multiples of it, so that a line more or less moves none."""
 BUDGETS = {
     "algorithms": 1_800,
-    "backends": 3_550,
+    "backends": 3_600,
     "commands": 2_900,
     "config": 2_100,
     "contracts": 2_150,
@@ -35,7 +35,7 @@ BUDGETS = {
     "http": 650,
     "integrations": 2_850,
     "launch": 3_300,
-    "models": 3_600,
+    "models": 3_700,
     "policies": 3_800,
     "preflight": 3_550,
     "queries": 11_700,
@@ -50,7 +50,7 @@ BUDGETS = {
     "top": 600,
     "trackers": 550,
     "transport": 4_600,
-    "weights": 2_400,
+    "weights": 2_550,
 }
 """Room -> most lines of code, without blank lines, comments and docstrings."""
 

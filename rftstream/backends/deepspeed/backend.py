@@ -30,6 +30,7 @@ from rftstream.backends.deepspeed.checkpoint import (
     GatheredTensors,
     Restoring,
     SavedNetwork,
+    write_layout,
     write_network,
     write_tensors,
 )
@@ -55,7 +56,7 @@ from rftstream.models.folders import folder as model_folder
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
 from rftstream.weights.snapshot import RawTensor
-from rftstream.weights.tensors import REFERENCE_FILE, SERVED
+from rftstream.weights.tensors import REFERENCE_FILE
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +225,8 @@ class DeepSpeedBackend(LeavesDevice):
     # ------------------------------------------------------------------------------------------ state
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
-        return GatheredTensors(self._rank.trained[POLICY].shapes, self._gather, self._spec.dtype)
+        names = self._rank.names if self._spec.lora is None else None
+        return GatheredTensors(self._rank.trained[POLICY].shapes, self._gather, self._spec.dtype, names)
 
     def _gather(self, kind: str, name: str, *, network: str = POLICY) -> Tensor:
         shards = self._rank.trained[network].shards
@@ -284,14 +286,8 @@ class DeepSpeedBackend(LeavesDevice):
 
     def export(self, folder: Path) -> None:
         model_folder.copy_companions(self._spec, folder)
+        layout, served = self._rank.names.layout(self._spec.dtype), self.served_tensors()
         if self._spec.lora is not None:
-            lora.write_merged(folder, self._spec, dict(self.served_tensors()), self._rank.base_names)
+            lora.write_merged(folder, self._spec, dict(served), layout)
             return
-        dtype = SERVED[self._spec.dtype]
-        write_tensors(
-            folder / "model.safetensors",
-            self._rank.trained[POLICY].shapes,
-            self._spec.dtype,
-            lambda name: self._gather(MASTER, name).to(dtype),
-            {"format": "pt"},
-        )
+        write_layout(folder / "model.safetensors", layout, served.__getitem__, {"format": "pt"})

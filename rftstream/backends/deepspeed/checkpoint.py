@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from rftstream.backends.deepspeed.rank_training import Rank
 from rftstream.backends.deepspeed.shards import MASTER, MOMENTS
 from rftstream.backends.deepspeed.trained import Read
 from rftstream.backends.torch.training import check_saved
+from rftstream.weights.checkpoint_names import CheckpointNames
 from rftstream.weights.snapshot import DTYPES, ITEM_BYTES, RawTensor, write_snapshot
 from rftstream.weights.tensors import REFERENCE_FILE, SERVED, raw
 
@@ -129,19 +131,51 @@ class Restoring:
 class GatheredTensors(Mapping[str, RawTensor]):
     """The weights in the served dtype. Each tensor is gathered when it is read."""
 
-    def __init__(self, names: Iterable[str], gather: Callable[[str, str], Tensor], dtype: str) -> None:
-        self._names, self._gather, self._dtype = dict.fromkeys(names), gather, SERVED[dtype]
+    def __init__(
+        self,
+        parameters: Iterable[str],
+        gather: Callable[[str, str], Tensor],
+        dtype: str,
+        names: CheckpointNames | None = None,
+    ) -> None:
+        """`names`: those under which the parameters are published, and what is published beside them; None: their
+        own."""
+        masters = _Masters(parameters, gather)
+        self._tensors = masters if names is None else names.read(masters)
+        self._kept = {} if names is None else names.kept_tensors
+        self._dtype = SERVED[dtype]
 
     def __getitem__(self, name: str) -> RawTensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return raw(self._gather(MASTER, name).detach().to(self._dtype, copy=True))
+        if name in self._kept:
+            return self._kept[name]
+        return raw(self._tensors[name].detach().to(self._dtype, copy=True))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        yield from self._tensors
+        yield from self._kept
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._tensors) + len(self._kept)
+
+
+class _Masters(Mapping[str, Tensor]):
+    """Masters, each gathered when it is read. The two newest are kept, since the tensors of many experts lie in two of
+    them."""
+
+    def __init__(self, parameters: Iterable[str], gather: Callable[[str, str], Tensor]) -> None:
+        self._parameters = dict.fromkeys(parameters)
+        self._gathered = functools.lru_cache(maxsize=2)(functools.partial(gather, MASTER))
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._parameters:
+            raise KeyError(name)
+        return self._gathered(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
 
 
 def write_tensors(
@@ -152,10 +186,20 @@ def write_tensors(
     metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write a safetensors file. Each tensor is read once, when it is written."""
-    known = DTYPES[dtype]
-    layout = {
-        name: RawTensor(known, tuple(shape), np.broadcast_to(np.uint8(0), math.prod(shape) * ITEM_BYTES[known]).data)
-        for name, shape in shapes.items()
+    layout = {name: (DTYPES[dtype], tuple(shape)) for name, shape in shapes.items()}
+    write_layout(path, layout, lambda name: raw(read(name)), metadata)
+
+
+def write_layout(
+    path: Path,
+    layout: Mapping[str, tuple[str, tuple[int, ...]]],
+    read: Callable[[str], RawTensor],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write a safetensors file of tensors with these dtypes and shapes. Each is read once, when it is written."""
+    unread = {
+        name: RawTensor(dtype, shape, np.broadcast_to(np.uint8(0), math.prod(shape) * ITEM_BYTES[dtype]).data)
+        for name, (dtype, shape) in layout.items()
     }
     with path.open("wb") as file:
-        write_snapshot(file, layout, metadata, read=lambda name: raw(read(name)))
+        write_snapshot(file, unread, metadata, read=read)

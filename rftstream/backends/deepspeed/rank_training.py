@@ -40,6 +40,7 @@ from rftstream.backends.torch.training import BatchTraining
 from rftstream.errors import ConfigError
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
+from rftstream.weights.checkpoint_names import CheckpointNames, names_of
 
 
 class Rank(BatchTraining[TrainedNetwork]):
@@ -76,7 +77,7 @@ class Rank(BatchTraining[TrainedNetwork]):
         self._model: Any = None
         self._critic_model: Any = None
         self._parameters: dict[str, nn.Parameter] = {}
-        """Trained parameters of the policy, by the names under which they are published and saved."""
+        """Trained parameters of the policy, by the names under which they are saved."""
         self.reference: Network | SplitNetwork | None = None
         """The model of version 0, whole in every process; loaded when first needed."""
         self.renewed: list[Tensor] | None = None
@@ -85,8 +86,8 @@ class Rank(BatchTraining[TrainedNetwork]):
         """The function before ZeRO 3 replaced it for the whole process."""
         self._environment: dict[str, str | None] = {}
         """Environment variables that `join` changed -> their values before; None for those that were not set."""
-        self.base_names: list[str] = []
-        """Names of the model's own weights, if adapters are trained."""
+        self.names: CheckpointNames
+        """Names of the model's own weights, from `open` on."""
 
     # ------------------------------------------------------------------------------------------ opening
 
@@ -98,11 +99,11 @@ class Rank(BatchTraining[TrainedNetwork]):
             torch.cuda.set_device(self.device)
         import_deepspeed(self.device.type)
         self._model = load_model(self.spec, self.device)
+        self.names = names_of(self._model, self.spec.folder)
         if self.spec.lora is None:
             self._parameters = dict(self._model.named_parameters())
         else:
-            self._parameters = lora.add_adapters(self._model, self.spec)
-            self.base_names = lora.base_names(self._model)
+            self._parameters = lora.add_adapters(self._model, self.spec, self.names)
         if self._critic_start is not None:
             self._critic_model = _new_critic(self._critic_start, self._model, self.device)
         if self._settings.gradient_checkpointing:

@@ -43,8 +43,7 @@ class TrainedNetwork(Trained):
         optimizer: OptimizerSettings,
         settings: RankSettings,
     ) -> None:
-        """`name`: POLICY or CRITIC. `parameters`: the trained ones, by the names under which they are published and
-        saved."""
+        """`name`: POLICY or CRITIC. `parameters`: the trained ones, by the names under which they are saved."""
         deepspeed = import_deepspeed(network.model.device.type)
         self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
         of_critic = name == CRITIC

@@ -104,6 +104,7 @@ class TorchBackend(LeavesDevice):
         self._device = torch.device(model.device)
         self._rounded = rounds_parameters(config, model, self._device.type)
         self._network: Any = None
+        self._names: Any = None
         self._masters: Any = None
         self._trained: dict[str, Any] = {}
         """Network -> its masters."""
@@ -168,23 +169,25 @@ class TorchBackend(LeavesDevice):
             pass
 
     def _load_model(self) -> tuple[Any, Any]:
-        """Return the model and its trained parameters, by the names under which they are published; tied ones once."""
+        """Return the model and its trained parameters; tied ones once."""
         from rftstream.backends.torch import lora
         from rftstream.backends.torch.network import freeze_vision_tower, load_model
         from rftstream.backends.torch.scorer import load_scorer
+        from rftstream.weights.checkpoint_names import names_of
 
         model: Any
         parameters: Any
         frozen: str | None = None
         if self._spec.as_classifier:
-            model, parameters = load_scorer(self._spec, self._device)
+            model, parameters, self._names = load_scorer(self._spec, self._device)
         else:
             model = load_model(self._spec, self._device)
+            self._names = names_of(model, self._spec.folder)
             if self._config.freeze_vision_tower:
                 frozen = freeze_vision_tower(model)
             parameters = dict(model.named_parameters())
         if self._spec.lora is not None:
-            parameters = lora.add_adapters(model, self._spec, without=frozen)
+            parameters = lora.add_adapters(model, self._spec, self._names, without=frozen)
         return model, parameters
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
@@ -232,7 +235,10 @@ class TorchBackend(LeavesDevice):
         from rftstream.weights.tensors import ServedTensors
 
         assert self._state is not None, "open comes first"
-        return ServedTensors(self._state.readable(self._masters.masters), self._spec.dtype)
+        masters = self._state.readable(self._masters.masters)
+        if self._spec.lora is not None:
+            return ServedTensors(masters, self._spec.dtype)
+        return ServedTensors(self._names.read(masters), self._spec.dtype, self._names.kept_tensors)
 
     def save(self, folder: Path) -> None:
         """Write masters, moments, random state, a renewed reference and the critic."""
@@ -293,7 +299,7 @@ class TorchBackend(LeavesDevice):
         if self._spec.lora is None:
             write_tensors(folder / "model.safetensors", served, {"format": "pt"})
         else:
-            lora.write_merged(folder, self._spec, served, lora.base_names(self._network.model))
+            lora.write_merged(folder, self._spec, served, self._names.layout(self._spec.dtype))
 
     def close(self) -> None:
         """Drop model, optimizer, reference and critic."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from rftstream.config.parts.registry import suggest
 from rftstream.errors import ConfigError, pip_install
 from rftstream.models.spec import ModelSpec
 from rftstream.weights.adapters import PREFIX, whole_tensors, write_adapter
+from rftstream.weights.checkpoint_names import CheckpointNames
 from rftstream.weights.snapshot import RawTensor
 from rftstream.weights.tensors import write_tensors
 
@@ -31,32 +31,40 @@ def require() -> None:
         raise ConfigError(f"model.lora: the package peft is not installed; {command} where the trainer runs") from None
 
 
-def add_adapters(model: Any, spec: ModelSpec, *, without: str | None = None) -> dict[str, nn.Parameter]:
+def add_adapters(
+    model: Any, spec: ModelSpec, names: CheckpointNames, *, without: str | None = None
+) -> dict[str, nn.Parameter]:
     """Add adapters drawn by torch's generator, and freeze all other parameters. Return the adapters' parameters by
-    their names in adapter files. `without`: the name of a module that gets no adapters."""
+    their names in adapter files. `names`: those of the model. `without`: the name of a module that gets no adapters."""
     require()
     from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
 
     lora = spec.lora
     assert lora is not None
-    _check_targets(model, spec)
-    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    layers = [name for name in _targets(model, spec) if without is None or not name.startswith(f"{without}.")]
     model.requires_grad_(False)
+    holder = nn.Module()  # without a config, so that PEFT does not put adapters on a mixture's experts, too
+    holder.policy = model
     inject_adapter_in_model(
         LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,  # type: ignore[arg-type]
-            target_modules=targets,
-            exclude_modules=None if without is None else rf"{re.escape(without)}\..*",
-            task_type="CAUSAL_LM",
+            target_modules=[f"policy.{name}" for name in layers],
             fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         ),
-        model,
+        holder,
     )
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     assert all(".lora_" in name for name in trained)
-    return {f"{PREFIX}{name.replace('.default.', '.')}": one for name, one in trained.items()}
+    return {_name_in_file(name, names): one for name, one in trained.items()}
+
+
+def _name_in_file(name: str, names: CheckpointNames) -> str:
+    """Return the name of an adapter's matrix, `LAYER.lora_A.default.weight`, in adapter files."""
+    layer, _, matrix = name.partition(".lora_")
+    stem = names.adapted(f"{layer}.weight").removesuffix(".weight")
+    return f"{PREFIX}{stem}.lora_{matrix.replace('.default.', '.')}"
 
 
 def hold_frozen(model: Any, dtype: torch.dtype) -> None:
@@ -66,11 +74,17 @@ def hold_frozen(model: Any, dtype: torch.dtype) -> None:
         layer.get_base_layer().to(dtype)
 
 
-def _check_targets(model: Any, spec: ModelSpec) -> None:
+def _targets(model: Any, spec: ModelSpec) -> list[str]:
+    """Return the names of the layers that get adapters. ConfigError if one cannot have them."""
     from transformers.pytorch_utils import Conv1D
 
     assert spec.lora is not None
-    for target in () if isinstance(spec.lora.targets, str) else spec.lora.targets:
+    head = model.get_output_embeddings()
+    if isinstance(spec.lora.targets, str):
+        modules = model.named_modules()
+        return [name for name, one in modules if isinstance(one, nn.Linear | Conv1D) and one is not head]
+    layers: list[str] = []
+    for target in spec.lora.targets:
         found = {name: one for name, one in model.named_modules() if name == target or name.endswith(f".{target}")}
         if not found:
             linear = {
@@ -80,10 +94,11 @@ def _check_targets(model: Any, spec: ModelSpec) -> None:
                 f"model.lora.targets: {spec.name} has no layer {target!r}; {suggest(target, sorted(linear))}"
             )
         for name, one in found.items():
-            head = one is model.get_output_embeddings()
-            if head or type(one) not in (nn.Linear, Conv1D):
-                what = "the head" if head else f"of the kind {type(one).__name__}"
+            if one is head or type(one) not in (nn.Linear, Conv1D):
+                what = "the head" if one is head else f"of the kind {type(one).__name__}"
                 raise ConfigError(f"model.lora.targets: {name} is {what}, expected a linear layer within the model")
+        layers += found
+    return layers
 
 
 @contextlib.contextmanager
@@ -112,12 +127,7 @@ def adapters_as(parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Te
             parameter.data = own[name]
 
 
-def base_names(model: Any) -> list[str]:
-    """Return the names of the model's own weights in its checkpoint, without adapters."""
-    return [name.replace(".base_layer.", ".") for name, _ in model.named_parameters() if ".lora_" not in name]
-
-
-def write_merged(folder: Path, spec: ModelSpec, adapters: Mapping[str, RawTensor], names: list[str]) -> None:
+def write_merged(folder: Path, spec: ModelSpec, adapters: Mapping[str, RawTensor], names: Iterable[str]) -> None:
     """Write the merged weights `names` as a model, and the adapters separately."""
     whole = whole_tensors(spec, adapters, names, where=str(folder))
     write_tensors(folder / "model.safetensors", whole, {"format": "pt"})

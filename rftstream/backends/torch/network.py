@@ -22,11 +22,9 @@ from rftstream.backends.torch.paths import Rows, load, packed_inputs, path_of
 from rftstream.contracts.tasks import Media
 from rftstream.core.logprobs import token_logprobs
 from rftstream.errors import ConfigError
-from rftstream.models.exactness import check_names
 from rftstream.models.folders.folder import loading
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache, ImageInputs
-from rftstream.models.vision.image_tokens import ImageTokens
 from rftstream.models.vision.seeing import ImageFeatures, SeeingModel, model_class
 
 
@@ -244,16 +242,12 @@ def _attention_size(config: Any) -> int:
 
 
 def load_model(spec: ModelSpec, device: torch.device) -> Any:
-    """Load a model in float32. ConfigError unless it is a decoder and its weights have their checkpoint names, under
-    which they are published."""
+    """Load a model in float32. ConfigError unless it is a decoder."""
     from transformers import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with loading(spec):
-        model = load(model_class(spec.folder), spec.folder, device)
-    if ImageTokens.of(spec.folder) is None:  # others go to no engine but ours, which calls weights as transformers does
-        check_names(spec, model)
-    return model
+        return load(model_class(spec.folder), spec.folder, device)
 
 
 def network_of(

@@ -26,11 +26,14 @@ from rftstream.models.classifiers import HEADS, as_classifier
 from rftstream.models.folders.files import read_json
 from rftstream.models.folders.folder import loading
 from rftstream.models.spec import ModelSpec
+from rftstream.weights.checkpoint_names import CheckpointNames, names_of
 
 
-def load_scorer(spec: ModelSpec, device: torch.device) -> tuple[ValueModel, Mapping[str, nn.Parameter]]:
-    """Load a classifier with one output in float32, without dropout, and return it with its parameters by their
-    checkpoint names. A model without a head gets one that outputs 0.
+def load_scorer(
+    spec: ModelSpec, device: torch.device
+) -> tuple[ValueModel, Mapping[str, nn.Parameter], CheckpointNames]:
+    """Load a classifier with one output in float32, without dropout, and return it with its parameters and their names
+    in the checkpoint. A model without a head gets one that outputs 0.
 
     ConfigError if transformers has no such classifier, or if its output is not that of a linear head on a decoder."""
     from transformers import AutoModelForSequenceClassification
@@ -69,7 +72,7 @@ def load_scorer(spec: ModelSpec, device: torch.device) -> tuple[ValueModel, Mapp
             f"model.path: {spec.folder}: a classifier of its kind does more than a linear head on a decoder, expected "
             "no more; use another model"
         )
-    return model, dict(whole.named_parameters())
+    return model, dict(whole.named_parameters()), names_of(whole, spec.folder, added=ours)
 
 
 @contextlib.contextmanager

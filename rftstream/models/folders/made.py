@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rftstream.config.sections import MakeModel, ModelSection
 
 END = "<eos>"
+DEFAULT_FAMILY = "llama"
 SPECIAL_TOKENS: Mapping[int, tuple[str, ...]] = {1: ("<pad>", END, "<unk>"), 2: (END,)}
 """Layout of a made model -> its tokens beside the characters, by id. A policy can sample any token that has a logit. So
 layout 2 has no padding token (the end token serves instead) and no token for unknown characters (they are refused)."""
@@ -51,6 +52,10 @@ def make_model(make: MakeModel, folder: Path, seed: int) -> str:
         raise ConfigError(f"model.make.words: got {wrong[0]!r}, expected texts of two characters or more")
     if len(set(make.words)) != len(make.words):
         raise ConfigError(f"model.make.words: got {list(make.words)!r}, expected each word once")
+    if make.vision and make.family != DEFAULT_FAMILY:
+        raise ConfigError(
+            f"model.make.vision: got the family {make.family!r}, expected {DEFAULT_FAMILY!r}; leave it out"
+        )
     if not (folder / RECIPE).is_file():
         _make_atomically(folder, make, seed, LAYOUT)
     found = read_json(folder / RECIPE)
@@ -82,6 +87,8 @@ def _recipe(make: MakeModel, seed: int, layout: int) -> dict[str, Any]:
         del settings["words"]
     if not make.vision:
         del settings["vision"]
+    if make.family == DEFAULT_FAMILY:
+        del settings["family"]
     return {"make": settings, "seed": seed, "layout": layout}
 
 
@@ -95,8 +102,13 @@ def _make_atomically(folder: Path, make: MakeModel, seed: int, layout: int) -> N
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     _write_tokenizer(partial, make, layout)
-    _write_config(partial, make, layout)
-    _write_weights(partial, make, seed, layout)
+    if make.family == DEFAULT_FAMILY:
+        _write_config(partial, make, layout)
+        _write_weights(partial, make, seed, layout)
+    else:
+        from rftstream.models.folders.made_family import write_family
+
+        write_family(partial, make, seed, vocabulary=_vocabulary_size(make, layout), ids=_ids(layout))
     write_json(partial / RECIPE, _recipe(make, seed, layout))
     try:
         partial.rename(folder)
@@ -136,7 +148,7 @@ def _write_tokenizer(folder: Path, make: MakeModel, layout: int) -> None:
 
 
 def _write_config(folder: Path, make: MakeModel, layout: int) -> None:
-    ids = {"pad_token_id": 0, "eos_token_id": SPECIAL_TOKENS[layout].index(END), "bos_token_id": None}
+    ids = _ids(layout)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -162,6 +174,10 @@ def _write_config(folder: Path, make: MakeModel, layout: int) -> None:
         made_vision.write_processor(folder)
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", {**ids, "do_sample": True, "temperature": 1.0})
+
+
+def _ids(layout: int) -> dict[str, int | None]:
+    return {"pad_token_id": 0, "eos_token_id": SPECIAL_TOKENS[layout].index(END), "bos_token_id": None}
 
 
 def _vocabulary_size(make: MakeModel, layout: int) -> int:

@@ -7,47 +7,82 @@ that runs in milliseconds shows how the whole model computes, on rows longer tha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-WIDTH = 32
-HEADS = 4
 VOCABULARY = 64
-WINDOW = 6
-"""Tokens in every window, chunk and block that a config names."""
-POSITIONS = 128
 MAX_LAYERS = 8
 
-SIZES: Mapping[str, int] = {
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "emb_dim", "embedding_dim", "embedding_size"), WIDTH),
-    **dict.fromkeys(("word_embed_proj_dim", "input_embedding_size", "output_embedding_size", "lru_width"), WIDTH),
-    **dict.fromkeys(("pronunciation_embed_dim", "shape_embed_dim", "backbone_hidden_size", "attention_dim"), WIDTH),
-    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_inner", "dim_ff", "dff"), 48),
-    **dict.fromkeys(("intermediate_size_mlp", "dense_intermediate_size", "feed_forward_size", "d_ff"), 48),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "n_dense_ff"), 48),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 16),
-    **dict.fromkeys(("moe_shared_expert_intermediate_size", "expert_ffn_hidden_size", "router_hidden_size"), 16),
-    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"), HEADS),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "swa_num_attention_heads"), HEADS),
-    **dict.fromkeys(("linear_num_value_heads", "linear_num_heads"), HEADS),
-    **dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), HEADS),
-    **dict.fromkeys(("head_dim", "dim_head", "d_kv", "d_head", "kv_channels", "swa_head_dim", "global_head_dim"), 8),
-    **dict.fromkeys(("attention_head_size", "index_head_dim", "v_head_dim", "qk_nope_head_dim"), 8),
-    **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), 4),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank", "laurel_rank", "adapter_rank"), 16),
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "ngram_vocab_size_base"), VOCABULARY),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "context_length"), POSITIONS),
-    **dict.fromkeys(("max_source_positions", "max_target_positions", "model_max_length"), POSITIONS),
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How small a config becomes."""
+
+    width: int = 32
+    heads: int = 4
+    vocabulary: int = VOCABULARY
+    positions: int = 128
+    layers: int = 2
+    """Layers of each kind."""
+    window: int | None = 6
+    """Tokens in every window, chunk and block that a config names; None: as many as before."""
+    cap: float | None = 2.0
+    """Soft caps. A copy has low ones, so that its small weights reach them; None: as they were."""
+
+    def of(self, name: str) -> int | None:
+        """Return the small value of a config's attribute; None if the attribute stays."""
+        kind = KINDS.get(name)
+        if kind is None or isinstance(kind, int):
+            return kind
+        found: int = {
+            "width": self.width,
+            "hidden": 3 * self.width // 2,
+            "narrow": self.width // 2,
+            "heads": self.heads,
+            "head": self.width // self.heads,
+            "half head": self.width // self.heads // 2,
+            "vocabulary": self.vocabulary,
+            "positions": self.positions,
+        }[kind]
+        return found
+
+
+COPY = Sizes()
+
+KINDS: Mapping[str, str | int] = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "emb_dim", "embedding_dim", "embedding_size"), "width"),
+    **dict.fromkeys(("word_embed_proj_dim", "input_embedding_size", "output_embedding_size", "lru_width"), "width"),
+    **dict.fromkeys(("pronunciation_embed_dim", "shape_embed_dim", "backbone_hidden_size", "attention_dim"), "width"),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_inner", "dim_ff"), "hidden"),
+    **dict.fromkeys(("intermediate_size_mlp", "dense_intermediate_size", "feed_forward_size", "d_ff"), "hidden"),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "n_dense_ff", "dff"), "hidden"),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), "narrow"),
+    **dict.fromkeys(("moe_shared_expert_intermediate_size", "router_hidden_size"), "narrow"),
+    **dict.fromkeys(("shared_intermediate_size",), "narrow"),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads"), "heads"),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "swa_num_attention_heads"), "heads"),
+    **dict.fromkeys(("linear_num_value_heads", "linear_num_heads"), "heads"),
+    **dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), "heads"),
+    **dict.fromkeys(("head_dim", "dim_head", "d_kv", "d_head", "kv_channels", "swa_head_dim"), "head"),
+    **dict.fromkeys(("attention_head_size", "index_head_dim", "v_head_dim", "qk_nope_head_dim"), "head"),
+    "global_head_dim": "head",
+    **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), "half head"),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank", "laurel_rank", "adapter_rank"), "narrow"),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "ngram_vocab_size_base"), "vocabulary"),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), "positions"),
+    **dict.fromkeys(("max_source_positions", "max_target_positions", "model_max_length"), "positions"),
+    "context_length": "positions",
     **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "zero_expert_num"), 1),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 8),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), "head"),
     **dict.fromkeys(("mamba_d_state", "state_size", "ssm_state_size", "time_step_rank", "mamba_dt_rank"), 8),
     **dict.fromkeys(("linear_num_key_heads", "num_layers_per_stack"), 2),
     "index_n_heads": 16,  # with fewer, most scores are 0, and the choice of the largest is arbitrary
     **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), 4),
-    **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_headdim"), 16),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_headdim"), "narrow"),
     **dict.fromkeys(("num_codebooks", "hidden_size_per_layer_input", "ple_embed_dim", "hc_lowrank"), 8),
 }
-"""Attribute of a config -> its small value in the copy."""
+"""Attribute of a config -> its small value, or which of the sizes it is."""
 
 _WINDOW_NAMES = """
 sliding_window attention_chunk_size window_size attention_window_size sliding_window_size local_attention
@@ -88,50 +123,60 @@ CAPS = (
     "logits_soft_cap",
     "attention_softcap",
 )
-"""Soft caps of logits and scores. The copy has low caps, so that its small weights reach them."""
-CAP = 2.0
-FAMILIES: Mapping[str, Mapping[str, Any]] = {
-    "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16},
-    "zamba2": {"attention_hidden_size": 64, "attention_head_dim": 16},
-    "falcon_h1": {"mamba_d_ssm": 64},
-    "mamba2": {"head_dim": 16},
-    "longcat_flash": {"head_dim": 4},
-}
-"""Kind of model -> further attributes with small values, which depend on others."""
+"""Soft caps of logits and scores."""
+
+
+def _of_family(family: str, sizes: Sizes) -> dict[str, int]:
+    """Return further attributes with small values, which depend on others."""
+    width, head = sizes.width, sizes.width // sizes.heads
+    families = {
+        "zamba": {"attention_hidden_size": 2 * width, "attention_head_dim": 2 * head},
+        "zamba2": {"attention_hidden_size": 2 * width, "attention_head_dim": 2 * head},
+        "falcon_h1": {"mamba_d_ssm": 2 * width},
+        "mamba2": {"head_dim": 2 * head},
+        "longcat_flash": {"head_dim": head // 2},
+    }
+    return families.get(family, {})
+
+
 _NOT_COPIED_NAMES = """
 id2label label2id transformers_version architectures model_type _name_or_path output_attentions
 """
 NOT_COPIED = tuple(_NOT_COPIED_NAMES.split())
 
 
-def tiny_config(config: Any) -> Any:
+def tiny_config(config: Any, sizes: Sizes = COPY) -> Any:
     """Return the small copy of a config of transformers. ValueError, TypeError and the like if the config does not
     accept such sizes."""
     values = {name: value for name, value in config.to_dict().items() if name not in NOT_COPIED}
     for name in config.sub_configs:
         if (inner := getattr(config, name, None)) is not None:
-            values[name] = tiny_config(inner)
-    _keep_layers(values)
+            values[name] = tiny_config(inner, sizes)
+    _keep_layers(values, sizes.layers)
     whole = dict(values)
-    for name, size in SIZES.items():
+    for name in KINDS:
         if _is_size(value := values.get(name)):
-            values[name] = size
+            values[name] = sizes.of(name)
         elif isinstance(value, list) and all(map(_is_size, value)):
-            values[name] = [size] * len(value)
-    values |= {name: WINDOW for name in WINDOWS if _is_size(values.get(name))}
+            values[name] = [sizes.of(name)] * len(value)
+    if sizes.window is not None:
+        values |= {name: sizes.window for name in WINDOWS if _is_size(values.get(name))}
     values |= {name: CHUNK for name in CHUNKS if _is_size(values.get(name))}
-    values |= {name: CAP for name in CAPS if values.get(name)}
+    if sizes.cap is not None:
+        values |= {name: sizes.cap for name in CAPS if values.get(name)}
     values |= {name: min(whole[name], most) for name, most in AT_MOST.items() if _is_size(whole.get(name))}
-    values |= {name: HEADS // group for name in GROUPED if (group := _group(whole, name)) is not None}
+    heads = sizes.heads
+    values |= {name: heads // group for name in GROUPED if (group := _group(whole, name, heads)) is not None}
     if _is_size(whole.get("qk_rope_head_dim")):
         if _is_size(whole.get("qk_head_dim")):
             values["qk_head_dim"] = values["qk_rope_head_dim"] + values["qk_nope_head_dim"]
         if whole.get("head_dim") == whole["qk_rope_head_dim"]:
             values["head_dim"] = values["qk_rope_head_dim"]
     for name, value in values.items():
-        if name.endswith("token_id") and (isinstance(value, list) or (isinstance(value, int) and value >= VOCABULARY)):
+        too_large = isinstance(value, int) and value >= sizes.vocabulary
+        if name.endswith("token_id") and (isinstance(value, list) or too_large):
             values[name] = 0
-    values |= FAMILIES.get(config.model_type, {})
+    values |= _of_family(config.model_type, sizes)
     if isinstance(rope := values.get("rope_parameters"), dict):
         values["rope_parameters"] = _small_rope(rope, _head_dim(values) / max(_head_dim(whole), 1))
     return type(config)(**values)
@@ -168,16 +213,16 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _group(whole: Mapping[str, Any], name: str) -> int | None:
+def _group(whole: Mapping[str, Any], name: str, num_heads: int) -> int | None:
     """Return how many heads of the copy share keys and values: all, some or none, as in the whole model."""
     heads, shared = whole.get(GROUPED[name]), whole.get(name)
     if not _is_size(shared) or not _is_size(heads):
         return None
-    return 1 if shared == heads else HEADS if shared == 1 else 2
+    return 1 if shared == heads else num_heads if shared == 1 else 2
 
 
-def _keep_layers(values: dict[str, Any]) -> None:
-    """Cut a config down to two layers of each kind."""
+def _keep_layers(values: dict[str, Any], number_of_each: int) -> None:
+    """Cut a config down to some layers of each kind."""
     depth = next((values[name] for name in LAYERS if _is_size(values.get(name))), 0)
     if depth < 2:
         return
@@ -198,8 +243,9 @@ def _keep_layers(values: dict[str, Any]) -> None:
         kind = [*(one[number] for one in lists.values()), *(table.get(number) for table in tables.values())]
         kind += [number >= depth - shared, *(number in one for one in numbers.values())]
         of_kind.setdefault(str(kind), []).append(number)
-    first, second = ([numbers[place] for numbers in of_kind.values() if len(numbers) > place] for place in (0, 1))
-    kept = sorted([*first, *second][:MAX_LAYERS])
+    places = range(number_of_each)
+    some = [numbers[place] for place in places for numbers in of_kind.values() if len(numbers) > place]
+    kept = sorted(some[: max(MAX_LAYERS, number_of_each)])
     values |= {name: [one[number] for number in kept] for name, one in lists.items()}
     values |= {name: [new for new, old in enumerate(kept) if old in one] for name, one in numbers.items()}
     values |= {name: {str(new): one[old] for new, old in enumerate(kept) if old in one} for name, one in tables.items()}

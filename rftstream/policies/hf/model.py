@@ -21,7 +21,9 @@ from rftstream.policies.hf.packed import PackedRows
 from rftstream.policies.hf.prompts import Block, Features, TokenIds, shift_behind
 from rftstream.policies.hf.row import MAX_BATCH, RowDecoder
 from rftstream.policies.hf.turns import KeptTurn
-from rftstream.weights.snapshot import DTYPES, RawTensor
+from rftstream.weights.checkpoint_names import CheckpointNames, held_tensors
+from rftstream.weights.snapshot import RawTensor
+from rftstream.weights.tensors import as_tensor
 
 
 class HfModel:
@@ -32,20 +34,24 @@ class HfModel:
     are computed again for each new one."""
 
     def __init__(
-        self, model: Any, *, keeps_states: bool, seeing: SeeingModel | None = None, row: RowDecoder | None = None
+        self,
+        model: Any,
+        *,
+        keeps_states: bool,
+        names: CheckpointNames | None = None,
+        seeing: SeeingModel | None = None,
+        row: RowDecoder | None = None,
     ) -> None:
-        """`seeing`: the model with its vision tower, or None. `row`: decodes batches of few rows, or None."""
+        """`names`: those of versions; None if none is loaded. `seeing`: the model with its vision tower, or None.
+        `row`: decodes batches of few rows, or None."""
         self._model, self.keeps_states, self._row = model, keeps_states, row
         self.device: torch.device = model.device
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)
         self.seeing = seeing
         """The same model with its vision tower; None if it is not shown images."""
-        self.parameters = dict(model.named_parameters())
-        self.expected = {
-            name: (DTYPES[str(parameter.dtype).removeprefix("torch.")], tuple(parameter.shape))
-            for name, parameter in self.parameters.items()
-        }
-        """Name -> dtype and shape of the tensors that `load` accepts."""
+        self._names, self.parameters = names, held_tensors(model)
+        self.expected = {} if names is None else names.layout(str(model.dtype).removeprefix("torch."))
+        """Name -> dtype and shape of the tensors of a version."""
         self._takes_places = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def tensors(self) -> Iterator[Tensor]:
@@ -53,12 +59,10 @@ class HfModel:
         return tensors_of(self._model)
 
     def load(self, tensors: Mapping[str, RawTensor]) -> None:
-        """Overwrite these parameters; the others stay unchanged."""
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                parameter = self.parameters[name]
-                if parameter.numel():
-                    parameter.copy_(_tensor(tensor, parameter))
+        """Overwrite these weights; the others stay unchanged."""
+        assert self._names is not None, "versions are loaded"
+        for name, tensor in tensors.items():
+            self._names.place(name).write(self.parameters, as_tensor(tensor))
 
     def compute(self, prompts: tuple[TokenIds, ...], features: Features) -> Block:
         """Return keys, values and next logits of these prompts, which are padded on the left. `features`: those of the
@@ -171,9 +175,3 @@ def _images_in(token_ids: Sequence[int], features: Features) -> list[ImageFeatur
         found.append(features[numbers[first]])
         first += len(found[-1].features_KD)
     return found
-
-
-def _tensor(raw: RawTensor, parameter: Tensor) -> Tensor:
-    data = np.frombuffer(memoryview(raw.data), dtype=np.uint8)
-    flat = torch.frombuffer(data if data.flags.writeable else data.copy(), dtype=parameter.dtype)
-    return flat.reshape(parameter.shape)

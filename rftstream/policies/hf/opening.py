@@ -24,6 +24,7 @@ from rftstream.policies.hf.cache import SlotCache
 from rftstream.policies.hf.model import HfModel
 from rftstream.policies.hf.packed import PackedRows
 from rftstream.policies.hf.row import RowDecoder
+from rftstream.weights.checkpoint_names import names_of
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def open_model(spec: ModelSpec) -> HfModel:
     device, loader = torch.device(spec.device), model_class(spec.folder)
     with loading(spec):
         outline = exactness.outline_of(loader, spec.folder)
-        path = sampler_path(type(outline), outline.config)
+        path, names = sampler_path(type(outline), outline.config), names_of(outline, spec.folder)
         model = loader.from_pretrained(
             spec.folder,
             dtype=getattr(torch, spec.dtype),
@@ -58,7 +59,8 @@ def open_model(spec: ModelSpec) -> HfModel:
         linear.widen(model)
     path = _confirmed(model, path)
     row = RowDecoder.of(model, spec.threads) if device.type == "cpu" and path.keeps_states else None
-    return HfModel(model, keeps_states=path.keeps_states, seeing=SeeingModel.of(model, spec.folder), row=row)
+    seeing = SeeingModel.of(model, spec.folder)
+    return HfModel(model, keeps_states=path.keeps_states, names=names, seeing=seeing, row=row)
 
 
 def _confirmed(model: Any, path: SamplerPath | None) -> SamplerPath:

@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from safetensors.torch import load_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rftstream.algorithms.base import TrainingRow
@@ -25,6 +26,7 @@ from rftstream.models.exactness import check_model
 from rftstream.models.folders.tiny_copy import VOCABULARY, tiny_config
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.checks.check import check
+from rftstream.weights.checkpoint_names import held_tensors, names_of
 from rftstream.weights.tensors import raw
 from tests.unit import tiny
 
@@ -63,14 +65,6 @@ REFUSED = {
     "xmod": "does not compute a text by its tokens alone",
 }  # fmt: skip
 """Families that nothing computes -> what is said."""
-CONVERTED = split("""
-    afmoe aria_text axk1 axk2 cohere2_moe deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 dots1 ernie4_5_moe
-    exaone_moe flex_olmo fuyu gemma3 glm4_moe glm4_moe_lite glm_moe_dsa got_ocr2 gpt_neox granitemoe
-    granitemoehybrid granitemoeshared hrm_text hunyuan_v1_moe hy_v3 hy_v4 jamba kimi_linear laguna lfm2_moe
-    longcat_flash mellum mimo_v2_flash minimax minimax_m2 mixtral nemotron_h olmo_hybrid olmoe phimoe qwen2_moe
-    qwen3_5_moe qwen3_5_moe_text qwen3_moe qwen3_next solar_open
-""")
-"""Families that the trainer refuses for the names of their weights."""
 PACKED = split("""
     afmoe apertus arcee aria_text axk1 biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm deepseek_v2 deepseek_v3
     diffllama dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo fuyu gemma gemma3 gemma3_text
@@ -110,6 +104,23 @@ def true_logprobs(model, token_ids):
     return logits.log_softmax(-1).gather(1, torch.tensor(np.asarray(token_ids))[1:, None])[:, 0]
 
 
+def assert_checkpoint_names(spec):
+    """A loaded model's weights are read and written under the names of its folder, and nothing else is in it."""
+    saved = load_file(spec.folder / "model.safetensors")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(spec.folder, dtype=torch.float32)
+    held = held_tensors(loaded)
+    names = names_of(loaded, spec.folder)
+    read = names.read(held)
+    assert read.keys() | names.kept.keys() == saved.keys()
+    assert all(torch.equal(read[name], saved[name]) for name in read)
+    before = {name: tensor.clone() for name, tensor in held.items()}
+    for tensor in held.values():
+        tensor.detach().zero_()
+    for name, tensor in saved.items():
+        names.place(name).write(held, tensor)
+    assert all(torch.equal(held[name], tensor) for name, tensor in before.items())
+
+
 def rows():
     random = np.random.default_rng(0)
     ids = [random.integers(2, VOCABULARY, length).astype(np.int32) for length in LENGTHS]
@@ -136,7 +147,7 @@ def trained_error(spec, model):
 
 def sampled_error(spec, model):
     """The largest error of the sampler's logprobs, of siblings and rows that join one after another."""
-    policy = tiny.policy(spec, {name: raw(one.detach()) for name, one in model.named_parameters()})
+    policy = tiny.policy(spec, {name: raw(one) for name, one in load_file(spec.folder / "model.safetensors").items()})
     prompts = {number: rows()[row].token_ids[:-1].tolist() for number, row in enumerate((1, 0, 3, 0, 2))}
     done = {}
     for number, prompt in prompts.items():
@@ -173,11 +184,8 @@ def test_a_model_is_computed_as_it_is_or_refused(family, tmp_path):
     error, keeps_states = sampled_error(spec, model)
     assert error < 1e-3
     assert keeps_states == (family in PACKED - WITHOUT_CACHE)
-    if family in CONVERTED:
-        with pytest.raises(ConfigError, match="converted while loading"):
-            check_model(spec, trained=True)
-    else:
-        check_model(spec, trained=True)
+    check_model(spec)
+    assert_checkpoint_names(spec)
 
 
 @pytest.mark.slow
