@@ -52,7 +52,8 @@ def demo(run_dir: Path | None, seed: int, opens: bool | None, progress: str) -> 
 
 
 def _next_steps(folder: str) -> str:
-    program = "rftstream" if shutil.which("rftstream") else os.path.relpath(sys.argv[0])  # a checkout's, not activated
+    beside = Path(sys.executable).with_name("rftstream")  # of a checkout whose environment is not activated
+    program = "rftstream" if shutil.which("rftstream") else os.path.relpath(beside)
     rows = [
         (f"{program} studio {folder}", "every rollout of it, in the browser"),
         (f"{program} trace {folder} v90", "what version 90 was trained on"),
@@ -78,4 +79,5 @@ def _show(run_dir: Path) -> None:
         with suppress(webbrowser.Error):
             webbrowser.open(url)
 
-    serve_here([run_dir], ready=ready)
+    with suppress(KeyboardInterrupt):  # before the server has begun
+        serve_here([run_dir], ready=ready)

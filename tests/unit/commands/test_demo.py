@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.commands import demo
+from rftstream.commands import demo, studio
 from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.open import open_taskset
+from rftstream.errors import ConfigError
 from rftstream.launch.sessions.demo import RUN_FILE, demo_config
 from tests.e2e.workplace import COMMAND, LONG_S
 
@@ -60,6 +61,19 @@ def test_when_it_opens_a_browser(
         monkeypatch.setattr(f"sys.{stream}.isatty", lambda: is_terminal)
     monkeypatch.setattr("sys.platform", "linux")
     assert demo.has_browser() == opens
+
+
+def test_the_studio_takes_another_port_if_its_own_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def serve(runs: object, *, port: int, **more: object) -> None:
+        asked.append(port)
+        if port:
+            raise ConfigError("--port: Address already in use")
+
+    monkeypatch.setattr("rftstream.studio.server.serve", serve)
+    studio.serve_here([Path("runs/demo")], ready=str)
+    assert asked == [studio.PORT, 0]
 
 
 def demo_in(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
