@@ -25,7 +25,7 @@ STEP = 50
 BUDGETS = {
     "algorithms": 1_800,
     "backends": 3_600,
-    "commands": 2_900,
+    "commands": 2_950,
     "config": 2_100,
     "contracts": 2_150,
     "core": 1_000,
@@ -37,7 +37,7 @@ BUDGETS = {
     "launch": 3_300,
     "models": 3_700,
     "policies": 3_800,
-    "preflight": 3_550,
+    "preflight": 3_650,
     "queries": 11_700,
     "replay": 750,
     "rewards": 7_650,
