@@ -108,7 +108,8 @@ class SummaryWriter:
         """Read back some of the written records if it is time. If the log does not answer, they are read later."""
         if self._topics is None:
             there = SUMMARIES.topic in self._transport.admin.topics()  # a run of an older release has no such topic
-            self._topics = [_Summarised(self._transport, *one) for one in self._every.items()] if there else []
+            reader = Log(self._transport)  # one for all topics, since its rule reads the claims on `control`
+            self._topics = [_Summarised(reader, *one) for one in self._every.items()] if there else []
         for topic in self._topics:
             if (summary := topic.look()) is not None:
                 self._ready.append(summary)
@@ -131,13 +132,13 @@ class SummaryWriter:
 class _Summarised:
     """A summarised topic, with the state up to the record that was read back last."""
 
-    def __init__(self, transport: Transport, name: str, every: int) -> None:
+    def __init__(self, reader: Log, name: str, every: int) -> None:
         self.name = name
         self.num_written = every
         """Records that the role has written since the last reading. The initial value makes the first reading due at
         once, since the number is not known."""
         self._every = every
-        self._log = Log(transport)
+        self._log = reader
         self._place = TopicPartition(name, 0)
         self._next: int | None = None
         """The offset to be read next; None before the first reading."""
