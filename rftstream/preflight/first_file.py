@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from rftstream.config import loader
 from rftstream.config.parts import registry
@@ -18,6 +20,7 @@ from rftstream.config.parts.part_specs import AlgorithmSpec
 from rftstream.config.sections import RunSection
 from rftstream.contracts.tasks import Problem
 from rftstream.errors import ConfigError
+from rftstream.models.machine import read_machine
 from rftstream.preflight.checks.check import check
 from rftstream.preflight.first_problems import (
     FORMATS,
@@ -31,6 +34,7 @@ from rftstream.preflight.first_problems import (
     relative_to,
     sample_text,
 )
+from rftstream.preflight.fitting import fitting_sizes
 from rftstream.queries.plain import Report
 from rftstream.queries.reference.run_file_schema import FILE_NAME as SCHEMA
 from rftstream.queries.reference.run_file_schema import schema_text
@@ -84,7 +88,8 @@ def write(wanted: FirstFile) -> WrittenFiles:
         if not (wanted.folder / SCHEMA).exists():
             made.append(_write_new(wanted.folder / SCHEMA, schema_text()))
         made.append(_write_new(wanted.folder / RUN_FILE, text))
-        _check_runs(made[-1])
+        if sizes := _check_runs(made[-1]):
+            made[-1].write_text(run_file_text(wanted, sizes), encoding="utf-8")
     except BaseException:
         for path in made:
             path.unlink(missing_ok=True)
@@ -110,8 +115,9 @@ def held_out_count(wanted: FirstFile) -> int:
     return _num_held_out(wanted, find_source(wanted), read_problems(wanted)) if wanted.tasks else 0
 
 
-def run_file_text(wanted: FirstFile) -> str:
-    """Return the text of the run file. The problems are opened to read their fields."""
+def run_file_text(wanted: FirstFile, sizes: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """Return the text of the run file. The problems are opened to read their fields. `sizes` are sections with settings
+    that fit the machine."""
     source = find_source(wanted)
     columns = find_columns(wanted, source)
     problems = open_problems(wanted, source, columns)
@@ -146,7 +152,7 @@ def run_file_text(wanted: FirstFile) -> str:
         paragraphs.append([f"{head}  {about}", *rest, "every = 50", "n = 4", "k = [1, 4]", *evaluated])
     if reward == "exact" and pattern:
         paragraphs.append(["[rewards.exact]", f"extract = {_text(pattern)}"])
-    paragraphs += _training(wanted, problems)
+    paragraphs += _training(wanted, problems, sizes)
     if wanted.servers:
         paragraphs.append(["[transport]", 'kind = "kafka"', f"servers = {_text(wanted.servers)}", "partitions = 8"])
     return "\n\n".join("\n".join(lines) for lines in paragraphs) + "\n"
@@ -199,7 +205,7 @@ def _made_model(problems: Sequence[Problem]) -> list[str]:
     ]
 
 
-def _training(wanted: FirstFile, problems: Sequence[Problem]) -> list[list[str]]:
+def _training(wanted: FirstFile, problems: Sequence[Problem], sizes: Mapping[str, Any]) -> list[list[str]]:
     if wanted.model == MADE:
         return [
             [
@@ -221,9 +227,25 @@ def _training(wanted: FirstFile, problems: Sequence[Problem]) -> list[list[str]]
     return [
         ["[sampling]", "max_tokens = 512           # of a whole answer"],
         _feeder(8),
-        ["[trainer]", f"algorithm = {_text(wanted.algorithm)}", "lr = 1e-6", *_device("device", wanted.device)],
-        *([["[explorer]", *_device("devices", wanted.device)]] if wanted.device else []),
+        [
+            "[trainer]",
+            f"algorithm = {_text(wanted.algorithm)}",
+            "lr = 1e-6",
+            *_device("device", wanted.device),
+            *_sized(sizes.get("trainer", {})),
+        ],
+        *(
+            [["[explorer]", *_device("devices", wanted.device), *_sized(sizes.get("explorer", {}))]]
+            if wanted.device or "explorer" in sizes
+            else []
+        ),
+        *([["[backends.torch]", *_sized(sizes["backends"]["torch"])]] if "backends" in sizes else []),
+        *([["[weights]", *_sized(sizes["weights"])]] if "weights" in sizes else []),
     ]
+
+
+def _sized(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {json.dumps(value)}   # fits this machine" for key, value in settings.items()]
 
 
 def _device(key: str, device: str) -> list[str]:
@@ -311,12 +333,14 @@ def _write_new(path: Path, text: str) -> Path:
     return path
 
 
-def _check_runs(run_file: Path) -> None:
-    """Check the file as `rftstream check` does, except the broker, which may not be running yet."""
+def _check_runs(run_file: Path) -> Mapping[str, Any]:
+    """Check the file as `rftstream check` does, except the broker, which may not be running yet. Return the sizes that
+    fit this machine, by section; none for a made model."""
     config = loader.load([run_file], env={})
     report = check(loader.replace(config, transport__kind="embedded", transport__servers=None))
     if not report.ok:
         raise ConfigError(f"nothing is written, since it would not run: {'; '.join(report.errors)}")
+    return {} if config.model.make is not None else fitting_sizes(read_machine(), config, report)
 
 
 def _text(value: str) -> str:

@@ -45,7 +45,8 @@ def first_contact(rftstream: Path, folder: Path) -> None:
     """From an empty folder to a model, by a command that knows no checkout."""
     environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | {"LANG": "C.UTF-8"}
     folder.mkdir()
-    for words in (["init", "--steps", "1"], ["check"], ["run", "--json", "--progress", "none"]):
+    demo = ["demo", "--no-open", "--progress", "none"]
+    for words in (demo, ["init", "--steps", "1"], ["check"], ["run", "--json", "--progress", "none"]):
         done = subprocess.run(
             [rftstream, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=LONG_S,
             stdin=subprocess.DEVNULL,
