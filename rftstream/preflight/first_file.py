@@ -18,6 +18,7 @@ from rftstream.config import loader
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import AlgorithmSpec
 from rftstream.config.sections import RunSection
+from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.tasks import Problem
 from rftstream.errors import ConfigError
 from rftstream.models.machine import read_machine
@@ -232,11 +233,11 @@ def _training(wanted: FirstFile, problems: Sequence[Problem], sizes: Mapping[str
             f"algorithm = {_text(wanted.algorithm)}",
             "lr = 1e-6",
             *_device("device", wanted.device),
-            *_sized(sizes.get("trainer", {})),
+            *_sized(sizes.get(RoleName.trainer, {})),
         ],
         *(
-            [["[explorer]", *_device("devices", wanted.device), *_sized(sizes.get("explorer", {}))]]
-            if wanted.device or "explorer" in sizes
+            [["[explorer]", *_device("devices", wanted.device), *_sized(sizes.get(RoleName.explorer, {}))]]
+            if wanted.device or RoleName.explorer in sizes
             else []
         ),
         *([["[backends.torch]", *_sized(sizes["backends"]["torch"])]] if "backends" in sizes else []),

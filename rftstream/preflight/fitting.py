@@ -8,21 +8,22 @@ from typing import Any
 from rftstream.config import loader
 from rftstream.config.placement import Machine, place
 from rftstream.config.sections import RunConfig
+from rftstream.contracts.role_names import RoleName
 from rftstream.preflight.checks.check_report import CheckReport
 from rftstream.preflight.checks.check_resources import disk_of, memory_of
 from rftstream.preflight.memory import MAIN
 
 ROOM = 0.9
 """Share of a place's memory that the estimate may take."""
-RECOMPUTED = {"backends": {"torch": {"gradient_checkpointing": True}}}
-LARGE = {"trainer": {"tokens_per_microbatch": 32_768}, "explorer": {"max_concurrent": 256}}
+RECOMPUTED: Mapping[str, Any] = {"backends": {"torch": {"gradient_checkpointing": True}}}
+LARGE: Mapping[str, Any] = {RoleName.trainer: {"tokens_per_microbatch": 32_768}, RoleName.explorer: {"max_concurrent": 256}}
 """For GPUs with room."""
 SIZES: tuple[Mapping[str, Any], ...] = (
     {},
-    {"trainer": {"tokens_per_microbatch": 8_192}},
-    {"trainer": {"tokens_per_microbatch": 4_096}, **RECOMPUTED},
-    {"trainer": {"tokens_per_microbatch": 2_048}, "explorer": {"max_concurrent": 32}, **RECOMPUTED},
-    {"trainer": {"tokens_per_microbatch": 1_024}, "explorer": {"max_concurrent": 16}, **RECOMPUTED},
+    {RoleName.trainer: {"tokens_per_microbatch": 8_192}},
+    {RoleName.trainer: {"tokens_per_microbatch": 4_096}, **RECOMPUTED},
+    {RoleName.trainer: {"tokens_per_microbatch": 2_048}, RoleName.explorer: {"max_concurrent": 32}, **RECOMPUTED},
+    {RoleName.trainer: {"tokens_per_microbatch": 1_024}, RoleName.explorer: {"max_concurrent": 16}, **RECOMPUTED},
 )
 """Settings that are tried, the largest first; {} are the defaults."""
 
@@ -30,7 +31,7 @@ SIZES: tuple[Mapping[str, Any], ...] = (
 def fitting_sizes(machine: Machine, config: RunConfig, report: CheckReport) -> dict[str, Any]:
     """Return the sections of the run file that make the run fit, by the facts that `check` has found. If nothing fits,
     return the smallest sizes."""
-    found = {}
+    found: dict[str, Any] = {}
     for sizes in (*([LARGE] if machine.gpus else []), *SIZES):
         found = dict(sizes)
         if _fits(machine, _with(config, sizes), report):

@@ -37,7 +37,7 @@ BUDGETS = {
     "launch": 3_300,
     "models": 3_700,
     "policies": 3_800,
-    "preflight": 3_650,
+    "preflight": 3_700,
     "queries": 11_700,
     "replay": 750,
     "rewards": 7_650,
