@@ -23,6 +23,7 @@ from rftstream.contracts.tasks import Problem
 from rftstream.errors import ConfigError
 from rftstream.models.machine import read_machine
 from rftstream.preflight.checks.check import check
+from rftstream.preflight.checks.fitting import fitting_sizes
 from rftstream.preflight.first_problems import (
     FORMATS,
     MADE,
@@ -35,7 +36,6 @@ from rftstream.preflight.first_problems import (
     relative_to,
     sample_text,
 )
-from rftstream.preflight.fitting import fitting_sizes
 from rftstream.queries.plain import Report
 from rftstream.queries.reference.run_file_schema import FILE_NAME as SCHEMA
 from rftstream.queries.reference.run_file_schema import schema_text

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from rftstream.config.placement import Gpu, Machine
-from rftstream.preflight import fitting
+from rftstream.preflight.checks import fitting
 from rftstream.preflight.memory import MAIN
 from tests.configs import small_run
 

@@ -16,7 +16,10 @@ from rftstream.preflight.memory import MAIN
 ROOM = 0.9
 """Share of a place's memory that the estimate may take."""
 RECOMPUTED: Mapping[str, Any] = {"backends": {"torch": {"gradient_checkpointing": True}}}
-LARGE: Mapping[str, Any] = {RoleName.trainer: {"tokens_per_microbatch": 32_768}, RoleName.explorer: {"max_concurrent": 256}}
+LARGE: Mapping[str, Any] = {
+    RoleName.trainer: {"tokens_per_microbatch": 32_768},
+    RoleName.explorer: {"max_concurrent": 256},
+}
 """For GPUs with room."""
 SIZES: tuple[Mapping[str, Any], ...] = (
     {},
