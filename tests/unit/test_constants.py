@@ -67,6 +67,7 @@ NOT_REACHED: dict[str, str] = {
     "roles/explorer/agents/loop.py MAX_REMEMBERED": "forgets the oldest of 100,000 ended rollouts",
     "roles/explorer/saved/partials.py MAX_HELD_BYTES": "64 MiB of pieces; those above are read from the log",
     "roles/feeder/step.py MAX_DRAWS_A_TRANSACTION": "only says where a transaction ends",
+    "runs/observer.py MOST_AVERAGED": "the first and last rewards that are shown are means of at most as many steps",
     "roles/synthesiser/models.py LONGEST_PAUSE_S": "a pause",
     "roles/trainer/retention/trimmed_deletions.py LONGEST_PAUSE_S": "a pause",
     "transport/embedded/lock.py _LONGEST_STEP_S": "a pause",
