@@ -98,7 +98,7 @@ def test_the_short_report(write: Write, tmp_path: Path, monkeypatch: pytest.Monk
     assert lines[3:5] == ["taskset train: jsonl:" + str(tmp_path / "train.jsonl") + f", 2 problems, reward {reward}",
                           "  the model sees, 7 tokens: 1+1=↵Go"]  # fmt: skip
     assert lines[5].startswith(f"  reward: {SCORES[reward]}")
-    assert "ready to run" in lines and len(lines) <= 14  # with a warning
+    assert "ready to run" in lines and len(lines) <= 15  # with devices and a warning
 
 
 def test_a_model_made_on_the_spot_leaves_nothing_behind(write: Write, tmp_path: Path) -> None:
