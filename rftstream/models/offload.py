@@ -24,6 +24,13 @@ def tensors_of(model: Any) -> Iterator[Tensor]:
     yield from model.buffers()
 
 
+def held_tensors(model: Any) -> dict[str, Tensor]:
+    """Return a model's parameters and persistent buffers by transformers' names; tied ones once."""
+    buffers = dict(model.named_buffers())
+    saved = model.state_dict().keys()
+    return dict(model.named_parameters()) | {name: one for name, one in buffers.items() if name in saved}
+
+
 @dataclass(frozen=True, slots=True)
 class _Moved:
     """A storage without bytes, and the place of its bytes."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rftstream.errors import ConfigError
+from rftstream.models.offload import held_tensors
 from rftstream.models.vision.image_tokens import ImageTokens
 from rftstream.weights.snapshot import DTYPES, RawTensor
 from rftstream.weights.tensors import raw
@@ -131,13 +132,6 @@ class _Read(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._places)
-
-
-def held_tensors(model: Any) -> dict[str, Tensor]:
-    """Return a model's parameters and persistent buffers by transformers' names; tied ones once."""
-    buffers = dict(model.named_buffers())
-    saved = model.state_dict().keys()
-    return dict(model.named_parameters()) | {name: one for name, one in buffers.items() if name in saved}
 
 
 def names_of(model: Any, folder: Path, *, added: Collection[str] = ()) -> CheckpointNames:

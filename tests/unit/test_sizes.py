@@ -35,7 +35,7 @@ BUDGETS = {
     "http": 650,
     "integrations": 2_850,
     "launch": 3_300,
-    "models": 3_700,
+    "models": 3_750,
     "policies": 3_800,
     "preflight": 3_700,
     "queries": 11_700,

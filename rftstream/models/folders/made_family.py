@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch import nn
+from transformers.core_model_loading import revert_weight_conversion
 
 from rftstream.config.parts.registry import suggest
 from rftstream.errors import ConfigError
 from rftstream.models.folders.tiny_copy import Sizes, tiny_config
+from rftstream.models.offload import held_tensors
 
 if TYPE_CHECKING:
     from rftstream.config.sections import MakeModel
@@ -49,19 +52,22 @@ def write_family(folder: Path, make: MakeModel, seed: int, *, vocabulary: int, i
         window=None,
         cap=None,
     )
-    logs.disable_progress_bar()  # type: ignore[no-untyped-call]
     level = logs.get_verbosity()
     logs.set_verbosity_error()  # type: ignore[no-untyped-call]  # it tells of every number that is not the usual one
     try:
-        whole: Any = transformers.CONFIG_MAPPING[make.family](**copy.deepcopy(dict(NEEDED.get(make.family, {}))))
-        config = tiny_config(whole, sizes)
+        usual: Any = transformers.CONFIG_MAPPING[make.family](**copy.deepcopy(dict(NEEDED.get(make.family, {}))))
+        config = tiny_config(usual, sizes)
         config.update({**ids, "dtype": "float32"})
         with torch.random.fork_rng([]):
             torch.manual_seed(seed)
             model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
             _draw(model)
-        model.generation_config = transformers.GenerationConfig(**ids, do_sample=True, temperature=1.0)  # type: ignore[no-untyped-call]
-        model.save_pretrained(folder)
+        config.architectures = [type(model).__name__]
+        config.save_pretrained(folder)
+        transformers.GenerationConfig(**ids, do_sample=True, temperature=1.0).save_pretrained(folder)  # type: ignore[no-untyped-call]
+        tensors = revert_weight_conversion(model, held_tensors(model))  # save_pretrained would import deepspeed
+        whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
     except (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"model.make.family: transformers does not make a {make.family!r} of width {make.width} with {make.heads} "

@@ -15,13 +15,13 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from rftstream.errors import PolicyError
-from rftstream.models.offload import tensors_of
+from rftstream.models.offload import held_tensors, tensors_of
 from rftstream.models.vision.seeing import ImageFeatures, SeeingModel
 from rftstream.policies.hf.packed import PackedRows
 from rftstream.policies.hf.prompts import Block, Features, TokenIds, shift_behind
 from rftstream.policies.hf.row import MAX_BATCH, RowDecoder
 from rftstream.policies.hf.turns import KeptTurn
-from rftstream.weights.checkpoint_names import CheckpointNames, held_tensors
+from rftstream.weights.checkpoint_names import CheckpointNames
 from rftstream.weights.snapshot import RawTensor
 from rftstream.weights.tensors import as_tensor
 

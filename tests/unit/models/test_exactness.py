@@ -24,9 +24,10 @@ from rftstream.config import loader
 from rftstream.errors import ConfigError
 from rftstream.models.exactness import check_model
 from rftstream.models.folders.tiny_copy import VOCABULARY, tiny_config
+from rftstream.models.offload import held_tensors
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.checks.check import check
-from rftstream.weights.checkpoint_names import held_tensors, names_of
+from rftstream.weights.checkpoint_names import names_of
 from rftstream.weights.tensors import raw
 from tests.families import PACKED, REFUSED, SLOWER, UNMADE, WITHOUT_CACHE
 from tests.unit import tiny
