@@ -229,27 +229,34 @@ def _images(config: RunConfig, spec: ModelSpec) -> None:
     check_takes_images(spec.folder, "trainer.algorithm: a classifier", not is_classifier, advice="use a model of text")
 
 
-def check_computed(config: RunConfig, spec: ModelSpec) -> None:
-    """Raise ConfigError for a model that the run's parts load but cannot compute, without loading its weights."""
+def check_computed(config: RunConfig, spec: ModelSpec) -> list[str]:
+    """Return what will be slow with this model. ConfigError for a model that the run's parts load but cannot compute.
+    No weights are loaded."""
     trained = registry.find_spec(BackendSpec, config.trainer.backend).loads_model
     make = config.model.make
     is_known = spec.name == FAKE or (make is not None and make.family == DEFAULT_FAMILY)  # a plain decoder
     if is_known or not loads_model(config) or trained_spec(config, spec).as_classifier:
-        return
+        return []
     from rftstream.models.exactness import check_model, outline
     from rftstream.weights.checkpoint_names import names_of
 
     check_model(spec)
     if trained:
         names_of(outline(spec), spec.folder)
+    parts = {policy: registry.resolve("policy", policy) for policy in _policies(config)}
+    return [doubt for part in parts.values() if hasattr(part, "doubt_about") and (doubt := part.doubt_about(spec))]
+
+
+def _policies(config: RunConfig) -> list[str]:
+    policies = [] if config.without_tasks else [config.explorer.policy]
+    if config.evaluations:
+        policies.append(config.evaluator.policy or config.explorer.policy)
+    return policies
 
 
 def loads_model(config: RunConfig) -> bool:
     """Return whether any part of the run declares that it loads the model's weights."""
-    policies = [] if config.without_tasks else [config.explorer.policy]
-    if config.evaluations:
-        policies.append(config.evaluator.policy or config.explorer.policy)
-    loads = [registry.find_spec(PolicySpec, policy).loads_model for policy in policies]
+    loads = [registry.find_spec(PolicySpec, policy).loads_model for policy in _policies(config)]
     return registry.find_spec(BackendSpec, config.trainer.backend).loads_model or any(loads)
 
 

@@ -65,7 +65,8 @@ class PolicySpec(PartSpec):
     kind = "policy"
 
     loads_model: bool = False
-    """Whether it loads the model's weights from the model folder."""
+    """Whether it loads the model's weights from the model folder. Its class may have `doubt_about(model)`, which says
+    for `check` why it will be slow."""
     takes_weights: bool = True
     """Whether others may give it weights. A policy that asks a server samples with the server's weights."""
     sleeps: bool = False

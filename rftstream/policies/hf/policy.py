@@ -31,6 +31,7 @@ from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
 from rftstream.policies.base import Completion, SampleRequest, room_for, without_tokens
 from rftstream.policies.colocated import SleepsByMoving
+from rftstream.policies.hf.doubts import doubt_about
 from rftstream.policies.served import check_tensors
 from rftstream.weights.adapters import merged_tensors
 from rftstream.weights.snapshot import RawTensor
@@ -71,6 +72,8 @@ class HfPolicy(SleepsByMoving):
         old weights computed. recompute: they continue with recomputed keys and values, which costs a pass over their
         tokens; the recorded logprobs are then those of the stamped weights alone. finish: they finish with the old
         weights first, and new requests wait for them."""
+
+    doubt_about = staticmethod(doubt_about)
 
     def __init__(
         self,

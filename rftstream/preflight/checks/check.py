@@ -87,7 +87,7 @@ def check(config: RunConfig) -> CheckReport:
             report.context = rendering.context
             if not rendering.renderer.stop_token_ids:
                 report.warnings.append(NO_STOP)
-            check_computed(config, report.model)
+            report.warnings += check_computed(config, report.model)
         report.tasksets = [_taskset(config, name, section, rendering, collect) for name, section in sections]
         trained = {asked for line in report.tasksets if line.kind == "taskset" for asked in line.asked or ()}
         for line in report.tasksets:

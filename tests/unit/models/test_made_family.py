@@ -9,9 +9,11 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from rftstream.config import loader
 from rftstream.config.sections import MakeModel
 from rftstream.errors import ConfigError
 from rftstream.models.folders.made import make_model
+from rftstream.preflight.checks.check import check
 from rftstream.weights.checkpoint_names import names_of
 
 MAKE = MakeModel(family="qwen3_moe", layers=1, width=16, heads=2, context=16)
@@ -55,3 +57,13 @@ def test_what_cannot_be_made_is_said(change, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         make_model(dataclasses.replace(MAKE, **change), tmp_path / "model", 1)
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "said"), [("qwen3_moe", []), ("lfm2", ["policy hf has no exact cache for lfm2"])])
+def test_check_says_which_are_slow_to_sample(family, said):
+    make = {"family": family, "layers": 1, "width": 16, "heads": 2, "context": 16}
+    tasksets = {"sums": {"source": "arithmetic", "reward": "exact"}}
+    report = check(loader.from_dict({"run": {"name": "a", "steps": 1}, "model": {"make": make}, "tasksets": tasksets}))
+    assert not report.errors
+    assert [one.partition(":")[0] for one in report.warnings if "cache" in one] == said
