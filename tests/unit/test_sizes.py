@@ -36,7 +36,7 @@ BUDGETS = {
     "integrations": 2_850,
     "launch": 3_300,
     "models": 3_750,
-    "policies": 3_800,
+    "policies": 3_850,
     "preflight": 3_700,
     "queries": 11_700,
     "replay": 750,
