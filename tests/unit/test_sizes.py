@@ -37,7 +37,7 @@ BUDGETS = {
     "launch": 3_300,
     "models": 3_750,
     "policies": 3_850,
-    "preflight": 3_700,
+    "preflight": 3_750,
     "queries": 11_700,
     "replay": 750,
     "rewards": 7_650,

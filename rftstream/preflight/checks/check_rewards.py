@@ -90,11 +90,19 @@ def _doubts(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator
             f"{place}.reward: {lack}. So it is with {len(lacks):,} of {len(problems):,} looked at, whose rollouts will "
             f"have no reward; the first is problem {first}, {has}"
         )
-    elif isinstance(reward, FunctionReward) and "answer" in reward.required and not any(map(_has_answer, problems)):
-        yield (
-            f"{place}.reward: {reward.name} takes `answer`, which is None in all {len(problems):,} problems looked at; "
-            f"name its column in the taskset's columns; beside the prompt the first has {_columns(problems[0])}"
-        )
+    elif isinstance(reward, FunctionReward) and "answer" in reward.required:
+        without = [index for index, problem in enumerate(problems) if not _has_answer(problem)]
+        if len(without) == len(problems):
+            yield (
+                f"{place}.reward: {reward.name} takes `answer`, which is None in all {len(problems):,} problems looked "
+                "at; name its column in the taskset's columns; beside the prompt the first has "
+                f"{_columns(problems[0])}"
+            )
+        elif without:
+            yield (
+                f"{place}: {len(without):,} of {len(problems):,} rows have no answer, the first is problem "
+                f"{without[0]}; {reward.name} gets None for them: leave these rows out, or fill the column in"
+            )
 
 
 def _has_answer(problem: Problem) -> bool:

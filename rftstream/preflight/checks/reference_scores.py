@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rftstream.config.parts import registry
@@ -14,6 +14,7 @@ from rftstream.queries.formatting import number, plural
 from rftstream.queries.plain import Report
 from rftstream.rewards.base import RewardInput, message_seen, problem_input
 from rftstream.rewards.composite import CompositeReward
+from rftstream.rewards.functions import BatchFailed
 
 MAX_SCORED = 20
 """Most problems whose answers are scored."""
@@ -25,26 +26,58 @@ LIMIT_S = 10.0
 class ReferenceScores(Report):
     """The mean rewards of right and of empty answers. `score_references` makes it; `check` reports it."""
 
-    JSON = "num_problems reference empty error"
+    JSON = "num_problems reference empty raised error"
 
     num_problems: int
     """Problems with an answer that were scored."""
     reference: float | None = None
     """Mean reward of the problems' own answers. None if none could be scored."""
     empty: float | None = None
-    """Mean reward of empty answers."""
+    """Mean reward of empty answers. None if none could be scored."""
+    raised: int = 0
+    """Problems for which the reward raised, for their own answer or for an empty one."""
     error: str = ""
-    """Why there are no rewards."""
+    """The first error that the reward raised, or why there are no rewards."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Return whether no problem's own answer could be scored."""
+        return self.reference is None
 
     def to_text(self) -> str:
         """Return the rewards as words, with what is expected where they differ from it."""
-        if self.error:
+        if self.is_unknown:
             return f"could not be computed: {self.error}"
         right, empty = (
-            f"{number(found)}{'' if found == expected else f' ({expected} expected)'}"
+            "an error" if found is None else f"{number(found)}{'' if found == expected else f' ({expected} expected)'}"
             for found, expected in ((self.reference, 1), (self.empty, 0))
         )
-        return f"{right} for the problem's answer, {empty} for an empty one, in {plural(self.num_problems, 'problem')}"
+        raised = f"; raised for {self.raised} of {self.num_problems}: {self.error}" if self.raised else ""
+        scored = plural(self.num_problems, "problem")
+        return f"{right} for the problem's answer, {empty} for an empty one, in {scored}{raised}"
+
+    def doubts(self) -> Iterator[str]:
+        """Yield what people should look at before they start, and what to do."""
+        if self.is_unknown:
+            yield (
+                f"no answer of a problem could be scored ({self.error}); rollouts may get no reward either, so that "
+                "every group dies: mend the reward first"
+            )
+        elif self.raised:
+            yield (
+                f"raised for {self.raised} of {self.num_problems}: {self.error}; rollouts that meet it "
+                "have no reward, and their groups may die: catch the error, or return 0 for what cannot be read"
+            )
+        if self.reference == 0:
+            yield (
+                f"0 for the own answers of all {self.num_problems} problems tried; if a completion may say the bare "
+                "answer, look at how the reward compares, and at which column is the answer (tasksets.NAME.columns)"
+            )
+        if self.empty is not None and self.empty >= 1:
+            yield (
+                f"{number(self.empty)} for completions that say nothing; look at how it treats an empty text: a policy "
+                "learns to say nothing if that is rewarded as much"
+            )
 
 
 def score_references(
@@ -67,9 +100,13 @@ def score_references(
 
     def score() -> None:
         try:
-            found.extend(reward.score_all(items))
+            scored = reward.score_all(items)
+            found.extend(
+                reward.score_all([item])[0] if isinstance(one, BatchFailed) else one
+                for item, one in zip(items, scored, strict=True)
+            )
         except Exception as error:  # a user's reward may raise anything
-            found.extend([error] * len(items))
+            found[:] = [error] * len(items)
 
     thread = threading.Thread(target=score, name="score references", daemon=True)
     thread.start()
@@ -77,10 +114,14 @@ def score_references(
     if len(found) < len(items):
         return ReferenceScores(num_problems=len(asked), error=f"no answer within {LIMIT_S:g} s")
     right, empty = ([getattr(one, "reward", None) for one in found[side::2]] for side in (0, 1))
-    errors = [one for one in found[::2] if isinstance(one, BaseException)]
-    if len(errors) == len(asked):
-        return ReferenceScores(num_problems=len(asked), error=f"{type(errors[0]).__name__}: {errors[0]}")
-    return ReferenceScores(num_problems=len(asked), reference=_mean(right), empty=_mean(empty))
+    error = next((one for one in (*found[::2], *found[1::2]) if isinstance(one, BaseException)), None)
+    return ReferenceScores(
+        num_problems=len(asked),
+        reference=_mean(right),
+        empty=_mean(empty),
+        raised=sum(None in pair for pair in zip(right, empty, strict=True)),
+        error="" if error is None else f"{type(error).__name__}: {error}",
+    )
 
 
 def _answered(problem: Problem, said: str) -> RewardInput:
