@@ -29,6 +29,9 @@ from rftstream.config.toml_errors import explain_toml
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
 
+ORIGINS = {"path", "make", "init_from"}
+"""Settings of [model] of which a run has exactly one."""
+
 
 def load(
     files: Sequence[str | Path],
@@ -41,14 +44,18 @@ def load(
     sources: list[tuple[str, Mapping[str, Any]]] = []
     for file in files:
         sources.append((f"{file}:", read_toml(Path(file))))
+        _replace_origin(merged, sources[-1:])
         _merge(merged, copy.deepcopy(sources[-1][1]))
     variables: dict[str, str] = {}
-    for name, value in sorted((env if env is not None else os.environ).items()):
-        if name.startswith("RFTSTREAM__"):
-            path = [part.lower() for part in name.split("__")[1:]]
-            _set(merged, path, _parse_value(value), where=name)
-            sources.append((f"{name}:", _nested(path, _parse_value(value))))
-            variables[".".join(path)] = name
+    environment = os.environ if env is None else env
+    given = {name: name.lower().split("__")[1:] for name in sorted(environment) if name.startswith("RFTSTREAM__")}
+    _replace_origin(merged, [(name, _nested(path, None)) for name, path in given.items()])
+    for name, path in given.items():
+        value = _parse_value(environment[name])
+        _set(merged, path, value, where=name)
+        sources.append((f"{name}:", _nested(path, value)))
+        variables[".".join(path)] = name
+    _replace_origin(merged, [(one, _nested(split_key(one.partition("=")[0]) or [""], None)) for one in sets])
     for assignment in sets:
         key, equals, value = assignment.partition("=")
         path = split_key(key)
@@ -63,6 +70,15 @@ def load(
         return from_dict(merged)
     except ConfigError as error:
         raise ConfigError(f"{_source_of(str(error), sources, files)} {error}") from None
+
+
+def _replace_origin(target: dict[str, Any], later: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Remove the origin of the model that was given so far, if a later source gives another one."""
+    sections = [values.get("model") for _, values in later]
+    named = {key for section in sections if isinstance(section, Mapping) for key in section if key in ORIGINS}
+    if named and isinstance(model := target.get("model"), dict):
+        for key in ORIGINS - named:
+            model.pop(key, None)
 
 
 def _source_of(error: str, sources: Sequence[tuple[str, Mapping[str, Any]]], files: Sequence[str | Path]) -> str:

@@ -169,3 +169,32 @@ def test_of_several_files_the_one_with_the_setting_is_named(tmp_path: Path) -> N
         load([base, mine], env={})
     with pytest.raises(ConfigError, match=rf"^{mine}, {empty}: \[run\]: missing; every run file needs"):
         load([mine, empty], env={})
+
+
+@pytest.mark.parametrize(
+    ("later", "env", "sets", "left"),
+    [
+        ('model.init_from = "run"', {}, (), {"init_from"}),
+        ("model.make.width = 8", {}, (), {"make"}),
+        ("model.dtype = 'float32'", {}, (), {"path"}),
+        ("run.steps = 3", {"RFTSTREAM__MODEL__MAKE__WIDTH": "8"}, (), {"make"}),
+        ("model.make.width = 8", {}, ("model.path=other",), {"path"}),
+        ("model.make.width = 8", {}, ("model.make.width=16",), {"make"}),
+        ("model = { path = 'other', init_from = 'run' }", {}, (), None),
+        ("", {"RFTSTREAM__MODEL__PATH": "a", "RFTSTREAM__MODEL__INIT_FROM": "b"}, (), None),
+        ("", {}, ("model.path=a", "model.init_from=b"), None),
+        ("", {}, ("=a",), None),
+    ],
+)
+def test_a_later_source_replaces_the_origin_of_the_model(
+    tmp_path: Path, later: str, env: dict[str, str], sets: tuple[str, ...], left: set[str] | None
+) -> None:
+    for name, text in (("a.toml", FINE), ("b.toml", later)):
+        (tmp_path / name).write_text(text)
+    files = [tmp_path / "a.toml", tmp_path / "b.toml"]
+    if left is None:
+        with pytest.raises(ConfigError, match=r"expected (exactly one of path|section\.key=value)"):
+            load(files, env=env, sets=sets)
+        return
+    model = load(files, env=env, sets=sets).model
+    assert {name for name in ("path", "make", "init_from") if getattr(model, name) is not None} == left
