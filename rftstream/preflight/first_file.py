@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +41,7 @@ from rftstream.queries.plain import Report
 from rftstream.queries.reference.run_file_schema import FILE_NAME as SCHEMA
 from rftstream.queries.reference.run_file_schema import schema_text
 from rftstream.queries.reference.source_text import config_fields, evaluate
+from rftstream.runs.modules import find_modules
 
 RUN_FILE = "rftstream.toml"
 MOST_CHARACTERS, MOST_CONTEXT = 300, 512
@@ -55,6 +57,8 @@ class WrittenFiles(Report):
 
     run_file: Path
     files: tuple[Path, ...]
+    copied: tuple[Path, ...] = ()
+    """The user's modules, copied from the current folder to that of the run file."""
 
     def to_text(self) -> str:
         """Return which files were written, and what to do next."""
@@ -64,6 +68,7 @@ class WrittenFiles(Report):
         return "\n".join(
             [
                 *(f"wrote {file}" for file in self.files),
+                *(f"copied your module to {file}: own modules are looked up in its folder" for file in self.copied),
                 "",
                 f"rftstream check{argument}    looks at everything before it is run",
                 f"rftstream run{argument}      runs it, and leaves the model in a folder",
@@ -91,11 +96,12 @@ def write(wanted: FirstFile) -> WrittenFiles:
         made.append(_write_new(wanted.folder / RUN_FILE, text))
         if sizes := _check_runs(made[-1]):
             made[-1].write_text(run_file_text(wanted, sizes), encoding="utf-8")
+        copied = _copy_modules(wanted.folder)
     except BaseException:
         for path in made:
             path.unlink(missing_ok=True)
         raise
-    return WrittenFiles(wanted.folder / RUN_FILE, tuple(reversed(made)))
+    return WrittenFiles(wanted.folder / RUN_FILE, tuple(reversed(made)), copied)
 
 
 def check_model(wanted: FirstFile) -> None:
@@ -342,6 +348,17 @@ def _check_runs(run_file: Path) -> Mapping[str, Any]:
     if not report.ok:
         raise ConfigError(f"nothing is written, since it would not run: {'; '.join(report.errors)}")
     return {} if config.model.make is not None else fitting_sizes(read_machine(), config, report)
+
+
+def _copy_modules(folder: Path) -> tuple[Path, ...]:
+    """Copy the user's modules from the current folder beside the run file, so that it runs from any folder. Return the
+    copies. Packages are left where they are, since a part of one may need the rest."""
+    here, folder = Path.cwd().resolve(), folder.resolve()
+    modules = find_modules(loader.load([folder / RUN_FILE], env={}))
+    found = [module.file for module in modules if module.file.is_relative_to(here) and module.file.parent != folder]
+    if any(file.parent != here for file in found):
+        return ()
+    return tuple(Path(shutil.copyfile(file, folder / file.name)) for file in found if not (folder / file.name).exists())
 
 
 def _text(value: str) -> str:

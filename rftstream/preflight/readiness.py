@@ -17,7 +17,7 @@ from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import check_demands, the_critic, trained_spec
 from rftstream.config.data_pipelines.pipelines import operator_places
 from rftstream.config.parts import registry
-from rftstream.config.parts.part_names import PART_CHECKS
+from rftstream.config.parts.part_names import PART_CHECKS, named_parts
 from rftstream.config.parts.part_specs import BackendSpec, PolicySpec
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.config.stages import Stages
@@ -95,6 +95,9 @@ def requirements(
     yield Requirement("transport", lambda: _transport(config))
     for kind, name in dict.fromkeys(_parts(config)):
         yield Requirement(kind, lambda kind=kind, name=name: _part(config, kind, name))  # type: ignore[misc]
+    own = {name: where for kind, where, name in named_parts(config) if kind == "reward" and ":" in name and here}
+    for name, where in own.items():
+        yield Requirement("reward", lambda name=name, where=where: _own_reward(name, where))  # type: ignore[misc]
     environments: dict[str, str] = {}
     for where, named in config.environments_named().items():
         environments.setdefault(str(named), where)
@@ -151,6 +154,11 @@ def _parts(config: RunConfig) -> Iterator[tuple[str, str]]:
 def _part(config: RunConfig, kind: str, name: str) -> str:
     config.build_part(kind, name)
     return f"{name} can be used"
+
+
+def _own_reward(name: str, where: str) -> str:
+    registry.resolve("reward", name, where=where)
+    return f"{name} can be imported"
 
 
 def _environment(config: RunConfig, where: str) -> str:

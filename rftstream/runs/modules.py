@@ -35,7 +35,7 @@ class OwnModule:
     digest: str
     """SHA-256 of its source, as hex digits."""
     hides: Path | None
-    """The file of the same name beside the run file, if this module hides it."""
+    """The file of the same name beside the run file, if this module hides it and differs from it."""
 
     @property
     def warning(self) -> str | None:
@@ -68,7 +68,8 @@ def find_modules(config: RunConfig) -> list[OwnModule]:
         beside = _spec(name, [str(base)])
         there = Path(beside.origin).resolve() if beside is not None and beside.origin is not None else file
         digest = hashlib.sha256(source).hexdigest()
-        found[name] = OwnModule(name=name, file=file, digest=digest, hides=None if there == file else there)
+        hides = None if there == file or _is_copy(source, there) else there
+        found[name] = OwnModule(name=name, file=file, digest=digest, hides=hides)
         if _is_below(file, roots):
             package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
             wanted += [one for one in _imported(source, package) if _is_own(one, roots)]
@@ -123,6 +124,13 @@ def _spec(name: str, path: list[str] | None) -> ModuleSpec | None:
             return None
         path = list(spec.submodule_search_locations or ())
     return spec
+
+
+def _is_copy(source: bytes, there: Path) -> bool:
+    try:
+        return there.read_bytes() == source
+    except OSError:
+        return False
 
 
 def _is_own(name: str, roots: tuple[Path, ...]) -> bool:

@@ -79,7 +79,9 @@ def test_a_file_and_a_reward_of_ones_own(here: Path) -> None:
     for line in ('name = "letters"', 'algorithm = "rloo"', 'reward = "my_scores:near"', 'servers = "broker:9092"',
                  'characters = ">abcd"', "context = 5", "max_tokens = 2"):  # fmt: skip
         assert line in text
-    assert sorted(path.name for path in (here / "mine").iterdir()) == ["rftstream.schema.json", "rftstream.toml"]
+    made = sorted(path.name for path in (here / "mine").iterdir())
+    assert made == ["my_scores.py", "rftstream.schema.json", "rftstream.toml"]
+    assert [Path(one).name for one in written["copied"]] == ["my_scores.py"], "the run file works from any folder"
 
 
 def test_what_is_not_given_is_asked_for(here: Path) -> None:

@@ -69,6 +69,20 @@ def test_what_only_workers_need_is_looked_at_where_they_start(config: RunConfig,
         assert plan(wrong, purpose).looked == ()
 
 
+@pytest.mark.parametrize("purpose", Purpose)
+def test_a_missing_module_of_a_reward_is_found_before_the_start(
+    config: RunConfig, purpose: Purpose, tmp_path: Path
+) -> None:
+    """Where the workers start elsewhere, the module may be there alone."""
+    own = loader.load([tmp_path / "tiny.toml"], sets=["tasksets.sums.reward=no_such_module:score"])
+    if purpose in STARTS:
+        with pytest.raises(ConfigError, match=r"tasksets\.sums\.reward: .*no module named 'no_such_module'"):
+            plan(own, purpose)
+    else:
+        found = [problem.found for problem in plan(own, purpose, scratch=tmp_path / "scratch").problems]
+        assert any("no_such_module" in one for one in found) == (purpose is Purpose.report)
+
+
 def test_an_import_is_no_run_file(config: RunConfig) -> None:
     imported = loader.replace(config, run__imported_from="elsewhere")
     with pytest.raises(ConfigError, match=r"run\.imported_from: is for `rftstream rescore`"):
@@ -81,8 +95,8 @@ def test_hidden_modules_are_told_to_who_starts(
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    for folder in (tmp_path, Path.cwd()):
-        (folder / "own_planned_reward.py").write_text("def score(completion): return 0.0\n")
+    for number, folder in enumerate((tmp_path, Path.cwd())):
+        (folder / "own_planned_reward.py").write_text(f"def score(completion): return {number}.0\n")
     own = loader.load([tmp_path / "tiny.toml"], sets=["tasksets.sums.reward=own_planned_reward:score"])
     for purpose in (*STARTS, Purpose.report):
         planned = plan(own, purpose, scratch=tmp_path / "scratch")

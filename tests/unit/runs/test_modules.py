@@ -71,6 +71,8 @@ def test_what_is_named_is_found_with_what_it_imports_and_nothing_is_imported(
 
 def test_a_module_in_the_current_folder_that_hides_the_one_beside_the_run_file_is_told(place: Path) -> None:
     assert warnings_of(config(place)) == []
+    (Path.cwd() / "own_rewards.py").write_bytes((place / "own_rewards.py").read_bytes())
+    assert warnings_of(config(place)) == [], "a copy hides nothing"
     (Path.cwd() / "own_rewards.py").write_text("def score(completion): return 0.0\n")
     (line,) = warnings_of(config(place))
     assert line == (
