@@ -99,7 +99,12 @@ class Curve:
         return _mean(_rewards(self.recent)[-self._num_averaged() :])
 
     def _num_averaged(self) -> int:
-        return max(1, min(MOST_AVERAGED, self.num_steps // 10))
+        return num_averaged(self.num_steps)
+
+
+def num_averaged(num_steps: int) -> int:
+    """Return how many steps the first and the last mean reward of a run average: a tenth, at most MOST_AVERAGED."""
+    return max(1, min(MOST_AVERAGED, num_steps // 10))
 
 
 def _rewards(steps: Iterable[StepRecord]) -> list[float]:

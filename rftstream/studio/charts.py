@@ -154,6 +154,7 @@ def make_chart(panel: Panel, axis: Axis, *, width: int | None = None, most_point
     least = log_view(values)[0] if is_log else -math.inf
     box = _Box.of(lines[: len(left)], panel, is_log=is_log)
     boxes = [_Box.of([line], panel, is_log=False) for line in left] if panel.mixed and _differ(left) else []
+    frames = [*(boxes or [box] * len(left)), *[_Box.of(lines[len(left) :], panel, is_log=False)] * len(right)]
     drawn = [(line, i, _smooth(line, axis, width)) for i, line in enumerate(lines)]
     entries = [
         {
@@ -166,6 +167,7 @@ def make_chart(panel: Panel, axis: Axis, *, width: int | None = None, most_point
             "y": _numbers(line.y, -math.inf if i >= len(left) else least),
             "mean": _numbers(mean) if mean is not line.y else None,
             "last": number(float((own[i].y if line.area else mean)[-1])) if len(mean) else "",
+            "suffix": _suffix(line, mean, panel.right_unit if i >= len(left) else panel.unit),
             "limits": [boxes[i].low, boxes[i].high] if i < len(boxes) else None,
             "range": f"{number(boxes[i].low)} to {number(boxes[i].high)}" if i < len(boxes) else "",
         }
@@ -176,12 +178,7 @@ def make_chart(panel: Panel, axis: Axis, *, width: int | None = None, most_point
         theme=panel.theme,
         unit=panel.unit if left and not left[0].right else panel.right_unit or panel.unit,
         label=axis.label,
-        curves=tuple(
-            curve
-            for line, i, mean in drawn
-            if i < len(left)
-            for curve in _curves(line, mean, _color(line, i), boxes[i] if boxes else box)
-        ),
+        curves=tuple(curve for line, i, mean in drawn for curve in _curves(line, mean, _color(line, i), frames[i])),
         low="" if boxes else number(box.low),
         high="" if boxes else number(box.high),
         begin=number(box.begin),
@@ -201,6 +198,12 @@ def make_chart(panel: Panel, axis: Axis, *, width: int | None = None, most_point
         num_more=max(0, sum(line.right == left[0].right for line in panel.lines) - MAX_LINES) if left else 0,
         empty=panel.empty,
     )
+
+
+def _suffix(line: Line, mean: Any, unit: str) -> str:
+    """Return the words after the newest value of a line: a percent sign, and that the value is a running mean."""
+    is_mean = mean is not line.y or (line.area and window(len(line.y)) > 1)
+    return " %" * ("%" in unit) + " smoothed" * is_mean
 
 
 def _color(line: Line, place: int) -> int:
@@ -260,7 +263,7 @@ class _Box:
         if panel.from_zero and not is_log:
             low = min(low, 0.0)
         if high <= low:
-            low, high = low - 0.5, high + 0.5
+            low, high = (0.0, 1.0) if panel.from_zero and low == 0 else (low - 0.5, high + 0.5)
         begin, end = (float(x.min()), float(x.max())) if len(x) else (0.0, 1.0)
         return _Box(begin=begin, end=max(end, begin + 1e-9), low=low, high=high, is_log=is_log)
 

@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode
 
 import jinja2
 
+from rftstream.queries.catalog.finding import GroupRow
 from rftstream.queries.curves.evaluations import unscored_text
 from rftstream.queries.formatting import duration, number, size, staleness_text
 
@@ -41,6 +42,7 @@ def environment() -> jinja2.Environment:
         "excerpt": excerpt,
         "aligned": aligned,
         "unscored": unscored_text,
+        "why": why,
     }
     found.globals |= {"signs": SIGNS, "address": address, "shade": shade}
     return found
@@ -78,6 +80,16 @@ def aligned(value: float) -> str:
     """Return a number with three decimals, as its neighbours in a column have; very small and large ones as
     elsewhere."""
     return f"{value:.3f}" if value == 0 or 0.0005 <= abs(value) < 10_000 else number(value)
+
+
+def why(group: GroupRow) -> str:
+    """Return the reason of a group's decision; of one without a spread, with the rewards that it had."""
+    rewards = [sibling.reward for sibling in group.siblings if sibling.reward is not None]
+    if group.reason != "zero_variance" or not rewards:
+        return group.reason or ""
+    least, most = number(min(rewards)), number(max(rewards))
+    said = f"all {len(rewards)} rewards are {least}" if least == most else f"rewards are {least} to {most}"
+    return f"{group.reason}: {said}, so none is better than another"
 
 
 def moment(at: float | None) -> str:

@@ -153,30 +153,46 @@ class TopicRate:
 
     records_per_s: float
     tokens_per_s: float
+    seconds: float
+    """Time over which the rates are: that of the run before the moment, up to the window."""
     total: int
     """Records in all, up to the moment."""
 
 
 def read_rates(catalog: CatalogReader, moment: Moment, *, now: float, window_s: float = 120.0) -> dict[str, TopicRate]:
-    """Return the rate of each topic over the last `window_s` seconds before the moment. `now` is the current time."""
+    """Return the rate of each topic over the last `window_s` seconds before the moment, or over the time of a shorter
+    run. `now` is the current time, or that of the newest record of a run that does not go on."""
     end = min(now, moment.at_s)
+    first = catalog.row(
+        "SELECT min(at) AS at FROM (SELECT min(admitted_at) AS at FROM groups UNION ALL"
+        " SELECT (SELECT written_at FROM batches ORDER BY batch, share LIMIT 1))"
+    )
+    begin = (end - window_s) // BUCKET_S
+    began = end if first is None or first["at"] is None else float(first["at"])
+    seconds = max(1.0, end - max(began, (begin + 1) * BUCKET_S))
     rows = catalog.rows(
         "SELECT topic, sum(records) AS total, sum(CASE WHEN bucket > :begin THEN records ELSE 0 END) AS records,"
         " sum(CASE WHEN bucket > :begin THEN tokens ELSE 0 END) AS tokens FROM rates WHERE bucket <= :end GROUP BY 1",
-        {"begin": (end - window_s) // BUCKET_S, "end": end // BUCKET_S},
+        {"begin": begin, "end": end // BUCKET_S},
     )
     return {
         row["topic"]: TopicRate(
-            records_per_s=row["records"] / window_s, tokens_per_s=row["tokens"] / window_s, total=row["total"]
+            records_per_s=row["records"] / seconds,
+            tokens_per_s=row["tokens"] / seconds,
+            seconds=seconds,
+            total=row["total"],
         )
         for row in rows
     }
 
 
 def newest_time(catalog: CatalogReader) -> float:
-    """Return the time of the catalog's newest record, to within BUCKET_S; 0 if it has none."""
-    row = catalog.row("SELECT coalesce(max(bucket) + 1, 0) AS bucket FROM rates")
-    return 0.0 if row is None else float(row["bucket"] * BUCKET_S)
+    """Return the time of the newest admission, decision or batch; 0 if there is none."""
+    row = catalog.row(
+        "SELECT max(coalesce((SELECT max(admitted_at) FROM groups), 0), coalesce((SELECT max(decided_at) FROM groups),"
+        " 0), coalesce((SELECT written_at FROM batches ORDER BY batch DESC, share DESC LIMIT 1), 0)) AS at"
+    )
+    return 0.0 if row is None else float(row["at"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,19 @@ def find_samples(
     return [_sample(row, change=row["change"], beside=_beside(row)) for row in rows]
 
 
+def count_changes(catalog: CatalogReader, evaluation: str, version: int, beside: int) -> tuple[int, int, int]:
+    """Return how many samples of a version gained reward over the version `beside`, lost some, and have the same."""
+    row = catalog.row(
+        "SELECT count(CASE WHEN s.reward > b.reward THEN 1 END) AS gained,"
+        " count(CASE WHEN s.reward < b.reward THEN 1 END) AS lost, count(CASE WHEN s.reward = b.reward THEN 1 END)"
+        " AS equal FROM samples s JOIN samples b USING (evaluation, task, number)"
+        " WHERE s.evaluation = ? AND s.version = ? AND b.version = ?",
+        (evaluation, version, beside),
+    )
+    assert row is not None, "an aggregate has one row"
+    return row["gained"], row["lost"], row["equal"]
+
+
 def _sample(
     row: Row, *, change: float | None = None, beside: EvaluationSample | None = None, other: str = ""
 ) -> EvaluationSample:

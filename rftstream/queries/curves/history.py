@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 from rftstream.contracts.messages import Message
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, StepRecord, StepTotals, VersionName, WeightsAnnounced
+from rftstream.runs.observer import num_averaged
 from rftstream.service.records import steps_glance
 from rftstream.service.role import Log
 from rftstream.weights.lineage import Lineage
@@ -153,7 +154,15 @@ class History:
 
     def rewards(self) -> list[float]:
         """Return the rewards of the steps that have one."""
-        return [step.metrics["reward"] for step in self.steps if "reward" in step.metrics]
+        rewards = (step.metrics.get("reward", math.nan) for step in self.steps)
+        return [reward for reward in rewards if math.isfinite(reward)]
+
+    def reward_ends(self) -> tuple[float, float, int]:
+        """Return the first and the last mean reward, as the end of a run tells them, and the number of steps in each;
+        `rewards` may not be empty."""
+        rewards, count = self.rewards(), num_averaged(self.num_steps)
+        first, last = rewards[:count], rewards[-count:]
+        return sum(first) / len(first), sum(last) / len(last), len(last)
 
 
 class HistoryReader:

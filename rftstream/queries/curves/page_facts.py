@@ -141,12 +141,11 @@ def _sample(view: ShownRollout, why: str) -> ShownSample:
 
 def result_facts(history: History, counts: CatalogCounts, finished: RunFinished | None) -> list[tuple[str, str, str]]:
     """Return name, value and a note of each main number of a run."""
-    rewards, steps = history.rewards(), history.steps
+    steps = history.steps
     facts = [("version", f"{history.version:,}", f"ended by: {finished.reason}" if finished else "not finished")]
-    if rewards:
-        tenth = max(1, len(rewards) // 10)
-        first, last = (sum(some) / len(some) for some in (rewards[:tenth], rewards[-tenth:]))
-        facts.append(("reward", number(last), f"last tenth; {number(first)} in the first"))
+    if history.rewards():
+        first, last, _ = history.reward_ends()
+        facts.append(("reward", number(last), f"mean of the last tenth of the steps; {number(first)} of the first"))
     for name, (newest, best) in newest_and_best(history.evaluations).items():
         note = f"best {number(best.metrics.get('mean'))} at v{best.name.version}"
         facts.append((f"evaluation {name}", number(newest.metrics.get("mean")), note))

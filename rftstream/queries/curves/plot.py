@@ -153,8 +153,7 @@ def subtitle(history: History) -> str:
     """Return the run's main numbers in a line."""
     facts = [plural(len(history.steps), "step")]
     if rewards := history.rewards():
-        tenth = max(1, len(rewards) // 10)
-        first, last = (number(float(np.mean(some))) for some in (rewards[:tenth], rewards[-tenth:]))
+        first, last = map(number, history.reward_ends()[:2])
         long = len(rewards) >= 10
         facts.append(f"reward {first} in the first tenth, {last} in the last" if long else f"reward {last}")
     if len(history.steps) > 1:

@@ -53,6 +53,8 @@ class GroupView:
     row: GroupRow
     problem: tuple[ShownMessage, ...]
     answer: str | None
+    columns: tuple[tuple[str, str], ...]
+    """Names and values of the other columns of the problem."""
     siblings: tuple[SiblingView, ...]
     part_names: tuple[str, ...]
     """Names of the parts that at least one sibling has beside the reward."""
@@ -65,9 +67,11 @@ def read_group(transport: Transport, group: GroupRow, reader: CompletionReader, 
     siblings: list[SiblingView] = []
     problem: tuple[ShownMessage, ...] = ()
     answer = None
+    columns: tuple[tuple[str, str], ...] = ()
     for row in group.siblings[:MAX_SHOWN]:
         view = read_rollout(transport, group, row, reader, num_partitions=num_partitions)
         problem, answer = problem or view.problem, answer if answer is not None else view.answer
+        columns = columns or view.columns
         said = [turn for turn in view.turns if turn.role == "assistant"]
         reward = row.reward if row.reward is not None else None if view.verdict is None else view.verdict.reward
         siblings.append(
@@ -86,6 +90,7 @@ def read_group(transport: Transport, group: GroupRow, reader: CompletionReader, 
         row=group,
         problem=problem,
         answer=answer,
+        columns=columns,
         siblings=tuple(siblings),
         part_names=tuple(names) if len(names) > 1 else (),
         decisions=_decisions(transport, group),

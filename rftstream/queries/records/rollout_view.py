@@ -5,6 +5,7 @@ Bodies are read from the log, at the places in the catalog, one record at a time
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +33,8 @@ from rftstream.transport.base import Transport
 
 MAX_CHARACTERS = 20_000
 """Most characters of one message on a page; the rest is counted."""
+COLUMN_CHARACTERS, MAX_COLUMNS = 4_000, 50
+"""Most characters of a column of a problem, and most columns, on a page."""
 MAX_TURNS = 200
 """Most turns of one rollout on a page; the rest is counted."""
 MAX_TOKENS = 1_500
@@ -66,6 +69,8 @@ class ShownRollout:
     group: GroupRow
     problem: tuple[ShownMessage, ...]
     answer: str | None
+    columns: tuple[tuple[str, str], ...]
+    """Names and values of the other columns of the problem."""
     turns: tuple[ShownMessage, ...]
     num_turns: int
     rollout: Rollout | None
@@ -118,6 +123,7 @@ def read_rollout(
         group=group,
         problem=_asked(problem),
         answer=None if problem is None or problem.answer is None else problem.answer[:MAX_CHARACTERS],
+        columns=_columns(problem),
         turns=() if rollout is None else _turns(rollout, reader),
         num_turns=0 if rollout is None else len(rollout.turns),
         rollout=rollout,
@@ -154,6 +160,12 @@ def _message(transport: Transport, topic: str, partition: int, offset: int | Non
 
 def _asked(problem: Problem | None) -> tuple[ShownMessage, ...]:
     return () if problem is None else tuple(map(_shown_message, problem.messages[:MAX_TURNS]))
+
+
+def _columns(problem: Problem | None) -> tuple[tuple[str, str], ...]:
+    found = {} if problem is None else problem.info
+    texts = {name: value if isinstance(value, str) else json.dumps(value, default=str) for name, value in found.items()}
+    return tuple((name, text[:COLUMN_CHARACTERS]) for name, text in sorted(texts.items())[:MAX_COLUMNS])
 
 
 def _shown_message(message: ChatMessage) -> ShownMessage:

@@ -25,7 +25,7 @@ from rftstream.queries.catalog.listing import (
     list_tools,
     list_versions,
 )
-from rftstream.queries.catalog.samples import find_extreme_samples, find_samples, list_evaluated
+from rftstream.queries.catalog.samples import count_changes, find_extreme_samples, find_samples, list_evaluated
 from rftstream.queries.curves.evaluations import newest_and_best, shown_metrics
 from rftstream.studio.charts import evaluation_chart
 from rftstream.studio.pages.page import PageOfRun, Values
@@ -169,7 +169,12 @@ def evaluation(page: PageOfRun) -> Values:
     beside = beside if beside in known and beside != version else None
     order, skip, text = page.asked("order", "task"), page.number("skip") or 0, asked_text(page)
     found = find_samples(page.catalog, name, version, beside=beside, text=text, order=order, skip=skip, limit=PAGE + 1)
-    values: dict[str, Any] = {"samples": found[:PAGE], "more": skip + PAGE if len(found) > PAGE else None}
+    changes = None if beside is None else count_changes(page.catalog, name, version, beside)
+    values: dict[str, Any] = {
+        "changes": changes,
+        "samples": found[:PAGE],
+        "more": skip + PAGE if len(found) > PAGE else None,
+    }
     return values | {
         "title": f"Evaluation {name}",
         "evaluation": name,

@@ -171,7 +171,7 @@ def rollout_text(page: PageOfRun) -> Response:
 
 
 def find(page: PageOfRun) -> Response:
-    """Open the page of the id in the search field: that of a rollout, a group, a batch or a version."""
+    """Open the page of the id in the search field: that of a rollout, a group, a problem, a batch or a version."""
     text = page.asked("id").strip()[:200]
     try:
         target = parse_target(text)
@@ -183,6 +183,8 @@ def find(page: PageOfRun) -> Response:
         "batch": ("versions", target.batch + 1),
         "version": ("versions", target.version),
     }
+    if target.problem.count("/") == 1:  # its taskset and number
+        pages["problem"] = ("problems", target.problem)
     if target.kind not in pages:
         raise HTTPException(404, f"{text}: there is no page of a {target.kind}; `rftstream trace` shows it")
     return RedirectResponse(page.href(*pages[target.kind]), 303)

@@ -6,7 +6,7 @@ import math
 import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -30,6 +30,7 @@ from rftstream.queries.catalog.finding import (
     list_tasksets,
 )
 from rftstream.queries.catalog.listing import find_extremes
+from rftstream.queries.catalog.samples import list_evaluated
 from rftstream.queries.curves.evaluations import newest_and_best
 from rftstream.queries.curves.history import History
 from rftstream.queries.records.dead import find_letters
@@ -87,6 +88,7 @@ def flow(page: PageOfRun) -> Values:
         "flow": flow_of(counts, history, control, rates, lag, workers, now=now),
         "has_evaluator": bool(history.evaluations),
         "counts": counts,
+        "is_live": status is not None and status.live,
     }
 
 
@@ -170,15 +172,28 @@ def versions(page: PageOfRun) -> Values:
     else:
         ordered = history.steps if order == "version" else history.steps[::-1]
     steps = ordered[skip:end]
+    evaluated = {step.name.version: _results_of(history, step.name.version) for step in steps}
     batches = [GroupFilter(batch=-1 if step.batch_sequence is None else step.batch_sequence) for step in steps]
     return {
         "steps": list(zip(steps, find_extremes(page.catalog, page.moment, batches), strict=True)),
         "order": order,
         "metrics": METRICS,
         "announced": {} if page.run.history is None else page.run.history.announced,
-        "evaluated": {step.name.version: _results_of(history, step.name.version) for step in steps},
+        "evaluated": evaluated,
+        "compared": _compared(page, evaluated),
         "more": end if end < len(ordered) else None,
     }
+
+
+def _compared(page: PageOfRun, evaluated: Mapping[int, Sequence[EvalResult]]) -> dict[tuple[str, int], int | None]:
+    """Return the version to compare each evaluation of a version with: the one before it, for the first the newest."""
+    found: dict[tuple[str, int], int | None] = {}
+    for name in {result.evaluation for results in evaluated.values() for result in results}:
+        known = list_evaluated(page.catalog, name)
+        for place, number in enumerate(known):
+            other = known[place + 1] if place + 1 < len(known) else known[0]
+            found[name, number] = other if other != number else None
+    return found
 
 
 def version(page: PageOfRun) -> Values:

@@ -81,7 +81,7 @@ const charts = (() => {
       pen.fillStyle = color("--c" + line.color);
       pen.fillRect(edge, y - 6 * scale, 16 * scale, 3 * scale);
       pen.fillStyle = color("--ink");
-      pen.fillText(`${line.label || panel.title} ${line.last}${line.range ? ` (${line.range})` : ""}`, edge + 22 * scale, y);
+      pen.fillText(`${line.label || panel.title} ${line.last}${line.suffix}${line.range ? ` (${line.range})` : ""}`, edge + 22 * scale, y);
     }
     paper.toBlob((blob) => {
       const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: `${panel.title.toLowerCase().replaceAll(/[^a-z0-9]+/g, "-")}.png` });
@@ -104,7 +104,7 @@ const charts = (() => {
         const values = below ? plot.data[place].map((edge, i) => edge - plot.data[below][i]) : plot.data[place];
         const value = at === null || at === undefined ? values.findLast((one) => one !== null && one !== undefined) : values[at];
         key.className = "c" + line.color;
-        button.append(key, `${label} ${short(value)}${line.range ? ` (${line.range})` : ""}`);
+        button.append(key, `${label} ${short(value)}${line.suffix}${line.range ? ` (${line.range})` : ""}`);
         button.type = "button";
         button.setAttribute("aria-pressed", String(show));
         button.title = "hides the line, or shows it";
@@ -145,6 +145,7 @@ const charts = (() => {
     const fit = (range) => (_, low, high) => {
       if (low === null || high === null) return [0, 1];
       if (range()) [low, high] = range();
+      if (panel.fromZero && low === 0 && high === 0) return [0, 1];
       const room = (high - low || Math.abs(high) || 1) * 0.06;
       return [panel.fromZero ? Math.min(0, low) : low - room, high + room];
     };

@@ -158,7 +158,9 @@ def test_fates_of_all_kinds(run: Run) -> None:
         assert [one.num_groups for one in find_problems(catalog, moment, order="hardest", limit=2)] == [1, 1]
         [share] = find_batch(catalog, moment, 0)
         assert (share.begin_offset, share.count) == (0, 3)
-        assert read_rates(catalog, moment, now=memory.clock.now())["rollouts"].total == 10
+        rate = read_rates(catalog, moment, now=memory.clock.now())["rollouts"]
+        assert rate.total == 10 and rate.seconds < 120, "a run that is shorter than the window"
+        assert rate.records_per_s == pytest.approx(10 / rate.seconds)
 
 
 @pytest.mark.law("twice", "conservation")

@@ -162,6 +162,9 @@ def test_samples_of_two_versions(scene: Scene) -> None:
     changes = [one.change for one in samples.find_samples(
         scene.catalog, "held-out", newest, beside=first, order="lost", limit=1000)]  # fmt: skip
     assert changes == sorted(changes, key=lambda change: change or 0.0)
+    signs = [(change > 0) - (change < 0) for change in changes if change is not None]
+    counts = samples.count_changes(scene.catalog, "held-out", newest, first)
+    assert counts == tuple(map(signs.count, (1, -1, 0))) and sum(counts) == len(signs) > 0
     name = found[0].prompt.split()[0]
     some = samples.find_samples(scene.catalog, "held-out", newest, text=name, limit=1000)
     assert {one.task for one in some} == {one.task for one in found if name in one.prompt}

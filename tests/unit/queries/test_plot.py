@@ -15,6 +15,8 @@ import pytest
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.queries.curves import page_facts, panels, plot
 from rftstream.queries.curves.history import History
+from rftstream.queries.formatting import number
+from rftstream.runs.observer import Curve
 from rftstream.studio.charts import run_charts
 from rftstream.studio.plot_page import write_page
 from tests.configs import small_run
@@ -49,6 +51,25 @@ def test_lines_leave_out_what_is_missing() -> None:
     assert line.x.tolist() == [1, 4]
     assert line.y.tolist() == [50, 100]
     assert panels.metric(found, axis, "loss", "loss") == []
+
+
+def test_first_and_last_rewards_are_those_of_the_runs_end() -> None:
+    steps = [step(v, **({"reward": v / 60} if v > 15 else {})) for v in range(1, 61)]
+    curve = Curve()
+    curve.absorb(step(0, resumed=True))
+    for one in steps:
+        curve.absorb(one)
+    found = history(*steps)
+    assert found.reward_ends() == (pytest.approx(curve.reward_first()), pytest.approx(curve.reward_last()), 6)
+    assert number(curve.reward_last()) in plot.subtitle(found)
+
+
+def test_a_chart_draws_all_that_its_legend_names() -> None:
+    found = history(*(step(v, length_mean=5.0, truncated_share=v / 100, staleness_mean=0.0) for v in range(1, 61)))
+    lengths, staleness = run_charts(found, titles=("Completion length", "Staleness"))
+    assert [line["suffix"] for line in lengths.data["lines"]] == [" smoothed", " % smoothed"]
+    assert {curve.color for curve in lengths.curves} == {line["color"] for line in lengths.data["lines"]}
+    assert (staleness.low, staleness.high) == ("0", "1")
 
 
 def test_wall_time_begins_with_the_first_steps_work() -> None:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from starlette.testclient import TestClient
@@ -22,12 +23,14 @@ from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.core.advantages import compute_group_advantages
 from rftstream.queries.audits.audit import audit
+from rftstream.queries.catalog.finding import GroupRow
 from rftstream.queries.curves.history import History
 from rftstream.studio import plot_page
 from rftstream.studio.access import StudioRole
 from rftstream.studio.app import PAGES as OF_RUN
 from rftstream.studio.pages.page import GROUP, PageOfRun
 from rftstream.studio.plot_page import MAX_REPORT_BYTES
+from rftstream.studio.rendering import why
 from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing import MemoryRun, Simulation
 from tests.unit.studio.studio_scene import client, make_config, rules, watch
@@ -122,6 +125,45 @@ def test_only_pages_with_something_to_show(
     assert [name for name in operations if name != "Dead letters"] == ["Flow", *more]
     status = finished[1].snapshot.status
     assert status is not None and ("Dead letters" in operations) is bool(status.dead_letters)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("", r"<p>last step; first [\d.]+</p>"),
+        ("", r"tokens/s, over its last \d+ s</p>"),
+        ("/flow", r"[\d.]+ records/s</span><span>\d+ records in 6 batches</span>"),
+        ("/problems", r'order=hardest">mean reward</a>'),
+        ("/problems?order=hardest", r'order=easiest">mean reward</a>'),
+        ("/problems", r"<small>best</small>(?s:.*)<small>worst</small>"),
+        ("/versions", r"<small>best</small> [^<]*</b> <i>"),
+    ],
+)
+def test_numbers_say_what_they_are(
+    finished: tuple[Simulation, WatchedRun, TestClient], address: str, said: str
+) -> None:
+    page = finished[2].get(f"/runs/demo{address}").text
+    assert re.search(said, page), page[page.index("<h1") :]
+
+
+def test_a_problem_is_found_by_its_name(finished: tuple[Simulation, WatchedRun, TestClient]) -> None:
+    found = finished[2].get("/runs/demo/find?id=sums/4")
+    assert (found.status_code, found.headers["location"]) == (303, "/runs/demo/problems/sums/4")
+
+
+@pytest.mark.parametrize(
+    ("reason", "rewards", "said"),
+    [
+        ("zero_variance", (0.0,) * 8, "zero_variance: all 8 rewards are 0, so none is better than another"),
+        ("zero_variance", (0.5, None, 0.5), "zero_variance: all 2 rewards are 0.500, so none is better than another"),
+        ("zero_variance", (), "zero_variance"),
+        ("complete", (1.0, 1.0), "complete"),
+        (None, (), ""),
+    ],
+)
+def test_a_dropped_group_says_why(reason: str | None, rewards: tuple[float | None, ...], said: str) -> None:
+    group = SimpleNamespace(reason=reason, siblings=[SimpleNamespace(reward=reward) for reward in rewards])
+    assert why(cast(GroupRow, group)) == said
 
 
 def test_a_list_that_is_followed_stays_where_it_is(finished: tuple[Simulation, WatchedRun, TestClient]) -> None:
@@ -239,7 +281,7 @@ def hostile(tmp_path: Path) -> Iterator[TestClient]:
     log = SyntheticLog(memory.transport(), partitions=4, group_size=2)
     log.step(0, resumed=True)
     one, two = log.siblings(0)
-    problem = Problem(messages=(ChatMessage(role="user", content=HOSTILE),), answer=HOSTILE)
+    problem = Problem(messages=(ChatMessage(role="user", content=HOSTILE),), answer=HOSTILE, info={"solution": HOSTILE})
     log.put("tasks", *(Task(ids=ids, problem=problem, sampling=Sampling(), seed=1) for ids in (one, two)))
     ids = [b % 256 for b in b"abc"] * 700
     segment = Segment(
@@ -316,6 +358,11 @@ def test_what_a_rollout_says_stays_text(hostile: TestClient, address: str) -> No
     assert " onmouseover=1" not in answer.text.replace("&#34; onmouseover=1", ""), "it ends no attribute"
     assert len(answer.content) < 600_000, "a page is bounded, whatever a rollout said"
     assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("address", ["groups/sums/0/0/0", "rollouts/sums/0/0/0/0", "problems/sums/0"])
+def test_all_columns_of_a_problem_are_shown(hostile: TestClient, address: str) -> None:
+    assert "<summary>other columns of the problem: solution</summary>" in hostile.get(f"/runs/demo/{address}").text
 
 
 def test_a_very_long_answer_is_not_compared(hostile: TestClient) -> None:
