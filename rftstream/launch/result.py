@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rftstream.contracts.versions import EvalResult
-from rftstream.queries.formatting import size
+from rftstream.errors import RftError, StopRule
+from rftstream.queries.formatting import plural, size
+from rftstream.queries.records.dead import read_dead
 from rftstream.queries.state.disk import disk_bytes
 from rftstream.runs.folder import RunFolder, shown_path
 from rftstream.runs.observer import Observer
+from rftstream.service.role import Log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,8 @@ class RunResult:
     """Evaluation -> its mean at the first and at the newest evaluated version, with these versions."""
     disk_bytes: int = 0
     """Bytes of the run folder."""
+    dead_groups: int = 0
+    """Groups that died and were neither put back nor dropped."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, with paths as texts."""
@@ -59,6 +65,11 @@ class RunResult:
         if not RunFolder(self.run_dir).exists():
             return "\n".join([*lines, f"nothing was begun; the logs are in {folder}/logs"])
         lines.append(f"disk: {size(self.disk_bytes)} in {folder}")
+        if self.dead_groups:
+            lines.append(
+                f"{plural(self.dead_groups, 'group')} died: `rftstream dead list {folder}` says of what, "
+                f"`rftstream dead retry {folder} --all` puts them back"
+            )
         if self.reason == "interrupted" or self.exit_code:
             lines.append(f"go on with: rftstream resume {folder}")
         else:
@@ -84,7 +95,16 @@ def result_of(
         error=error,
         evaluations={name: _means(*results) for name, results in observer.evaluations.items()},
         disk_bytes=sum(disk_bytes(folder).values()),
+        dead_groups=_num_dead(observer) if exit_code in (0, StopRule.exit_code) else 0,
     )
+
+
+def _num_dead(observer: Observer) -> int:
+    """Return how many groups are dead and not put back; 0 if the log does not answer any more."""
+    with suppress(RftError):
+        groups = read_dead(Log(observer.transport), now=time.time()).groups
+        return sum(group.state == "dead" for group in groups)
+    return 0
 
 
 def _means(first: EvalResult, last: EvalResult) -> dict[str, float | int | None]:

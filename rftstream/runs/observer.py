@@ -121,7 +121,7 @@ class Observer:
 
     def __init__(self, transport: Transport, *, whole: bool = False) -> None:
         """`whole`: all of `steps` is read, for those who want each of them among the news."""
-        self._transport = transport
+        self.transport = transport
         self.control = ControlView()
         self.curve = Curve()
         self.evaluations: dict[str, tuple[EvalResult, EvalResult]] = {}
@@ -141,10 +141,10 @@ class Observer:
 
     def catch_up(self) -> None:
         """Read up to the current ends of the topics. A single `poll` only returns records that have arrived."""
-        admin = self._transport.admin
+        admin = self.transport.admin
         ends = {place: end for topic in OBSERVED for place, end in admin.end_offsets(topic).items()}
         self._judge_polled()
-        for records in read_to_ends(self._transport, self.reader, ends):
+        for records in read_to_ends(self.transport, self.reader, ends):
             self._polled.extend(records)
             self._judge_polled()
 

@@ -46,6 +46,8 @@ def test_a_broken_reward_stops_the_run_and_after_the_mend_nothing_is_lost(place:
     assert "stopped by an error: verifier-0: " in place.look("list", "runs").out
     view = place.view("runs/tiny")
     before = view.assert_nothing_lost()
+    assert stopped.result["dead_groups"] == before.groups.dead
+    assert "`rftstream dead retry RUN --all` puts the groups back" in line
     assert before.groups.trained == 0
     assert before.groups.dead > 40
     assert before.rollouts.pending > 0
@@ -66,6 +68,7 @@ def test_a_broken_reward_stops_the_run_and_after_the_mend_nothing_is_lost(place:
     assert done.code == 0, done.err
     assert (done.result["steps"], done.result["reason"]) == (10, "steps")
     after = view.assert_nothing_lost()
+    assert done.result["dead_groups"] == after.groups.dead - before.groups.dead, "but for those put back"
     assert after.groups.dead >= before.groups.dead, "the first attempts stay what they are"
     assert after.groups.trained == 160
     trained = {one.ids.group_id for one in view.experiences() if one.batch_sequence < 10}
