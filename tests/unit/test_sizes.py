@@ -33,7 +33,7 @@ BUDGETS = {
     "environments": 3_400,
     "gateway": 1_450,
     "http": 650,
-    "integrations": 2_850,
+    "integrations": 3_000,
     "launch": 3_300,
     "models": 3_750,
     "policies": 3_850,

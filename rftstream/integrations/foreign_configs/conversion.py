@@ -85,8 +85,12 @@ class Conversion:
     A system's module makes it, applies its rules, and calls `finish` once. Names of settings are dotted paths.
     """
 
-    def __init__(self, system: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self, system: str, given: Mapping[str, Any], defaults: Mapping[str, Any], known: Sequence[str] = ()
+    ) -> None:
+        """`known`: the names of all settings that the other system has, if they are listed."""
         self.system = system
+        self._known = list(known)
         self.algorithm = "grpo"
         self.taskset = "train"
         self._given = {**defaults, **given}
@@ -145,8 +149,13 @@ class Conversion:
             self.leave_unread(name, reason)
 
     def leave_unread(self, name: str, reason: str) -> None:
-        """List a setting whose value is not known. A default may take its place."""
-        self._not_taken.append(NotTaken(name, reason))
+        """List a setting whose value is not known: as not taken, or, if the other system's default stands in its place,
+        as something to write by hand."""
+        if name in self._theirs:
+            default = toml_value(self._given[name])
+            self.ask(f"{name}: {reason}; {default} stands in its place, {self.system}'s default: write the right value")
+        else:
+            self._not_taken.append(NotTaken(name, reason))
 
     def ask(self, text: str) -> None:
         """List something that the user has to do by hand."""
@@ -226,15 +235,21 @@ class Conversion:
         needed here."""
         for name, value in self._given.items():
             if name not in self._seen and value != {}:
-                prefix = max((one for one in decided if re.match(one, name)), key=len, default=None)
-                reason = decided[prefix] if prefix is not None else "no counterpart here"
-                self.leave(f"{name} = {_short(value)}", reason)
+                self.leave(f"{name} = {_short(value)}", self._reason(name, decided))
         text = self._text()
         try:
             loader.from_toml(text)
         except ConfigError as error:
             self.ask(f"the run file does not load yet: {error}")
         return ConvertedConfig(text, tuple(self._written.values()), tuple(self._not_taken), tuple(self._to_do))
+
+    def _reason(self, name: str, decided: Mapping[str, str]) -> str:
+        """Return why a setting that no rule has read is not taken."""
+        if self._known and "." not in name and name not in self._known:
+            near = registry.suggest(name, self._known)
+            return f"{self.system} has no setting {name!r}" + (f"; {near}" if near.startswith("did you mean") else "")
+        prefix = max((one for one in decided if re.match(one, name)), key=len, default=None)
+        return decided[prefix] if prefix is not None else "no counterpart here"
 
     def _text(self) -> str:
         sections: dict[str, list[str]] = {}
@@ -280,6 +295,12 @@ def _bare(name: str) -> str:
 def _short(value: Any) -> str:
     text = json.dumps(value, default=str) if isinstance(value, (dict, list, tuple, str, bool)) else str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def share(total: int, size: int, *, up: bool = False) -> tuple[int, str]:
+    """Return how often a number is in another, at least once, and words that say so if it had to be rounded."""
+    times = max(-(-total // size) if up else total // size, 1)
+    return times, "" if times * size == total else f", rounded from {total / size:.4g}"
 
 
 def many(value: Any) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rftstream.config import loader
 from rftstream.errors import ConfigError
-from rftstream.integrations.foreign_configs.conversion import Conversion, ConvertedConfig, section_name
+from rftstream.integrations.foreign_configs.conversion import Conversion, ConvertedConfig, section_name, share
 from rftstream.integrations.foreign_configs.reading import flat, merged, tables_of
 
 SHARED = (
@@ -84,11 +84,9 @@ def _reinforced(c: Conversion, path: Path, gpus: int) -> None:
     size = c.get("orchestrator.group_size", c.get("orchestrator.rollouts_per_example", 1))
     c.put("feeder.group_size", size, "orchestrator.group_size")
     rollouts = c.get("orchestrator.batch_size")
-    c.put(
-        "feeder.groups_per_batch",
-        max(rollouts // size, 1),
-        f"orchestrator.batch_size {rollouts} rollouts / group_size {size}",
-    )
+    groups, rounded = share(rollouts, size)
+    said = f"orchestrator.batch_size {rollouts} rollouts / group_size {size}{rounded}"
+    c.put("feeder.groups_per_batch", groups, said)
     if (level := c.get("orchestrator.max_async_level")) is not None:
         c.put("feeder.max_staleness", level, "orchestrator.max_async_level")
     c.take(TABLES["alike"])

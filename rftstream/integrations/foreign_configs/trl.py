@@ -18,8 +18,10 @@ from rftstream.integrations.foreign_configs.conversion import (
     Conversion,
     ConvertedConfig,
     many,
+    share,
 )
 from rftstream.integrations.foreign_configs.reading import merged, read_yaml, tables_of
+from rftstream.integrations.foreign_configs.trl_files import FORMATS, described, holds_chats, rows_of, source_of
 from rftstream.integrations.foreign_configs.trl_script import Script, ScriptReader
 
 ALGORITHMS = {"grpo": "grpo", "rloo": "rloo", "sft": "sft", "dpo": "dpo", "reward": "reward_model"}
@@ -44,12 +46,17 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
         raise ConfigError(
             f"--trainer {kind}: the config has reward_funcs, which grpo and rloo take; say --trainer grpo"
         )
-    conversion = Conversion("TRL", settings, {**TABLES["defaults"]["every"], **TABLES["defaults"][kind]})
+    defaults = {**TABLES["defaults"]["every"], **TABLES["defaults"][kind]}
+    conversion = Conversion("TRL", settings, defaults, TABLES["settings"].split())
     conversion.algorithm = ALGORITHMS[kind]
-    _TrlRules(conversion, kind, 1 if gpus is None else gpus, script, files[0]).apply()
+    rules = _TrlRules(conversion, kind, 1 if gpus is None else gpus, script, files[0])
+    rules.apply()
     for name, place in script.unreadable.items():
-        if name not in settings:
+        if name not in settings and name not in rules.asked:
             conversion.leave_unread(name, f"could not be read without running the script: {place}")
+    if script.environment:
+        values = ", ".join(f"{name} = {value}" for name, value in script.environment.items())
+        conversion.ask(f"the script's defaults of environment variables were taken: {values}")
     return conversion.finish(TABLES["decided"])
 
 
@@ -69,6 +76,8 @@ class _TrlRules:
         self._c, self._kind, self._gpus, self._script, self._path = conversion, kind, gpus, script, path
         self._module = re.sub(r"\W", "_", path.stem)  # train-grpo.py is no name of a module
         self._samples = kind in ("grpo", "rloo")
+        self.asked: set[str] = set()
+        """Arguments of the trainer that the user is asked to write."""
 
     def apply(self) -> None:
         c = self._c
@@ -109,21 +118,20 @@ class _TrlRules:
         name = c.get(f"{prefix}dataset_name")
         if name is None:
             place = self._script.unreadable.get(f"{prefix or 'train_'}dataset", "none is named")
-            c.ask(f"write the problems to {prefix or 'train_'}data.jsonl beside the run file; the dataset: {place}")
-            return {"source": f"jsonl:{prefix or 'train_'}data.jsonl"}
-        files = c.get(f"{prefix}load_dataset.data_files")
-        source, split = f"hf:{name}", c.get(f"{prefix}dataset_train_split")
-        if name in ("json", "parquet") and isinstance(files, str):
-            source, split = f"{'jsonl' if name == 'json' else name}:{files}", None
-        limits = c.get(f"{prefix}dataset.select") or []
+            return {"source": self._by_hand(prefix, place)}
+        source, split, limits = self._place(prefix, name)
         options = {
             "subset": c.get(f"{prefix}dataset_config"),
             "split": split,
             "revision": c.get(f"{prefix}load_dataset.revision"),
             "answer_after": c.get(f"{prefix}dataset.answer_after"),
-            "skip": limits[0] if len(limits) > 1 else None,
-            "size": limits[-1] - (limits[0] if len(limits) > 1 else 0) if limits else None,
+            **limits,
         }
+        if not self._samples and not str(source).startswith("hf:") and limits:
+            c.leave_unread(
+                f"rows of {prefix or 'train_'}dataset", "only a source hf: takes some; write these to a file"
+            )
+            options = {}
         for one in c.names(f"{prefix}dataset."):
             if one.startswith(f"{prefix}dataset.map") or one.rpartition(".")[2] in (
                 "filter",
@@ -131,13 +139,53 @@ class _TrlRules:
                 "train_test_split",
             ):
                 c.leave(one, f"{c.get(one)}; make such rows beforehand, or use [[pipeline]]")
+        columns = self._columns(c.get(f"{prefix}dataset.columns") or {})
+        scheme, _, file = str(source).partition(":")
+        if self._samples and not {"prompt", "messages"} & set(columns) and scheme == "jsonl":
+            is_chat = holds_chats(self._path.parent / file)
+            columns = {"messages": "prompt", **columns} if is_chat else columns
         found = {
             "source": source,
             "options": {key: value for key, value in options.items() if value is not None},
-            "columns": self._columns(c.get(f"{prefix}dataset.columns") or {}),
+            "columns": columns,
             "system": c.get(f"{prefix}dataset.system"),
         }
         return {key: value for key, value in found.items() if value}
+
+    def _place(self, prefix: str, name: str) -> tuple[Any, str | None, dict[str, int]]:
+        """Return the source of a dataset that is named, its split if it has some, and which rows are taken."""
+        c = self._c
+        split, first, end = c.get(f"{prefix}dataset_train_split"), None, None
+        if split is not None and (rows := rows_of(str(split))) is not None:
+            split, first, end = rows
+        elif split is not None:
+            c.leave(f"{prefix}dataset_train_split = {split!r}", "give the rows by options.skip and options.size")
+            split = re.split(r"\W", str(split))[0]
+        selected = c.get(f"{prefix}dataset.select") or []
+        skip = (first or 0) + (selected[0] if len(selected) > 1 else 0)
+        ends = [one for one in (end, (first or 0) + selected[-1] if selected else None) if one is not None]
+        limits = {**({"skip": skip} if skip else {}), **({"size": min(ends) - skip} if ends else {})}
+        files, folder = c.get(f"{prefix}load_dataset.data_files"), c.get(f"{prefix}load_dataset.data_dir")
+        if name not in FORMATS:
+            if files or folder:
+                there = f"{prefix}load_dataset.{'data_files' if files else 'data_dir'} = {files or folder!r}"
+                c.leave_unread(there, 'fetch these files to a folder, and name it: source = "hf:FOLDER"')
+            return f"hf:{name}", split, limits
+        source = source_of(name, files, folder, split or "train", self._path.parent, experts=not self._samples)
+        if source is None:
+            source = self._by_hand(prefix, described(name, files, folder))
+        return source, split if str(source).startswith("hf:") else None, limits
+
+    def _by_hand(self, prefix: str, place: str) -> str:
+        """Ask the user for a file with the rows of a dataset, and return the source that reads it."""
+        self.asked.add(f"{prefix or 'train_'}dataset")
+        file = f"{prefix or 'train_'}data.jsonl"
+        section = "evaluations.held-out" if prefix else f"tasksets.{self._c.taskset}" if self._samples else "experts"
+        self._c.ask(
+            f"write the rows as JSON lines to {file} beside the run file, where {section}.source looks for them; "
+            f'`dataset.to_json("{file}")` in the script does. The dataset there: {place}'
+        )
+        return f"jsonl:{file}"
 
     def _columns(self, made: Mapping[str, str]) -> dict[str, str]:
         """Return the columns under our names. The column that a reward compares with is the answer."""
@@ -206,12 +254,13 @@ class _TrlRules:
             )
             size = c.get("num_generations")
             c.put("feeder.group_size", size, "num_generations")
-            c.put("feeder.groups_per_batch", max(completions // size, 1), f"{said} / num_generations {size}")
-            steps = max(completions // (device * processes * accumulated), 1)
+            groups, rounded = share(completions, size)
+            c.put("feeder.groups_per_batch", groups, f"{said} / num_generations {size}{rounded}")
+            steps, rounded = share(completions, device * processes * accumulated)
             passes = c.get("num_iterations")
             if steps > 1:
                 there = f"steps_per_generation: {completions} completions / {device * processes * accumulated} a step"
-                c.put("trainer.minibatches", steps, there)
+                c.put("trainer.minibatches", steps, there + rounded)
             if passes > 1:
                 c.put("trainer.updates_per_batch", passes, "num_iterations")
             c.put("feeder.max_staleness", 0, "on-policy: TRL samples and trains in turns; 1 or 2 does both at once")
@@ -225,18 +274,22 @@ class _TrlRules:
         divided = f" / {batch_steps} optimizer steps per batch" if batch_steps > 1 else ""
         self._batch_steps, self._divided = batch_steps, divided
         most, epochs = c.get("max_steps", -1), c.get("num_train_epochs")
-        steps = math.ceil(most / batch_steps) if most > 0 else None
-        if steps is not None:
-            c.put("run.steps", steps, f"max_steps {most}{divided}" if divided else "max_steps")
+        steps = None
+        if most > 0:
+            steps, rounded = share(most, batch_steps, up=True)
+            c.put("run.steps", steps, f"max_steps {most}{divided}{rounded}" if divided else "max_steps")
         else:
             place = "tasksets.train" if self._samples else "experts"
-            c.put(f"{place}.passes", math.ceil(epochs), "num_train_epochs")
+            passes = math.ceil(epochs)
+            rounded = "" if passes == epochs else f" {epochs}, rounded up"
+            c.put(f"{place}.passes", passes, f"num_train_epochs{rounded}")
         warmup, ratio = c.get("warmup_steps"), c.get("warmup_ratio")
         c.schedule(
             "lr_scheduler_type", warmup or ratio, "warmup_steps" if warmup else "warmup_ratio", steps, batch_steps
         )
         if c.get("save_strategy", "steps") == "steps" and (every := c.get("save_steps")) >= 1:
-            c.put("trainer.checkpoint_every", math.ceil(every / batch_steps), f"save_steps {every}{divided}")
+            saved, rounded = share(every, batch_steps, up=True)
+            c.put("trainer.checkpoint_every", saved, f"save_steps {every}{divided}{rounded}")
 
     def _sampled(self) -> None:
         c = self._c
@@ -264,8 +317,9 @@ class _TrlRules:
                 c.put(f"evaluations.held-out.{key}", value, "eval_dataset")
             c.put("evaluations.held-out.reward", self._rewards(), "reward_funcs")
             if every := c.get("eval_steps"):
-                said = f"eval_steps {every}{self._divided}" if self._divided else "eval_steps"
-                c.put("evaluations.held-out.every", math.ceil(every / self._batch_steps), said)
+                asked, rounded = share(every, self._batch_steps, up=True)
+                said = f"eval_steps {every}{self._divided}{rounded}" if self._divided else "eval_steps"
+                c.put("evaluations.held-out.every", asked, said)
             c.put(
                 "evaluations.held-out.n",
                 c.get("num_generations_eval", c.get("num_generations")),
@@ -298,6 +352,7 @@ class _TrlRules:
                 rewards.append({"name": name, **weight})
         if not rewards:
             where = self._script.unreadable.get("reward_funcs", "none is named")
+            self.asked.add("reward_funcs")
             c.ask(f'the reward could not be read ({where}): set reward to a name or "module:function"')
             return "exact"
         return rewards[0]["name"] if len(rewards) == 1 and len(rewards[0]) == 1 else rewards
@@ -309,12 +364,13 @@ class _TrlRules:
             c.put("rewards.reward_model.path", one["model"], "reward_funcs: a model")
             return "reward_model"
         module, _, name = str(next(iter(one)) if isinstance(one, dict) else one).rpartition(":")
-        if name == "get_soft_overlong_punishment":
+        is_theirs = module.partition(".")[0] == "trl" or (not module and name not in self._script.functions)
+        if name == "get_soft_overlong_punishment" and is_theirs:
             most = one[name] if isinstance(one, dict) else {"max_completion_len": 1280, "soft_punish_cache": 256}
             share = most["soft_punish_cache"] / most["max_completion_len"]
             c.put(f"algorithms.{c.algorithm}.overlong_share", share, f"{name}: soft_punish_cache / max_completion_len")
             return None
-        if name in REWARDS and module in ("", "trl.rewards"):
+        if name in REWARDS and is_theirs:
             return REWARDS[name]
         if not module and "." in name:
             module, _, name = name.rpartition(".")

@@ -20,6 +20,8 @@ from rftstream.integrations.foreign_configs.reading import OPERATORS, read_text
 
 KINDS = ("GRPO", "RLOO", "SFT", "DPO", "Reward")
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+CASTS = {"int": int, "float": float, "str": str}
 BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.With)
 TEXTS = ("split", "replace", "lower", "upper", "strip", "rstrip", "lstrip")
 """String methods that can be evaluated."""
@@ -36,6 +38,10 @@ class UnreadableExpression(Exception):
         super().__init__(f"line {getattr(node, 'lineno', '?')}: {shown}{f', {reason}' if reason else ''}")
 
 
+UNKNOWN = (UnreadableExpression, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""Errors of evaluating an expression that has no value unless the script runs."""
+
+
 @dataclass
 class Script:
     """The settings of a script, the arguments that could not be read, and the names of its own functions."""
@@ -45,6 +51,8 @@ class Script:
     unreadable: dict[str, str] = field(default_factory=dict)
     """Setting -> the expression of its value."""
     functions: set[str] = field(default_factory=set)
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Environment variable -> the script's default, which was taken."""
 
 
 class Binding(NamedTuple):
@@ -71,7 +79,7 @@ class Scope:
                 self.bound += [Binding(ast.unparse(one), node.value, node, self, in_branch) for one in node.targets]
             elif isinstance(node, ast.AnnAssign) and node.value is not None:
                 self.bound.append(Binding(ast.unparse(node.target), node.value, node, self, in_branch))
-            elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            elif isinstance(node, DEFINITIONS):
                 self.bound.append(Binding(node.name, node, node, self, in_branch))
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
                 self.bound += [Binding(alias.asname or alias.name, node, node, self) for alias in node.names]
@@ -109,6 +117,7 @@ class ScriptReader:
             raise ConfigError(f"{path}: not Python: {error}; name a training script, or TRL's YAML config") from None
         self._path = path
         self._scope = Scope().add(self._tree.body)
+        self._environment: dict[str, Any] = {}
 
     def read(self) -> Script:
         """Return the arguments of the script's trainer. ConfigError if there is none."""
@@ -116,7 +125,7 @@ class ScriptReader:
         names = {
             node.name for node in ast.walk(self._tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         }
-        script = Script(kind.lower(), functions=names)
+        script = Script(kind.lower(), functions=names, environment=self._environment)
         positional = dict(
             zip(("model", "reward_funcs" if kind in ("GRPO", "RLOO") else "args"), call.args, strict=False)
         )
@@ -135,7 +144,7 @@ class ScriptReader:
                     script.settings["model_name_or_path"] = self._model(node, scope)
                 else:
                     script.settings[name] = self.value(node, scope)
-            except (UnreadableExpression, RecursionError) as error:
+            except UNKNOWN as error:
                 script.unreadable[name] = str(error)
         return script
 
@@ -193,20 +202,31 @@ class ScriptReader:
             return "".join(
                 str(self.value(one.value if isinstance(one, ast.FormattedValue) else one, scope)) for one in node.values
             )
-        if isinstance(node, ast.Call) and _last(node.func) in ("int", "float", "str") and len(node.args) == 1:
-            return {"int": int, "float": float, "str": str}[_last(node.func)](self.value(node.args[0], scope))
+        if isinstance(node, ast.Call) and _last(node.func) in CASTS and len(node.args) == 1:
+            return CASTS[_last(node.func)](self.value(node.args[0], scope))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("environ.get", "getenv")):
+            return self._of_environment(node, scope)
         if isinstance(node, ast.Call) and _last(node.func) == "dict" and not node.args:
             return {one.arg: self.value(one.value, scope) for one in node.keywords}
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TEXTS:
             said = str(self.value(node.func.value, scope))
             return getattr(said, node.func.attr)(*(self.value(one, scope) for one in node.args))
-        if isinstance(node, ast.Subscript):
+        if isinstance(node, ast.Subscript) and not ast.unparse(node.value).endswith("environ"):
             return self.value(node.value, scope)[self.value(node.slice, scope)]
         if isinstance(node, ast.Name):
             return self.value(*self._resolved(node, scope))
         if isinstance(node, ast.Attribute):
             return self._attribute(node, scope)
         raise UnreadableExpression(node)
+
+    def _of_environment(self, node: ast.Call, scope: Scope) -> Any:
+        """Return the default of an environment variable."""
+        given = [*node.args, *(one.value for one in node.keywords if one.arg == "default")]
+        if len(given) < 2:
+            raise UnreadableExpression(node, "which has no default")
+        name, default = (self.value(one, scope) for one in given[:2])
+        self._environment[str(name)] = default
+        return default
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:
         """Return the default of an argparse argument, or the last part of a constant such as torch.bfloat16."""
@@ -237,9 +257,9 @@ class ScriptReader:
             if isinstance(found, ast.ImportFrom):
                 names = {one.asname or one.name: one.name for one in found.names}
                 return f"{found.module}:{names[node.id]}"
-            is_own = isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
-            return node.id if is_own else self._function(found, around)
-        if isinstance(node, ast.Call) and _last(node.func) == "get_soft_overlong_punishment":
+            return node.id if isinstance(found, DEFINITIONS) else self._function(found, around)
+        is_made = isinstance(node, ast.Call) and not isinstance(_named(node.func, scope), DEFINITIONS)
+        if is_made and isinstance(node, ast.Call) and _last(node.func) == "get_soft_overlong_punishment":
             return {_last(node.func): {one.arg: self.value(one.value, scope) for one in node.keywords}}
         raise UnreadableExpression(node)
 
@@ -252,7 +272,7 @@ class ScriptReader:
             try:
                 value = self.value(one.value, scope)
                 found |= {str(key): item for key, item in value.items()} if one.arg is None else {one.arg: value}
-            except (UnreadableExpression, TypeError, ValueError, ZeroDivisionError) as error:
+            except UNKNOWN as error:
                 script.unreadable[f"{prefix}{one.arg or '**'}"] = str(error)
         return found
 
@@ -293,23 +313,28 @@ class ScriptReader:
 
     def _dataset(self, node: ast.AST, scope: Scope, script: Script) -> dict[str, Any]:
         """Return a dataset as settings of TRL's command line, with the changes that its methods make."""
+        used = node
         node, scope = self._resolved(node, scope)
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            raise UnreadableExpression(used, "which is imported")
         if isinstance(node, ast.Subscript):
             return {**self._dataset(node.value, scope, script), "dataset_train_split": self.value(node.slice, scope)}
         if not isinstance(node, ast.Call):
             raise UnreadableExpression(node)
         name = _last(node.func)
-        if name in ("load_dataset", "load_from_disk"):
-            keys = ("dataset_name", "dataset_config")
+        if name in ("from_json", "from_csv", "from_parquet") and len(node.args) == 1:
+            return {"dataset_name": name[5:], "load_dataset.data_files": self.value(node.args[0], scope)}
+        function = _named(node.func, scope)
+        if name in ("load_dataset", "load_from_disk") and not isinstance(function, DEFINITIONS):
+            keys = ("dataset_name", "dataset_config", "load_dataset.data_dir", "load_dataset.data_files")
             found = dict(zip(keys, (self.value(one, scope) for one in node.args), strict=False))
             words = {"path": "dataset_name", "name": "dataset_config", "split": "dataset_train_split"}
             for keyword in node.keywords:
                 name_there = words.get(str(keyword.arg), f"load_dataset.{keyword.arg}")
                 found[name_there] = self.value(keyword.value, scope)
             return found
-        if isinstance(node.func, ast.Attribute) and not isinstance(node.func.value, ast.Constant):
+        if isinstance(node.func, ast.Attribute) and not name.startswith("from_"):
             return {**self._dataset(node.func.value, scope, script), **self._changed(name, node, scope)}
-        function, _ = self._resolved(node.func, scope)
         if isinstance(function, ast.FunctionDef):
             inside = self._inside(function, node, scope)
             returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value]
@@ -382,6 +407,18 @@ class ScriptReader:
             else:
                 found[f"dataset.map: {name}"] = ast.unparse(chat)
         return found
+
+
+def _named(node: ast.AST, scope: Scope) -> ast.AST | None:
+    """Return what a name stands for, or None if nothing in the script says it."""
+    found = None
+    try:
+        while isinstance(node, ast.Name):
+            found, scope = scope.find(node)
+            node = found
+    except UnreadableExpression:
+        return None
+    return found
 
 
 def _last(node: ast.expr) -> str:

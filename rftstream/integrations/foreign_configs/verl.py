@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rftstream.errors import ConfigError
-from rftstream.integrations.foreign_configs.conversion import Conversion, ConvertedConfig, many, section_name
+from rftstream.integrations.foreign_configs.conversion import Conversion, ConvertedConfig, many, section_name, share
 from rftstream.integrations.foreign_configs.reading import merged, read_overrides, read_yaml, tables_of
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -103,8 +103,9 @@ def _reinforced(c: Conversion, path: Path, gpus: int | None) -> None:
     c.take(TABLES["alike"])
     prompts, minibatch = c.get("data.train_batch_size"), c.get(f"{ACTOR}.ppo_mini_batch_size")
     if prompts > minibatch:
-        said = f"{ACTOR}.ppo_mini_batch_size: data.train_batch_size {prompts} / {minibatch} problems a step"
-        c.put("trainer.minibatches", prompts // minibatch, said)
+        steps, rounded = share(prompts, minibatch)
+        said = f"{ACTOR}.ppo_mini_batch_size: data.train_batch_size {prompts} / {minibatch} problems a step{rounded}"
+        c.put("trainer.minibatches", steps, said)
     c.put("feeder.max_staleness", 0, "verl samples and trains in turns; 1 or 2 does both at once")
     longest = c.get("data.max_prompt_length") + c.get("data.max_response_length")
     c.put("model.context", longest, f"data.max_prompt_length + data.max_response_length = {longest}")

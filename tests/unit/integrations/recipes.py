@@ -201,6 +201,26 @@ RECIPES = {
         (),
         {"rloo_sums_rewards.py": "def shorter(completions, **kwargs):\n    return [-len(c) for c in completions]\n"},
     ),
+    "trl-grpo-own-reward-of-chats": Recipe(
+        "trl",
+        {
+            "train.py": "from datasets import load_dataset\nfrom trl import GRPOConfig, GRPOTrainer\n"
+            "data = load_dataset('json', data_files={'train': 'chats.jsonl', 'test': 'chats.jsonl'})\n"
+            "def accuracy_reward(completions, solution, **kwargs):\n    return [0.0 for _ in completions]\n"
+            "GRPOTrainer('Qwen/Qwen2.5-0.5B-Instruct', accuracy_reward, train_dataset=data['train'], "
+            "eval_dataset=data['test'], args=GRPOConfig('chats', max_steps=2)).train()\n"
+        },
+        {
+            "tasksets.train.source": "jsonl:chats.jsonl", "tasksets.train.reward": "train_rewards:accuracy_reward",
+            "evaluations.held-out.source": "jsonl:chats.jsonl",
+            "tasksets.train.columns": {"messages": "prompt"}, "evaluations.held-out.columns": {"messages": "prompt"},
+        },
+        (),
+        {
+            "train_rewards.py": "def accuracy_reward(completions, solution, **kwargs):\n"
+            "    return [float(one[0]['content'] == said) for one, said in zip(completions, solution)]\n"
+        },
+    ),
     "trl-grpo-tools": Recipe(
         "trl",
         {
@@ -305,7 +325,7 @@ RECIPES = {
             'trainer.experiment_name="turns_$(date +%s)"\n',
         },
         {"trainer.algorithm": "rloo", "tasksets.gsm8k.environment": "tools", "environments.tools.max_turns": 5},
-        ("actor_rollout_ref.rollout.multi_turn.tool_config_path", "trainer.experiment_name"),
+        ("actor_rollout_ref.rollout.multi_turn.tool_config_path",),
     ),
     "verl-sft": Recipe(
         "verl",

@@ -37,6 +37,7 @@ HUB: dict[str, dict[str, Any]] = {
     "org/math/train.jsonl": {"prompt": ROW["prompt"], "solution": "5"},
     "org/pairs/train.jsonl": {"prompt": "2 + 3?", "chosen": "5", "rejected": "6"},
     "sums.jsonl": {"prompt": "2 + 3?", "answer": "5"},
+    "chats.jsonl": {"prompt": ROW["prompt"], "solution": "5"},
 }
 
 
@@ -129,10 +130,98 @@ def test_a_script_that_makes_its_config_elsewhere_is_completed_by_a_yaml(tmp_pat
     files = written(tmp_path, {"train.py": script, "grpo.yaml": f"model_name_or_path: {MODEL}\nmax_steps: 5\n"})
     done = called("convert-config", "trl", *files)
     unread = {one["there"]: one["reason"] for one in done["not_taken"]}
-    assert "line 7: training" in unread["args"] and "bound in a branch" in unread["train_dataset"]
-    assert "make()" in unread["reward_funcs"]
-    assert any("train_data.jsonl" in text for text in done["to_do"])
+    assert "line 7: training" in unread["args"] and not {"train_dataset", "reward_funcs"} & set(unread)
+    asked = "\n".join(done["to_do"])
+    assert re.search(r"train_data.jsonl .* bound in a branch", asked) and "make()" in asked
     assert tomllib.loads(done["run_file"])["run"]["steps"] == 5
+
+
+HEAD = "import os\nfrom datasets import Dataset, load_dataset\nfrom trl import GRPOConfig, GRPOTrainer\n"
+TRL = "from trl.rewards import accuracy_reward\n"
+OWN = "def accuracy_reward(completions, **kwargs):\n    return [0.0 for _ in completions]\n"
+CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
+
+
+@pytest.mark.parametrize(
+    ("head", "data", "settings", "found", "said"),
+    [
+        (TRL, CHATS, "", {"reward": "math", "columns": {"answer": "solution"}, "source": "jsonl:chats.jsonl"}, ()),
+        (OWN, CHATS, "", {"reward": "train_rewards:accuracy_reward", "columns": None}, ("copy accuracy_reward",)),
+        (f"async {OWN}", CHATS, "", {"reward": "train_rewards:accuracy_reward", "columns": None}, ()),
+        ("from mine import accuracy_reward\n", CHATS, "", {"reward": "mine:accuracy_reward"}, ()),
+        (OWN, "load_dataset('json', data_files={'train': 'a.jsonl', 'test': 'b.jsonl'})['test']", "",
+         {"source": "jsonl:b.jsonl"}, ()),
+        (OWN, "load_dataset('json', data_files={'train': 'a.jsonl', 'test': 'b.jsonl'}, split='no')", "",
+         {"source": "jsonl:train_data.jsonl"}, ("JSON lines to train_data.jsonl", "json files: a.jsonl, b.jsonl")),
+        (OWN, "load_dataset('json', data_files=['a.jsonl'], data_dir='d')['train']", "",
+         {"source": "jsonl:d/a.jsonl"}, ()),
+        (OWN, "load_dataset('json', data_files=['a.jsonl', 'b.jsonl'])['train']", "",
+         {"source": "jsonl:train_data.jsonl"}, ("json files: a.jsonl, b.jsonl",)),
+        (OWN, "load_dataset('json', data_files='list.json')['train']", "",
+         {"source": "jsonl:train_data.jsonl"}, ("json files: list.json",)),
+        (OWN, "load_dataset('csv', data_files='a.csv', split='train[:100]')", "",
+         {"source": "jsonl:train_data.jsonl", "options": {"size": 100}},
+         ("tasksets.train.source", "csv files: a.csv")),
+        (OWN, "load_dataset('parquet', data_files='p/*.parquet', split='train[10:]').select(range(5))", "",
+         {"source": "parquet:p/*.parquet", "options": {"skip": 10, "size": 5}}, ()),
+        (OWN, "load_dataset('org/x', split='train[5:9]')", "",
+         {"source": "hf:org/x", "options": {"split": "train", "skip": 5, "size": 4}}, ()),
+        (OWN, "load_dataset('org/x', split='train[:10%]', data_files='a.json')", "",
+         {"options": {"split": "train"}}, ("options.size", "load_dataset.data_files = 'a.json': fetch")),
+        (OWN, "Dataset.from_json('a.jsonl')", "", {"source": "jsonl:a.jsonl"}, ()),
+        (OWN, "Dataset.from_list([{}])", "", {"source": "jsonl:train_data.jsonl"},
+         ("JSON lines to train_data.jsonl", "line 6: Dataset.from_list")),
+        (OWN, "Dataset.from_dict({}).shuffle()", "", {}, ("tasksets.train.source", "line 6: Dataset.from_dict")),
+        (OWN, CHATS, "num_generations=int(os.environ.get('N', 16)), max_steps=int(os.getenv('M', default='5'))",
+         {"feeder.group_size": 16, "run.steps": 5}, ("N = 16, M = 5",)),
+        (OWN, CHATS, "num_generations=int(os.environ['N'])", {"feeder.group_size": 8},
+         ("num_generations: could not", "line 7: os.environ['N']; 8 stands in its place")),
+        (OWN, CHATS, "foo_bar=1, num_generatoins=4, top_entropy_quantile=0.2", {},
+         ("TRL has no setting 'foo_bar'\n", "no setting 'num_generatoins'; did you mean 'num_generations'?",
+          "top_entropy_quantile = 0.2: no counterpart here")),
+        (OWN, CHATS, "num_generations=3, per_device_train_batch_size=8", {"feeder.groups_per_batch": 2},
+         ("num_generations 3, rounded from 2.667",)),
+    ],
+)  # fmt: skip
+def test_scripts_of_trl_are_read_as_they_would_run(
+    head: str, data: str, settings: str, found: dict[str, Any], said: tuple[str, ...], tmp_path: Path
+) -> None:
+    call = f"GRPOTrainer('m', accuracy_reward, train_dataset=data, args=GRPOConfig('o', {settings}))"
+    files = written(tmp_path, {"list.json": "[\n{}]", "train.py": f"{HEAD}{head}data = {data}\n{call}.train()\n"})
+    done = convert_config("trl", files[1:])
+    values = tomllib.loads(done.run_file)
+    for key, value in found.items():
+        inside = values if "." in key else values["tasksets"]["train"]
+        assert (setting(inside, key) if value is not None else inside.get(key)) == value, key
+    text = re.sub(r"\n\s{4,}", " ", done.to_text()) + "\n"
+    assert all(one in text for one in said), text
+    listed = {one.there.split(" ")[0] for one in done.not_taken}
+    assert not listed & {one.there.split(" ")[0] for one in done.taken}
+    assert not any("does not load" in one for one in done.to_do), done.to_do
+
+
+@pytest.mark.parametrize(
+    ("data", "source"),
+    [
+        ("load_dataset('csv', data_files='a.csv', split='train')", "file:a.csv"),
+        ("load_dataset('json', data_files=['a.jsonl', 'b.json'], split='train')", ["jsonl:a.jsonl", "file:b.json"]),
+        ("load_dataset('parquet', data_dir='p', split='train')", "parquet:p"),
+        ("load_dataset('json', data_files='a.jsonl', split='train[:10]')", "jsonl:a.jsonl"),
+    ],
+)
+def test_files_of_demonstrations_have_a_source(data: str, source: Any, tmp_path: Path) -> None:
+    script = f"{HEAD}SFTTrainer('m', train_dataset={data}).train()\n"
+    done = convert_config("trl", written(tmp_path, {"sft.py": script}))
+    experts = tomllib.loads(done.run_file)["experts"]
+    assert experts["source"] == source and "options" not in experts
+    assert ("rows of train_dataset" in done.to_text()) == ("10" in data)
+
+
+def test_trl_has_the_settings_that_rules_know() -> None:
+    tables = trl.TABLES
+    known = set(tables["settings"].split())
+    used = [*tables["alike"], *(name for names in tables["defaults"].values() for name in names)]
+    assert set(used) <= known
 
 
 def test_gpus_place_the_roles_and_nothing_is_written_over(tmp_path: Path) -> None:

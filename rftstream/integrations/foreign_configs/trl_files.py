@@ -1,0 +1,78 @@
+"""Sources for files that a script of TRL names, as in `load_dataset("json", data_files=...)`, and slices of splits."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rftstream.integrations.foreign_configs.conversion import many
+
+FORMATS = ("json", "csv", "parquet", "arrow", "text", "xml", "webdataset", "imagefolder", "audiofolder", "videofolder")
+"""Formats of files, which `load_dataset` takes in the place of a dataset's name."""
+FOLDERS = {"json": "hf", "csv": "hf", "parquet": "parquet"}
+"""Format -> the source that reads a folder of such files."""
+SPLIT = re.compile(r"([\w.-]+)(?:\[(\d*):(\d*)\])?")
+
+
+def rows_of(split: str) -> tuple[str, int | None, int | None] | None:
+    """Return the name, the first row and the end of the rows in `train[10:100]`. None for shares, sums and rows counted
+    from the end."""
+    if (match := SPLIT.fullmatch(split)) is None:
+        return None
+    first, end = (int(one) if one else None for one in match.groups()[1:])
+    return match[1], first, end
+
+
+def source_of(kind: str, files: Any, folder: str | None, split: str, beside: Path, *, experts: bool) -> Any:
+    """Return the source that reads these files, or several, which only demonstrations have. None if there is none.
+
+    `files` and `folder` are the data_files and data_dir of `load_dataset`, `beside` is the folder of the script."""
+    if isinstance(files, dict):
+        files = files.get(split, next(iter(files.values())) if len(files) == 1 else None)
+    names = [str(PurePosixPath(folder or "", str(one))) for one in many(files)] if files else []
+    if not files and folder and kind in FOLDERS:
+        return f"{FOLDERS[kind]}:{folder}"
+    found = [_reader(kind, name, beside, experts=experts) for name in names]
+    if not found or None in found or (len(found) > 1 and not experts):
+        return None
+    return found[0] if len(found) == 1 else found
+
+
+def described(kind: str, files: Any, folder: str | None) -> str:
+    """Return the files as the script names them."""
+    names: Sequence[Any] = list(files.values()) if isinstance(files, dict) else many(files or folder or "no file")
+    return f"{kind} files: {', '.join(str(name) for one in names for name in many(one))}"
+
+
+def _reader(kind: str, name: str, beside: Path, *, experts: bool) -> str | None:
+    if "://" in name or name.endswith((".gz", ".zip", ".zst", ".xz", ".bz2")):
+        return None
+    if kind == "parquet":
+        return f"parquet:{name}"
+    if kind not in ("json", "csv") or "*" in name:
+        return None
+    if experts and name.endswith((".json", ".csv", ".tsv")):
+        return f"file:{name}"
+    is_list = _first_line(beside / name).startswith("[")
+    return f"jsonl:{name}" if kind == "json" and not is_list else None
+
+
+def holds_chats(path: Path) -> bool:
+    """Return whether the first row of a file of JSON lines has a list of messages as its prompt."""
+    try:
+        row = json.loads(_first_line(path))
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(row, dict) and isinstance(row.get("prompt"), list)
+
+
+def _first_line(path: Path) -> str:
+    """Return the first line that is not empty. Empty if the file cannot be read."""
+    try:
+        with path.open(encoding="utf-8-sig") as lines:
+            return next((line.strip() for line in lines if line.strip()), "")
+    except (OSError, UnicodeDecodeError):
+        return ""
