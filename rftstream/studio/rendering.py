@@ -89,7 +89,7 @@ def why(group: GroupRow) -> str:
         return group.reason or ""
     least, most = number(min(rewards)), number(max(rewards))
     said = f"all {len(rewards)} rewards are {least}" if least == most else f"rewards are {least} to {most}"
-    return f"{group.reason}: {said}, so none is better than another"
+    return f"{group.reason}: {said}"
 
 
 def moment(at: float | None) -> str:
