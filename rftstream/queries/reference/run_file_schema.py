@@ -18,6 +18,7 @@ import msgspec
 
 from rftstream.config.parts import registry, reward_uses
 from rftstream.config.parts.part_specs import TasksetSpec
+from rftstream.config.role_sections import AUTO
 from rftstream.queries.reference import settings, source_text
 from rftstream.queries.reference.settings import LISTED, NAMED, OPTIONS, PIPELINE, Setting, SettingSection
 
@@ -127,7 +128,8 @@ def _setting(setting: Setting) -> Schema:
     if shared is not None:
         return _described(setting, _ref(shared))
     is_name = kind is not None and kind != TasksetSpec.kind
-    return _described(setting, _name_of(str(kind)) if is_name else _of_type(setting.type))
+    more = [AUTO] if setting.default == AUTO else []
+    return _described(setting, _name_of(str(kind), *more) if is_name else _of_type(setting.type))
 
 
 def _described(setting: Setting, schema: Schema) -> Schema:
@@ -147,9 +149,9 @@ def _ref(name: str) -> Schema:
 # --------------------------------------------------------------------------------------------------------- parts
 
 
-def _name_of(kind: str) -> Schema:
-    """Return the schema of a part's name: a built-in one, or the user's own."""
-    return {"anyOf": [{"type": "string", "enum": list(registry.table(kind))}, _own_name()]}
+def _name_of(kind: str, *more: str) -> Schema:
+    """Return the schema of a part's name: a built-in one, one of `more`, or the user's own."""
+    return {"anyOf": [{"type": "string", "enum": [*more, *registry.table(kind)]}, _own_name()]}
 
 
 def _own_name() -> Schema:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from rftstream.config import loader
+from rftstream.config.placement import chosen_settings
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.runs.folder import (
@@ -68,9 +69,10 @@ def derive_for_groups(source: OpenRun, folder: RunFolder, sets: Sequence[str], *
 
 
 def differences(source: OpenRun, config: RunConfig) -> tuple[str, ...]:
-    """Return a line `key before -> after` for each setting that was changed on purpose."""
-    lines = changed_settings(source.config, config)
-    return tuple(line for line in lines if line.partition(" ")[0] not in OWN)
+    """Return a line `key before -> after` for each setting that was changed on purpose. Devices that the source left to
+    the machine are not."""
+    lines, passed = changed_settings(source.config, config), {*OWN, *chosen_settings(source.config)}
+    return tuple(line for line in lines if line.partition(" ")[0] not in passed)
 
 
 def changed_keys(source: OpenRun, config: RunConfig, sets: Sequence[str]) -> set[str]:
