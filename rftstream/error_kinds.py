@@ -8,11 +8,23 @@ MAX_KINDS = 1000
 """Most kinds that are remembered. One more, and all are forgotten."""
 
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+_QUOTED = re.compile(r"""(?<!\w)(['"`])(?:(?!\1)[^\n]){0,1000}\1(?!\w)""")
 
 
 def kind_of(text: str) -> str:
     """Return the text without its numbers and addresses. It is the same for all errors of one kind."""
     return _NUMBER.sub("0", text)
+
+
+def rough_kind_of(text: str) -> str:
+    """Return the text without its numbers, addresses and quoted parts, which errors about data often bring."""
+    return kind_of(_QUOTED.sub("''", text))
+
+
+def shown_for_all(text: str, num_texts: int) -> str:
+    """Return what to show for all errors of the text's kind, which has `num_texts` different ones: with several, N
+    stands for each number and address."""
+    return text if num_texts == 1 else _NUMBER.sub("N", text)
 
 
 def last_line(detail: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from rftstream.config import secrets
-from rftstream.error_kinds import MAX_KINDS, kind_of
+from rftstream.error_kinds import MAX_KINDS, kind_of, rough_kind_of
 from rftstream.launch.log_files import event_of
 
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
@@ -27,6 +27,8 @@ _TAIL_BYTES = 65_536
 _ERRORS = ("error", "critical")
 _TROUBLES = ("warning", *_ERRORS)
 _REPEAT_AFTER_S = 60.0
+_FEW = 3
+"""Most lines in that time that differ only in numbers and quoted parts."""
 _ECHOED = ("kafka",)
 """Packages whose warnings are logged as info, since our own message reports the same problem and its consequences."""
 _OWN = ("rftstream", "workers")
@@ -144,29 +146,44 @@ def last_error(file: Path, *, since: int = 0) -> str | None:
 
 
 class Troubles:
-    """New warnings and errors in a log file that another process writes. The same message is returned once a minute."""
+    """New warnings and errors in a log file that another process writes. The same message is returned once a minute,
+    and of messages that differ only in quoted parts a few, with the number of the others."""
 
     def __init__(self, file: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._file = file
         self._clock = clock
         self._offset = self._size()
         self._said_at: dict[str, float] = {}
+        self._alike: dict[str, tuple[float, list[str]]] = {}
+        """Rough kind -> time of its first message in this minute, and its messages."""
 
     def new(self) -> list[str]:
         """Return the new warnings and errors since the last call."""
         size, since = self._size(), self._offset
+        found = list(self._held_back())
         if size <= since:
-            return []
+            return found
         self._offset = size
-        found = []
         for line in _tail(self._file, since):
             text = _said(line, _TROUBLES)
             if text is None:
                 continue
             if self._clock() - self._said_at.get(kind_of(text), -_REPEAT_AFTER_S) >= _REPEAT_AFTER_S:
                 self.said(text)
-                found.append(text)
+                _, alike = self._alike.setdefault(rough_kind_of(text), (self._clock(), []))
+                alike.append(text)
+                if len(alike) <= _FEW:
+                    found.append(text)
         return found
+
+    def _held_back(self) -> Iterator[str]:
+        """Yield a line for each rough kind whose minute is over, if it had more messages than were returned."""
+        now = self._clock()
+        for kind, (began, alike) in list(self._alike.items()):
+            if now - began >= _REPEAT_AFTER_S:
+                del self._alike[kind]
+                if (more := len(alike) - _FEW) > 0:
+                    yield f"{alike[-1]} (and {more - 1:,} more like it)" if more > 1 else alike[-1]
 
     def said(self, text: str) -> None:
         """Record that a message was already shown."""

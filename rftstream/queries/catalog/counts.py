@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rftstream.error_kinds import shown_for_all
 from rftstream.queries.audits.balance import STAGES, Balance
 from rftstream.queries.audits.rows import RESULTS
 from rftstream.queries.catalog.database import BUCKET_S, CatalogReader
@@ -201,15 +202,19 @@ class ErrorKind:
 
     reason: str
     error: str
-    """The error of the newest letter; empty if letters do not have it."""
+    """The error, with N for the numbers in which these letters' errors differ; empty if letters do not have it."""
     count: int
 
 
 def count_letters(catalog: CatalogReader, moment: Moment) -> list[ErrorKind]:
     """Count dead letters by reason and kind of error, the most frequent first."""
     rows = catalog.rows(
-        "SELECT reason, kind, count(*) AS letters, max(offset) AS offset, error FROM letters WHERE at <= :at"
+        "SELECT reason, kind, count(*) AS letters, count(DISTINCT error) AS texts, max(offset) AS offset, error"
+        " FROM letters WHERE at <= :at"
         " GROUP BY reason, kind ORDER BY letters DESC, offset",
         {"at": moment.at_s},
     )
-    return [ErrorKind(reason=row["reason"], error=row["error"], count=row["letters"]) for row in rows]
+    return [
+        ErrorKind(reason=row["reason"], error=shown_for_all(row["error"], row["texts"]), count=row["letters"])
+        for row in rows
+    ]

@@ -17,7 +17,7 @@ from rftstream.contracts.dead import DeadDropped, DeadLetter
 from rftstream.contracts.ids import next_attempt
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.error_kinds import kind_of
+from rftstream.error_kinds import kind_of, shown_for_all
 from rftstream.errors import ConfigError, ContractError
 from rftstream.queries.catalog.counts import ErrorKind
 from rftstream.queries.catalog.finding import Letter
@@ -111,15 +111,16 @@ def read_letters(log: Log) -> list[Letter]:
 
 
 def error_kinds(letters: Iterable[Letter]) -> list[ErrorKind]:
-    """Return the kinds of errors, the most frequent first. `letters` must be oldest first."""
-    newest: dict[tuple[str, str], str] = {}
-    counts: Counter[tuple[str, str]] = Counter()
+    """Return the kinds of errors, the most frequent first."""
+    found: dict[tuple[str, str], Counter[str]] = {}
     for letter in letters:
         if letter.error:
-            kind = letter.reason, kind_of(letter.error)
-            newest[kind] = letter.error
-            counts[kind] += 1
-    return [ErrorKind(reason=kind[0], error=newest[kind], count=count) for kind, count in counts.most_common()]
+            found.setdefault((letter.reason, kind_of(letter.error)), Counter())[letter.error] += 1
+    kinds = [
+        ErrorKind(reason=reason, error=shown_for_all(next(iter(texts)), len(texts)), count=texts.total())
+        for (reason, _), texts in found.items()
+    ]
+    return sorted(kinds, key=lambda kind: -kind.count)
 
 
 def _from_control(log: Log, now: float) -> tuple[set[str], set[str]]:

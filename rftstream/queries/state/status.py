@@ -11,6 +11,7 @@ from typing import Any
 from rftstream.algorithms.learning_signal import NoSignal, find_no_signal
 from rftstream.config.stages import stage_line
 from rftstream.contracts.control import DesiredState
+from rftstream.contracts.outcomes import GroupResult
 from rftstream.queries.audits.group_counts import count_outcomes, feeder_cursor
 from rftstream.queries.audits.operator_totals import OperatorTotals, read_totals
 from rftstream.queries.catalog.counts import ErrorKind
@@ -20,7 +21,7 @@ from rftstream.queries.curves.reward_watch import find_reward_signs
 from rftstream.queries.curves.training_watch import Sign, find_training_signs
 from rftstream.queries.formatting import columns, duration, listed, moment, number, plural, size, staleness_text, table
 from rftstream.queries.plain import Report, pick
-from rftstream.queries.records.dead import error_kinds, read_letters
+from rftstream.queries.records.dead import error_kinds, read_dead
 from rftstream.queries.records.growth_report import GrowthReport, read_growth
 from rftstream.queries.state.disk import DiskRoom, disk_bytes, disk_room
 from rftstream.queries.state.standstill import (
@@ -90,8 +91,11 @@ class Status(Report):
     lost: Mapping[str, int]
     """Topic -> offsets that were deleted by others than the run."""
     dead_letters: Mapping[str, int]
+    """Reason -> dead letters; those that were dropped are left out."""
     dead_errors: tuple[ErrorKind, ...]
     """The errors with the most dead letters."""
+    all_put_back: bool
+    """Whether there are dead groups, and each of them was put back or dropped."""
     disk_bytes: Mapping[str, int]
     disk_room: DiskRoom
     workers: tuple[WorkerStatus, ...]
@@ -196,6 +200,7 @@ class KnownFacts:
     dead_letters: Mapping[str, int]
     dead_errors: tuple[ErrorKind, ...]
     operators: OperatorTotals | None
+    all_put_back: bool = False
 
 
 def read_status(
@@ -247,6 +252,7 @@ def read_status(
         lost=deleted_unsaid(run.transport, control.deleted, (*FLOW, *WHOLE)),
         dead_letters=known.dead_letters,
         dead_errors=known.dead_errors,
+        all_put_back=known.all_put_back,
         disk_bytes=used,
         disk_room=disk_room(run.folder, used, history),
         workers=workers,
@@ -276,7 +282,7 @@ def _facts_of(run: OpenRun, log: Log, doing: Callable[[str], object]) -> KnownFa
     doing("outcomes and batches")
     outcomes = count_outcomes(log)
     doing("dead letters")
-    letters = read_letters(log)
+    dead = read_dead(log, now=time.time())
     doing("steps and evaluations")
     return KnownFacts(
         live=live,
@@ -284,9 +290,11 @@ def _facts_of(run: OpenRun, log: Log, doing: Callable[[str], object]) -> KnownFa
         history=read_glance(log),
         groups=outcomes.num_groups,
         newest_batch=outcomes.newest_batch,
-        dead_letters=dict(Counter(letter.reason for letter in letters).most_common()),
-        dead_errors=tuple(error_kinds(letters)[:NUM_DEAD_ERRORS]),
+        dead_letters=dict(Counter(letter.reason for letter in dead.letters).most_common()),
+        dead_errors=tuple(error_kinds(reversed(dead.letters))[:NUM_DEAD_ERRORS]),
         operators=read_totals(log, control),
+        all_put_back=bool(outcomes.num_groups.get(GroupResult.dead))
+        and all(one.state == "put_back" for one in dead.groups),
     )
 
 
@@ -370,7 +378,7 @@ def _flow(status: Status) -> Iterator[tuple[str, str]]:
     if status.lost:
         found = f"offsets {listed(status.lost, 'of')} were deleted, and not by the run"
         yield "lost", f"{found}: `rftstream topics list` shows settings"
-    yield "dead letters", listed(status.dead_letters) or "none"
+    yield "dead letters", (listed(status.dead_letters) or "none") + ("; all put back" if status.all_put_back else "")
     yield from (("died of", f"{end.error} ({end.count:,} {end.reason})") for end in status.dead_errors)
     if (deleted := status.control.deleted).version:
         yield "deleted", f"{plural(deleted.sequence, 'group')}, batches below version {deleted.version:,}"

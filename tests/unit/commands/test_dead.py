@@ -151,6 +151,10 @@ def test_what_was_put_back_is_not_asked_for_again(run: Path) -> None:
     report = called("retry", run, "sums/0/0/0")
     assert (report["groups"], report["put_back_before"]) == ([], 1)
     assert {one["reason"]: one["put_back"] for one in called("list", run)["groups"]} == {"timeout": 1, "error": 0}
+    assert "put back" not in commands.call("status", run).stdout
+    called("drop", run, "--reason", "error")
+    assert commands.called("status", run)["dead_letters"] == {"timeout": 2}, "but for those dropped"
+    assert "timeout; all put back" in commands.call("status", run).stdout
 
 
 def test_only_dead_groups_can_be_put_back(run: Path) -> None:

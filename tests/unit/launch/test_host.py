@@ -410,6 +410,12 @@ def test_troubles_are_told_once_a_minute(tmp_path: Path) -> None:
     troubles.said("gone")
     write("ERROR   x gone")
     assert troubles.new() == []
+    names = [f"{chr(97 + n // 26)}{chr(97 + n % 26)}" for n in range(143)]
+    write(*(f"WARNING x sums/0/{n}: cannot judge '{name}' in a user's row" for n, name in enumerate(names)))
+    assert [line.split("'")[1] for line in troubles.new()] == names[:3]
+    now = 122.0
+    assert troubles.new() == [f"sums/0/142: cannot judge '{names[-1]}' in a user's row (and 139 more like it)"]
+    assert troubles.new() == []
 
 
 def test_threads_are_limited_for_libraries_loaded_later(monkeypatch: pytest.MonkeyPatch, run_file: Path) -> None:

@@ -140,11 +140,11 @@ def test_it_says_what_rollouts_died_of(log: SyntheticLog, tmp_path: Path) -> Non
     log.put("dead", letter(3, "failed", "environment mine:Shop: reply: KeyError('price')"))
     found = status(log, tmp_path)
     assert found.to_json()["dead_errors"] == [
-        {"reason": "error", "error": "ValueError: cannot judge 2", "count": 3},
+        {"reason": "error", "error": "ValueError: cannot judge N", "count": 3},
         {"reason": "failed", "error": "environment mine:Shop: reply: KeyError('price')", "count": 1},
     ]
     lines = [line.strip() for line in found.to_text().splitlines()]
-    assert "died of       ValueError: cannot judge 2 (3 error)" in lines
+    assert "died of       ValueError: cannot judge N (3 error)" in lines
     assert "died of       environment mine:Shop: reply: KeyError('price') (1 failed)" in lines
 
 
