@@ -118,20 +118,16 @@ class _TrlRules:
         name = c.get(f"{prefix}dataset_name")
         if name is None:
             place = self._script.unreadable.get(f"{prefix or 'train_'}dataset", "none is named")
-            return {"source": self._by_hand(prefix, place)}
+            return {"source": self._by_hand(prefix, f"that the trainer gets ({place})")}
         source, split, limits = self._place(prefix, name)
-        options = {
-            "subset": c.get(f"{prefix}dataset_config"),
-            "split": split,
-            "revision": c.get(f"{prefix}load_dataset.revision"),
-            "answer_after": c.get(f"{prefix}dataset.answer_after"),
-            **limits,
-        }
-        if not self._samples and not str(source).startswith("hf:") and limits:
+        subset, revision = c.get(f"{prefix}dataset_config"), c.get(f"{prefix}load_dataset.revision")
+        of_hub = {"subset": subset, "split": split, "revision": revision} if str(source).startswith("hf:") else {}
+        if limits and not (self._samples or of_hub):
             c.leave_unread(
                 f"rows of {prefix or 'train_'}dataset", "only a source hf: takes some; write these to a file"
             )
-            options = {}
+            limits = {}
+        options = {**of_hub, "answer_after": c.get(f"{prefix}dataset.answer_after"), **limits}
         for one in c.names(f"{prefix}dataset."):
             if one.startswith(f"{prefix}dataset.map") or one.rpartition(".")[2] in (
                 "filter",
@@ -153,7 +149,7 @@ class _TrlRules:
         return {key: value for key, value in found.items() if value}
 
     def _place(self, prefix: str, name: str) -> tuple[Any, str | None, dict[str, int]]:
-        """Return the source of a dataset that is named, its split if it has some, and which rows are taken."""
+        """Return the source of a dataset that is named, its split, and which rows are taken."""
         c = self._c
         split, first, end = c.get(f"{prefix}dataset_train_split"), None, None
         if split is not None and (rows := rows_of(str(split))) is not None:
@@ -161,20 +157,21 @@ class _TrlRules:
         elif split is not None:
             c.leave(f"{prefix}dataset_train_split = {split!r}", "give the rows by options.skip and options.size")
             split = re.split(r"\W", str(split))[0]
+        files, folder = c.get(f"{prefix}load_dataset.data_files"), c.get(f"{prefix}load_dataset.data_dir")
+        source: Any = f"hf:{name}"
+        if name in FORMATS:
+            source = source_of(name, files, folder, split or "train", self._path.parent, experts=not self._samples)
+        elif files or folder:
+            there = f"{prefix}load_dataset.{'data_files' if files else 'data_dir'} = {files or folder!r}"
+            c.leave_unread(there, 'fetch these files to a folder, and name it: source = "hf:FOLDER"')
+        if source is None:
+            place = f"that load_dataset returns for {described(name, files, folder)}"
+            source, first, end = self._by_hand(prefix, place), None, None  # what the user writes is sliced
         selected = c.get(f"{prefix}dataset.select") or []
         skip = (first or 0) + (selected[0] if len(selected) > 1 else 0)
         ends = [one for one in (end, (first or 0) + selected[-1] if selected else None) if one is not None]
         limits = {**({"skip": skip} if skip else {}), **({"size": min(ends) - skip} if ends else {})}
-        files, folder = c.get(f"{prefix}load_dataset.data_files"), c.get(f"{prefix}load_dataset.data_dir")
-        if name not in FORMATS:
-            if files or folder:
-                there = f"{prefix}load_dataset.{'data_files' if files else 'data_dir'} = {files or folder!r}"
-                c.leave_unread(there, 'fetch these files to a folder, and name it: source = "hf:FOLDER"')
-            return f"hf:{name}", split, limits
-        source = source_of(name, files, folder, split or "train", self._path.parent, experts=not self._samples)
-        if source is None:
-            source = self._by_hand(prefix, described(name, files, folder))
-        return source, split if str(source).startswith("hf:") else None, limits
+        return source, split, limits
 
     def _by_hand(self, prefix: str, place: str) -> str:
         """Ask the user for a file with the rows of a dataset, and return the source that reads it."""
@@ -183,7 +180,7 @@ class _TrlRules:
         section = "evaluations.held-out" if prefix else f"tasksets.{self._c.taskset}" if self._samples else "experts"
         self._c.ask(
             f"write the rows as JSON lines to {file} beside the run file, where {section}.source looks for them; "
-            f'`dataset.to_json("{file}")` in the script does. The dataset there: {place}'
+            f'`dataset.to_json("{file}")` in the script does, of the dataset {place}'
         )
         return f"jsonl:{file}"
 

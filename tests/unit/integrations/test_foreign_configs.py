@@ -160,7 +160,7 @@ CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
         (OWN, "load_dataset('json', data_files='list.json')['train']", "",
          {"source": "jsonl:train_data.jsonl"}, ("json files: list.json",)),
         (OWN, "load_dataset('csv', data_files='a.csv', split='train[:100]')", "",
-         {"source": "jsonl:train_data.jsonl", "options": {"size": 100}},
+         {"source": "jsonl:train_data.jsonl", "options": None},
          ("tasksets.train.source", "csv files: a.csv")),
         (OWN, "load_dataset('parquet', data_files='p/*.parquet', split='train[10:]').select(range(5))", "",
          {"source": "parquet:p/*.parquet", "options": {"skip": 10, "size": 5}}, ()),
@@ -207,6 +207,7 @@ def test_scripts_of_trl_are_read_as_they_would_run(
         ("load_dataset('json', data_files=['a.jsonl', 'b.json'], split='train')", ["jsonl:a.jsonl", "file:b.json"]),
         ("load_dataset('parquet', data_dir='p', split='train')", "parquet:p"),
         ("load_dataset('json', data_files='a.jsonl', split='train[:10]')", "jsonl:a.jsonl"),
+        ("load_dataset('csv', 'x', data_files='*.csv', split='train[:11]')", "jsonl:train_data.jsonl"),
     ],
 )
 def test_files_of_demonstrations_have_a_source(data: str, source: Any, tmp_path: Path) -> None:
