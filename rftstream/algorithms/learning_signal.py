@@ -64,8 +64,6 @@ def likely_cause(values: Mapping[str, float], config: RunConfig) -> str:
     """Describe the rewards of a step without signal and the possible causes, the likeliest first."""
     reward = values.get("reward", 0.0)
     causes = []
-    if (cut := values.get("truncated_share", 0.0)) >= MANY_CUT:
-        causes.append(f"{cut:.0%} of the completions are cut off at sampling.max_tokens, perhaps before the answer")
     if not _is_flat(values):
         found = "rewards differ between problems, and never inside a group"
         if config.feeder.group_size == 1:
@@ -85,6 +83,9 @@ def likely_cause(values: Mapping[str, float], config: RunConfig) -> str:
     else:
         found = f"every reward is {reward:.4g}"
         causes.append("the reward does not look at the completion")
+    if (cut := values.get("truncated_share", 0.0)) >= MANY_CUT:
+        at = 0 if not _is_flat(values) else 1
+        causes.insert(at, f"{cut:.0%} of the completions are cut off at sampling.max_tokens, perhaps before the answer")
     return f"{found}. Likely causes: {'; or '.join(causes)}"
 
 

@@ -31,7 +31,7 @@ def explain(keys: tuple[str, ...], as_json: bool) -> None:
 
     KEY is a setting (trainer.lr), a section (trainer, tasksets.NAME), a part (algorithms.grpo, or grpo), a setting of a
     part (algorithms.grpo.clip_low), a kind of parts (algorithms), another tool's name of a setting (num_generations),
-    or a theme (memory, OOM, gpu, resume, speed): then the settings that matter, with a line each. Part names may be
+    or a theme (OOM, gpu, resume, speed, dead): then the settings that matter, with a line each. Part names may be
     `module:Class` of your own. Without KEY: the sections of a run file, the parts and the themes.
     """
     from rftstream.commands.views import print_out

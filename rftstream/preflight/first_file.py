@@ -289,8 +289,9 @@ def _prompt(problem: Problem) -> str:
 
 
 def _most_tokens(problems: Sequence[Problem]) -> int:
-    """Return the tokens that a made model needs for the longest answer and its end."""
-    return max(len(problem.answer or "") for problem in problems) + 1
+    """Return the tokens that a made model gets: for the longest answer, its end, and a quarter more."""
+    longest = max(len(problem.answer or "") for problem in problems)
+    return longest + 1 + longest // 4
 
 
 def _usual_reward(wanted: FirstFile, source: str, problems: Sequence[Problem]) -> str:

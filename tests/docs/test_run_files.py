@@ -81,3 +81,4 @@ def test_what_init_writes_holds_problems_out_if_there_are_enough(tmp_path: Path,
     assert sizes == ({"held-out": held} if held else {} if rows else {"sums": 25})
     [(name, section)] = config.tasksets.items()
     assert len(open_taskset(name, section, config)) == (rows or 25) - held
+    assert config.sampling.max_tokens == {3000: 6}.get(rows, config.sampling.max_tokens), "four digits, the end, room"

@@ -105,6 +105,10 @@ def test_near_names_are_proposed(asked: str, proposed: str) -> None:
         ("memory", {"sampling.max_tokens", "transport.options"}),  # the theme, and the transport that is called so
         ("resume", {"trainer.checkpoint_every", "run.resume"}),
         ("learning", {"trainer.lr", "feeder.group_size"}),
+        *(
+            (word, {"tasksets.NAME.reward", "verifier.tries", "verifier.max_dead_share"})
+            for word in ("dead_letters", "retry", "reward 0", "always 0")
+        ),
         ("checkpoint", {"trainer.keep_checkpoints"}),  # no theme: a word of meanings
         ("tokenizer", {"model.init_from"}),
     ],

@@ -477,7 +477,7 @@ def test_steps_without_signal_are_told_with_their_likely_causes(log: SyntheticLo
     found = status(log, tmp_path)
     assert found.to_json()["no_signal"]["steps"] == 12
     text = " ".join(found.to_text().split())
-    assert "no signal for 12 steps: every reward is 0. Likely causes: 90% of the completions" in text
+    assert "no signal for 12 steps: every reward is 0. Likely causes: the reward never matches" in text
     assert [sign.kind for sign in found.training_signs] == ["truncated"]
     assert "look at completions truncated: 90% of the newest completions" in text
     titles = [one.title for one in what_is_wrong(found, now=0.0)]
