@@ -164,7 +164,7 @@ def test_a_terminal_gets_a_live_view(place: Workplace) -> None:
     assert run.finish().code == 0, seen.decode()
     text = seen.decode()
     assert "\x1b[" in text, "drawn anew in place"
-    for word in ("step 6", "reward", "workers", "trainer-0", "sampling", "the model is in runs/tiny/final"):
+    for word in ("step 6", "reward", "workers", "trainer-0", "loading", "the model is in runs/tiny/final"):
         assert word in text
 
 

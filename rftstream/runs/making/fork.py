@@ -69,9 +69,10 @@ def derive_for_groups(source: OpenRun, folder: RunFolder, sets: Sequence[str], *
 
 
 def differences(source: OpenRun, config: RunConfig) -> tuple[str, ...]:
-    """Return a line `key before -> after` for each setting that was changed on purpose. Devices that the source left to
-    the machine are not."""
-    lines, passed = changed_settings(source.config, config), {*OWN, *chosen_settings(source.config)}
+    """Return a line `key before -> after` for each setting that was changed on purpose. What either side leaves to the
+    machine is not."""
+    passed = {*OWN, *chosen_settings(source.config), *chosen_settings(config)}
+    lines = changed_settings(source.config, config)
     return tuple(line for line in lines if line.partition(" ")[0] not in passed)
 
 
