@@ -59,7 +59,19 @@ def command(
 
 def group(*examples: str) -> Callable[[Any], click.Group]:
     """Make the function below a group of commands, with examples at the end of its help."""
-    return click.group(epilog=_epilog(examples))
+    return click.group(cls=CommandGroup, epilog=_epilog(examples))
+
+
+class CommandGroup(click.Group):
+    """A group that says which command lists, if a run is named where a command is expected."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if "list" in self.commands and args[0] not in self.commands and not args[0].startswith("-"):
+            known = ", ".join(sorted(self.commands))
+            ctx.fail(f"No such command {args[0]!r}; expected {known}: `{ctx.command_path} list {args[0]}` lists.")
+        return super().resolve_command(ctx, args)
 
 
 def _epilog(examples: Sequence[str]) -> str:

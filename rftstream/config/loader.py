@@ -104,9 +104,10 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
     plain: dict[str, Any] = copy.deepcopy(dict(values))
     secrets.hide(plain)
     for section in ("run", "model", "experts" if "experts" in plain else "tasksets"):
-        if section not in plain:
+        if section not in plain or (section == "model" and not plain[section]):
             raise ConfigError(
-                f"[{section}]: missing; every run file needs [run], [model] and one [tasksets.NAME], or [experts] alone"
+                f"[{section}]: {'nothing in it' if section in plain else 'missing'}; every run file needs [run], "
+                "[model] and one [tasksets.NAME], or [experts] alone"
             )
     for tables, section_type in (("tasksets", TasksetSection), ("evaluations", EvaluationSection)):
         sections = plain.get(tables, {})
@@ -381,8 +382,13 @@ def _not_a_file(folder: Path) -> str:
     return f"{folder}: is a folder, expected a run file" + (f"; there is {found}" if found else "")
 
 
+_OF_DATA = (".jsonl", ".json", ".parquet", ".csv")
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the values of a file, unchecked. ConfigError if it cannot be read or is not TOML."""
+    if path.suffix in _OF_DATA and path.is_file():
+        raise ConfigError(f"{path}: is data, expected a run file; `rftstream init --tasks {path}` makes one of it")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:

@@ -13,6 +13,7 @@ from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import TasksetSpec
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.data.tasksets.columns import USUAL_COLUMNS, found_columns
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
 
@@ -29,11 +30,6 @@ FORMATS = {
 }
 """Form of a completion's answer -> the form in words, the system message that asks for it, and the pattern by which the
 reward `exact` finds it."""
-COLUMNS = {
-    "prompt": ("prompt", "question", "problem", "query", "instruction", "input"),
-    "answer": ("answer", "solution", "target", "output", "label", "ground_truth", "response"),
-}
-"""Our name -> usual names of columns, the likeliest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +42,7 @@ class FirstFile:
     tasks: str = ""
     """A file of problems, a folder, or a source as in the run file; empty: a sample file is written."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Our name -> the file's, if the file's name is not one of `COLUMNS`."""
+    """Our name -> the file's, if the file's name is not one of `USUAL_COLUMNS`."""
     model: str = MADE
     """`made`, a model folder, or a name on the hub."""
     reward: str = ""
@@ -137,7 +133,7 @@ def _first_row(wanted: FirstFile, source: str) -> dict[str, object] | None:
 
 
 def _has_prompt(wanted: FirstFile, row: Mapping[str, object]) -> bool:
-    usual = any(name in row for name in COLUMNS["prompt"])
+    usual = any(name in row for name in USUAL_COLUMNS["prompt"])
     return usual or "prompt" in wanted.columns or "messages" in {*row, *wanted.columns}
 
 
@@ -146,7 +142,13 @@ def find_columns(wanted: FirstFile, source: str) -> dict[str, str]:
     found, row, place = dict(wanted.columns), _first_row(wanted, source), source.partition(":")[2]
     if row is None:
         return found
-    for ours, names in COLUMNS.items():
+    for ours, named in wanted.columns.items():
+        if named not in row and named.partition(".")[0] not in row:
+            raise ConfigError(
+                f"--column {ours}={named}: no column {named!r} in {place}; {found_columns(ours, named, list(row))}; "
+                f"say which it is, --column {ours}=NAME"
+            )
+    for ours, names in USUAL_COLUMNS.items():
         if ours in found or ours in row or (ours == "prompt" and "messages" in {*row, *found}):
             continue
         if theirs := next((name for name in names if name in row), None):

@@ -141,7 +141,7 @@ def test_a_built_in_source(here: Path) -> None:
         (["--tasks", "my_scores.py"], "expected .jsonl or .parquet"),
         (["--tasks", "rows.jsonl"], "found the columns text, next"),
         (["--tasks", "rows.jsonl", "--column", "prompt"], "expected OURS=THEIRS"),
-        (["--tasks", "rows.jsonl", "--column", "prompt=no_such"], "no_such"),
+        (["--tasks", "rows.jsonl", "--column", "prompt=no_such"], "say which it is, --column prompt=NAME"),
         (["--tasks", "jsonl:rows.jsonl", "--model", "./nowhere", "--column", "prompt=text"], "no such folder"),
         (["--name", "My Run"], "run.name"),
         (["--tasks", "squares"], "and images"),

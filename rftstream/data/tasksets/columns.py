@@ -25,6 +25,11 @@ from rftstream.data.tasksets.images import check_images, text_of_part, with_imag
 from rftstream.errors import ConfigError
 from rftstream.models.chat_template import with_thinking
 
+USUAL_COLUMNS = {
+    "prompt": ("prompt", "question", "problem", "query", "instruction", "input"),
+    "answer": ("answer", "solution", "target", "output", "label", "ground_truth", "response"),
+}
+"""Our name -> usual names of columns, the likeliest first."""
 OUR_COLUMNS = ("prompt", "messages", "answer", "system", "tools", "data_source", "images")
 NAMED_ONLY = ("images",)
 """Columns that are used only if the section names them: many files have pictures beside texts that do not need them."""
@@ -120,7 +125,7 @@ class Columns:
         """Raise ConfigError if a column in `keep` is missing. `names`: the columns of a file, or of its first row."""
         for name in self._config.keep or ():
             if name not in names:
-                raise ConfigError(f"{where}: no column {name!r} to keep; {_found(name, names)}")
+                raise ConfigError(f"{where}: no column {name!r} to keep; {found_columns('', name, names)}")
 
     def check(self, row: Mapping[str, Any], where: str, num_bytes: int = 0) -> None:
         """Raise ConfigError for rows that `problem` refuses, as far as a quick check can tell; large rows are checked
@@ -428,11 +433,18 @@ def _from_json(text: str, where: str, expected: str) -> Any:
 
 
 def _missing(where: str, path: str, ours: str, names: Sequence[str]) -> str:
-    return f"{where}: no column {path!r}; {_found(path, names)}; set columns = {{ {ours} = ... }} to the right one"
+    found = found_columns(ours, path, names)
+    return f"{where}: no column {path!r}; {found}; set columns = {{ {ours} = ... }} to the right one"
 
 
-def _found(name: str, names: Sequence[str]) -> str:
-    """Return `found a, b, c; did you mean 'b'?`."""
-    near = registry.suggest(name.rpartition(".")[2], list(names)).partition("; ")[2]
+def found_columns(ours: str, name: str, names: Sequence[str]) -> str:
+    """Return `found a, b, c; did you mean 'b'?`. It proposes a usual name of our column, else a similar name, and none
+    that is usual for another of our columns."""
+    others = {one for key, usual in USUAL_COLUMNS.items() if key != ours for one in usual}
+    near = next((repr(one) for one in USUAL_COLUMNS.get(ours, ()) if one in names), None)
+    said = f"did you mean {near}?" if near else ""
+    if not near and (similar := [one for one in names if ours not in USUAL_COLUMNS or one not in others]):
+        said = registry.suggest(name.rpartition(".")[2], similar).rpartition("; ")[2]
+        said = said if said.startswith("did you mean") else ""
     shown = ", ".join(names) if names else "none"
-    return f"found {shown}; {near}" if near else f"found {shown}"
+    return f"found {shown}; {said}" if said else f"found {shown}"

@@ -13,7 +13,7 @@ from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.arrow import ArrowRows
 from rftstream.data.tasksets.columns import Columns, TableConfig
 from rftstream.data.tasksets.row_index import kept_index
-from rftstream.data.tasksets.rows import JsonLines, RowReader, RowSource
+from rftstream.data.tasksets.rows import JsonLines, RowReader, RowSource, near_file
 from rftstream.errors import ConfigError
 
 
@@ -109,7 +109,8 @@ def find_files(location: str) -> list[Path]:
     if not found:
         text = "no such file" if not (path.is_dir() or glob.has_magic(location)) else "no *.parquet there"
         text = "nothing matches" if glob.has_magic(location) and not path.is_dir() else text
-        raise ConfigError(f"{location}: {text}; expected a Parquet file, a pattern or a folder of such files")
+        expected = f"expected a Parquet file, a pattern or a folder of such files{near_file(path)}"
+        raise ConfigError(f"{location}: {text}; {expected}")
     return sorted(found)
 
 

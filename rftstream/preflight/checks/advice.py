@@ -193,7 +193,10 @@ def _unused_tables(config: RunConfig) -> Iterator[str]:
     for kind, table in ((kind, getattr(config, kind)) for kind in used):
         for name in table:
             if name not in used[kind]:
-                yield f"{kind}.{name}: nothing uses it; {registry.suggest(name, sorted(used[kind]))}"
+                known = registry.table("policy" if kind == "policies" else kind.removesuffix("s"))
+                wrong = [repr(one) for one in sorted(used[kind]) if ":" not in one and one not in known]
+                said = f"the run uses {', '.join(wrong)}; is that misspelt?" if name in known and wrong else ""
+                yield f"{kind}.{name}: nothing uses it; {said or registry.suggest(name, sorted(used[kind]))}"
     for key in ("servers", "options"):
         if lies_in_folder(config) and getattr(config.transport, key):
             yield f"transport.{key}: nothing uses it, since transport.kind is {config.transport.kind!r}"
@@ -204,7 +207,7 @@ def _lengths(config: RunConfig, measured: Mapping[str, TasksetLine], context: in
         found = measured.get(place)
         if found is None or context is None:
             continue
-        if found.too_long:
+        if found.too_long and found.too_long_means:
             yield (
                 f"{place}: {plural(found.too_long, 'prompt')} of {found.problems:,} longer than the context of "
                 f"{context:,}, {found.too_long_means}"

@@ -162,6 +162,7 @@ def test_only_dead_groups_can_be_put_back(run: Path) -> None:
     assert result.exit_code == 2
     assert "expected the id of a dead letter, or of a rollout or group whose outcome is dead" in result.output
     assert call("retry", run).exit_code == 2
+    assert f" dead list {run}` lists" in " ".join(call(run).output.split())
     assert call("retry", run, "sums/0/1/0", "--all").exit_code == 2
 
 

@@ -169,6 +169,12 @@ def test_of_several_files_the_one_with_the_setting_is_named(tmp_path: Path) -> N
         load([base, mine], env={})
     with pytest.raises(ConfigError, match=rf"^{mine}, {empty}: \[run\]: missing; every run file needs"):
         load([mine, empty], env={})
+    (tmp_path / "bare.toml").write_text("[run]\nname = 'a'\n[model]\n")
+    with pytest.raises(ConfigError, match=r"\[model\]: nothing in it; every run file needs"):
+        load([tmp_path / "bare.toml"], env={})
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1+1="}\n')
+    with pytest.raises(ConfigError, match=r"is data, expected a run file; `rftstream init --tasks .*train\.jsonl`"):
+        load([tmp_path / "train.jsonl"], env={})
 
 
 @pytest.mark.parametrize(

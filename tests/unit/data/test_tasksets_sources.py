@@ -111,7 +111,11 @@ def test_jsonl_chats(tmp_path: Path) -> None:
         (['{"prompt": "a"}', '{"prompt": '], {}, "bad.jsonl:2: not JSON"),
         (['{"prompt": "a"}', "", "[1]"], {}, "bad.jsonl:3: found a list, expected an object"),
         (["null"], {}, "bad.jsonl:1: found a null, expected an object"),
-        (['{"question": "a", "b": 1}'], {}, "bad.jsonl:1: no column 'prompt'; found question, b; set columns"),
+        (
+            ['{"question": "a", "b": 1}'],
+            {},
+            "bad.jsonl:1: no column 'prompt'; found question, b; did you mean 'question'",
+        ),
         (['{"prompt": "a"}'], {"answer": "result"}, "bad.jsonl:1: no column 'result'; found prompt"),
         (['{"prompt": 5}'], {}, "bad.jsonl:1: the prompt is a number, expected a text or a list of messages"),
         (['{"prompt": []}'], {}, "bad.jsonl:1: the prompt is an empty list"),

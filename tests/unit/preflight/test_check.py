@@ -398,9 +398,19 @@ def test_a_missing_model_does_not_hide_the_rest(write: Write) -> None:
     assert "did you mean 'exact'" in text
 
 
+def test_what_is_misspelt_is_said_the_right_way_round(write: Write, tmp_path: Path) -> None:
+    report = check(write(trainer__algorithm="gpro", algorithms__grpo={}))
+    assert "algorithms.grpo: nothing uses it; the run uses 'gpro'; is that misspelt?" in report.warnings
+    assert "did you mean train.jsonl?" in errors(write(tasksets__train__source="jsonl:trian.jsonl"))
+    config = write(tasksets__train__columns={"prompt": "question"})
+    (tmp_path / "train.jsonl").write_text('{"problem": "1+1=", "solution": "2"}')
+    assert "found problem, solution; did you mean 'problem'?; set" in errors(config)
+
+
 def test_prompts_longer_than_the_context(write: Write) -> None:
     prompts = ["1+1=", "9" * 40, "8" * 39]
     assert "tasksets.train: problem 1 has a prompt of 40 tokens" in errors(write(prompts))
+    assert not [one for one in check(write(prompts)).warnings if "longer than" in one], "the error says it, and more"
     for policy, means in (("skip", "left out"), ("truncate", "cut from the left")):
         report = fine(write(prompts, tasksets__train__too_long=policy))
         assert report.tasksets[0].too_long == 1
