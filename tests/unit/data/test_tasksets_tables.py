@@ -290,9 +290,7 @@ def test_missing_files_and_columns_are_named(tmp_path: Path) -> None:
     assert "y-*.parquet: nothing matches" in refusal(f"parquet:{tmp_path}/y-*.parquet")
     (tmp_path / "empty").mkdir()
     assert "empty: no *.parquet there" in refusal(f"parquet:{tmp_path}/empty")
-    assert "x.parquet: no column 'prompt'; found question, extra_info; set columns = { prompt = ... }" in refusal(
-        source
-    )
+    assert "x.parquet: no column 'prompt'; found question, extra_info; did you mean 'question'?" in refusal(source)
     for mapped, text in [
         ({"prompt": "questoin"}, "no column 'questoin'; found question, extra_info; did you mean 'question'?; set"),
         ({"prompt": "question", "answer": "extra_info.anwser"},
