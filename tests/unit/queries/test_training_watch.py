@@ -94,7 +94,9 @@ def test_a_sign_says_what_it_saw() -> None:
     assert (
         signs["truncated"].text == "83% of the newest completions are cut off by sampling.max_tokens or model.context"
     )
-    assert signs["no_signal"].text.startswith("3 steps since the run began: every reward is 0. Likely causes: 83%")
+    assert signs["no_signal"].text.startswith(
+        "3 steps since the run began: every reward is 0. Likely causes: the reward"
+    )
     fell = found(steps(60, {"reward": (0.1, 0.9)}), results("held-out", [0.3, 0.6, 0.4]))["evaluation"]
     assert fell.to_text() == (
         "evaluation: fell from 0.600 at version 20 to 0.400 at version 40, while the reward went from 0.358 to 0.629"
