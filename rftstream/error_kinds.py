@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 MAX_KINDS = 1000
 """Most kinds that are remembered. One more, and all are forgotten."""
@@ -25,6 +26,13 @@ def shown_for_all(text: str, num_texts: int) -> str:
     """Return what to show for all errors of the text's kind, which has `num_texts` different ones: with several, N
     stands for each number and address."""
     return text if num_texts == 1 else _NUMBER.sub("N", text)
+
+
+def common_text(texts: Collection[str]) -> str:
+    """Return what to show for different errors of one kind: N stands for each number and address that differs."""
+    differing = [len(set(found)) > 1 for found in zip(*map(_NUMBER.findall, texts), strict=True)]
+    places = iter(differing)
+    return _NUMBER.sub(lambda found: "N" if next(places) else found[0], min(texts))
 
 
 def last_line(detail: str) -> str:

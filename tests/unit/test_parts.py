@@ -68,6 +68,7 @@ EXCEPTIONS = {
     ("rftstream/preflight/installing.py", "tools"): "a folder of uv",
     ("rftstream/queries/catalog/listing.py", "tools"): "a column of an index",
     ("rftstream/studio/pages/list_pages.py", "tools"): "a field of a form",
+    ("rftstream/studio/rendering.py", "zero_variance"): "why a group was dropped",
     ("rftstream/environments/hosts/adapters/openenv.py", "code"): "a field of an answer",
     ("rftstream/environments/hosts/guard.py", "code"): "a field of an answer",
     ("rftstream/environments/hosts/host.py", "code"): "a field of an answer",

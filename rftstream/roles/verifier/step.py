@@ -26,7 +26,7 @@ from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.tasks import RolloutIds
 from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout, spent_amounts
-from rftstream.error_kinds import Kinds, kind_of, last_line, shown_for_all
+from rftstream.error_kinds import Kinds, common_text, kind_of, last_line
 from rftstream.errors import ContractError, StopRule
 from rftstream.rewards.base import (
     RewardInput,
@@ -98,7 +98,7 @@ class Deaths:
         causes = Counter((reason, kind_of(line)) for reason, _, line in deaths)
         (reason, kind), count = causes.most_common(1)[0]
         lines = {line for other, _, line in deaths if (other, kind_of(line)) == (reason, kind)}
-        line = shown_for_all(min(lines), len(lines))
+        line = common_text(lines)
         cause = "reason of the last one" if len(causes) == 1 else f"reason of {count} of them"
         mend = "the reward" if not failed else "the environment or the policy" if not scorers else "the causes"
         return (
