@@ -28,8 +28,8 @@ from rftstream.commands.param_types import AnyPath
 def demo(run_dir: Path | None, seed: int, opens: bool | None, progress: str) -> None:
     """Train a tiny model to add, and show what it answers to sums that it never saw.
 
-    The model is made on the spot, and nothing is downloaded. It needs a minute on two CPU cores. The run is an ordinary
-    one: every command takes its folder. At the end the studio shows it in the browser, until ctrl-C.
+    The model is made on the spot, and nothing is downloaded. It needs half a minute on two CPU cores. The run is an
+    ordinary one: every command takes its folder. At the end the studio shows it in the browser, until ctrl-C.
     """
     from rftstream.launch.sessions.demo import GOOD_MEAN, demo_config, introduction, learned
     from rftstream.launch.start import run

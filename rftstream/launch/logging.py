@@ -154,8 +154,8 @@ class Troubles:
         self._clock = clock
         self._offset = self._size()
         self._said_at: dict[str, float] = {}
-        self._alike: dict[str, tuple[float, list[str]]] = {}
-        """Rough kind -> time of its first message in this minute, and its messages."""
+        self._alike: dict[str, tuple[float, int, str]] = {}
+        """Rough kind -> time of its first message in this minute, number of its messages, and the newest."""
 
     def new(self) -> list[str]:
         """Return the new warnings and errors since the last call."""
@@ -170,20 +170,21 @@ class Troubles:
                 continue
             if self._clock() - self._said_at.get(kind_of(text), -_REPEAT_AFTER_S) >= _REPEAT_AFTER_S:
                 self.said(text)
-                _, alike = self._alike.setdefault(rough_kind_of(text), (self._clock(), []))
-                alike.append(text)
-                if len(alike) <= _FEW:
+                kind = rough_kind_of(text)
+                began, count, _ = self._alike.get(kind, (self._clock(), 0, ""))
+                self._alike[kind] = (began, count + 1, text)
+                if count < _FEW:
                     found.append(text)
         return found
 
     def _held_back(self) -> Iterator[str]:
         """Yield a line for each rough kind whose minute is over, if it had more messages than were returned."""
         now = self._clock()
-        for kind, (began, alike) in list(self._alike.items()):
+        for kind, (began, count, newest) in list(self._alike.items()):
             if now - began >= _REPEAT_AFTER_S:
                 del self._alike[kind]
-                if (more := len(alike) - _FEW) > 0:
-                    yield f"{alike[-1]} (and {more - 1:,} more like it)" if more > 1 else alike[-1]
+                if (more := count - _FEW) > 0:
+                    yield f"{newest} (and {more - 1:,} more like it)" if more > 1 else newest
 
     def said(self, text: str) -> None:
         """Record that a message was already shown."""

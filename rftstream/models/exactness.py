@@ -208,9 +208,8 @@ def outline(spec: ModelSpec) -> Any:
         return outline_of(model_class(spec.folder), spec.folder)
 
 
-def check_model(spec: ModelSpec) -> None:
-    """Raise ConfigError if a model is no decoder. This loads no weights."""
-    model = outline(spec)
+def check_model(model: Any) -> None:
+    """Raise ConfigError if a model, which may have no weights, is no decoder."""
     if (probe := of_copy(type(model), model.config)) is not None:
         check_causal(probe, model.config)
 

@@ -248,11 +248,12 @@ def check_computed(config: RunConfig, spec: ModelSpec) -> list[str]:
     from rftstream.models.exactness import check_model, outline
     from rftstream.weights.checkpoint_names import names_of
 
-    check_model(spec)
+    model = outline(spec)
+    check_model(model)
     if trained:
-        names_of(outline(spec), spec.folder)
+        names_of(model, spec.folder)
     parts = {policy: registry.resolve("policy", policy) for policy in _policies(config)}
-    return [doubt for part in parts.values() if hasattr(part, "doubt_about") and (doubt := part.doubt_about(spec))]
+    return [doubt for part in parts.values() if hasattr(part, "doubt_about") and (doubt := part.doubt_about(model))]
 
 
 def _policies(config: RunConfig) -> list[str]:

@@ -214,12 +214,11 @@ class _Tracing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             try:
                 return aten.view.default(*args)
             except (RuntimeError, ValueError):
-                [place] = self.joined(args[0], "a weight").places
-                return self._new(Joined((replace(place, read_as=tuple(args[1])),)))
+                return self._new(Joined((replace(self._single(args[0]), read_as=tuple(args[1])),)))
         if func is aten.cat.default:
             parts, axis = args[0], args[1] if len(args) > 1 else 0
-            places = [self.joined(one, "a part of a weight").places for one in parts]
-            return self._new(Joined(tuple(place for [place] in places), axis % parts[0].dim()))
+            places = [self._single(one) for one in parts]
+            return self._new(Joined(tuple(places), axis % parts[0].dim()))
         if func is aten.stack.default:
             axis = (args[1] if len(args) > 1 else 0) % (args[0][0].dim() + 1)
             return self.__torch_dispatch__(aten.cat.default, types, ([one.unsqueeze(axis) for one in args[0]], axis))
@@ -237,6 +236,13 @@ class _Tracing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tuple(tensor.shape) != found.shape or not tensor.is_contiguous():
             raise _unknown(what)
         return found
+
+    def _single(self, tensor: Tensor) -> WeightPart:
+        """Return the only place of a tensor's elements. ConfigError if there are several."""
+        places = self.joined(tensor, "a weight").places
+        if len(places) > 1:
+            raise _unknown("a weight of several parts")
+        return places[0]
 
     def _new(self, joined: Joined) -> Tensor:
         made = torch.empty(joined.shape, device="meta")

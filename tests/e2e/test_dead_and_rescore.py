@@ -38,7 +38,7 @@ def test_a_broken_reward_stops_the_run_and_after_the_mend_nothing_is_lost(place:
     assert stopped.code == 6, stopped.err
     (line,) = [line for line in stopped.err.splitlines() if line.startswith("rftstream: ")]
     for words in ("200 of the last 200 rollouts could not be scored by score", "RuntimeError: the checker is down",
-                  "Mend the reward, then run `rftstream resume`"):  # fmt: skip
+                  "Mend the reward, put back"):  # fmt: skip
         assert words in line
     assert (stopped.result["reason"], stopped.result["steps"]) == ("failed", 0)
     told = place.look("status", "runs/tiny", "--json").result["stopped"]
@@ -47,7 +47,7 @@ def test_a_broken_reward_stops_the_run_and_after_the_mend_nothing_is_lost(place:
     view = place.view("runs/tiny")
     before = view.assert_nothing_lost()
     assert stopped.result["dead_groups"] == before.groups.dead
-    assert "`rftstream dead retry RUN --all` puts the groups back" in line
+    assert "put back the groups that died (`rftstream dead retry RUN --all`)" in line
     assert before.groups.trained == 0
     assert before.groups.dead > 40
     assert before.rollouts.pending > 0

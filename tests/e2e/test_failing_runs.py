@@ -86,7 +86,7 @@ def test_environments_that_always_fail(place: Workplace) -> None:
     done = place.call("run", "tiny.toml", "--json")
     status = ended_by_its_rule(
         place, done, "200 of the last 200 rollouts failed before they could be scored", "failed, environment mine:",
-        "Mend the environment or the policy, then run `rftstream resume`",
+        "Mend the environment or the policy, put back",
     )  # fmt: skip
     assert any(f"failed, environment {name}: reply: {error}" in done.err for name, (error, _) in ERRORS.items())
     assert status["dead_letters"]["failed"] == sum(kind["count"] for kind in status["dead_errors"]) >= 200
@@ -114,7 +114,7 @@ def test_a_reward_that_always_hangs(place: Workplace) -> None:
     done = place.call("run", "tiny.toml", "--json", *settings)
     status = ended_by_its_rule(
         place, done, "200 of the last 200 rollouts could not be scored by score", "timeout, ", "no result within 0.5 s",
-        "Mend the reward, then run `rftstream resume`",
+        "Mend the reward, put back",
     )  # fmt: skip
     assert set(status["dead_letters"]) == {"timeout"}
     view = place.view("runs/tiny")

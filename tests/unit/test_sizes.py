@@ -34,9 +34,9 @@ BUDGETS = {
     "gateway": 1_450,
     "http": 650,
     "integrations": 3_000,
-    "launch": 3_300,
+    "launch": 3_350,
     "models": 3_750,
-    "policies": 3_850,
+    "policies": 3_800,
     "preflight": 3_750,
     "queries": 11_800,
     "replay": 750,
@@ -50,7 +50,7 @@ BUDGETS = {
     "top": 600,
     "trackers": 550,
     "transport": 4_600,
-    "weights": 2_550,
+    "weights": 2_600,
 }
 """Room -> most lines of code, without blank lines, comments and docstrings."""
 

@@ -39,7 +39,7 @@ def introduction(config: RunConfig) -> str:
     num_held = config.evaluations["held-out"].options["size"]
     return (
         "A tiny model with random weights learns to add. It is shown 40 sums, then practises on 65 by reward alone.\n"
-        f"{num_held} more are held out: what it answers there it cannot have learned by heart. It takes a minute."
+        f"{num_held} more are held out: what it answers there it cannot have learned by heart. It takes half a minute."
     )
 
 

@@ -103,8 +103,8 @@ class Deaths:
         mend = "the reward" if not failed else "the environment or the policy" if not scorers else "the causes"
         return (
             f"{len(deaths)} of the last {JUDGED_OVER} rollouts {what}, expected at most {limit:.0%} "
-            f"(verifier.max_dead_share); {cause}: {reason}, {line}. Mend {mend}, then run `rftstream resume`; "
-            "before it, `rftstream dead retry RUN --all` puts the groups back that died"
+            f"(verifier.max_dead_share); {cause}: {reason}, {line}. Mend {mend}, put back the groups "
+            "that died (`rftstream dead retry RUN --all`), then run `rftstream resume`"
         )
 
 
