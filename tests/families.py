@@ -8,6 +8,16 @@ def split(text: str) -> set[str]:
     return set(text.split())
 
 
+CONFIGS = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    **{family: {"head_dim": 128} for family in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
+    "nemotron": {"num_key_value_heads": 8},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 16},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
+}
+"""What the config of a family needs beside its defaults."""
 UNMADE = {
     "blt", "cohere_compass_text", "dbrx", "gemma3n", "gemma4_assistant", "gemma4_unified_assistant", "musicgen",
     "musicgen_melody", "qwen4_exp", "qwen4_exp_text", "reformer",

@@ -35,7 +35,7 @@ BUDGETS = {
     "http": 650,
     "integrations": 3_000,
     "launch": 3_350,
-    "models": 3_750,
+    "models": 3_800,
     "policies": 3_800,
     "preflight": 3_750,
     "queries": 11_800,

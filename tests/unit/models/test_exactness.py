@@ -29,25 +29,13 @@ from rftstream.models.spec import ModelSpec
 from rftstream.preflight.checks.check import check
 from rftstream.weights.checkpoint_names import names_of
 from rftstream.weights.tensors import raw
-from tests.families import PACKED, REFUSED, SLOWER, UNMADE, WITHOUT_CACHE
+from tests.families import CONFIGS, PACKED, REFUSED, SLOWER, UNMADE, WITHOUT_CACHE
 from tests.unit import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # of gpt_bigcode
 
 CPU = torch.device("cpu")
 LENGTHS = (40, 3, 17, 9, 25)
-CONFIGS = {
-    "deepseek_v2": {"num_experts_per_tok": 6},
-    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
-    **{family: {"head_dim": 128} for family in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
-    "nemotron": {"num_key_value_heads": 8},
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 16},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
-    "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
-}
-"""What the config of a family needs beside its defaults."""
-
-
 QUICK = ("llama", "bloom", "gpt_oss", "gemma2", "llama4_text", "mamba", "bert")
 """Families that `make test-fast` has, too: one for each way to fail."""
 
