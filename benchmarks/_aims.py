@@ -56,7 +56,7 @@ AIMS = (
     Aim("growth: status*", "at most", 1.2),
     Aim("growth: dead list*", "at most", 1.2),
     Aim("growth: inspect*", "at most", 1.2),
-    Aim("growth: studio*", "at most", 1.2, why_not="since lists show texts; the cause is not known yet"),
+    Aim("growth: studio*", "at most", 1.2),
     Aim("growth: resume*", "at most", 1.2,
         why_not="one try by the clock; the processor is at 1.08"),
     Aim("recovery: *, embedded", "at most", 5, of="ours"),

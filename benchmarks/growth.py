@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 
 from benchmarks.audit import measured
-from benchmarks.studio import studio_of, until_read
+from benchmarks.studio import studio_of, until_read, until_texts_read
 
 SIZES = (10_000, 60_000)
 GROUP_SIZE, GROUPS_PER_BATCH = 4, 8
@@ -50,7 +50,7 @@ PAGES = {
     "dead": "/dead",
     "charts.json": "/charts.json",
 }
-REPEATS = 5
+REPEATS = 40
 ROLLOUT = "sums/0/17/0/3"
 
 RUN_FILE = f"""
@@ -181,6 +181,7 @@ def _pages(folder: Path) -> dict[tuple[str, str], float]:
     found = {}
     with studio_of(folder) as (url, process), httpx.Client(timeout=600) as client:
         until_read(f"{url}/runs/{folder.name}")
+        until_texts_read(f"{url}/runs/{folder.name}")
         for name, path in PAGES.items():
             spent = []
             for _ in range(REPEATS):

@@ -133,6 +133,7 @@ def _measured(folder: Path, size: str) -> list[dict[str, Any]]:
     with studio_of(folder) as (url, process), httpx.Client(timeout=LIMIT_S) as client:
         rows.append(_row(f"{size}: first page of a new studio", "s", until_read(f"{url}/runs/{folder.name}"),
                          FIRST_LIMIT_S, "limit"))  # fmt: skip
+        until_texts_read(f"{url}/runs/{folder.name}")
         for name, path, bare in _pages(folder):
             page_ms = 1000 * _median(partial(_get, client, f"{url}/runs/{folder.name}", path))
             rows.append(_row(f"{size}: {name}", "ms", page_ms, 1000 * _median(bare), "bare queries"))
@@ -279,6 +280,12 @@ def until_read(url: str) -> float:
             if 'data-number="version"' in page and "reading the log" not in page:
                 return time.perf_counter() - began
         time.sleep(0.02)
+
+
+def until_texts_read(url: str) -> None:
+    """Wait until the studio has read the texts of all rollouts, which it does beside the pages."""
+    while "being read" in httpx.get(f"{url}/rollouts", params={"unique": time.perf_counter()}, timeout=60).text:
+        time.sleep(0.2)
 
 
 def _get(client: httpx.Client, url: str, path: str) -> None:

@@ -19,7 +19,9 @@ from rftstream.queries.catalog.texts import SIBLING_BITS
 WINDOW = 50_000
 """Most rollouts that one page looks at."""
 NEWEST = 128
-"""Most groups, the newest ones, that the best and the worst rollout are chosen from."""
+"""Most groups, the newest ones, that versions are listed from."""
+NEWEST_SHOWN = 32
+"""Most groups, the newest ones, that the best and the worst rollout are chosen from, once for each row of a list."""
 
 ORDERS = {
     "newest": ("sequence", "DESC"),
@@ -292,7 +294,7 @@ def _extreme(catalog: CatalogReader, moment: Moment, wanted: GroupFilter | int, 
         conditions, values = conditions_of(replace(wanted, fate=""), moment)
     row = catalog.row(
         f"SELECT r.sequence, r.sibling, {which}(r.reward) AS reward FROM (SELECT sequence FROM groups"
-        f" WHERE {' AND '.join(conditions)} ORDER BY sequence DESC LIMIT {NEWEST}) CROSS JOIN rollouts r"
+        f" WHERE {' AND '.join(conditions)} ORDER BY sequence DESC LIMIT {NEWEST_SHOWN}) CROSS JOIN rollouts r"
         " USING (sequence) WHERE r.reward IS NOT NULL AND r.decided_at <= :at",
         values,
     )
