@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rftstream.algorithms.settings import CriticConfig
+    from rftstream.contracts.beside import Columns
 
 Spread = Literal["group", "batch", "none"]
 
@@ -44,6 +45,8 @@ class TrainingRow:
     additions: Mapping[str, np.ndarray] = field(default_factory=dict)
     images: tuple[ImageSpan, ...] = ()
     """Spans of images among the tokens."""
+    beside: Columns = field(default_factory=dict)
+    """Values that the sampler recorded beside the tokens."""
     versions: tuple[VersionSpan, ...] = ()
     """Versions that sampled the tokens. The trainer computes staleness from them; no backend reads them."""
 
@@ -59,6 +62,8 @@ def training_row(
     """Return the row of a segment whose sampled tokens all have the same advantage."""
     import numpy as np
 
+    from rftstream.contracts.beside import columns_of
+
     token_ids_T = segment.token_ids.numpy()
     loss_mask_T = (segment.loss_mask.numpy() != 0).astype(np.float32)
     loss_mask_T[:1] = 0  # the first token has no context, so the policy gives it no probability
@@ -72,6 +77,7 @@ def training_row(
         rollout=rollout,
         stratum=stratum,
         images=segment.images,
+        beside=columns_of(segment.beside),
         versions=segment.versions,
     )
 

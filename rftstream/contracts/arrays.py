@@ -21,6 +21,7 @@ ITEM_BYTES = {
     "int8": 1,
     "uint8": 1,
     "bool": 1,
+    "uint16": 2,
     "int32": 4,
     "int64": 8,
     "float16": 2,
@@ -45,7 +46,7 @@ class Array:
     """An n-dimensional array, little-endian, C order."""
 
     dtype: Annotated[str, Meta(extra_json_schema={"enum": list(ITEM_BYTES)})]
-    """One of int8, uint8, int32, int64, float16, bfloat16, float32, float64, bool."""
+    """One of int8, uint8, uint16, int32, int64, float16, bfloat16, float32, float64, bool."""
     shape: Annotated[tuple[_Length, ...], Meta(extra_json_schema={"maxItems": MAX_RANK})]
     """Length of each dimension; at most 4 of them, () for a scalar."""
     data: Annotated[bytes, Meta(extra_json_schema=_ELEMENTS)]

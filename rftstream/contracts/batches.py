@@ -51,7 +51,7 @@ def _experience_headers(experience: Experience) -> Facts:
 
 @message(
     "experience",
-    version=4,
+    version=5,
     topic="batches",
     key=lambda experience: f"{experience.batch_sequence}",
     id=_experience_id,

@@ -15,6 +15,7 @@ from rftstream.contracts.message_spec import Message, message
 from rftstream.contracts.ranges import NonNegativeInt, PositiveInt
 from rftstream.contracts.rules import Violation, presence, rule, show
 from rftstream.contracts.tasks import ChatMessage, Media, Problem, RolloutIds, Sampling, headers_of_ids
+from rftstream.contracts.token_values import TokenValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,8 @@ class Segment:
     """Spans in order, not overlapping; together they cover the sampled tokens."""
     images: tuple[ImageSpan, ...] = ()
     """Where images stand, in order, not overlapping; empty for a segment of text alone."""
+    beside: dict[str, TokenValues] = field(default_factory=dict)
+    """Kind -> values that the sampler recorded beside the tokens, e.g. the experts that they took."""
 
 
 @rule(Segment)
@@ -80,6 +83,9 @@ def _check_segment(segment: Segment) -> Violation | None:
         end = span.start + span.count
     if shape and end > shape[0]:
         return ".versions", f"got spans up to position {end}, expected at most {shape[0]}, the tokens of the segment"
+    for name, given in segment.beside.items():
+        if (num := given.num_tokens) != shape[0]:
+            return f".beside.{name}.runs", f"got runs of {num} tokens, expected the {shape[0]} of the segment"
     return _check_images(segment)
 
 
@@ -198,7 +204,7 @@ class RolloutStatus(StrEnum):
 
 @message(
     "rollout",
-    version=4,
+    version=5,
     topic="rollouts",
     key=lambda rollout: rollout.ids.rollout_id,
     headers=lambda rollout: {
@@ -229,7 +235,7 @@ class Rollout(Message):
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics that the environment measured."""
     attachments: dict[str, Media] = field(default_factory=dict)
-    """Data that a model family needs beside tokens (e.g. MoE routing), by reference."""
+    """Further data of the rollout, by reference. Values that belong to tokens are in their segment, in `beside`."""
     started_at: float = 0.0
     """When sampling began."""
     finished_at: float = 0.0
@@ -272,7 +278,7 @@ class StoredState:
 
 @message(
     "partial_rollout",
-    version=6,
+    version=7,
     topic="partials",
     key=lambda partial: f"{partial.ids.rollout_id}#{partial.piece}",
     id=lambda partial: partial.ids.rollout_id,

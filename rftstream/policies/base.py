@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rftstream.contracts.rollouts import ImageSpan, VersionSpan
@@ -22,6 +22,7 @@ from rftstream.contracts.versions import VersionName
 if TYPE_CHECKING:
     import numpy as np
 
+    from rftstream.contracts.beside import Columns
     from rftstream.weights.snapshot import RawTensor
 
 
@@ -98,6 +99,9 @@ class Completion:
     """`stop`, `length` or `error`; `unfinished` in what `so_far` returns."""
     error: str | None = None
     """Description of the error, if the finish reason is `error`."""
+    beside: Columns = field(default_factory=dict)
+    """Values that the trainer needs beside the tokens of the request and the sampled ones, all of them or the last:
+    those recorded in the passes that this engine took. Earlier passes may have had others."""
     sampler_state: bytes | None = None
     """In an unfinished completion: the state that another engine of this kind needs, besides request and tokens, to
     continue exactly as this one would. None if request and tokens are enough."""

@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Meta
 
 from rftstream.clock import Clock
+from rftstream.contracts.beside import Columns
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.contracts.versions import VersionName
@@ -47,6 +48,8 @@ class FakePolicy:
         """Whether correctness depends on the weights' skill, or only on the request's seed."""
         right_share: Annotated[float, Meta(ge=0, le=1)] = 0.5
         """Share of right answers if they depend on the task."""
+        values_beside: Annotated[int, Meta(ge=0)] = 0
+        """Most made-up values that are recorded beside each token."""
 
     def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
         self.slots = config.batch_size
@@ -206,8 +209,15 @@ class FakePolicy:
             behavior_logprobs=logprobs.astype(np.float32),
             versions=tuple(one.spans),
             finish_reason=reason,
+            beside=self._beside(one.request, ids),
             error="the fake policy was told to fail" if reason == "error" else None,
         )
+
+    def _beside(self, request: SampleRequest, ids: np.ndarray) -> Columns:
+        if not (most := self._config.values_beside):
+            return {}
+        whole = np.concatenate([request.token_ids[: len(request.token_ids) - request.num_sampled], ids])
+        return {"made": fake_model.values_beside(whole, most)}
 
     def _complete(self, one: _Sampling) -> Completion:
         ids = self._ids(one)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from rftstream.contracts.beside import Beside
 from rftstream.contracts.ids import derive_seed
 from rftstream.errors import WeightsError
 from rftstream.weights.snapshot import DTYPES, RawTensor
@@ -48,6 +49,15 @@ def uniforms(seed: int, start: int, stop: int) -> np.ndarray:
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return ((state ^ (state >> np.uint64(31))) >> np.uint64(11)) / 2**53 + 2.0**-54
+
+
+def values_beside(token_ids_T: np.ndarray, most: int) -> Beside:
+    """Return 1 to `most` values beside each token but the first, which this token and the one before it determine."""
+    before_T, after_T = token_ids_T[:-1].astype(np.int64), token_ids_T[1:].astype(np.int64)
+    counts_T = np.concatenate([np.zeros(min(len(token_ids_T), 1), np.int64), 1 + after_T % most])
+    values = np.repeat(31 * before_T + 7 * after_T, counts_T[1:]) + np.arange(counts_T.sum())
+    begins_V = np.repeat(np.cumsum(counts_T) - counts_T, counts_T)
+    return Beside(counts_T.astype(np.int32), ((values - begins_V) % 251).astype(np.uint8))
 
 
 def serve(values: np.ndarray, dtype: str) -> RawTensor:

@@ -5,6 +5,7 @@ A message with a rule and no strategy by hand gets those that keep the rule, if 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -23,6 +24,7 @@ from rftstream.contracts.rollouts import ImageSpan, Rollout, RolloutStatus, Segm
 from rftstream.contracts.rules import RULES
 from rftstream.contracts.summaries import Summary
 from rftstream.contracts.tasks import ChatMessage, Media, RolloutIds
+from rftstream.contracts.token_values import DTYPES, TokenValues
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.contracts.versions import StepRecord, WeightsAnnounced, WeightsKind
 
@@ -99,6 +101,16 @@ def _arrays(draw: st.DrawFn, dtype: str | None = None, shape: tuple[int, ...] | 
 
 
 @st.composite
+def _token_values(draw: st.DrawFn, num_tokens: int | None = None) -> TokenValues:
+    if num_tokens is None:
+        num_tokens = draw(st.integers(0, 12))
+    edges = [0, *sorted(draw(st.sets(st.integers(0, num_tokens), max_size=3))), num_tokens]
+    runs = [(stop - start, draw(st.integers(0, 3))) for start, stop in itertools.pairwise(edges)]
+    total = sum(tokens * count for tokens, count in runs)
+    return TokenValues(runs=Array.of(runs, "int32"), values=draw(_arrays(draw(st.sampled_from(DTYPES)), (total,))))
+
+
+@st.composite
 def _segments(draw: st.DrawFn) -> Segment:
     num_tokens = draw(st.integers(0, 12))
     cuts = sorted(draw(st.sets(st.integers(0, num_tokens), max_size=6)))
@@ -114,6 +126,7 @@ def _segments(draw: st.DrawFn) -> Segment:
         loss_mask=Array.of(mask, "uint8"),
         versions=tuple(spans),
         images=tuple(ImageSpan(start=place, count=1, image=draw(_of(Media))) for place in places),
+        beside={name: draw(_token_values(num_tokens)) for name in draw(st.sets(TEXTS, max_size=2))},
     )
 
 
@@ -202,6 +215,7 @@ def _placed(outcome: GroupOutcome) -> GroupOutcome:
 _BY_HAND: dict[type, Any] = {
     Array: _arrays,
     Segment: _segments,
+    TokenValues: _token_values,
     RolloutIds: _ids,
     Rollout: lambda: _tied(
         Rollout, "status", RolloutStatus.undecodable, {"problem": st.none()}, {"problem": _present(Rollout, "problem")}

@@ -23,7 +23,7 @@ from rftstream.contracts.rules import RULES
 from rftstream.contracts.topics import TOPICS
 from tests.contracts.samples import GOLDEN, SAMPLES
 
-BESIDE = {"assistant", "limits", "message_spec", "records", "rules", "topics"}
+BESIDE = {"assistant", "beside", "limits", "message_spec", "records", "rules", "topics"}
 """Modules whose classes are no messages, but what messages are made with or made of."""
 
 MODULES: list[ModuleType] = [

@@ -18,7 +18,7 @@ AGENTS_CONFIG = loader.from_dict({
     "explorer": {"count": 2, "policy": "fake", "idle_timeout_s": 300.0},
     "trainer": {"backend": "fake"},
     "transport": {"partitions": 3},
-    "policies": {"fake": {"tokens_per_s": 20.0, "mean_tokens": 8.0, "sigma": 0.6}},
+    "policies": {"fake": {"tokens_per_s": 20.0, "mean_tokens": 8.0, "sigma": 0.6, "values_beside": 3}},
 })  # fmt: skip
 
 AGENTS_FAULTS = Faults(

@@ -140,6 +140,7 @@ def draw_config(random: Random) -> RunConfig:
     if "environments" in values and in_time and Random(f"rewards {values!r}").random() < 0.5:
         for section in values["tasksets"].values():
             section["reward"] = [{"name": UNSCORABLE, "weight": 0.5}, {"name": "environment"}]
+    values["policies"]["fake"]["values_beside"] = Random(f"beside {values!r}").choice([0, 3])
     return loader.from_dict(values)
 
 

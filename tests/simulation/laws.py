@@ -12,6 +12,7 @@ from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL
 from rftstream.config.data_pipelines.pipelines import has_operators
 from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.beside import absent, columns_of
 from rftstream.contracts.control import Claim, RunFinished, TasksEnded, Trimmed
 from rftstream.contracts.dead import DeadLetter
 from rftstream.contracts.demonstrations import Demonstration
@@ -23,6 +24,7 @@ from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.contracts.versions import StepRecord, WeightsAnnounced
 from rftstream.errors import TransportError
+from rftstream.policies.fake_model import values_beside
 from rftstream.testing import Simulation
 from rftstream.testing.foreign import TRANSACTIONAL_ID
 from rftstream.transport.memory.log import MemoryTransaction
@@ -293,6 +295,18 @@ class Laws:
         self.sampled[str(record)] = record, rollout
         self.unfinished.rollout(rollout)
         self.versions(ids, rollout.segments)
+        self._beside(ids, rollout.segments)
+
+    def _beside(self, ids: RolloutIds, segments: Sequence[Segment]) -> None:
+        """Each token has its own values beside it, up to the last one that was sampled."""
+        if not (most := self.config.policies["fake"].get("values_beside", 0)):
+            return
+        for segment in segments:
+            wanted = values_beside(segment.token_ids.numpy(), most)
+            made = columns_of(segment.beside).get("made", absent(0)).cut(0, segment.loss_mask.data.rfind(1) + 1)
+            for name in ("counts_T", "values"):
+                given, expected = getattr(made, name), getattr(wanted.cut(0, len(made)), name)
+                assert given.tobytes() == expected.tobytes(), f"{ids.rollout_id}: other {name} beside its tokens"
 
     def versions(self, ids: RolloutIds, segments: Sequence[Segment]) -> None:
         for segment in segments:
@@ -328,6 +342,8 @@ class Laws:
         assert self.batched.setdefault(group, (batch, experience.share)) == (batch, experience.share)
         reward = experience.reward if experience.verified_reward is None else experience.verified_reward
         assert reward == self.people.reward(experience, self.rewards.get(experience.ids.rollout_id))
+        if not experience.expert:
+            self._beside(experience.ids, experience.segments)
         versions = [span.version for segment in experience.segments for span in segment.versions]
         if versions:
             assert max(versions) <= batch

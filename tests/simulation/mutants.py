@@ -467,6 +467,9 @@ MUTANTS: Mapping[str, Mutant] = {
         "twice", "positions are taken while a commit of them is pending", unstable_positions, WORKERS
     ),
     "lost-work-published": Mutant("twice", "ownership is not checked before publishing", lost_work_published, WORKERS),
+    "values-of-neighbours": Mutant(
+        "lineage", "values beside the tokens of a piece move by one", piece_mutants.values_of_neighbours, SAVERS
+    ),
     "pieces-left": Mutant("bounded", "a finished rollout leaves its pieces", piece_mutants.pieces_left),
     "pieces-of-anybody": Mutant(
         "fencing", "pieces are saved without a look at whose the partition is", piece_mutants.pieces_of_anybody, SAVERS

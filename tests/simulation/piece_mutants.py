@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from rftstream.contracts.beside import Beside, Columns, join
 from rftstream.contracts.records import TopicPartition
+from rftstream.roles.explorer import open_segment as segment_module
 from rftstream.roles.explorer import step as explorer_module
 from rftstream.roles.explorer.saved.saved_states import SavedStates
 from rftstream.service.loops.owned_partitions import PartialsRestore
@@ -61,6 +63,19 @@ def pieces_read_too_early() -> Iterator[None]:
             self.reader = transport.reader(dict.fromkeys(ends, 0))
 
     with changed(PartialsRestore, "__init__", mutated):
+        yield
+
+
+def values_of_neighbours() -> Iterator[None]:
+    """What stands beside the tokens of a piece moves by a token."""
+    cut = segment_module.cut_columns
+
+    def mutated(columns: Columns, start: int, stop: int | None = None) -> dict[str, Beside]:
+        return {
+            name: join([one.cut(len(one) - 1), one.cut(0, len(one) - 1)]) for name, one in cut(columns, start).items()
+        }
+
+    with changed(segment_module, "cut_columns", mutated):
         yield
 
 

@@ -28,6 +28,7 @@ from rftstream.backends.torch.critic import ValueNetwork
 from rftstream.backends.torch.inputs import Inputs, make_inputs
 from rftstream.backends.torch.network import Network
 from rftstream.backends.torch.paths import path_of
+from rftstream.contracts.beside import window
 from rftstream.errors import ConfigError
 
 NAME = "rftstream_split"
@@ -127,6 +128,7 @@ class SequenceGroup:
             rows_N=inputs.rows_N[numbers_N],
             places_N=inputs.places_N[numbers_N],
             temperatures_N=None if inputs.temperatures_N is None else inputs.temperatures_N[numbers_N],
+            beside=window(inputs.beside, num_rows, begin, begin + own),
         )
         if len(numbers_N):
             return part

@@ -16,6 +16,7 @@ from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.algorithms.by_taskset import ByTaskset, TasksetAlgorithm
 from rftstream.config.parts import registry
 from rftstream.config.sections import LoraSection
+from rftstream.contracts.beside import Beside
 from rftstream.contracts.rollouts import ImageSpan
 from rftstream.errors import ConfigError
 from rftstream.models.spec import ModelSpec
@@ -77,7 +78,15 @@ def rows_in(values: Sequence[Mapping[str, Any]]) -> list[TrainingRow]:
     """Return the rows that were packed, without the versions that sampled them. No backend reads those."""
     spans = tuple[ImageSpan, ...]
     return [
-        TrainingRow(**{**value, "images": msgspec.convert(value["images"], spans), "versions": ()}) for value in values
+        TrainingRow(
+            **{
+                **value,
+                "images": msgspec.convert(value["images"], spans),
+                "beside": {name: Beside(**column) for name, column in value["beside"].items()},
+                "versions": (),
+            }
+        )
+        for value in values
     ]
 
 

@@ -6,7 +6,7 @@ Shapes: B rows, T tokens of the longest, N unmasked tokens of all; the network r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rftstream.algorithms.base import MicroBatch, TrainingRow
+from rftstream.contracts.beside import Columns, sources
 from rftstream.contracts.tasks import Media
 from rftstream.core.packing import pad_rows
 
@@ -59,6 +60,8 @@ class Inputs:
     """The tokens in each row that the network reads, without padding."""
     begins: tuple[int, ...] = ()
     """Index of each row's first token in the flat `token_ids`."""
+    beside: Columns = field(default_factory=dict)
+    """Values that the sampler recorded in the pass over each token of the flat `token_ids`."""
 
 
 def make_inputs(rows: Sequence[TrainingRow], device: torch.device, *, packed: bool) -> Inputs:
@@ -116,4 +119,9 @@ def make_inputs(rows: Sequence[TrainingRow], device: torch.device, *, packed: bo
         shown=tuple(shown),
         read=tuple(read),
         begins=tuple(begins_B.tolist()),
+        beside=sources(
+            [(len(row.token_ids), row.beside) for row in rows],
+            lengths_B.tolist(),
+            None if packed else int(lengths_B.max()),
+        ),
     )

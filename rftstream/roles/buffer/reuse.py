@@ -18,6 +18,7 @@ from rftstream.config.stages import Stage, Stages
 from rftstream.contracts import codec
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.batches import Experience, LossKind
+from rftstream.contracts.beside import columns_of, cut_columns, join_columns, wire_columns
 from rftstream.contracts.ids import derive_seed, unit_interval
 from rftstream.contracts.outcomes import (
     BatchReuse,
@@ -341,12 +342,14 @@ def with_prompt(segment: Segment, prompt: Sequence[int], first: int) -> Segment:
     """Return the segment with its first `first` tokens replaced by another prompt."""
     moved = len(prompt) - first
     logprobs = segment.behavior_logprobs.numpy()[first:].tolist()
+    kept = cut_columns(columns_of(segment.beside), first)
     return replace(
         segment,
         token_ids=Array.of([*prompt, *segment.token_ids.numpy()[first:].tolist()], "int32"),
         behavior_logprobs=Array.of([0.0] * len(prompt) + logprobs, "float32"),
         loss_mask=Array.of([0] * len(prompt) + list(segment.loss_mask.data[first:]), "uint8"),
         versions=tuple(replace(span, start=span.start + moved) for span in segment.versions),
+        beside=wire_columns(join_columns([(len(prompt), {}), (len(logprobs), kept)])),
     )
 
 

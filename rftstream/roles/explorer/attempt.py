@@ -13,6 +13,7 @@ import numpy as np
 from rftstream.contracts.assistant import ToolCall
 from rftstream.contracts.checks import MAX_DEPTH
 from rftstream.contracts.rollouts import AgentCall, Posted, RolloutStatus, Segment, Turn
+from rftstream.contracts.token_values import DTYPES
 from rftstream.error_kinds import Kinds
 from rftstream.policies.base import Completion
 from rftstream.roles.explorer.environment_session import CallFailure
@@ -70,6 +71,11 @@ def find_oddity(completion: Completion) -> str:
         if span.start != end or span.count < 1:
             return f"a version for {span.count} tokens from {span.start} on, expected some from {end} on"
         end += span.count
+    for name, column in completion.beside.items():
+        if len(column) < count:
+            return f"{name} beside {len(column)} of {count} tokens"
+        if str(column.values.dtype) not in DTYPES:
+            return f"{name} of {column.values.dtype}, expected one of {', '.join(DTYPES)}"
     return "" if end == count else f"versions for {end} of {count} tokens"
 
 

@@ -2,121 +2,21 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from rftstream.contracts.arrays import Array
 from rftstream.contracts.assistant import AssistantMessage
-from rftstream.contracts.rollouts import ImageSpan, Posted, Segment, StoredState, Turn, VersionSpan
+from rftstream.contracts.rollouts import ImageSpan, Posted, Segment, StoredState, Turn
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
 from rftstream.models.rendering import Renderer, image_spans
 from rftstream.models.splice import BreakReason, Conversation
 from rftstream.policies.base import Completion
 from rftstream.roles.explorer.environment_session import EnvironmentSession
-
-
-@dataclass(slots=True)
-class OpenSegment:
-    """A growing segment. Its rollout calls `prompt` and `sampled` in turns, and `close` at the end. A token takes 9
-    bytes."""
-
-    token_ids: array[int] = field(default_factory=lambda: array("i"))
-    logprobs: array[float] = field(default_factory=lambda: array("f"))
-    mask: array[int] = field(default_factory=lambda: array("B"))
-    versions: list[VersionSpan] = field(default_factory=list)
-    images: list[ImageSpan] = field(default_factory=list)
-
-    @staticmethod
-    def of(segment: Segment) -> OpenSegment:
-        """Return an open segment that begins with the tokens of a closed one."""
-        opened = OpenSegment()
-        opened.extend(segment)
-        return opened
-
-    def prompt(self, token_ids: Sequence[int], images: Sequence[ImageSpan] = ()) -> None:
-        """Add tokens that were not sampled. `images` are the spans of images in them."""
-        self._show(images, len(self.token_ids))
-        self.token_ids.extend(token_ids)
-        self.logprobs.frombytes(bytes(4 * len(token_ids)))
-        self.mask.frombytes(bytes(len(token_ids)))
-
-    def sampled(self, completion: Completion) -> None:
-        """Add tokens that the policy sampled."""
-        start = len(self.token_ids)
-        self.token_ids.frombytes(completion.token_ids.astype(np.int32).tobytes())
-        self.logprobs.frombytes(completion.behavior_logprobs.astype(np.float32).tobytes())
-        self.mask.frombytes(b"\x01" * len(completion.token_ids))
-        self._stamp(completion.versions, start)
-
-    def append(self, added: OpenSegment) -> None:
-        """Add the tokens of a segment that continues this one."""
-        start = len(self.token_ids)
-        self._show(added.images, start)
-        self.token_ids.extend(added.token_ids)
-        self.logprobs.extend(added.logprobs)
-        self.mask.extend(added.mask)
-        self._stamp(added.versions, start)
-
-    def extend(self, segment: Segment) -> None:
-        """Add a later saved part of the segment."""
-        start = len(self.token_ids)
-        self._show(segment.images, start)
-        self.token_ids.frombytes(segment.token_ids.numpy().astype(np.int32).tobytes())
-        self.logprobs.frombytes(segment.behavior_logprobs.numpy().astype(np.float32).tobytes())
-        self.mask.frombytes(segment.loss_mask.data)
-        self._stamp(segment.versions, start)
-
-    def _show(self, spans: Sequence[ImageSpan], start: int) -> None:
-        self.images.extend(replace(span, start=start + span.start) for span in spans)
-
-    def _stamp(self, spans: Sequence[VersionSpan], start: int) -> None:
-        for span in spans:
-            first, count = start + span.start, span.count
-            last = self.versions[-1] if self.versions else None
-            if (
-                last is not None
-                and last.start + last.count == first
-                and (last.trainer_epoch, last.version) == (span.trainer_epoch, span.version)
-            ):
-                first, count = last.start, last.count + count
-                self.versions.pop()
-            self.versions.append(
-                VersionSpan(start=first, count=count, trainer_epoch=span.trainer_epoch, version=span.version)
-            )
-
-    def from_token(self, start: int) -> OpenSegment:
-        """Return the tokens from position `start` on, as a segment of its own."""
-        return OpenSegment(
-            self.token_ids[start:],
-            self.logprobs[start:],
-            self.mask[start:],
-            [
-                VersionSpan(
-                    start=max(span.start - start, 0),
-                    count=min(span.count, span.start + span.count - start),
-                    trainer_epoch=span.trainer_epoch,
-                    version=span.version,
-                )
-                for span in self.versions
-                if span.start + span.count > start
-            ],
-            [replace(span, start=span.start - start) for span in self.images if span.start >= start],
-        )
-
-    def close(self) -> Segment:
-        """Return the segment in the form of a rollout record."""
-        return Segment(
-            token_ids=Array.of(self.token_ids, "int32"),
-            behavior_logprobs=Array.of(self.logprobs, "float32"),
-            loss_mask=Array.of(self.mask, "uint8"),
-            versions=tuple(self.versions),
-            images=tuple(self.images),
-        )
+from rftstream.roles.explorer.open_segment import OpenSegment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

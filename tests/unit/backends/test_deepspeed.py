@@ -34,6 +34,7 @@ from rftstream.backends.deepspeed.settings import deepspeed_config, even_budget
 from rftstream.backends.torch.backend import TorchBackend
 from rftstream.config.parts import registry
 from rftstream.config.sections import LoraSection
+from rftstream.contracts.beside import uniform, wire_columns
 from rftstream.errors import BackendError, ConfigError
 from tests.unit import tiny
 from tests.unit.backends.kept_ranks import TIMEOUT_S
@@ -508,11 +509,13 @@ def test_without_the_package_it_says_how_to_install_it(spec, monkeypatch):
 @pytest.mark.law("no-pickle")
 def test_rows_and_algorithms_travel_as_plain_bytes():
     row = dataclasses.replace(tiny.rows(1)[0], temperature=0.7, group=3, additions={"a": np.arange(3.0)})
+    row = dataclasses.replace(row, beside={"experts": uniform(np.ones((len(row.token_ids), 2, 2), np.uint8))})
     (back,) = wire.rows_in(wire.unpack(wire.pack([row])))
     for name in ("token_ids", "loss_mask", "behavior_logprobs", "advantages"):
         np.testing.assert_array_equal(getattr(back, name), getattr(row, name))
         assert getattr(back, name).dtype == getattr(row, name).dtype
     assert (back.temperature, back.group) == (0.7, 3)
+    assert wire_columns(back.beside) == wire_columns(row.beside) != {}
     np.testing.assert_array_equal(back.additions["a"], np.arange(3.0))
     algorithm = wire.algorithm_in(wire.unpack(wire.pack(wire.algorithm_out(GRPO))))
     assert (type(algorithm), algorithm.config, algorithm.needs) == (Grpo, GRPO.config, GRPO.needs)

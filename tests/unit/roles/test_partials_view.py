@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rftstream.contracts.beside import columns_of, cut_columns, uniform
 from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.policies.base import Completion
-from rftstream.roles.explorer.open_rollout import OpenSegment
+from rftstream.roles.explorer.open_segment import OpenSegment
 from rftstream.roles.explorer.saved.partials import Partials, numbers_of, parse_key, tombstones
 from rftstream.transport.memory.transport import MemoryLog
 
@@ -74,28 +75,34 @@ def span(start: int, count: int, version: int, epoch: int = 1) -> VersionSpan:
     return VersionSpan(start=start, count=count, trainer_epoch=epoch, version=version)
 
 
-def sampled(*spans: VersionSpan) -> Completion:
+def sampled(*spans: VersionSpan, num_before: int = 0, first: int = 0) -> Completion:
+    """With values from `first` on beside its tokens and those before them."""
     count = sum(one.count for one in spans)
+    values = np.arange(first, first + num_before + count, dtype=np.uint8)
     return Completion(
         request_id="a", token_ids=np.arange(count, dtype=np.int32), versions=spans, finish_reason="stop",
         behavior_logprobs=np.full(count, -1.0, np.float32),
+        beside={"made": uniform(values[:, None])},
     )  # fmt: skip
 
 
 def test_a_segment_in_parts_is_the_segment_wherever_it_is_cut() -> None:
     whole = OpenSegment()
     whole.prompt([7, 8, 9])
-    whole.sampled(sampled(span(0, 2, 0), span(2, 3, 1)))
+    whole.sampled(sampled(span(0, 2, 0), span(2, 3, 1), num_before=2))
     whole.sampled(sampled(span(0, 1, 1), span(1, 2, 1, epoch=2)))
     whole.prompt([5])
-    whole.sampled(sampled(span(0, 2, 1, epoch=2)))
+    whole.sampled(sampled(span(0, 2, 1, epoch=2), num_before=40, first=60))
+    made = columns_of(whole.close().beside)["made"]
+    assert made.counts_T.tolist() == [1] * 14
+    assert made.values.tolist() == [88, *range(7), 0, 1, 2, 99, 100, 101], "the first pass over a token counts"
     assert whole.versions == [span(3, 2, 0), span(5, 4, 1), span(9, 2, 1, 2), span(12, 2, 1, 2)], "run lengths"
     for cut in range(1, len(whole.token_ids)):
         for again in range(cut, len(whole.token_ids)):
             joined = OpenSegment.of(_upto(whole, cut).close())
             joined.extend(_upto(whole.from_token(cut), again - cut).close())
             joined.extend(whole.from_token(again).close())
-            assert joined == whole
+            assert joined.close() == whole.close()
 
 
 def _upto(segment: OpenSegment, count: int) -> OpenSegment:
@@ -103,4 +110,5 @@ def _upto(segment: OpenSegment, count: int) -> OpenSegment:
         segment.token_ids[:count], segment.logprobs[:count], segment.mask[:count],
         [span(one.start, min(one.count, count - one.start), one.version, one.trainer_epoch)
          for one in segment.versions if one.start < count],
+        [], cut_columns(segment.beside, 0, count),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from rftstream.roles.explorer.agents.pieces import CallToSave, EncodedPiece, enc
 from rftstream.roles.explorer.agents.session import AgentSession, OpenCall
 from rftstream.roles.explorer.attempt import find_oddity
 from rftstream.roles.explorer.model_calls import RETRY_AFTER_S, AgentRequest, ModelCall, Refusal, TokensCounted
-from rftstream.roles.explorer.open_rollout import OpenSegment
+from rftstream.roles.explorer.open_segment import OpenSegment
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from rftstream.roles.explorer.agents.history import (
 )
 from rftstream.roles.explorer.attempt import recordable_call
 from rftstream.roles.explorer.model_calls import Dialect, ModelCall, SampledCall, digest
-from rftstream.roles.explorer.open_rollout import OpenSegment
+from rftstream.roles.explorer.open_segment import OpenSegment
 from rftstream.roles.explorer.saved.pieces import CannotGoOnError
 
 

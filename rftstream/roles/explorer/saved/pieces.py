@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from rftstream.contracts.rollouts import PartialRollout, Posted, Segment, StoredState, Turn
 from rftstream.contracts.tasks import ChatMessage, Task
 from rftstream.models.splice import Conversation
-from rftstream.roles.explorer.open_rollout import OpenRollout, OpenSegment
+from rftstream.roles.explorer.open_rollout import OpenRollout
+from rftstream.roles.explorer.open_segment import OpenSegment
 
 
 class CannotGoOnError(Exception):
