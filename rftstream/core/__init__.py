@@ -6,7 +6,8 @@ metrics are sums over unmasked tokens.
 
 In the order of reading: `advantages`, `values`, `shaping` and `distillation` make advantages of rewards; `ratios`,
 `masks` and `kl` are what `losses`, `imitation` and `corrections` are made of; `packing` cuts batches; `logprobs`
-computes logprobs without holding all logits; `samples`, `staleness` and `repetition` measure.
+computes logprobs without holding all logits, over the sets of tokens that `allowed` reads; `samples` and `repetition`
+measure.
 
 To add a function: one that takes arrays and numbers, checks their shapes, and has the formula, the paper and the shapes
 in its docstring; its test computes the numbers by hand.

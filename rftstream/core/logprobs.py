@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rftstream.core.allowed import AllowedSets
+
 BLOCK_BYTES = {"cpu": 2 << 20}
 """Bytes of float32 logits that are processed at once: on a CPU as many as a core's cache holds, elsewhere as many as
 keep the device busy."""
@@ -35,6 +37,7 @@ class _Settings:
     exact: torch.dtype
     """Data type of all computations on the logits."""
     keeps_last: bool
+    allowed: AllowedSets | None
 
 
 def token_logprobs(
@@ -44,6 +47,7 @@ def token_logprobs(
     temperatures_N: Tensor | None = None,
     *,
     bias_V: Tensor | None = None,
+    allowed: AllowedSets | None = None,
     chunk_tokens: int,
     entropy_gradient: bool = False,
     dtype: torch.dtype | None = None,
@@ -53,9 +57,10 @@ def token_logprobs(
     z = (W h + b) / temperature;  logp = z[token] - logsumexp(z);  entropy = logsumexp(z) - sum softmax(z) z.
 
     hidden_ND: float [N, D]; or logits [N, V], where `weight_VD` is None. token_ids_N: int64 [N]. temperatures_N: float
-    [N], above 0; None: 1. `dtype`: what the head computes in; default: that of the hidden states, and float32
-    where these are float16, in which logits may overflow. At most `chunk_tokens` rows of logits exist at once. Returns
-    float [N] twice, of float32 at least; the entropy has a gradient only if wished. Gradients are exact, of first
+    [N], above 0; None: 1. `allowed`: the ids that each token could be, over which all sums run; None: all ids. `dtype`:
+    what the head computes in; default: that of the hidden states, and float32 where these are float16, in which logits
+    may overflow. At most `chunk_tokens` rows of logits exist at once. Returns float [N] twice, of float32 at least; the
+    entropy has a gradient only if wished. Gradients are exact, of first
     order.
     """
     if hidden_ND.ndim != 2 or token_ids_N.shape != hidden_ND.shape[:1]:
@@ -76,6 +81,7 @@ def token_logprobs(
         dtype=dtype,
         exact=torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32,
         keeps_last=torch.is_grad_enabled() and weight_VD is not None,
+        allowed=allowed,
     )
     logprobs_N, entropy_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden_ND, weight_VD, bias_V, token_ids_N, temperatures_N, settings
@@ -102,7 +108,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for chunk in _slices(0, len(hidden_ND), settings.chunk_tokens):
             logits_nV = head.logits(hidden_ND[chunk])
             for rows in _blocks(chunk, logits_nV):
-                scaled_kV = _scaled(logits_nV[_within(rows, chunk)], temperatures_N, rows, settings.exact)
+                scaled_kV = _scaled(logits_nV[_within(rows, chunk)], temperatures_N, rows, settings)
                 top_k1 = scaled_kV.amax(dim=1, keepdim=True)
                 found_k = scaled_kV.gather(1, token_ids_N[rows, None]).squeeze(1)
                 shifted_kV = (scaled_kV - top_k1).clamp_(min=NOTHING)
@@ -133,7 +139,7 @@ class _TokenLogprobs(torch.autograd.Function):
             last_nV = None
             by_logits_nV = logits_nV if weight_VD is not None else torch.empty_like(logits_nV)
             for rows in _blocks(chunk, logits_nV):
-                scaled_kV = _scaled(logits_nV[_within(rows, chunk)], temperatures_N, rows, settings.exact)
+                scaled_kV = _scaled(logits_nV[_within(rows, chunk)], temperatures_N, rows, settings)
                 log_kV = (scaled_kV - logsumexp_N[rows, None]).clamp_(min=NOTHING)
                 by_kV = log_kV.exp()
                 if by_entropy_N is not None:
@@ -217,6 +223,14 @@ def _within(rows: slice, chunk: slice) -> slice:
     return slice(rows.start - chunk.start, rows.stop - chunk.start)
 
 
-def _scaled(logits_kV: Tensor, temperatures_N: Tensor | None, rows: slice, exact: torch.dtype) -> Tensor:
-    scaled_kV = logits_kV.to(exact)
-    return scaled_kV if temperatures_N is None else scaled_kV / temperatures_N[rows, None]
+def _scaled(logits_kV: Tensor, temperatures_N: Tensor | None, rows: slice, settings: _Settings) -> Tensor:
+    scaled_kV = logits_kV.to(settings.exact)
+    if temperatures_N is not None:
+        scaled_kV = scaled_kV / temperatures_N[rows, None]
+    forbidden_kV = (
+        None if settings.allowed is None else settings.allowed.forbidden(rows, scaled_kV.shape, scaled_kV.device)
+    )
+    if forbidden_kV is None:
+        return scaled_kV
+    is_copy = scaled_kV.data_ptr() != logits_kV.data_ptr()
+    return (scaled_kV if is_copy else scaled_kV.clone()).masked_fill_(forbidden_kV, -torch.inf)

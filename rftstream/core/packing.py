@@ -1,4 +1,8 @@
-"""Splits rows into mini-batches (one optimizer step each) and micro-batches (one forward pass each). Shapes: N rows."""
+"""Splits rows into mini-batches (one optimizer step each) and micro-batches (one forward pass each), and counts tokens
+by staleness.
+
+Shapes: N rows, K spans of one version each, S counts.
+"""
 
 from __future__ import annotations
 
@@ -119,3 +123,20 @@ def pad_rows(rows: Sequence[np.ndarray], fill: float = 0) -> np.ndarray:
     padded_BT = np.full((len(rows), int(lengths_B.max())), fill, dtype=rows[0].dtype)
     padded_BT[np.arange(padded_BT.shape[1])[None, :] < lengths_B[:, None]] = np.concatenate(list(rows))
     return padded_BT
+
+
+def count_by_staleness(staleness_K: np.ndarray, counts_K: np.ndarray, num_counts: int) -> tuple[int, ...]:
+    """Return the sum of `counts_K` at each staleness from 0 on, without zeros at the end.
+
+    The last of `num_counts` numbers is the sum of all that are older; below 0 counts as 0.
+
+    staleness_K, counts_K: int [K]; result: int [S], S <= num_counts."""
+    if staleness_K.ndim != 1 or counts_K.shape != staleness_K.shape:
+        raise ValueError(f"staleness: got {staleness_K.shape} and {counts_K.shape}, expected [K] twice")
+    if staleness_K.dtype.kind not in "iu" or counts_K.dtype.kind not in "iu":
+        raise TypeError(f"staleness: got {staleness_K.dtype} and {counts_K.dtype}, expected integers")
+    if num_counts < 1:
+        raise ValueError(f"staleness: got {num_counts} numbers, expected at least 1")
+    counts_S = np.zeros(num_counts, np.int64)
+    np.add.at(counts_S, np.clip(staleness_K, 0, num_counts - 1), counts_K)
+    return tuple(np.trim_zeros(counts_S, "b").tolist())

@@ -1,8 +1,9 @@
 """From logits to tokens with exact logprobs, vectorised over a batch. Shapes: B rows, V vocabulary.
 
-The order is vLLM's: penalties, stop tokens held back (min_tokens), temperature, min-p, top-k, top-p. The recorded
-logprob is the one under the distribution that was sampled from, renormalised after all of these. Greedy rows take the
-likeliest token after penalties; their logprobs are those of temperature 1 without truncation.
+The order is vLLM's: penalties, tokens that a grammar forbids, stop tokens held back (min_tokens), temperature, min-p,
+top-k, top-p. The recorded logprob is the one under the distribution that was sampled from, renormalised after all of
+these. Greedy rows take the likeliest token after penalties; their logprobs are those of temperature 1 without
+truncation.
 
 Random numbers depend on (seed, position) alone, so that a token does not depend on the other rows of the batch.
 """
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rftstream.contracts.tasks import Sampling
+from rftstream.core.allowed import encode_sets
 
 BLOCK = 256
 """Number of tokens whose probabilities are summed together."""
@@ -67,8 +69,11 @@ class Sampler:
     """Draws tokens for the rows of a batch. `DecodingBatch` makes a new one whenever its rows change, and calls
     `draw` in each step."""
 
-    def __init__(self, table: SamplingTable, stop_token_ids: Sequence[int], device: torch.device) -> None:
-        self._table, self._device = table, device
+    def __init__(
+        self, table: SamplingTable, stop_token_ids: Sequence[int], device: torch.device, *, records_sets: bool = False
+    ) -> None:
+        """`records_sets`: whether `draw` returns the sets of tokens that could be drawn."""
+        self._table, self._device, self._records_sets = table, device, records_sets
         self._stop_ids = torch.tensor(sorted(stop_token_ids), dtype=torch.int64, device=device)
         self._greedy = bool((table.temperature == 0).any())
         self._truncates = bool((table.top_p < 1).any() or (table.top_k > 0).any())
@@ -82,30 +87,41 @@ class Sampler:
         num_sampled_B: np.ndarray,
         prompt_seen_BV: Tensor | None = None,
         counts_BV: Tensor | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the next token of each row, int64 [B], and its logprob, float32 [B].
+        forbidden_BV: Tensor | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, list[bytes] | None]:
+        """Return the next token of each row, int64 [B], its logprob, float32 [B], and the sets of tokens that could be
+        drawn, as `encode_sets` writes them; None if all could.
 
         `positions_B`: the absolute positions of the next tokens. `prompt_seen_BV` (bool) and `counts_BV` (float, counts
-        of the sampled tokens) are needed only for penalties."""
+        of the sampled tokens) are needed only for penalties. `forbidden_BV` (bool): tokens that a grammar forbids; if
+        it allows only stop tokens, these are not held back."""
         table = self._table
-        logits_BV = logits_BV.float()
+        given_BV = logits_BV = logits_BV.float()
         if counts_BV is not None and prompt_seen_BV is not None:
             logits_BV = self._penalise(logits_BV, prompt_seen_BV, counts_BV)
+        if forbidden_BV is not None:
+            logits_BV = logits_BV.masked_fill(forbidden_BV, -torch.inf)
         early_B = num_sampled_B < table.min_tokens
-        if early_B.any() and len(self._stop_ids):
+        if holds_back := bool(early_B.any() and len(self._stop_ids)):
+            rows_B, ended_BV = torch.from_numpy(np.flatnonzero(early_B)).to(self._device), logits_BV
             logits_BV = logits_BV.clone()
-            rows_B = torch.from_numpy(np.flatnonzero(early_B)).to(self._device)
             logits_BV[rows_B[:, None], self._stop_ids[None, :]] = -torch.inf
+            if forbidden_BV is not None:
+                logits_BV = torch.where((logits_BV == -torch.inf).all(dim=1, keepdim=True), ended_BV, logits_BV)
         if self._scaled:
             logits_BV = logits_BV / self._scale_B1
-        cut_BV = self._truncate(logits_BV) if self._truncates or table.min_p.any() else logits_BV
+        truncates = self._truncates or bool(table.min_p.any())
+        cut_BV = self._truncate(logits_BV) if truncates else logits_BV
         probs_BV = cut_BV.softmax(dim=-1)
         tokens_B1 = _invert(probs_BV, self._column(uniforms(table.seed, positions_B), torch.float64))
         if self._greedy:
             greedy_B1 = self._column(table.temperature == 0, torch.bool)
             tokens_B1 = torch.where(greedy_B1, logits_BV.argmax(dim=-1, keepdim=True), tokens_B1)
         logprobs_B = probs_BV.gather(1, tokens_B1).squeeze(1).log()
-        return tokens_B1.squeeze(1).cpu().numpy(), logprobs_B.cpu().numpy()
+        sets = None
+        if self._records_sets and (truncates or holds_back or forbidden_BV is not None):
+            sets = encode_sets((cut_BV != -torch.inf) | (given_BV == -torch.inf))
+        return tokens_B1.squeeze(1).cpu().numpy(), logprobs_B.cpu().numpy(), sets
 
     def _penalise(self, logits_BV: Tensor, prompt_seen_BV: Tensor, counts_BV: Tensor) -> Tensor:
         repetition_B1 = self._column(self._table.repetition_penalty)

@@ -28,7 +28,7 @@ BUDGETS = {
     "commands": 2_950,
     "config": 2_150,
     "contracts": 2_250,
-    "core": 1_000,
+    "core": 1_100,
     "data": 4_300,
     "environments": 3_400,
     "gateway": 1_450,

@@ -217,7 +217,7 @@ class DecodingBatch:
 
         `version` is the token's index in the list of versions that `completion` gets."""
         seen_BV, counts_BV = self._penalty_counts() if self._table.penalises else (None, None)
-        tokens_B, logprobs_B = self._sampler.draw(
+        tokens_B, logprobs_B, _ = self._sampler.draw(
             self.logits_BV, self._lengths_B, self._before_B + self._num_sampled_B, seen_BV, counts_BV
         )
         if counts_BV is not None:

@@ -37,7 +37,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stage, Stages
 from rftstream.contracts.batches import LossKind
 from rftstream.contracts.versions import STALENESS_COUNTS
-from rftstream.core.staleness import count_by_staleness
+from rftstream.core.packing import count_by_staleness
 from rftstream.errors import ConfigError, ImageError
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rftstream.core.packing import pad_rows, split_microbatches, split_minibatches
-from rftstream.core.staleness import count_by_staleness
+from rftstream.core.packing import count_by_staleness, pad_rows, split_microbatches, split_minibatches
 
 
 def test_microbatches_by_hand():
