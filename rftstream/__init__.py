@@ -1,27 +1,41 @@
-"""rftstream: streaming reinforcement fine-tuning of language models over a durable log."""
+"""rftstream: streaming reinforcement fine-tuning of language models over a durable log.
+
+PUBLIC lists what is public; docs/python.md tells how it is used. The signatures of these names, and of the methods of
+these classes, stay: a release adds only arguments with defaults, and warns for one release before it takes something
+away. tests/docs/public_api.txt holds them.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rftstream.version import __version__
 
 if TYPE_CHECKING:
+    from rftstream.api.run import Run
+    from rftstream.api.run import open_run as open  # noqa: A004
     from rftstream.config.loader import load as load_config
+    from rftstream.errors import ConfigError, RftError
     from rftstream.launch.start import run
 
-__all__ = ["__version__", "load_config", "run"]
+PUBLIC = {
+    "ConfigError": "rftstream.errors:ConfigError",
+    "RftError": "rftstream.errors:RftError",
+    "Run": "rftstream.api.run:Run",
+    "load_config": "rftstream.config.loader:load",
+    "open": "rftstream.api.run:open_run",
+    "run": "rftstream.launch.start:run",
+}
+"""Public name -> where it is. A name is imported when it is first used, so that nothing starts on import."""
+
+__all__ = ["ConfigError", "RftError", "Run", "__version__", "load_config", "open", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """Return `rftstream.run` or `rftstream.load_config`. They are imported when they are first used, so that nothing
-    starts on import."""
-    if name == "run":
-        from rftstream.launch.start import run
-
-        return run
-    if name == "load_config":
-        from rftstream.config.loader import load
-
-        return load
-    raise AttributeError(f"module 'rftstream' has no attribute {name!r}")
+    """Import a public name. AttributeError if there is none of this name."""
+    if name not in PUBLIC:
+        raise AttributeError(f"module 'rftstream' has no attribute {name!r}; it has {', '.join(PUBLIC)}")
+    module, _, attribute = PUBLIC[name].partition(":")
+    found = globals()[name] = getattr(import_module(module), attribute)
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
+import html
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,11 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Return the report as a dict for JSON."""
         return pick(self, self.JSON)
+
+    def _repr_html_(self) -> str | None:
+        """Return its text as HTML, for notebooks; None if it has none."""
+        to_text = getattr(self, "to_text", None)
+        return None if to_text is None else f'<pre style="white-space: pre-wrap">{html.escape(to_text())}</pre>'
 
 
 def pick(value: Any, wanted: str) -> dict[str, Any]:

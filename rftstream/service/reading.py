@@ -93,6 +93,22 @@ def each_record(transport: Transport, place: TopicPartition, offsets: Collection
         reader.close()
 
 
+SPARSE = 8
+"""Offsets for each wanted one from which on a reader seeks them instead of reading all."""
+
+
+def read_many(transport: Transport, place: TopicPartition, offsets: Collection[int]) -> Iterator[Record]:
+    """Yield the records at these offsets, as `each_record` does, but as fast as the log can be read where they are
+    dense."""
+    begin = max(min(offsets, default=0), transport.admin.begin_offsets(place.topic).get(place, 0))
+    end = min(max(offsets, default=-1) + 1, transport.admin.end_offsets(place.topic).get(place, 0))
+    if end - begin > SPARSE * len(offsets):
+        yield from each_record(transport, place, offsets)
+    elif begin < end:
+        records = read_between(transport, {place: begin}, {place: end})
+        yield from (record for record in records if record.offset in offsets)
+
+
 def search_by_halves(
     transport: Transport,
     place: TopicPartition,

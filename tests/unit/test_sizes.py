@@ -23,6 +23,7 @@ def test_classes_are_small() -> None:
 STEP = 50
 """Budgets are multiples of it, so that a line more or less moves none."""
 BUDGETS = {
+    "api": 750,
     "algorithms": 1_800,
     "backends": 3_650,
     "commands": 2_950,
@@ -38,13 +39,13 @@ BUDGETS = {
     "models": 3_800,
     "policies": 3_850,
     "preflight": 3_750,
-    "queries": 11_800,
+    "queries": 12_000,
     "replay": 750,
     "rewards": 7_650,
     "roles": 9_700,
     "runs": 2_550,
     "sandbox": 2_650,
-    "service": 2_500,
+    "service": 2_550,
     "studio": 3_050,
     "testing": 2_000,
     "top": 600,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from rftstream.contracts.feedback import Feedback
@@ -362,6 +362,31 @@ class BatchShare:
     manifest_offset: int
     count: int
     written_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRow:
+    """A batch with the number of its rollouts, from all shares."""
+
+    batch: int
+    trained: bool
+    """Whether it is trained into a version in force."""
+    num_shares: int
+    num_rollouts: int
+    written_at: float
+
+
+def find_batches(
+    catalog: CatalogReader, moment: Moment, *, before: int | None = None, limit: int = PAGE
+) -> list[BatchRow]:
+    """Return batches, newest first. `before`: only batches with a smaller number, for the next page."""
+    rows = catalog.rows(
+        "SELECT batch, batch < :version AS trained, count(*) AS num_shares, sum(count) AS num_rollouts,"
+        " max(written_at) AS written_at FROM batches WHERE written_at <= :at AND batch < coalesce(:before, batch + 1)"
+        " GROUP BY batch ORDER BY batch DESC LIMIT :limit",
+        _values(moment, before=before, limit=limit),
+    )
+    return [replace(found, trained=bool(found.trained)) for found in (_made(BatchRow, row) for row in rows)]
 
 
 def find_batch(catalog: CatalogReader, moment: Moment, batch: int) -> list[BatchShare]:

@@ -136,6 +136,20 @@ def find_rollouts(
     return RolloutPage(rollouts=found, after=(end["key"], end["sequence"], end["sibling"]), num_looked=WINDOW)
 
 
+def select_rollouts(
+    catalog: CatalogReader, moment: Moment, wanted: RolloutFilter, columns: str, *, order: str, limit: int | None
+) -> tuple[str, dict[str, Any]]:
+    """Return the query of these columns of all rollouts that `find_rollouts` would list, and the values in it."""
+    column, direction = ORDERS[order]
+    values: dict[str, Any] = {"at": moment.at_s, "version": moment.version, "window": -1, "limit": limit or -1}
+    window = _window(catalog, moment, wanted, column, direction, None, values, columns="r.*")
+    where = _conditions(wanted, values)
+    if column == "reward":
+        where.append("r.decided_at <= :at")
+    joins = _JOINS if any("g." in text or "t." in text for text in (columns, *where)) else ""
+    return f"SELECT {columns} FROM ({window}) r {joins} WHERE {' AND '.join(where)} LIMIT :limit", values
+
+
 _COLUMNS = "r.*, g.group_id, g.batch, g.decided_at AS group_decided_at, t.said, t.tools, t.version, p.text AS prompt"
 _JOINS = (
     "JOIN groups g ON g.sequence = r.sequence"
@@ -152,6 +166,8 @@ def _window(
     direction: str,
     after: Cursor | None,
     values: dict[str, Any],
+    *,
+    columns: str = "r.sequence, r.sibling",
 ) -> str:
     """Return the query of the rollouts that a page looks at, in its order."""
     source, where = "rollouts r", ["r.num_tokens >= 0" if column == "num_tokens" else f"r.{column} IS NOT NULL"]
@@ -179,8 +195,7 @@ def _window(
         where.append(f"(r.{column}, r.sequence, r.sibling) {sign} (:after, :after_sequence, :after_sibling)")
     order = ", ".join(f"r.{name} {direction}" for name in dict.fromkeys((column, "sequence", "sibling")))
     return (
-        f"SELECT r.{column} AS key, r.sequence, r.sibling FROM {source} WHERE {' AND '.join(where)}"
-        f" ORDER BY {order} LIMIT :window"
+        f"SELECT r.{column} AS key, {columns} FROM {source} WHERE {' AND '.join(where)} ORDER BY {order} LIMIT :window"
     )
 
 

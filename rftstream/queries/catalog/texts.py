@@ -38,6 +38,7 @@ HEAD, TAIL = 5_000, 3_000
 """Characters that are kept of the beginning and of the end of a text."""
 SIBLING_BITS = 20
 """Bits of a text's id that hold the sibling's number."""
+Ends = Mapping[TopicPartition, int]
 STORE_PATIENCE_S = 5.0
 """Seconds to wait for a store that does not answer."""
 
@@ -65,21 +66,28 @@ class TextReader:
 
     # ------------------------------------------------------------------------------------------ rollouts
 
-    def _read_rollouts(self, database: CatalogDatabase) -> None:
+    def measure(self, rows: Iterable[Any]) -> tuple[Ends, dict[TopicPartition, Mark]]:
+        """Note how many texts a catalog with these marks lacks. Return the topic's ends, and the marks."""
         ends = self._run.transport.admin.end_offsets(TOPIC)
         marks = {
             TopicPartition(TOPIC, partition): Mark(end, last, int(fingerprint))
-            for partition, end, last, fingerprint in database.rows("SELECT * FROM text_marks")
+            for partition, end, last, fingerprint in rows
         }
-        if any(end > marks.get(place, Mark(0)).end for place, end in ends.items()):
-            with (
-                closing(new_records(self._run.transport, TOPIC, marks, ends, bodies=True, max_polled=POLLED)) as polls,
-                database.transaction() as db,
-            ):
-                for records in islice(polls, POLLS):
-                    _write(db, records)
-                rows = [(place.partition, mark.end, mark.last, str(mark.fingerprint)) for place, mark in marks.items()]
-                db.executemany("INSERT OR REPLACE INTO text_marks VALUES (?, ?, ?, ?)", rows)
+        self.num_left = sum(max(0, end - marks.get(place, Mark(0)).end) for place, end in ends.items())
+        return ends, marks
+
+    def _read_rollouts(self, database: CatalogDatabase) -> None:
+        ends, marks = self.measure(database.rows("SELECT * FROM text_marks"))
+        if not self.num_left:
+            return
+        with (
+            closing(new_records(self._run.transport, TOPIC, marks, ends, bodies=True, max_polled=POLLED)) as polls,
+            database.transaction() as db,
+        ):
+            for records in islice(polls, POLLS):
+                _write(db, records)
+            rows = [(place.partition, mark.end, mark.last, str(mark.fingerprint)) for place, mark in marks.items()]
+            db.executemany("INSERT OR REPLACE INTO text_marks VALUES (?, ?, ?, ?)", rows)
         self.num_left = sum(max(0, end - marks.get(place, Mark(0)).end) for place, end in ends.items())
 
     # ------------------------------------------------------------------------------------------ evaluations

@@ -30,9 +30,9 @@ CHUNK_RECORDS = 50_000
 class CatalogUpdater:
     """Reads a run's log into its catalog. One thread makes it, calls `update` at intervals, and `close` at the end.
 
-    The first updater of a run holds a lock beside the file. An updater in another process does not write the file, and
-    only gives its path. If the run's place cannot be written to, the catalog is in a temporary folder and ends with the
-    updater.
+    One updater of a run holds a lock beside the file until it calls `rest` or `close`. Meanwhile those of other
+    processes do not write the file, and only give its path. If the run's place cannot be written to, the catalog is in
+    a temporary folder and ends with the updater.
     """
 
     def __init__(self, run: OpenRun, *, folder: Path | None = None, chunk_records: int = CHUNK_RECORDS) -> None:
@@ -41,7 +41,10 @@ class CatalogUpdater:
         self._cleanup = contextlib.ExitStack()
         self._folder = self._usable(folder or folder_of(run))
         self._database: CatalogDatabase | None = None
-        self._is_ours: bool | None = None
+        self._lock: int | None = None
+        """The open lock file. None: the run has not begun."""
+        self._holds = False
+        self._identity = ""
         self.path = self._folder / FILE
         """The catalog file. `open_catalog` opens it for reading."""
         self.texts = TextReader(run)
@@ -52,7 +55,7 @@ class CatalogUpdater:
         """Read the new records. Return whether there were any. `should_stop` can end it early."""
         if not self._opened():
             return False
-        if self._database is None:
+        if not self._holds or self._database is None:
             self._look_at_the_others()
             return False
         try:
@@ -64,7 +67,7 @@ class CatalogUpdater:
     def read_texts(self, results: Iterable[EvalResult]) -> bool:
         """Read some of the texts that the catalog lacks: of rollouts, and of these results of evaluations. Return
         whether there may be more."""
-        if self._database is None:
+        if not self._holds or self._database is None:
             return False
         try:
             return self.texts.read(self._database, results)
@@ -74,7 +77,18 @@ class CatalogUpdater:
 
     def open_catalog(self) -> CatalogReader | None:
         """Open the catalog for reading, in any thread. The caller closes it. None if there is no catalog yet."""
-        return None if self._is_ours is None else open_catalog(self.path)
+        return None if self._lock is None else open_catalog(self.path)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether another process that writes the catalog has not read all of the log yet."""
+        return not self._holds and self._lock is not None and (self.done < self.total or self.texts.num_left > 0)
+
+    def rest(self) -> None:
+        """Give up the lock until the next update, so that another process can write the file."""
+        if self._holds and self._lock is not None:
+            self._holds = False
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Close the file and give up the lock."""
@@ -93,23 +107,24 @@ class CatalogUpdater:
         return Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="rftstream-studio-")))
 
     def _opened(self) -> bool:
-        """Open the file once the run has a manifest. Return whether there is a catalog."""
-        if self._is_ours is not None:
-            return True
-        manifest = read_manifest(self._run.transport)
-        if manifest is None:  # the feeder has not begun
-            return False
-        with contextlib.ExitStack() as opened:
-            descriptor = os.open(self._folder / f"{FILE}.lock", os.O_RDWR | os.O_CREAT, 0o644)
-            opened.callback(os.close, descriptor)
+        """Take the lock and open the file once the run has a manifest. Return whether there is a catalog."""
+        if self._lock is None:
+            manifest = read_manifest(self._run.transport)
+            if manifest is None:  # the feeder has not begun
+                return False
+            self._identity = identity_of(manifest)
+            self._lock = os.open(self._folder / f"{FILE}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+            self._cleanup.callback(os.close, self._lock)
+        if not self._holds:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                self._is_ours = False
-            else:
-                self._database = CatalogDatabase(self.path, identity_of(manifest))  # a full disk: the next one tries
-                self._is_ours = True
-            self._cleanup.enter_context(opened.pop_all())
+                return True
+            if self._database is not None and not self._database.is_in_place():
+                self._database = None
+            if self._database is None:
+                self._database = CatalogDatabase(self.path, self._identity)  # a full disk: the next one tries
+            self._holds = True
         return True
 
     # ------------------------------------------------------------------------------------------ reading
@@ -122,6 +137,7 @@ class CatalogUpdater:
             return
         with catalog:
             self._measure(catalog.rows("SELECT * FROM marks"))
+            self.texts.measure(catalog.rows("SELECT * FROM text_marks"))
 
     def _measure(self, rows: Iterable[Any]) -> tuple[Ends, dict[TopicPartition, Mark]]:
         """Note how far a catalog with these marks has read. Return the log's ends, and the marks."""

@@ -5,15 +5,18 @@ They are drawn by matplotlib's Agg without pyplot, so that nothing global change
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rftstream.config.parts.registry import suggest
+from rftstream.errors import ConfigError, importing
 from rftstream.queries.curves.history import History
 from rftstream.queries.curves.panels import (
     COLORS,
@@ -23,6 +26,8 @@ from rftstream.queries.curves.panels import (
     Floats,
     Line,
     Panel,
+    evaluations,
+    metric,
     over_steps,
     over_time,
     panels,
@@ -54,6 +59,9 @@ MAX_POINTS = 2_000
 quickly."""
 
 
+STYLE: Any = {"font.size": 9, "axes.formatter.useoffset": False, "text.parse_math": False}
+
+
 def can_draw() -> bool:
     """Return whether the package that draws pictures is installed."""
     return find_spec("matplotlib") is not None
@@ -64,8 +72,47 @@ def plot(history: History, *, run: str, folder: Path) -> list[Path]:
     import matplotlib
 
     folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"font.size": 9, "axes.formatter.useoffset": False, "text.parse_math": False}):
+    with matplotlib.rc_context(STYLE):
         return [_draw(history, axis, run, folder / axis.file) for axis in (over_steps(history), over_time(history))]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Curves of a run as a picture. `draw` makes it, and a notebook shows it."""
+
+    png: bytes
+
+    def save(self, file: str | Path) -> Path:
+        """Write the picture as a PNG file, and return its path."""
+        Path(file).write_bytes(self.png)
+        return Path(file)
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+
+def draw(history: History, *, run: str, metrics: Sequence[str] = (), by_time: bool = False) -> Picture:
+    """Draw the curves of these metrics of steps, or of evaluations by their names; of none: all that `plot` draws.
+    ConfigError for one that the run does not have, or if matplotlib is missing."""
+    with importing("plot", "matplotlib", install="rftstream[plots]"):
+        import matplotlib
+    axis = over_time(history) if by_time else over_steps(history)
+    every = [panel for panel in panels(history, axis) if panel.lines or not panel.optional]
+    shown = [_panel_of(history, axis, name) for name in metrics] or every
+    content = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        _figure(history, axis, run, shown).savefig(content, format="png")
+    return Picture(content.getvalue())
+
+
+def _panel_of(history: History, axis: Axis, name: str) -> Panel:
+    own = [result for result in history.evaluations if result.evaluation == name]
+    if own:
+        return Panel(title=name, unit="", lines=evaluations(replace(history, evaluations=tuple(own)), axis))
+    if lines := metric(history, axis, name, ""):
+        return Panel(title=name, unit="", lines=lines)
+    known = {name for step in history.steps for name in step.metrics} | {one.evaluation for one in history.evaluations}
+    raise ConfigError(f"plot: unknown {name!r}; {suggest(name, sorted(known))}")
 
 
 def write_events(history: History, folder: Path) -> Path:
@@ -175,34 +222,41 @@ def skipped_text(count: int) -> str:
 
 
 def _draw(history: History, axis: Axis, run: str, file: Path) -> Path:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     shown = [panel for panel in panels(history, axis) if panel.lines or not panel.optional]
-    rows = math.ceil((len(shown) + 1) / NUM_COLUMNS)
-    height = rows * ROW_INCHES + MARGIN_INCHES
-    figure = Figure(figsize=(15, height), dpi=DPI, facecolor=FACE)
-    FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(
-        rows, NUM_COLUMNS, left=0.06, right=0.94, top=1 - 1.4 / height, bottom=0.63 / height, hspace=0.42, wspace=0.34
-    )
-    figure.text(0.05, 1 - 0.45 / height, run, fontsize=17, fontweight="bold", color=INK)
-    figure.text(0.05, 1 - 0.72 / height, subtitle(history), fontsize=10, color=FAINT)
-    for place, panel in enumerate(shown, 1):  # the first is two wide
-        columns = slice(0, 2) if place == 1 else place % NUM_COLUMNS
-        ax = _panel(figure.add_subplot(grid[place // NUM_COLUMNS, columns]), axis, panel)
-        if place == 1:
-            _label(ax, "resumed", axis.resumes[:12])
-            _label(ax, "next stage", axis.stages[:12])
-        if panel.marks_skipped:
-            _mark_skipped(ax, history, axis)
     partial = file.with_suffix(".partial")
     try:
-        figure.savefig(partial, format="png")
+        _figure(history, axis, run, shown).savefig(partial, format="png")
         partial.replace(file)  # so that a reader, or a full disk, never leaves half a picture
     finally:
         partial.unlink(missing_ok=True)
     return file
+
+
+def _figure(history: History, axis: Axis, run: str, shown: Sequence[Panel]) -> Any:
+    """Return a figure of these panels. Where there are many, the first is two wide."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    num_columns = min(len(shown), NUM_COLUMNS)
+    shift = 1 if len(shown) > NUM_COLUMNS else 0
+    rows = math.ceil((len(shown) + shift) / num_columns)
+    height = rows * ROW_INCHES + MARGIN_INCHES
+    figure = Figure(figsize=(15 if num_columns == NUM_COLUMNS else 8 * num_columns, height), dpi=DPI, facecolor=FACE)
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(
+        rows, num_columns, left=0.06, right=0.94, top=1 - 1.4 / height, bottom=0.63 / height, hspace=0.42, wspace=0.34
+    )
+    figure.text(0.05, 1 - 0.45 / height, run, fontsize=17, fontweight="bold", color=INK)
+    figure.text(0.05, 1 - 0.72 / height, subtitle(history), fontsize=10, color=FAINT)
+    for place, panel in enumerate(shown, shift):
+        columns = slice(0, 2) if shift and place == 1 else place % num_columns
+        ax = _panel(figure.add_subplot(grid[place // num_columns, columns]), axis, panel)
+        if place == shift:
+            _label(ax, "resumed", axis.resumes[:12])
+            _label(ax, "next stage", axis.stages[:12])
+        if panel.marks_skipped:
+            _mark_skipped(ax, history, axis)
+    return figure
 
 
 def _panel(ax: Any, axis: Axis, panel: Panel) -> Any:

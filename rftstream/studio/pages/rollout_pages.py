@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -19,13 +18,7 @@ from rftstream.queries.traces.lineage import parse_target
 from rftstream.runs.folder import OpenRun
 from rftstream.studio.pages.list_pages import reward_limits
 from rftstream.studio.pages.page import PageOfRun, Values
-from rftstream.studio.rendering import shade
-
-COLORINGS = ("logprob", "version", "mask", "advantage")
-"""Values that tokens can be coloured by."""
-LEAST_LOGPROB = -5.0
-"""Logprobs below this have the strongest colour."""
-NUM_VERSION_COLORS = 6
+from rftstream.studio.token_colors import COLORINGS, color_tokens
 
 
 def group(page: PageOfRun) -> Values:
@@ -85,7 +78,7 @@ def rollout(page: PageOfRun) -> Values:
         "group": group_row,
         "row": row,
         "view": view,
-        "tokens": _colored(tokens, coloring),
+        "tokens": color_tokens(tokens, coloring),
         "coloring": coloring,
         "colorings": COLORINGS,
         "segment": segment,
@@ -98,54 +91,6 @@ def rollout(page: PageOfRun) -> Values:
         "advantages": advantages,
         "num_siblings": len(group_row.siblings),
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColoredToken:
-    """A token with the CSS class of its colour, and its numbers in words."""
-
-    text: str
-    style: str
-    numbers: str
-
-
-def _colored(tokens: Sequence[TokenRow], coloring: str) -> list[ColoredToken]:
-    versions = sorted({token.version for token in tokens if token.version is not None})
-    largest = max((abs(token.advantage) for token in tokens if token.advantage is not None), default=0.0)
-    return [
-        ColoredToken(text=token.text, style=_style(token, coloring, versions, largest), numbers=_numbers(token))
-        for token in tokens
-    ]
-
-
-def _style(token: TokenRow, coloring: str, versions: Sequence[int], largest: float) -> str:
-    """Return the CSS class of a token's colour. Tokens that were not sampled are dim."""
-    special = " special" if token.special else ""
-    if not token.sampled:
-        return f"given{special}"
-    if coloring == "mask":
-        return f"kept{special}"
-    if coloring == "version" and token.version is not None:
-        return f"v{versions.index(token.version) % NUM_VERSION_COLORS}{special}"
-    if coloring == "advantage" and token.advantage is not None and largest > 0:
-        size = shade(abs(token.advantage), 0.0, largest, 5)
-        return f"{'up' if token.advantage > 0 else 'down' if token.advantage < 0 else 'even'}{size}{special}"
-    if coloring == "logprob" and token.logprob is not None:
-        return f"l{shade(-token.logprob, 0.0, -LEAST_LOGPROB, 6)}{special}"
-    return f"plain{special}"
-
-
-def _numbers(token: TokenRow) -> str:
-    parts = [f"{token.position}: id {token.token_id} {token.text!r}"]
-    if not token.sampled:
-        return f"{parts[0]}, given, not trained on"
-    if token.logprob is not None:
-        parts.append(f"logprob {token.logprob:.4f}")
-    if token.version is not None:
-        parts.append(f"version {token.version} (epoch {token.trainer_epoch})")
-    if token.advantage is not None:
-        parts.append(f"advantage {token.advantage:.4f}")
-    return ", ".join(parts)
 
 
 def rollout_text(page: PageOfRun) -> Response:

@@ -1,0 +1,71 @@
+"""The index of an open run: brought up to date for each question, and free for others between two of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rftstream.queries.catalog.database import CatalogReader
+from rftstream.queries.catalog.moments import Moment
+from rftstream.queries.catalog.updating import CatalogUpdater
+from rftstream.queries.curves.history import HistoryReader
+from rftstream.runs.folder import OpenRun
+from rftstream.service.role import Log
+
+OTHERS_S = 20.0
+"""Longest time without progress of another process that writes the index, in seconds. Then its state is taken."""
+
+
+class RunIndex:
+    """Answers questions from the index that the studio uses, too. `Run` makes one, and calls `close` at the end."""
+
+    def __init__(self, run: OpenRun) -> None:
+        self.run = run
+        self._updater = CatalogUpdater(run)
+        self._history = HistoryReader(Log(run.transport))
+
+    def history(self) -> HistoryReader:
+        """Return steps, evaluations and announcements up to now."""
+        self._history.read()
+        return self._history
+
+    @contextmanager
+    def catalog(self, *, texts: bool = False, fresh: bool = True) -> Iterator[tuple[CatalogReader, Moment] | None]:
+        """Open the catalog, with the moment now. None if the run has not begun. `texts`: it has to know what every
+        rollout said. With `fresh=False` it is as it was at the last question, for the next page of an answer."""
+        if fresh:
+            try:
+                self._update(texts)
+            finally:
+                self._updater.rest()
+        catalog = self._updater.open_catalog()
+        if catalog is None:
+            yield None
+            return
+        with catalog:
+            yield catalog, Moment(version=self._history.history().version)
+
+    def _update(self, texts: bool) -> None:
+        updater, history = self._updater, self.history()
+        while updater.update() and updater.done < updater.total:
+            pass
+        while texts and updater.read_texts(history.history().evaluations):
+            pass
+        self._wait_for_others(texts)
+
+    def _wait_for_others(self, texts: bool) -> None:
+        """Wait until another process that holds the index has read what is on the log now, as long as it comes on."""
+        updater = self._updater
+        wanted, seen, since = updater.total, (-1, -1), time.monotonic()
+        while updater.is_behind and (updater.done < wanted or texts) and time.monotonic() - since < OTHERS_S:
+            found = (updater.done, updater.texts.num_left)
+            if found != seen:
+                seen, since = found, time.monotonic()
+            time.sleep(0.05)
+            updater.update()
+
+    def close(self) -> None:
+        """Close the index and the run's log."""
+        self._updater.close()
+        self.run.transport.close()

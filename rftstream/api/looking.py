@@ -1,0 +1,261 @@
+"""The tables of a run, with the filters of the studio under the studio's names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Never
+
+from rftstream.api.index import RunIndex
+from rftstream.api.rollouts import PAGE, RolloutTable, RunRollout, rollout_of_row, rollout_table
+from rftstream.api.tables import Table, check_word, pages
+from rftstream.config.parts.registry import suggest
+from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.versions import EvalResult, StepRecord
+from rftstream.errors import ConfigError
+from rftstream.queries.catalog.database import CatalogReader
+from rftstream.queries.catalog.finding import (
+    FATES,
+    ORDERS,
+    BatchRow,
+    GroupFilter,
+    GroupRow,
+    Letter,
+    ProblemRow,
+    find_batches,
+    find_group,
+    find_groups,
+    find_letters_page,
+    find_problems,
+)
+from rftstream.queries.catalog.listing import FATES as ROLLOUT_FATES
+from rftstream.queries.catalog.listing import ORDERS as ROLLOUT_ORDERS
+from rftstream.queries.catalog.listing import RolloutFilter
+from rftstream.queries.catalog.moments import Moment
+from rftstream.queries.people.feedback import VoteLine, read_feedback
+from rftstream.queries.plain import pick
+from rftstream.queries.records.weights import VersionLine, list_versions
+from rftstream.runs.published import read_published
+from rftstream.service.role import Log
+
+Page = tuple[CatalogReader, Moment]
+
+
+class RunTables:
+    """The tables of a run, which are read when they are used. `Run` is one."""
+
+    _index: RunIndex
+
+    def rollouts(
+        self,
+        *,
+        text: str = "",
+        fate: str = "",
+        status: str = "",
+        tool: str = "",
+        reward_from: float | None = None,
+        reward_to: float | None = None,
+        tokens_from: float | None = None,
+        tokens_to: float | None = None,
+        version_from: float | None = None,
+        version_to: float | None = None,
+        taskset: str = "",
+        problem: int | None = None,
+        batch: int | None = None,
+        order: str = "newest",
+        **unknown: Never,
+    ) -> RolloutTable:
+        """Return the rollouts that meet all these conditions; order: newest, oldest, best, worst, longest or
+        shortest."""
+        _check_filters(self.rollouts, unknown)
+        check_word("rollouts: order", order, ROLLOUT_ORDERS)
+        if fate:
+            check_word("rollouts: fate", fate, ROLLOUT_FATES)
+        if status:
+            check_word("rollouts: status", status, map(str, RolloutStatus))
+        wanted = RolloutFilter(
+            text=text,
+            fate=fate,
+            status=status,
+            tool=tool,
+            reward=(reward_from, reward_to),
+            tokens=(tokens_from, tokens_to),
+            version=(version_from, version_to),
+            groups=GroupFilter(taskset=taskset, problem=problem, batch=batch),
+        )
+        return rollout_table(self._index, wanted, order)
+
+    def rollout(self, rollout_id: str) -> RunRollout:
+        """Return the rollout of this id. ConfigError if the run has none."""
+        group_id, _, sibling = rollout_id.rpartition("/")
+        group = self.group(group_id)
+        found = [one for one in group.siblings if str(one.sibling) == sibling]
+        if not found:
+            raise ConfigError(
+                f"{rollout_id}: no such rollout; its group has the rollouts 0 to {len(group.siblings) - 1}"
+            )
+        return rollout_of_row(found[0], self._index, group)
+
+    def groups(
+        self,
+        *,
+        fate: str = "",
+        reason: str = "",
+        taskset: str = "",
+        batch: int | None = None,
+        problem: int | None = None,
+        **unknown: Never,
+    ) -> Table[GroupRow]:
+        """Return the groups that meet all these conditions, newest first."""
+        _check_filters(self.groups, unknown)
+        if fate:
+            check_word("groups: fate", fate, FATES)
+        wanted = GroupFilter(fate=fate, reason=reason, taskset=taskset, batch=batch, problem=problem)
+        return self._paged(
+            "groups",
+            lambda page, before, size: find_groups(*page, wanted, before=before, limit=size, with_siblings=False),
+            lambda group: group.sequence,
+            lambda group: _row(group, leave_out=("siblings", "task_offset", "outcome_offset")),
+        )
+
+    def group(self, group_id: str) -> GroupRow:
+        """Return the group of this id with its siblings. ConfigError if the run has none."""
+        with self._index.catalog() as opened:
+            found = None if opened is None else find_group(*opened, group_id)
+        if found is None:
+            raise ConfigError(
+                f"{group_id}: no such group in {self._index.run.run_id}; expected an id as sums/0/17/0, and one of its "
+                "rollouts as sums/0/17/0/3"
+            )
+        return found
+
+    def batches(self) -> Table[BatchRow]:
+        """Return the batches, newest first."""
+        return self._paged(
+            "batches",
+            lambda page, before, size: find_batches(*page, before=before, limit=size),
+            lambda batch: batch.batch,
+            _row,
+        )
+
+    def dead_letters(self, *, reason: str = "", **unknown: Never) -> Table[Letter]:
+        """Return the dead letters, newest first; with a reason, only those."""
+        _check_filters(self.dead_letters, unknown)
+        return self._paged(
+            "dead_letters",
+            lambda page, before, size: find_letters_page(*page, reason=reason, before=before, limit=size),
+            lambda letter: letter.offset,
+            _row,
+        )
+
+    def problems(
+        self,
+        *,
+        taskset: str = "",
+        text: str = "",
+        reward_from: float | None = None,
+        reward_to: float | None = None,
+        order: str = "problem",
+        **unknown: Never,
+    ) -> Table[ProblemRow]:
+        """Return the problems that have a group; order: problem, hardest, easiest, learned, forgotten, seen, rare or
+        last."""
+        _check_filters(self.problems, unknown)
+        check_word("problems: order", order, ORDERS)
+
+        def read(limit: int | None) -> Iterator[ProblemRow]:
+            def page(skip: int | None, size: int) -> tuple[Sequence[ProblemRow], int | None]:
+                with self._index.catalog(texts=bool(text), fresh=skip is None) as opened:
+                    found = (
+                        []
+                        if opened is None
+                        else find_problems(
+                            *opened,
+                            taskset=taskset,
+                            text=text,
+                            reward=(reward_from, reward_to),
+                            order=order,
+                            skip=skip or 0,
+                            limit=size,
+                        )
+                    )
+                return found, (skip or 0) + size if len(found) == size else None
+
+            return pages(page, _page_size(limit))
+
+        return Table(name="problems", read=read, to_row=_row)
+
+    def steps(self) -> Table[StepRecord]:
+        """Return the trained steps in force, oldest first. A frame has a column for each of their metrics."""
+        return Table(
+            name="steps",
+            read=lambda _: iter(self._index.history().history().steps),
+            to_row=lambda step: {
+                **pick(step, "version=name.version trainer_epoch=name.trainer_epoch batch=batch_sequence recorded_at"),
+                **step.metrics,
+            },
+        )
+
+    def evaluations(self) -> Table[EvalResult]:
+        """Return the results of evaluations in force, by version. A frame has a column for each of their metrics."""
+        return Table(
+            name="evaluations",
+            read=lambda _: iter(self._index.history().history().evaluations),
+            to_row=lambda result: {
+                **pick(result, "evaluation version=name.version num_tasks num_samples num_unscored evaluated_at"),
+                **result.metrics,
+            },
+        )
+
+    def versions(self) -> Table[VersionLine]:
+        """Return the published versions in force, oldest first, each with whether its weights are still held."""
+        return Table(name="versions", read=lambda _: iter(list_versions(read_published(self._index.run))), to_row=_row)
+
+    def feedback(self) -> Table[VoteLine]:
+        """Return what people said of rollouts, oldest first, each with how it was judged."""
+
+        def read(_: int | None) -> Iterator[VoteLine]:
+            run = self._index.run
+            return iter(read_feedback(Log(run.transport), run.config).votes)
+
+        return Table(name="feedback", read=read, to_row=_vote_row)
+
+    def _paged(
+        self,
+        name: str,
+        find: Callable[[Page, int | None, int], Sequence[Any]],
+        place: Callable[[Any], int],
+        to_row: Callable[[Any], Mapping[str, Any]],
+    ) -> Table[Any]:
+        """Return a table that is read downwards by a number of its rows, `place`."""
+
+        def read(limit: int | None) -> Iterator[Any]:
+            def page(before: int | None, size: int) -> tuple[Sequence[Any], int | None]:
+                with self._index.catalog(fresh=before is None) as opened:
+                    found = [] if opened is None else find(opened, before, size)
+                return found, place(found[-1]) if len(found) == size else None
+
+            return pages(page, _page_size(limit))
+
+        return Table(name=name, read=read, to_row=to_row)
+
+
+def _page_size(limit: int | None) -> int:
+    return PAGE if limit is None else max(1, min(limit, PAGE))
+
+
+def _row(item: Any, *, leave_out: Sequence[str] = ()) -> dict[str, Any]:
+    return {one.name: getattr(item, one.name) for one in fields(item) if one.name not in leave_out}
+
+
+def _vote_row(line: VoteLine) -> dict[str, Any]:
+    said = pick(line.vote, "rollout_id kind reward choice correction annotator") if line.vote is not None else {}
+    return {**said, **pick(line, "effect=judgement.effect at=record.timestamp_s recorded")}
+
+
+def _check_filters(table: Callable[..., Any], unknown: Mapping[str, object]) -> None:
+    """Raise ConfigError for a filter that a table does not have."""
+    for name in unknown:
+        known = [one for one in inspect.signature(table).parameters if one != "unknown"]
+        raise ConfigError(f"{table.__name__}: unknown filter {name!r}; {suggest(name, known)}")

@@ -1,0 +1,263 @@
+"""The rollouts of a run: a table by the run's index, with bodies from the log only where they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from markupsafe import Markup
+
+import rftstream.studio
+from rftstream.api.index import RunIndex
+from rftstream.api.tables import Table, check_word, pages
+from rftstream.contracts import codec
+from rftstream.contracts.ids import split_group_id
+from rftstream.contracts.records import TopicPartition
+from rftstream.contracts.rollouts import Rollout
+from rftstream.errors import ConfigError, ContractError
+from rftstream.queries.catalog.finding import RolloutRow, find_batch, find_group
+from rftstream.queries.catalog.listing import Cursor, RolloutFilter, find_rollouts
+from rftstream.queries.records.group_view import NO_ADVANTAGES, GroupAdvantages, compute_advantages
+from rftstream.queries.records.problem_list import text_of
+from rftstream.queries.records.rollout_view import ShownRollout, TokenRow, list_tokens, read_rollout
+from rftstream.queries.records.shown import open_reader
+from rftstream.service.reading import read_many
+from rftstream.studio.rendering import render
+from rftstream.studio.token_colors import COLORINGS, color_tokens
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PAGE = 500
+"""Rollouts of one question to the index."""
+BODIES = ("prompt", "completion", "messages", "token_ids", "logprobs", "loss_mask", "segment_lengths")
+"""Columns whose values are read from the records of the log."""
+TEXTS = ("version",)
+"""Columns that the index knows once it has read what every rollout said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRollout:
+    """A rollout of a run, as the run's index knows it. Its record is read when `body` or `tokens` asks for it."""
+
+    rollout_id: str
+    group_id: str
+    taskset: str
+    problem: int
+    sibling: int
+    batch: int | None
+    fate: str
+    """pending, batched, trained, expired, filtered or dead."""
+    status: str | None
+    """How sampling ended; None before its end."""
+    num_tokens: int | None
+    """Sampled tokens."""
+    unscored: str | None
+    """Why it has no reward."""
+    rejected: str | None
+    """`operator: reason` if an operator left it out of its group's batch."""
+    late: bool
+    """Whether it came after its group was decided."""
+    reward: float | None
+    """Reward. None: not scored, or the group is not decided yet."""
+    sampled_at: float | None
+    """Time in seconds since 1970, as all times."""
+    verified_at: float | None
+    index: RunIndex = field(repr=False, compare=False)
+
+    def body(self) -> ShownRollout:
+        """Read its record: the messages and turns, the verdict with its parts, and where all of it is on the log."""
+        return self._read()[0]
+
+    def tokens(self, segment: int = 0) -> list[TokenRow]:
+        """Return the tokens of a segment, each with its logprob, the version that sampled it, and its advantage, which
+        is computed as the trainer did."""
+        view, advantages = self._read(advantages=True)
+        segments = () if view.rollout is None else view.rollout.segments
+        if not 0 <= segment < len(segments):
+            raise ConfigError(f"{self.rollout_id}: segment {segment}: expected one of its {len(segments)}, from 0 on")
+        own = advantages.by_rollout.get(self.rollout_id, ())
+        fits = segment < len(own) and len(own[segment]) == segments[segment].token_ids.shape[0]
+        reader = open_reader(self.index.run, dims=False)
+        return list_tokens(segments[segment], reader, own[segment].tolist() if fits else None)
+
+    def show(self, color: str = "logprob", segment: int = 0) -> RolloutHTML:
+        """Return it as HTML for a notebook, with its tokens coloured by logprob, version, mask or advantage."""
+        check_word(f"{self.rollout_id}: color", color, COLORINGS)
+        view, advantages = self._read(advantages=True)
+        has_tokens = view.rollout is not None and bool(view.rollout.segments)
+        text = render(
+            "notebook_rollout.html",
+            row=self,
+            view=view,
+            tokens=color_tokens(self.tokens(segment) if has_tokens else (), color),
+            segment=segment,
+            coloring=color,
+            how=advantages.how,
+            styles=_styles(),
+        )
+        return RolloutHTML(text)
+
+    def _repr_html_(self) -> str:
+        return self.show()._repr_html_()
+
+    def _read(self, *, advantages: bool = False) -> tuple[ShownRollout, GroupAdvantages]:
+        run = self.index.run
+        with self.index.catalog() as opened:
+            group = None if opened is None else find_group(*opened, self.group_id)
+            if opened is None or group is None:
+                raise ConfigError(f"{self.rollout_id}: the run {run.run_id} has no such rollout any more")
+            shares = [] if group.batch is None else find_batch(*opened, group.batch)
+        partitions, reader = run.config.transport.partitions, open_reader(run, dims=False)
+        view = read_rollout(run.transport, group, group.siblings[self.sibling], reader, num_partitions=partitions)
+        wanted = advantages and group.batch is not None
+        found = compute_advantages(run.transport, run.config, group, shares) if wanted else NO_ADVANTAGES
+        return view, found
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutHTML:
+    """A rollout as a notebook shows it. `RunRollout.show` makes it."""
+
+    text: str
+
+    def _repr_html_(self) -> str:
+        return self.text
+
+
+COLUMNS = tuple(one.name for one in fields(RunRollout) if one.name != "index")
+
+
+@cache
+def _styles() -> Markup:
+    """Return the colours of tokens from the studio's own style, for this part of a page alone."""
+    css = (Path(rftstream.studio.__file__).parent / "static" / "studio.css").read_text(encoding="utf-8")
+    rules = "\n".join(line for line in css.splitlines() if line.startswith(".t."))
+    given = "--faint: #777; --accent: #06c; color-scheme: light; background: white; color: #111; padding: .5em"
+    return Markup(
+        f".rftstream {{ {given} }}\n.rftstream .t {{ font-style: normal }}\n{rules.replace('.t.', '.rftstream .t.')}"
+    )
+
+
+class _Placed(Protocol):
+    """Something that knows the group of a rollout: a row of a list, or the group itself."""
+
+    @property
+    def group_id(self) -> str: ...
+
+    @property
+    def batch(self) -> int | None: ...
+
+
+def rollout_of_row(row: RolloutRow, index: RunIndex, place: _Placed) -> RunRollout:
+    """Return the rollout of a row of the index."""
+    taskset, _, problem, _ = split_group_id(place.group_id) or ("", 0, 0, 0)
+    known: dict[str, Any] = {name: getattr(row, name) for name in COLUMNS if hasattr(row, name)}
+    return RunRollout(
+        **known, group_id=place.group_id, batch=place.batch, taskset=taskset, problem=problem, index=index
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutTable(Table[RunRollout]):
+    """The rollouts of a run. Frames can have the columns BODIES, too, which are read from the log."""
+
+    index: RunIndex
+    wanted: RolloutFilter
+    order: str
+    texts: bool
+    """Whether the filter asks what was said."""
+
+    def count(self) -> int:
+        """Count the rollouts, by the index alone."""
+        return len(self._columns(())["sequence"])
+
+    def _columns(self, names: Sequence[str]) -> dict[str, Any]:
+        from rftstream.queries.catalog.columns import read_columns
+
+        with_version = "version" in names
+        with self.index.catalog(texts=self.texts or with_version) as opened:
+            if opened is None:
+                return {"sequence": ()}
+            places = bool(set(BODIES) & set(names))
+            return dict(
+                read_columns(
+                    *opened, self.wanted, order=self.order, limit=self.limit, places=places, with_version=with_version
+                )
+            )
+
+    def _arrow(self, columns: Sequence[str] | None, *, plain: bool = False) -> Any:
+        chosen = self._chosen(columns, (*COLUMNS, "decided_at", *TEXTS, *BODIES) if columns is not None else COLUMNS)
+        with self._importing("pyarrow"):
+            from rftstream.api import frames
+        found = self._columns(chosen)
+        if not len(found["sequence"]):
+            return frames.table_of_rows([], self._chosen, chosen)
+        arrays = frames.rollout_columns(found, plain=plain)
+        if bodies := [name for name in chosen if name in BODIES]:
+            arrays |= frames.bodies(self._bodies(found["sequence"], found["rollout_offset"], bodies), bodies)
+        return frames.table(arrays, chosen)
+
+    def _bodies(self, sequences: np.ndarray, offsets: np.ndarray, names: Sequence[str]) -> list[Mapping[str, Any]]:
+        """Return the bodies of rollouts in the order of their offsets' rows, one partition after the other."""
+        run = self.index.run
+        partitions = sequences % run.config.transport.partitions
+        rows: list[Mapping[str, Any]] = [dict.fromkeys(names)] * len(offsets)
+        for partition in sorted(set(partitions.tolist())):
+            where = {int(offsets[i]): i for i in (partitions == partition).nonzero()[0].tolist() if offsets[i] >= 0}
+            for record in read_many(run.transport, TopicPartition("rollouts", partition), where):
+                try:
+                    message = codec.from_record(record)
+                except ContractError:
+                    continue
+                if isinstance(message, Rollout):
+                    rows[where[record.offset]] = {name: _VALUES[name](message) for name in names}
+        return rows
+
+
+def _joined(rollout: Rollout, name: str) -> Any:
+    import numpy as np
+
+    found = [getattr(segment, name).numpy() for segment in rollout.segments]
+    return found[0] if len(found) == 1 else np.concatenate(found) if found else []
+
+
+def _messages(rollout: Rollout) -> list[dict[str, str]]:
+    asked = [(one.role, one.content) for one in (() if rollout.problem is None else rollout.problem.messages)]
+    said = [(one.role, one.content) for one in rollout.turns]
+    return [{"role": str(role), "content": content} for role, content in (*asked, *said)]
+
+
+_VALUES: Mapping[str, Callable[[Rollout], Any]] = {
+    "prompt": lambda rollout: "" if rollout.problem is None else text_of(rollout.problem),
+    "completion": lambda rollout: "\n".join(turn.content for turn in rollout.turns if turn.role == "assistant"),
+    "messages": _messages,
+    "token_ids": lambda rollout: _joined(rollout, "token_ids"),
+    "logprobs": lambda rollout: _joined(rollout, "behavior_logprobs"),
+    "loss_mask": lambda rollout: _joined(rollout, "loss_mask"),
+    "segment_lengths": lambda rollout: [segment.token_ids.shape[0] for segment in rollout.segments],
+}
+"""Column of a body -> its value in a rollout. Those of tokens are of all segments, one after the other."""
+
+
+def rollout_table(index: RunIndex, wanted: RolloutFilter, order: str) -> RolloutTable:
+    """Return the table of a run's rollouts."""
+    texts = bool(wanted.text or wanted.tool) or wanted.version != (None, None)
+
+    def read(limit: int | None) -> Iterator[RunRollout]:
+        def page(after: Cursor | None, size: int) -> tuple[list[RunRollout], Cursor | None]:
+            with index.catalog(texts=texts, fresh=after is None) as opened:
+                if opened is None:
+                    return [], None
+                found = find_rollouts(*opened, wanted, order=order, after=after, limit=size)
+            return [rollout_of_row(one.row, index, one) for one in found.rollouts], found.after
+
+        return pages(page, PAGE if limit is None else min(limit, PAGE))
+
+    def to_row(one: RunRollout) -> dict[str, Any]:
+        return {name: getattr(one, name) for name in COLUMNS}
+
+    return RolloutTable(name="rollouts", read=read, to_row=to_row, index=index, wanted=wanted, order=order, texts=texts)

@@ -1,0 +1,157 @@
+"""All rollouts of a filter as columns, for frames. A list of rollouts is a page at a time (`listing`).
+
+Each value that Python takes from SQLite costs time. So the small numbers of a rollout come packed into one, and what is
+the same for all siblings is read once for each group.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.verdicts import UnscorableReason
+from rftstream.queries.audits.rows import RESULTS
+from rftstream.queries.catalog.database import CatalogReader
+from rftstream.queries.catalog.finding import FATES
+from rftstream.queries.catalog.listing import RolloutFilter, select_rollouts
+from rftstream.queries.catalog.moments import Moment
+from rftstream.queries.catalog.texts import SIBLING_BITS
+
+Numbers = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CodedWords:
+    """A column of words: for each row the number of its word; -1 for none."""
+
+    codes: Numbers
+    words: Sequence[str]
+
+
+_STATUSES, _REASONS = tuple(map(str, RolloutStatus)), tuple(map(str, UnscorableReason))
+
+
+def _code(column: str, words: Sequence[str]) -> str:
+    """Return the number of a column's word from 1 on; 0 for none."""
+    cases = " ".join(f"WHEN '{word}' THEN {number}" for number, word in enumerate(words, 1))
+    return f"(CASE {column} {cases} ELSE 0 END)"
+
+
+_PACKED = (
+    ("status", _code("r.status", _STATUSES), len(_STATUSES) + 1),
+    ("unscored", _code("r.unscored", _REASONS), len(_REASONS) + 1),
+    ("late", "r.late", 2),
+    ("rejected", "(r.rejected IS NOT NULL)", 2),
+    ("result", "coalesce(r.fate + 1, 0)", len(RESULTS) + 1),
+    ("num_tokens", "coalesce(max(r.num_tokens, 0) + 1, 0)", 1 << 31),
+)
+"""Name, expression and number of values of the columns that are packed into one, the first at its low end."""
+_TIMES = ("reward", "sampled_at", "verified_at", "decided_at")
+_PLACES = ("rollout_offset", "verified_offset")
+
+
+def _packed() -> str:
+    text, factor = "0", 1
+    for _, expression, count in _PACKED:
+        text += f" + {factor} * {expression}"
+        factor *= count
+    return text
+
+
+def _unpacked(packed: Numbers) -> dict[str, Numbers]:
+    found = {}
+    for name, _, count in _PACKED:
+        packed, found[name] = np.divmod(packed, count)
+    return found
+
+
+def read_columns(
+    catalog: CatalogReader,
+    moment: Moment,
+    wanted: RolloutFilter,
+    *,
+    order: str = "newest",
+    limit: int | None = None,
+    places: bool = False,
+    with_version: bool = False,
+) -> dict[str, Numbers | CodedWords]:
+    """Return columns of all rollouts of a filter, as they are now. What a rollout does not have is not a number, or -1
+    for an integer. `places`: with the offsets of their records. `with_version`: with the version that sampled the
+    first token."""
+    numbers = (*_TIMES, *(_PLACES if places else ()))
+    text = f"(r.sequence << {SIBLING_BITS}) + r.sibling, {_packed()}, {', '.join(f'r.{name}' for name in numbers)}"
+    names = ("key", "packed", *numbers, *(("version",) if with_version else ()))
+    query, values = select_rollouts(
+        catalog, moment, wanted, f"{text}, t.version" if with_version else text, order=order, limit=limit
+    )
+    flat = np.fromiter(chain.from_iterable(catalog.each(query, values)), dtype=np.float64)
+    columns = dict(zip(names, flat.reshape(-1, len(names)).T, strict=True))
+    keys = columns.pop("key").astype(np.int64)
+    packed = _unpacked(columns.pop("packed").astype(np.int64))
+    sequences = keys >> SIBLING_BITS
+    groups = _read_groups(catalog, sequences)
+    offsets = {name: np.nan_to_num(columns.pop(name), nan=-1).astype(np.int64) for name in names if name in _PLACES}
+    return {
+        "sequence": sequences,
+        "sibling": keys & ((1 << SIBLING_BITS) - 1),
+        **groups,
+        "fate": CodedWords(_fates(packed["result"], groups["batch"], moment), FATES),
+        "status": CodedWords(packed["status"] - 1, _STATUSES),
+        "num_tokens": packed["num_tokens"] - 1,
+        "unscored": CodedWords(packed["unscored"] - 1, _REASONS),
+        "rejected": _read_rejected(catalog, keys, packed["rejected"] == 1),
+        "late": packed["late"].astype(bool),
+        **columns,
+        **offsets,
+    }
+
+
+def _read_groups(catalog: CatalogReader, sequences: Numbers) -> dict[str, Any]:
+    """Return what the groups of rollouts know, for each rollout."""
+    rows = catalog.rows(
+        "SELECT sequence, group_id, taskset, problem, coalesce(batch, -1) AS batch FROM groups"
+        " WHERE sequence IN (SELECT value FROM json_each(?))",
+        (json.dumps(np.unique(sequences).tolist()),),
+    )
+    known, ids, tasksets, problems, batches = zip(*rows, strict=True) if rows else ((), (), (), (), ())
+    order = np.argsort(np.asarray(known, dtype=np.int64))
+    place = order[np.searchsorted(np.asarray(known, dtype=np.int64)[order], sequences)]
+    words, codes = np.unique(np.asarray(tasksets, dtype=object), return_inverse=True)
+    return {
+        "group_id": CodedWords(place, ids),
+        "taskset": CodedWords(codes[place], words.tolist()),
+        "problem": np.asarray(problems, dtype=np.int64)[place],
+        "batch": np.asarray(batches, dtype=np.int64)[place],
+    }
+
+
+def _read_rejected(catalog: CatalogReader, keys: Numbers, is_rejected: Numbers) -> CodedWords:
+    """Return why operators left out the rollouts that they left out."""
+    codes = np.full(len(keys), -1)
+    if not is_rejected.any():
+        return CodedWords(codes, ())
+    rows = catalog.rows(
+        f"SELECT sequence << {SIBLING_BITS} | sibling AS key, rejected FROM json_each(?) JOIN rollouts"
+        f" ON sequence = value >> {SIBLING_BITS} AND sibling = value & {(1 << SIBLING_BITS) - 1}",
+        (json.dumps(keys[is_rejected].tolist()),),
+    )
+    why = {row["key"]: row["rejected"] for row in rows}
+    words = sorted(set(why.values()))
+    codes[is_rejected] = [words.index(why[key]) for key in keys[is_rejected].tolist()]
+    return CodedWords(codes, words)
+
+
+def _fates(results: Numbers, batches: Numbers, moment: Moment) -> Numbers:
+    """Return the numbers of the rollouts' fates in FATES. `results`: their results from 1 on; 0 for none."""
+    trained, batched = FATES.index("trained"), FATES.index("batched")
+    of_results = np.asarray([FATES.index("pending"), batched, *(FATES.index(str(one)) for one in RESULTS[1:])])
+    found = of_results[results]
+    is_trained = (found == batched) & (batches >= 0) & (batches < moment.version)
+    return np.where(is_trained, trained, found)
