@@ -160,6 +160,7 @@ def _figures(folder: Path, copy: Path) -> dict[tuple[str, str], float]:
             return str(folder)
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("index"))
+        os.sync()  # else the first commit of the run waits until the disk has the copy
         return str(copy)
 
     for role in ROLES:
