@@ -245,6 +245,7 @@ def check_computed(config: RunConfig, spec: ModelSpec) -> list[str]:
     is_known = spec.name == FAKE or (make is not None and make.family == DEFAULT_FAMILY)  # a plain decoder
     if is_known or not loads_model(config) or trained_spec(config, spec).as_classifier:
         return []
+    from rftstream.backends.torch.network import recomputed_layers
     from rftstream.models.exactness import check_model, outline
     from rftstream.weights.checkpoint_names import names_of
 
@@ -252,6 +253,8 @@ def check_computed(config: RunConfig, spec: ModelSpec) -> list[str]:
     check_model(model)
     if trained:
         names_of(model, spec.folder)
+        if getattr(config.build_part("backend", config.trainer.backend)[1], "gradient_checkpointing", False):
+            recomputed_layers(model)
     parts = {policy: registry.resolve("policy", policy) for policy in _policies(config)}
     return [doubt for part in parts.values() if hasattr(part, "doubt_about") and (doubt := part.doubt_about(model))]
 

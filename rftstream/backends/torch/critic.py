@@ -63,10 +63,6 @@ class ValueModel(nn.Module):
         """The way in which the trunk is computed."""
         return replace(path_of(self.trunk), has_plain_head=True)
 
-    def gradient_checkpointing_enable(self, settings: dict[str, Any]) -> None:
-        """Turn gradient checkpointing on in the trunk."""
-        self.trunk.gradient_checkpointing_enable(settings)
-
 
 def load_critic(folder: Path, device: torch.device, *, vocabulary: int) -> ValueModel:
     """Load a critic in float32, without dropout. `vocabulary` is the policy's.

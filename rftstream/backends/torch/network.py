@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from rftstream.algorithms.base import TrainingRow
@@ -280,15 +281,37 @@ def freeze_vision_tower(model: Any) -> str:
     return names[id(tower)]
 
 
+def recomputed_layers(model: Any) -> list[Any]:
+    """Return the layers whose activations the backward pass can recompute. ConfigError if there are none."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"gradient_checkpointing: {type(model).__name__} has no layers that can be recomputed; leave it off"
+        )
+    return layers
+
+
 def recompute_activations(model: Any) -> None:
-    """Let the backward pass recompute activations, layer by layer."""
-    for module in model.modules():  # transformers does that only in training mode, in which there would be dropout
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
-    model.train()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    """Let the backward pass recompute activations, layer by layer. ConfigError if the model cannot do so.
+
+    transformers does that only for layers in training mode, in which there would be dropout, and noise in routers. So
+    only the question whether to recompute sees that mode; the layers compute without it."""
+    for layer in recomputed_layers(model):
+        layer.gradient_checkpointing = layer.training = True
+        layer._gradient_checkpointing_func = partial(_recomputed, layer)
+
+
+def _recomputed(layer: nn.Module, compute: Callable[..., Any], *inputs: Any) -> Any:
+    def compute_without_dropout(*inputs: Any) -> Any:
+        layer.training = False
+        try:
+            return compute(*inputs)
+        finally:
+            layer.training = True
+
+    return torch.utils.checkpoint.checkpoint(compute_without_dropout, *inputs, use_reentrant=False)
 
 
 def compile_layers(model: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,12 +16,15 @@ from safetensors.torch import load_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rftstream.algorithms.base import TrainingRow
+from rftstream.algorithms.grpo import Grpo
+from rftstream.backends.passes import Passes
 from rftstream.backends.torch import paths
 from rftstream.backends.torch.critic import ValueNetwork, load_critic
 from rftstream.backends.torch.inputs import make_inputs
-from rftstream.backends.torch.network import Network, NetworkSettings, load_model
+from rftstream.backends.torch.network import Network, NetworkSettings, load_model, recompute_activations
 from rftstream.backends.torch.scorer import load_scorer
 from rftstream.config import loader
+from rftstream.contracts.versions import WeightsKind
 from rftstream.errors import ConfigError
 from rftstream.models.exactness import check_model, outline
 from rftstream.models.folders.tiny_copy import VOCABULARY, tiny_config
@@ -28,7 +32,9 @@ from rftstream.models.offload import held_tensors
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.checks.check import check
 from rftstream.weights.checkpoint_names import names_of
-from rftstream.weights.tensors import raw
+from rftstream.weights.follower import WeightsFollower
+from rftstream.weights.publisher import WeightsPublisher
+from rftstream.weights.stores.store import ObjectStore
 from tests.families import CONFIGS, PACKED, REFUSED, SLOWER, UNMADE, WITHOUT_CACHE
 from tests.unit import tiny
 
@@ -36,7 +42,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated
 
 CPU = torch.device("cpu")
 LENGTHS = (40, 3, 17, 9, 25)
-QUICK = ("llama", "bloom", "gpt_oss", "gemma2", "llama4_text", "mamba", "bert")
+GRPO = Grpo(Grpo.Config(correction="none"))
+NEVER_RECOMPUTED = {"ctrl", "gpt_neox_japanese", "openai-gpt"}
+"""Families whose layers cannot be recomputed in the backward pass."""
+QUICK = (
+    *("llama", "bloom", "gpt_oss", "gemma2", "llama4_text", "mamba", "bert"),
+    *("qwen3_moe", "deepseek_v3", "lfm2", "phimoe", "seed_oss"),
+)
 """Families that `make test-fast` has, too: one for each way to fail."""
 
 
@@ -62,10 +74,9 @@ def true_logprobs(model, token_ids):
     return logits.log_softmax(-1).gather(1, torch.tensor(np.asarray(token_ids))[1:, None])[:, 0]
 
 
-def assert_checkpoint_names(spec):
+def assert_checkpoint_names(spec, loaded):
     """A loaded model's weights are read and written under the names of its folder, and nothing else is in it."""
     saved = load_file(spec.folder / "model.safetensors")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(spec.folder, dtype=torch.float32)
     held = held_tensors(loaded)
     names = names_of(loaded, spec.folder)
     read = names.read(held)
@@ -89,10 +100,20 @@ def rows():
     ]
 
 
+def sampled_rows():
+    """The same rows as answers to prompts of a third, some better than others."""
+    found = []
+    for number, row in enumerate(rows()):
+        mask_T = (np.arange(len(row.token_ids)) > len(row.token_ids) // 3).astype(np.float32)
+        advantages_T = mask_T * (1.0 if number % 2 else -0.7)
+        found.append(replace(row, loss_mask=mask_T, behavior_logprobs=-3 * mask_T, advantages=advantages_T))
+    return found
+
+
 @torch.no_grad()
-def trained_error(spec, model):
-    """The largest error of the trainer's logprobs, packed and padded, and how it computes."""
-    loaded, errors = paths.load(transformers.AutoModelForCausalLM, spec.folder, CPU), []
+def trained_error(loaded, model):
+    """The largest error of the trainer's logprobs, packed and padded."""
+    errors = []
     for packing in (True, False):
         network = Network(loaded, NetworkSettings(autocast=None, max_logits_bytes=1 << 20, packing=packing))
         found, _ = network.logprobs(make_inputs(rows(), CPU, packed=network.packs))
@@ -100,12 +121,37 @@ def trained_error(spec, model):
             float((one[1 : len(row.token_ids)] - true_logprobs(model, row.token_ids)).abs().max())
             for one, row in zip(found, rows(), strict=True)
         ]
-    return max(errors), paths.path_of(loaded)
+    return max(errors)
 
 
-def sampled_error(spec, model):
+def gradient_error(loaded, model):
+    """The largest error of the gradients of a step in several micro-batches, in shares of each parameter's largest
+    gradient, and its parameter."""
+    network = Network(loaded, NetworkSettings(autocast=None, max_logits_bytes=1 << 20, packing=True))
+    passes = Passes(network, sampled_rows(), tiny.plan(tokens_per_microbatch=45), CPU)
+    assert passes.num_microbatches > 1
+    passes.accumulate(passes.minibatches[0], GRPO)
+    found = {name: parameter.grad for name, parameter in loaded.named_parameters()}
+    errors = []
+    for name, parameter in model.named_parameters():
+        true = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        ours = torch.zeros_like(parameter) if found[name] is None else found[name]
+        errors.append((float((ours - true).abs().max() / true.abs().max().clamp(min=1e-4)), name))
+    loaded.zero_grad()
+    return max(errors)
+
+
+def compute_gradients(model):
+    """Let a model have the gradients of a step of GRPO, from one row at a time."""
+    num_tokens = sum(row.loss_mask.sum() for row in sampled_rows())
+    for row in sampled_rows():
+        logprobs_T = true_logprobs(model, row.token_ids)
+        ratios_T = (logprobs_T - logprobs_T.detach()).exp()
+        (-(ratios_T * torch.from_numpy(row.advantages * row.loss_mask)[1:]).sum() / num_tokens).backward()
+
+
+def sampled_error(policy, model):
     """The largest error of the sampler's logprobs, of siblings and rows that join one after another."""
-    policy = tiny.policy(spec, {name: raw(one) for name, one in load_file(spec.folder / "model.safetensors").items()})
     prompts = {number: rows()[row].token_ids[:-1].tolist() for number, row in enumerate((1, 0, 3, 0, 2))}
     done = {}
     for number, prompt in prompts.items():
@@ -118,7 +164,7 @@ def sampled_error(spec, model):
         assert one.error is None and len(one.token_ids), one.error
         true = true_logprobs(model, [*prompt, *one.token_ids.tolist()])[len(prompt) - 1 :]
         errors.append(float(np.abs(one.behavior_logprobs - true.detach().numpy()).max()))
-    return max(errors), policy._model.keeps_states
+    return max(errors)
 
 
 @pytest.mark.parametrize(
@@ -129,37 +175,67 @@ def sampled_error(spec, model):
     ],
 )
 def test_a_model_is_computed_as_it_is_or_refused(family, tmp_path):
-    """What eager attention gives of one row at a time is what trainer and sampler give."""
+    """What eager attention gives of one row at a time is what trainer and sampler give, logprobs and gradients. What
+    they publish, follow and export is a checkpoint of the family."""
     model, spec = made(family, tmp_path)
     if family in REFUSED:
-        for compute in (load_model, sampled_error):
+        for load in (lambda: load_model(spec, CPU), lambda: tiny.policy(spec)):
             with pytest.raises(ConfigError, match=REFUSED[family]):
-                compute(spec, CPU if compute is load_model else model)
+                load()
         return
-    error, path = trained_error(spec, model)
-    assert error < 1e-3
-    assert (path.rows is paths.Rows.PACKED) == (family in PACKED)
-    error, keeps_states = sampled_error(spec, model)
-    assert error < 1e-3
+    backend = tiny.backend(spec)
+    loaded = backend._network.model
+    assert trained_error(loaded, model) < 1e-3
+    assert (paths.path_of(loaded).rows is paths.Rows.PACKED) == (family in PACKED)
+    assert_checkpoint_names(spec, loaded)
+    publisher = WeightsPublisher(ObjectStore("file://weights", base=tmp_path), family, "float32", anchor_every=9)
+    follower = WeightsFollower(ObjectStore("file://weights", base=tmp_path), family)
+    policy = tiny.policy(spec)
+    announce(publisher, follower, policy, backend, 0)
+    assert sampled_error(policy, model) < 1e-3
+    keeps_states = policy._model.keeps_states
     assert keeps_states == (family in PACKED - WITHOUT_CACHE)
     check_model(outline(spec))
-    assert_checkpoint_names(spec)
+    compute_gradients(model)
+    assert gradient_error(loaded, model) < (1e-3, "")
+    assert backend.update(sampled_rows(), GRPO, tiny.plan(lr=1e-3)).metrics["grad_norm"] > 0
+    announce(publisher, follower, policy, backend, 1)
+    (tmp_path / "final").mkdir()
+    backend.export(tmp_path / "final")
+    exported, info = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "final", attn_implementation="eager", dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert sampled_error(policy, exported) < 1e-3
+    if family not in NEVER_RECOMPUTED:
+        recompute_activations(backend._network.model)
+        exported.zero_grad()
+        compute_gradients(exported)
+        assert gradient_error(loaded, exported) < (1e-3, "")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["bloom", "gemma2", "gpt_oss", "llama4_text"])
-def test_gradients_are_those_of_eager_attention(family, tmp_path):
-    """Also those of sinks, and of biases that a model adds to its scores itself."""
-    model, spec = made(family, tmp_path)
-    loaded = paths.load(transformers.AutoModelForCausalLM, spec.folder, CPU)
-    network = Network(loaded, NetworkSettings(autocast=None, max_logits_bytes=1 << 20, packing=True))
-    found, _ = network.logprobs(make_inputs(rows(), CPU, packed=network.packs))
-    found.sum().backward()
-    sum(true_logprobs(model, row.token_ids).sum() for row in rows()).backward()
-    ours = dict(loaded.named_parameters())
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            torch.testing.assert_close(ours[name].grad, parameter.grad, atol=1e-3, rtol=1e-3)
+def announce(publisher, follower, policy, backend, version):
+    """Bring a version from the trainer to the sampler by the store."""
+    told = publisher.publish(backend.served_tensors(), tiny.name(version), resumed=version == 0)
+    assert told.kind is (WeightsKind.delta if version else WeightsKind.full)
+    assert follower.announced(told)
+    policy.load(follower.fetch(told), told.name)
+
+
+@pytest.mark.parametrize("family", sorted(NEVER_RECOMPUTED))
+def test_layers_that_cannot_be_recomputed_are_said(family, tmp_path):
+    """By `check`, too."""
+    _, spec = made(family, tmp_path)
+    saying = "has no layers that can be recomputed; leave it off"
+    with pytest.raises(ConfigError, match=saying):
+        tiny.backend(spec, gradient_checkpointing=True)
+    run = run_of(tmp_path) | {"backends": {"torch": {"gradient_checkpointing": True}}}
+    assert saying in " ".join(check(loader.from_dict(run)).errors)
+
+
+def run_of(folder):
+    tasksets = {"sums": {"source": "arithmetic", "reward": "exact"}}
+    return {"run": {"name": "a", "steps": 1}, "model": {"path": str(folder)}, "tasksets": tasksets}
 
 
 @pytest.mark.slow
@@ -191,12 +267,11 @@ def test_every_family_stands_in_one_table():
 
 
 def test_an_encoder_with_a_decoder_is_refused(tmp_path):
-    model, spec = made("bart", tmp_path)
+    _, spec = made("bart", tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text()) | {"is_encoder_decoder": True}
     (tmp_path / "config.json").write_text(json.dumps(saved))
-    tasksets = {"sums": {"source": "arithmetic", "reward": "exact"}}
-    run = loader.from_dict({"run": {"name": "a", "steps": 1}, "model": {"path": str(tmp_path)}, "tasksets": tasksets})
-    for compute in (lambda: load_model(spec, CPU), lambda: sampled_error(spec, model)):
+    run = loader.from_dict(run_of(tmp_path))
+    for compute in (lambda: load_model(spec, CPU), lambda: tiny.policy(spec)):
         with pytest.raises(ConfigError, match="bart is an encoder with a decoder, expected a decoder alone"):
             compute()
     assert "bart is an encoder with a decoder" in " ".join(check(run).errors)
