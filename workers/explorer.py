@@ -36,6 +36,7 @@ def build(context: RoleContext) -> Role:
         max_concurrent=settings.max_concurrent,
         ring=(lambda: None) if pipe is None else pipe.ring,
         lock=lock,
+        records=config.trainer.replayed,
     )
     renderers = own_renderers(spec, config.tasksets)
     open_parsers([loop.renderer, *renderers.values()])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Collection
+from typing import Any, cast
 
 from rftstream import metrics
 from rftstream.config.colocation import is_shared
@@ -61,9 +61,11 @@ def turn_loop(
     max_concurrent: int,
     ring: Callable[[], None] = lambda: None,
     lock: DeviceLock | None = None,
+    records: Collection[str] = (),
 ) -> tuple[Policy, TurnLoop]:
     """Return a turn loop. `max_concurrent`: rollouts that are sampled at once. `ring` is called, in any thread, when an
-    environment has answered. `lock`: the lock of the device, if it is shared with a trainer; the loop then holds it."""
+    environment has answered. `lock`: the lock of the device, if it is shared with a trainer; the loop then holds it.
+    `records`: kinds of values beside tokens that the policy records, if it can."""
     config, settings = context.config, context.config.explorer
     renderer = open_renderer(spec)
     policy_class, options = config.build_part("policy", policy_name)
@@ -72,9 +74,12 @@ def turn_loop(
             options = dataclasses.replace(options, sleeps=True)
         lock.wait_shared()
     media = MediaStore(context.open_store(patience_s=MEDIA_PATIENCE_S))
-    takes = registry.find_spec(PolicySpec, policy_name).takes_images
+    policy_spec = registry.find_spec(PolicySpec, policy_name)
+    takes = policy_spec.takes_images
     check_takes_images(spec.folder, f"policy {policy_name!r}", takes, advice="use 'hf', 'vllm' or 'openai'")
-    more = {"images": image_cache(spec.folder, media.get)} if takes else {}
+    more: dict[str, Any] = {"images": image_cache(spec.folder, media.get)} if takes else {}
+    if policy_spec.records:
+        more["records"] = policy_spec.records.intersection(records)
     policy: Policy = policy_class(options, model=spec, renderer=renderer, clock=context.clock, **more)
     loop = TurnLoop(
         policy=policy,

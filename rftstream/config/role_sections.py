@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from rftstream.config.ranges import AboveZero, Count, Decay, Fraction, NotNegative, Positive, RunName
+from rftstream.contracts.token_values import ALLOWED
 
 AUTO = "auto"
 """Value of settings that are decided by the machine (config/placement.py)."""
@@ -243,9 +244,18 @@ class TrainerSection(WorkerSection):
     (`reinforce_plus_plus` and `ppo`: those of the batch). A resumed run stops again after as many more steps. Steps of
     algorithms that learn without a spread (`sft`, `dpo`, `reward_model`, `opd`, `topr`, `asymre`) do not count. 0:
     never."""
+    masks: Literal["replay", "own"] = "replay"
+    """The tokens over which logprobs and entropy are computed where `[sampling]` or a form left some out (`top_p`,
+    `top_k`, `min_p`, `min_tokens`, a grammar). replay: those that could be sampled, which the policies hf and vllm
+    record; own: all of them."""
     warn_mismatch: NotNegative = 0.05
     """Warns, with the likely cause, if `mismatch_k3` of a step is above this. Sampler and trainer then disagree about
     the tokens' probabilities by more than some staleness explains. 0: never."""
+
+    @property
+    def replayed(self) -> frozenset[str]:
+        """The kinds of values beside tokens that samplers record, and that the trainer computes with."""
+        return frozenset({ALLOWED}) if self.masks == "replay" else frozenset()
 
     @property
     def in_turns(self) -> bool:

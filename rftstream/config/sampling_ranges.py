@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Meta
 
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import PolicySpec
 from rftstream.contracts.tasks import Sampling
+from rftstream.contracts.token_values import ALLOWED
 from rftstream.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rftstream.config.sections import RunConfig
 
 
 def check_sampling(sampling: Sampling, *, where: str, given: Mapping[str, Any] | None = None) -> None:
@@ -35,6 +41,21 @@ SAMPLING_RANGES = {
     "min_tokens": (Meta(ge=0), "between 0 and max_tokens"),
 }
 """Setting of [sampling] -> its bounds, as numbers and in words. Settings without bounds are left out."""
+
+
+CUTS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "min_tokens": 0}
+"""Setting of [sampling] that leaves tokens out -> the value that turns it off."""
+PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
+"""Setting of [sampling] that changes the probabilities of tokens -> the value that turns it off."""
+
+
+def inexact_settings(sampling: Sampling, config: RunConfig) -> list[str]:
+    """Return the settings under which the recorded logprobs belong to another distribution than the trainer's
+    (docs/algorithms.md)."""
+    recorded = registry.find_spec(PolicySpec, config.explorer.policy).records & config.trainer.replayed
+    off = PENALTIES if ALLOWED in recorded else CUTS | PENALTIES
+    changed = [name for name, value in off.items() if getattr(sampling, name) != value]
+    return [*changed, "temperature"] if sampling.temperature == 0 else changed
 
 
 def _is_within(value: float, bounds: Meta) -> bool:

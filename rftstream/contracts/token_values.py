@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.rules import Violation, rule, show
 
+ALLOWED = "allowed"
+"""Kind of the sets of tokens that could be sampled, in the form of `rftstream.core.allowed`."""
+KINDS = frozenset({ALLOWED})
+"""Kinds of values that the trainer knows."""
+
 DTYPES = ("uint8", "uint16", "int32", "float32")
 """dtypes of values beside tokens."""
 

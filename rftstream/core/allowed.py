@@ -17,8 +17,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-COLUMN = "allowed"
-"""Name of the sets among the values beside tokens."""
+from rftstream.contracts.beside import Beside, Columns
+from rftstream.contracts.token_values import ALLOWED
+
+
+def column_of(written: Sequence[bytes]) -> Columns:
+    """Return the sets of tokens in the form in which they travel; nothing if all are those of all ids."""
+    counts_T = np.asarray([len(one) for one in written], dtype=np.int32)
+    return {ALLOWED: Beside(counts_T, np.frombuffer(b"".join(written), np.uint8))} if counts_T.any() else {}
+
+
+def written_in(columns: Columns, places_N: np.ndarray) -> list[bytes] | None:
+    """Return the sets beside the tokens at these places, as `encode_sets` wrote them; None if there are none."""
+    if (column := columns.get(ALLOWED)) is None:
+        return None
+    data, ends_T = column.values.tobytes(), np.cumsum(column.counts_T)
+    ends_N = ends_T[places_N]
+    begins_N = ends_N - column.counts_T[places_N]
+    return [data[begin:end] for begin, end in zip(begins_N.tolist(), ends_N.tolist(), strict=True)]
 
 
 def encode_sets(allowed_NV: Tensor) -> list[bytes]:

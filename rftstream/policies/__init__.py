@@ -5,6 +5,7 @@ line here. The class is built as `Class(config: Class.Config, *, model: ModelSpe
 """
 
 from rftstream.config.parts.part_specs import ARCHITECTURE, PolicySpec
+from rftstream.contracts.token_values import ALLOWED
 
 POLICIES = {
     "hf": PolicySpec(
@@ -13,6 +14,7 @@ POLICIES = {
         sleeps=True,
         is_estimated=True,
         takes_images=True,
+        records=frozenset({ALLOWED}),
         preload=(
             "torch",
             "transformers",

@@ -72,10 +72,11 @@ def whole_state(opened, folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def policy(spec, tensors=None, **config):
+def policy(spec, tensors=None, records=(), **config):
     renderer = open_renderer(spec)
     settings = HfPolicy.Config(**config)
-    result = HfPolicy(settings, model=spec, renderer=renderer, clock=SystemClock(), images=images(spec))
+    result = HfPolicy(settings, model=spec, renderer=renderer, clock=SystemClock(), images=images(spec),
+                      records=frozenset(records))  # fmt: skip
     if tensors is not None:
         result.load(tensors, name(0))
     return result

@@ -21,6 +21,7 @@ from rftstream.algorithms.base import TrainingRow
 from rftstream.backends.torch.inputs import Inputs
 from rftstream.backends.torch.paths import Rows, load, packed_inputs, path_of
 from rftstream.contracts.tasks import Media
+from rftstream.core.allowed import AllowedSets, read_sets, written_in
 from rftstream.core.logprobs import token_logprobs
 from rftstream.errors import ConfigError
 from rftstream.models.folders.folder import loading
@@ -127,6 +128,7 @@ class Network:
             inputs.targets_N,
             inputs.temperatures_N,
             bias_V=bias_V,
+            allowed=self._allowed(inputs),
             entropy_gradient=entropy_gradient,
             chunk_tokens=max(self._settings.max_logits_bytes // (4 * self.vocabulary), 1),
             dtype=self._settings.autocast,
@@ -134,6 +136,11 @@ class Network:
         places = (inputs.rows_N, inputs.places_N)
         zeros_BT = torch.zeros(inputs.rows.loss_mask_BT.shape, device=self._device)
         return zeros_BT.index_put(places, logprobs_N), zeros_BT.index_put(places, entropy_N)
+
+    def _allowed(self, inputs: Inputs) -> AllowedSets | None:
+        """Return the sets that the unmasked tokens were sampled from; None if nothing was left out."""
+        written = written_in(inputs.beside, inputs.sources_N.cpu().numpy())
+        return None if written is None else read_sets(written, inputs.targets_N.cpu().numpy(), self.vocabulary)
 
     def placed(self, rows: Sequence[TrainingRow]) -> Sequence[TrainingRow]:
         """Return the rows with their masks at the positions that this network reads; here they are unchanged."""

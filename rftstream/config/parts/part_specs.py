@@ -81,6 +81,9 @@ class PolicySpec(PartSpec):
     takes_images: bool = False
     """Whether its model may take images: its class takes `images`, an ImageCache, and its requests say where images
     stand."""
+    records: frozenset[str] = frozenset()
+    """Kinds of values that it can record beside tokens, by their names in `Segment.beside`: its class takes `records`,
+    the kinds that are wished for."""
     constrains: bool = False
     """Whether it can constrain tokens to a form, such as a JSON schema: its requests may have a `constraint`."""
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.contracts.versions import VersionName
+from rftstream.core.allowed import column_of
 from rftstream.models.rendering import Renderer
 from rftstream.policies.base import Completion, SampleRequest
 from rftstream.policies.hf.cache import LayerStates, SlotCache
@@ -48,9 +49,21 @@ class DecodingBatch:
     `next_tokens` for the model, and `sample`. `completion` and `turn` are called for a finished row, before the next
     `leave`."""
 
-    def __init__(self, renderer: Renderer, stop_ids: np.ndarray, device: torch.device, cache: SlotCache) -> None:
+    def __init__(
+        self,
+        renderer: Renderer,
+        stop_ids: np.ndarray,
+        device: torch.device,
+        cache: SlotCache,
+        *,
+        records_sets: bool = False,
+    ) -> None:
+        """`records_sets`: whether completions have the sets of tokens that could be sampled."""
         self._renderer, self._stop_ids, self._device = renderer, stop_ids, device
+        self._records_sets = records_sets
         self._requests: list[SampleRequest] = []
+        self._sets: list[list[bytes]] = []
+        """The sets that each row's first tokens were sampled from; those after them were sampled from all ids."""
         self._slots_B = np.zeros(0, dtype=np.int64)
         """Slot of each row in the cache; -1 for a finished row whose slot now belongs to its turn."""
         self._limits_B = np.zeros(0, dtype=np.int64)
@@ -133,6 +146,7 @@ class DecodingBatch:
             empty = np.zeros((num, *array.shape[1:]), dtype=array.dtype)
             setattr(self, name, np.concatenate([array, joining.get(name, empty)]))
         self._requests += requests
+        self._sets += [[] for _ in requests]
         self._table = self._table.join(
             SamplingTable.of([request.seed for request in requests], [request.sampling for request in requests])
         )
@@ -150,6 +164,7 @@ class DecodingBatch:
         for name in ARRAYS:
             setattr(self, name, getattr(self, name)[stay_B])
         self._requests = [self._requests[row] for row in stay_B]
+        self._sets = [self._sets[row] for row in stay_B]
         self._table = self._table.take(stay_B)
         stay = torch.from_numpy(stay_B).to(self._device)
         self.logits_BV = self.logits_BV[stay] if len(stay_B) else None
@@ -180,7 +195,7 @@ class DecodingBatch:
 
     def _bind(self) -> None:
         """Rebuild the values that depend on the set of rows."""
-        self._sampler = Sampler(self._table, self._stop_ids.tolist(), self._device)
+        self._sampler = Sampler(self._table, self._stop_ids.tolist(), self._device, records_sets=self._records_sets)
         self._with_stops = [row for row, request in enumerate(self._requests) if request.sampling.stop]
 
     # ------------------------------------------------------------------------------------------ one token of each
@@ -217,7 +232,7 @@ class DecodingBatch:
 
         `version` is the token's index in the list of versions that `completion` gets."""
         seen_BV, counts_BV = self._penalty_counts() if self._table.penalises else (None, None)
-        tokens_B, logprobs_B, _ = self._sampler.draw(
+        tokens_B, logprobs_B, sets = self._sampler.draw(
             self.logits_BV, self._lengths_B, self._before_B + self._num_sampled_B, seen_BV, counts_BV
         )
         if counts_BV is not None:
@@ -234,6 +249,10 @@ class DecodingBatch:
         self._tokens_BT[alive_B, places_B] = tokens_B[alive_B]
         self._logprobs_BT[alive_B, places_B] = logprobs_B[alive_B]
         self._versions_BT[alive_B, places_B] = version
+        if sets is not None:
+            for row, place in zip(alive_B.tolist(), places_B.tolist(), strict=True):
+                self._sets[row] += [b""] * (place - len(self._sets[row]))
+                self._sets[row].append(sets[row])
         self._num_sampled_B[alive_B] += 1
         stopped_B = self._alive_B & np.isin(tokens_B, self._stop_ids)
         for row in self._with_stops:
@@ -268,6 +287,7 @@ class DecodingBatch:
                 for name in [names[int(versions_T[start])]]
             ),
             finish_reason=reason,
+            beside=column_of(self._sets[row] + [b""] * (count - len(self._sets[row]))) if self._sets[row] else {},
             error="the model's logits are not finite" if reason == "error" else None,
         )
 

@@ -24,6 +24,7 @@ import numpy as np
 from msgspec import Meta
 
 from rftstream.clock import Clock
+from rftstream.contracts.token_values import ALLOWED
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ImageError, WeightsError
 from rftstream.models.rendering import Renderer
@@ -83,8 +84,10 @@ class HfPolicy(SleepsByMoving):
         renderer: Renderer,
         clock: Clock,
         images: ImageCache | None = None,
+        records: frozenset[str] = frozenset(),
     ) -> None:
-        """`images`: the model's inputs for images in prompts; None if prompts show none."""
+        """`images`: the model's inputs for images in prompts; None if prompts show none. `records`: kinds of values
+        beside the tokens of completions."""
         from rftstream.models.offload import DeviceState
         from rftstream.policies.hf.batch import DecodingBatch, batch_tensors
         from rftstream.policies.hf.cache import SlotCache
@@ -107,7 +110,9 @@ class HfPolicy(SleepsByMoving):
         self._refused: list[Completion] = []
         self._prompts = PromptStore(2 * config.prefill_tokens)
         self._cache = SlotCache(config.batch_size, renderer.context)
-        self._batch = DecodingBatch(renderer, self._stop_ids, self._model.device, self._cache)
+        self._batch = DecodingBatch(
+            renderer, self._stop_ids, self._model.device, self._cache, records_sets=ALLOWED in records
+        )
         self._turns = TurnStore(config.turn_tokens, self._cache, self._model.extends)
         holders = (self._model, self._images, self._cache, self._prompts, self._turns)
         self._state = DeviceState(

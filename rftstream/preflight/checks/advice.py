@@ -13,6 +13,7 @@ from rftstream.config.loader import sampling_for
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import AlgorithmSpec
 from rftstream.config.parts.reward_uses import reward_names, reward_uses
+from rftstream.config.sampling_ranges import inexact_settings
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.contracts.tasks import Sampling
@@ -119,29 +120,23 @@ def _algorithm(config: RunConfig) -> Iterator[str]:
                 )
 
 
-_CHANGES = {
-    "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-}  # fmt: skip
-"""Sampling settings that change the distribution without the trainer doing the same, with the value that turns each
-off."""
-
-
 def _sampling(config: RunConfig) -> Iterator[str]:
     """Yield a warning if a correction would take tokens that sampling leaves out for a difference between policies."""
     for place, algorithm, sampling in _learned(config):
         correction = getattr(algorithm, "correction", "none")
-        odd = [f"{key} = {getattr(sampling, key):g}" for key, off in _CHANGES.items() if getattr(sampling, key) != off]
+        changed = [key for key in inexact_settings(sampling, config) if key not in ("min_tokens", "temperature")]
+        odd = [f"{key} = {getattr(sampling, key):g}" for key in changed]
         if not odd or correction == "none":
             continue
         cut = [one for one in odd if "penalty" not in one]
         how = "rho is too small by the share that was left" if cut else "rho is another one at each token"
         how += f" ({sampling.top_p:g} to 1)" if cut == odd == [f"top_p = {sampling.top_p:g}"] else ""
+        advice = ', or trainer.masks = "replay"' if cut and config.trainer.masks == "own" else ""
         what = "drops tokens by it" if CORRECTIONS[correction][0] == "drop" else "weighs tokens by it"
         yield (
             f"{place}: sampled with {', '.join(odd)}, so recorded logprobs are of another distribution than the "
             f"trainer's: {how}, and correction = {correction!r} {what}, whoever sampled; leave these settings to "
-            'evaluations, or set correction = "none"'
+            f'evaluations, or set correction = "none"{advice}'
         )
 
 

@@ -36,6 +36,7 @@ from rftstream.config.role_sections import TrainerSection
 from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stage, Stages
 from rftstream.contracts.batches import LossKind
+from rftstream.contracts.token_values import KINDS
 from rftstream.contracts.versions import STALENESS_COUNTS
 from rftstream.core.packing import count_by_staleness
 from rftstream.errors import ConfigError, ImageError
@@ -149,8 +150,13 @@ class Training:
         return update, metrics.fit_names({name: float(value) for name, value in values.items()}), staleness
 
     def _that_can_be_shown(self, rows: Sequence[TrainingRow]) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """Return the rows and the number of rows whose images are gone or damaged. All tokens of these rows are masked.
-        The other rows have the same weight as before."""
+        """Return the rows, without values beside tokens that are not replayed, and the number of rows whose images are
+        gone or damaged. All tokens of these rows are masked. The other rows have the same weight as before."""
+        dropped = KINDS - self.settings.replayed
+        rows = [
+            replace(row, beside={kind: column for kind, column in row.beside.items() if kind not in dropped})
+            for row in rows
+        ]
         kept = []
         for row in rows:
             try:

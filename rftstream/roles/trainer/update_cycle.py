@@ -13,9 +13,9 @@ from rftstream.clock import Clock
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_names import server_update
 from rftstream.config.parts.part_specs import PolicySpec
+from rftstream.config.sampling_ranges import inexact_settings
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.batches import Experience
-from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced
 from rftstream.errors import StopRule
 from rftstream.roles.trainer.assembly import Batch
@@ -256,7 +256,8 @@ def cause_of_mismatch(config: RunConfig, values: Mapping[str, float], batch: Seq
     policy = config.explorer.policy
     if not registry.find_spec(PolicySpec, policy).takes_weights and server_update(config, policy) is None:
         return f"explorer.policy {policy!r} samples by the server's own weights, not by those that are trained"
-    changed = sorted({name for experience in batch if not experience.expert for name in _inexact(experience.sampling)})
+    samplings = [experience.sampling for experience in batch if not experience.expert]
+    changed = sorted({name for sampling in samplings for name in inexact_settings(sampling, config)})
     if changed:
         names = ", ".join(f"sampling.{name}" for name in changed)
         return (
@@ -272,19 +273,3 @@ def cause_of_mismatch(config: RunConfig, values: Mapping[str, float], batch: Seq
         f"'{config.model.dtype}', the trainer in float32. Try model.dtype = 'float32', and another explorer.policy; an "
         "engine that loaded other weights or positions looks the same"
     )
-
-
-def _inexact(sampling: Sampling) -> list[str]:
-    """Return the settings under which the recorded logprobs belong to another distribution than the trainer's
-    (docs/algorithms.md)."""
-    off = {
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "min_tokens": 0,
-    }
-    changed = [name for name, value in off.items() if getattr(sampling, name) != value]
-    return [*changed, "temperature"] if sampling.temperature == 0 else changed

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from rftstream.algorithms.base import TrainingRow
+from rftstream.contracts.beside import join_columns
 from rftstream.contracts.rollouts import VersionSpan
+from rftstream.contracts.token_values import ALLOWED
 from rftstream.errors import WeightsError
 from rftstream.policies.sampling import _invert, uniforms
 from tests.unit import tiny
@@ -343,3 +345,18 @@ def test_inversion_finds_the_first_token_over_the_number(vocabulary):
     assert (exact_BV[rows_B, tokens_B] > uniforms_B1[:, 0].numpy() - 1e-6).all()
     before_B = np.where(tokens_B > 0, exact_BV[rows_B, tokens_B - 1], 0.0)
     assert (before_B <= uniforms_B1[:, 0].numpy() + 1e-6).all()
+
+
+@pytest.mark.parametrize("truncation", [{"top_p": 0.5}, {"min_p": 0.4}, {"top_k": 6, "top_p": 0.7, "min_tokens": 4}])
+def test_over_the_recorded_sets_the_trainer_finds_the_samplers_logprobs(spec, backend, truncation):
+    recording = tiny.policy(spec, backend.served_tensors(), batch_size=16, records=[ALLOWED])
+    rows = []
+    for request, completion in sample(recording, count=40, temperature=0.8, max_tokens=12, **truncation):
+        beside = join_columns([(len(request.token_ids), {}), (len(completion.token_ids), completion.beside)])
+        logprobs = np.concatenate([np.zeros(len(request.token_ids), np.float32), completion.behavior_logprobs])
+        one = row(request, completion, 0.8)
+        rows.append(dataclasses.replace(one, beside=beside, behavior_logprobs=logprobs))
+    for one, found in zip(rows, backend.logprobs(rows), strict=True):
+        np.testing.assert_allclose(found, one.behavior_logprobs, atol=1e-5)
+    own = backend.logprobs([dataclasses.replace(one, beside={}) for one in rows])
+    assert max(np.abs(found - one.behavior_logprobs).max() for one, found in zip(rows, own, strict=True)) > 0.1

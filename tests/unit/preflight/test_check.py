@@ -467,9 +467,16 @@ def test_how_many_prompts_were_rendered_is_said_if_not_all(write: Write) -> None
         ({"feeder__group_size": 1}, "grpo compares siblings"),
         ({"trainer__algorithm": "dapo"}, "dynamic sampling is a part of dapo"),
         ({"trainer__algorithm": "dr_grpo"}, "dr_grpo.row_tokens: 256, but sampling.max_tokens is 8"),
-        ({"sampling__top_p": 0.7}, "left (0.7 to 1), and correction = 'tis' weighs tokens by it"),
         (
-            {"tasksets__train__sampling": {"top_k": 5}, "algorithms__grpo__correction": "icepop"},
+            {"sampling__top_p": 0.7, "trainer__masks": "own"},
+            "left (0.7 to 1), and correction = 'tis' weighs tokens by it",
+        ),
+        (
+            {
+                "tasksets__train__sampling": {"top_k": 5},
+                "algorithms__grpo__correction": "icepop",
+                "trainer__masks": "own",
+            },
             "'icepop' drops tokens",
         ),
         ({"sampling__presence_penalty": 0.5}, "sampled with presence_penalty = 0.5"),
