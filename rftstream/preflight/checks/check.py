@@ -110,9 +110,9 @@ def check(config: RunConfig) -> CheckReport:
     report.warnings += memory_warnings(report.memory)
     report.warnings += sandbox_warnings(config)
     if not any(error.startswith("transport") for error in report.errors):
-        problems, doubts = look_at_topics(config)
+        problems, report.no_answer = look_at_topics(config)
         report.errors += problems
-        report.warnings += doubts
+        report.warnings += [report.no_answer] if report.no_answer else []
     report.warnings += dict.fromkeys(sentence for line in report.tasksets for sentence in line.advice)
     report.warnings += [
         f"{line.place}: {line.trained:,} of its {line.problems:,} problems are trained on, too, so it is not held out: "

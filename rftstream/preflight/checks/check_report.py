@@ -171,7 +171,7 @@ class CheckReport(Report):
 
     JSON = (
         "ok run devices parts modules=modules_to_json model=model_to_json tasksets stages=stages_to_json "
-        "experts=demonstrations disk memory about_s warnings errors"
+        "experts=demonstrations disk memory about_s no_answer warnings errors"
     )
 
     run: str
@@ -189,6 +189,8 @@ class CheckReport(Report):
     memory: MemoryEstimate | None = None
     about_s: float | None = None
     """Seconds that the run will take here, roughly; None if that cannot be told."""
+    no_answer: str = ""
+    """Why nobody answers at the log's address; empty if somebody does, or nobody has to."""
     warnings: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
@@ -300,7 +302,12 @@ def _ending(report: CheckReport) -> list[str]:
     """Return the warnings, and whether the run could start."""
     lines = ["", "warnings:", *(f"  {sentence}" for sentence in report.warnings)] if report.warnings else []
     if not report.errors:
-        return [*lines, "", "ready to run"]
+        ready = (
+            "the run file is right, but the log does not answer: not ready to run"
+            if report.no_answer
+            else "ready to run"
+        )
+        return [*lines, "", ready]
     found = plural(len(report.errors), "error")
     return [*lines, "", f"not ready, {found}:", *(f"  {error}" for error in report.errors)]
 

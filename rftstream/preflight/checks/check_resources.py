@@ -82,22 +82,21 @@ def _built(config: RunConfig) -> list[Algorithm]:
 # --------------------------------------------------------------------------------------------------- topics there
 
 
-def look_at_topics(config: RunConfig) -> tuple[list[str], list[str]]:
-    """Return the problems with the topics of the newest run here, or of the first one, and possible errors of the check
-    itself.
+def look_at_topics(config: RunConfig) -> tuple[list[str], str]:
+    """Return the problems with the topics of the newest run here, or of the first one; or why nobody answers.
 
     Without servers or topics, there are no findings.
     """
     if lies_in_folder(config):
-        return [], []
+        return [], ""
     folder = folder_of(config)
     try:
         with closing(open_transport(config, folder, create=True)) as transport:
             found = dangers(transport, config, begun=False)
     except LogRefused as error:
-        return [str(error)], []
+        return [str(error)], ""
     except TransportError as error:
-        return [], [f"transport: the topics were not looked at: {error}"]
+        return [], f"transport: the topics were not looked at: {error}"
     except RftError as error:
-        return [str(error)], []
-    return ([in_words(folder.run_id, found)], []) if found else ([], [])
+        return [str(error)], ""
+    return [in_words(folder.run_id, found)] if found else [], ""
