@@ -5,6 +5,8 @@ own. Modules in the order of reading:
 
     run        opens a run; the class `Run`
     looking    its tables, with their filters
+    acting     starts, stops and continues it, and makes other runs of it
+    versions   a version as a model that answers
     reports    its reports, which the commands print
     tables     a lazy table, and the frames that are made of it
     rollouts   rollouts, with their bodies and tokens

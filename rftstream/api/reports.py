@@ -29,9 +29,14 @@ class RunReports:
     _opened: OpenRun
     _index: RunIndex
 
+    def _as_it_is(self) -> OpenRun:
+        """Return the run with the settings that it has now: a resume may have changed some."""
+        folder = self._opened.folder
+        return replace(self._opened, config=run_folder.read_config(folder)) if folder.exists() else self._opened
+
     def status(self) -> Status:
         """Return where the run stands, as `rftstream status` does."""
-        return read_status(self._opened)
+        return read_status(self._as_it_is())
 
     def audit(self, *, decisions: bool = False) -> AuditReport:
         """Count what became of every rollout and group, as `rftstream audit` does; `fine` says whether all is well.
@@ -42,7 +47,7 @@ class RunReports:
             return report
         from rftstream.queries.decisions.recompute import recompute_run
 
-        return replace(report, recomputation=recompute_run(self._opened))
+        return replace(report, recomputation=recompute_run(self._as_it_is()))
 
     def trace(self, name: str) -> Node:
         """Follow a rollout, a group, a batch (`batch:17`) or a version (`v12`) up and down the log, as `rftstream
@@ -54,10 +59,10 @@ class RunReports:
         """Compare with another run: the settings that differ, and batches, rewards and rejections beside each other.
         `other`: a run, its folder or its run file."""
         if isinstance(other, RunReports):
-            return compare(self._opened, other._opened)
+            return compare(self._as_it_is(), other._as_it_is())
         opened = run_folder.open_run(other)
         with closing(opened.transport):
-            return compare(self._opened, opened)
+            return compare(self._as_it_is(), opened)
 
     def plot(self, *metrics: str, by: Literal["step", "time"] = "step") -> Picture:
         """Draw curves of the run: those of the metrics that are named (`reward`, `loss`, the name of an evaluation),

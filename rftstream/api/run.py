@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rftstream.api.acting import RunActions
 from rftstream.api.index import RunIndex
 from rftstream.api.looking import RunTables
 from rftstream.api.on_log import open_on_log
-from rftstream.api.reports import RunReports
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.messages import Message
 from rftstream.runs import folder as run_folder
@@ -22,7 +22,7 @@ FOLLOWED = ("steps", "evals", "weights")
 """Topics that `follow` reads unless it is told others."""
 
 
-class Run(RunTables, RunReports):
+class Run(RunTables, RunActions):
     """A run, live or over. `rftstream.open` makes it; `close` or the end of a `with` block closes its log.
 
     It belongs to the thread that made it. It reads the run and writes nothing to its log, save for the methods that say
@@ -45,8 +45,8 @@ class Run(RunTables, RunReports):
 
     @property
     def config(self) -> RunConfig:
-        """Return the settings that the run was started with."""
-        return self._opened.config
+        """Return the settings that the run was started with, or was last resumed with."""
+        return self._as_it_is().config
 
     @property
     def state(self) -> str:

@@ -23,7 +23,7 @@ def test_classes_are_small() -> None:
 STEP = 50
 """Budgets are multiples of it, so that a line more or less moves none."""
 BUDGETS = {
-    "api": 750,
+    "api": 900,
     "algorithms": 1_800,
     "backends": 3_650,
     "commands": 2_950,

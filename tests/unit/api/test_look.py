@@ -1,0 +1,236 @@
+"""A run as an object: its tables are those of the studio's index, its frames are the tables, its reports those of the
+commands; what is wrong is said in one sentence."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import rftstream
+from rftstream.api.html import html_table
+from rftstream.api.rollouts import COLUMNS, RunRollout
+from rftstream.api.run import Run
+from rftstream.config import loader
+from rftstream.contracts.rollouts import Rollout
+from rftstream.queries.audits.audit import audit
+from rftstream.queries.catalog.updating import CatalogUpdater
+from rftstream.queries.curves.history import read_history
+from rftstream.queries.records.problem_list import text_of
+from rftstream.queries.traces.trace import trace
+from rftstream.runs.folder import OpenRun, RunFolder
+from rftstream.service.role import Log
+from rftstream.testing import Simulation
+from tests.unit.tiny_run import make_run, write_run_file
+
+HOSTILE = "<script>alert(1)</script>"
+CONFIG: dict[str, Any] = {
+    "run": {"name": "demo", "steps": 6},
+    "model": {"path": "fake"},
+    "feeder": {"groups_per_batch": 2, "group_size": 3, "max_staleness": 1},
+    "explorer": {"policy": "fake"},
+    "trainer": {"backend": "fake"},
+    "policies": {"fake": {"fail_share": 0.05}},
+    "transport": {"partitions": 4},
+    "evaluations": {"held-out": {"source": "arithmetic", "options": {"size": 4}, "every": 3}},
+}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("look")
+    rows = [{"question": f"{HOSTILE} {i}", "answer": str(i)} for i in range(5)]
+    (folder / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasksets = {
+        "sums": {"source": "arithmetic"},
+        "more": {"source": f"jsonl:{folder}/t.jsonl", "columns": {"prompt": "question"}, "reward": "exact"},
+    }
+    simulation = Simulation(loader.from_dict({**CONFIG, "tasksets": tasksets}), folder=folder, seed=3)
+    simulation.run()
+    with Run(OpenRun(simulation.folder, simulation.config, simulation.transport("api"))) as run:
+        yield run
+
+
+def in_range(value: float | None, least: float, most: float) -> bool:
+    return value is not None and least <= value <= most
+
+
+def tokens_of(one: RunRollout) -> int:
+    assert one.num_tokens is not None
+    return one.num_tokens
+
+
+FILTERS: dict[str, tuple[dict[str, Any], Callable[[RunRollout], bool]]] = {
+    "fate": ({"fate": "trained"}, lambda one: one.fate == "trained"),
+    "status": ({"status": "failed"}, lambda one: one.status == "failed"),
+    "taskset": ({"taskset": "more"}, lambda one: one.taskset == "more"),
+    "reward": ({"reward_from": 0.5, "reward_to": 1.0}, lambda one: in_range(one.reward, 0.5, 1.0)),
+    "tokens": ({"tokens_from": 2, "order": "oldest"}, lambda one: tokens_of(one) >= 2),
+    "problem": ({"taskset": "more", "problem": 2}, lambda one: (one.taskset, one.problem) == ("more", 2)),
+    "batch": ({"batch": 1, "order": "shortest"}, lambda one: one.batch == 1),
+    "version": ({"version_from": 1, "version_to": 2}, lambda one: 1 <= version_of(one) <= 2),
+    "text": ({"text": "7"}, lambda one: "7" in one.body().rollout.turns[-1].content),  # type: ignore[union-attr]
+    "best": ({"order": "best"}, lambda one: one.reward is not None),
+    "few": ({"fate": "dead", "reward_from": 5.0}, lambda one: False),
+}
+
+
+def version_of(one: RunRollout) -> int:
+    rollout = one.body().rollout
+    spans = [] if rollout is None else [span for segment in rollout.segments for span in segment.versions]
+    return spans[0].version if spans else -1
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_filter_finds_what_it_says_and_a_frame_has_the_same_rows(demo: Run, name: str) -> None:
+    given, wanted = FILTERS[name]
+    table = demo.rollouts(**given)
+    found = list(table)
+    every = list(demo.rollouts())
+    assert len(every) > 30
+    if name != "text":  # rollouts that failed have no turns
+        assert {one.rollout_id for one in found} == {one.rollout_id for one in every if wanted(one)}
+    assert all(map(wanted, found))
+    assert table.count() == len(found)
+    frame = table.to_pandas()
+    assert list(frame.columns) == list(COLUMNS)
+    for column in COLUMNS:
+        theirs = [None if pd.isna(value) else value for value in frame[column].tolist()]
+        assert theirs == [getattr(one, column) for one in found], column
+    assert list(table.head(2)) == found[:2]
+    assert table.head(2).to_pandas(["rollout_id"])["rollout_id"].tolist() == [one.rollout_id for one in found[:2]]
+    assert table.first() == (found[0] if found else None)
+
+
+def test_bodies_are_those_of_the_log(demo: Run) -> None:
+    columns = ["rollout_id", "prompt", "completion", "messages", "token_ids", "logprobs", "loss_mask", "version"]
+    frame = demo.rollouts().to_pandas(columns).set_index("rollout_id")
+    messages = [message for _, message in Log(demo._opened.transport).in_force("rollouts")]
+    assert len(frame) == len(messages)
+    for one in messages:
+        assert isinstance(one, Rollout)
+        row = frame.loc[one.ids.rollout_id]
+        assert one.problem is not None and row["prompt"] == text_of(one.problem)
+        assert row["completion"] == "\n".join(turn.content for turn in one.turns)
+        asked = [message.content for message in one.problem.messages]
+        assert [said["content"] for said in row["messages"]] == [*asked, *(turn.content for turn in one.turns)]
+        for name, ours in (("token_ids", "token_ids"), ("logprobs", "behavior_logprobs"), ("loss_mask", "loss_mask")):
+            values = [value for segment in one.segments for value in getattr(segment, ours).numpy().tolist()]
+            assert list(row[name]) == pytest.approx(values, rel=0, abs=0)
+    data = demo.rollouts(order="best").head(4).to_dataset(["fate", "group_id", "reward", "completion"])
+    assert data[0]["fate"] == "trained" and len(data) == 4
+
+
+TABLES: dict[str, tuple[Callable[[Run], Any], Callable[[Run], list[Any]], str]] = {
+    "steps": (Run.steps, lambda run: [s.name.version for s in read_history(log_of(run)).steps], "version"),
+    "evaluations": (Run.evaluations, lambda run: [0, 3, 6], "version"),
+    "batches": (Run.batches, lambda run: list(range(run.batches().first().batch, -1, -1)), "batch"),  # type: ignore[union-attr]
+    "groups": (Run.groups, lambda run: sorted({one.group_id for one in run.rollouts()}), "group_id"),
+    "problems": (Run.problems, lambda run: sorted({one.problem for one in run.rollouts()}), "problem"),
+    "dead_letters": (Run.dead_letters, lambda run: [one.id for one in run.dead_letters()], "id"),
+    "feedback": (Run.feedback, lambda run: [], "kind"),
+}
+
+
+def log_of(run: Run) -> Log:
+    return Log(run._opened.transport)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_table_is_iterated_framed_and_shown(demo: Run, name: str) -> None:
+    make, wanted, column = TABLES[name]
+    table = make(demo)
+    rows, frame = list(table), table.to_pandas()
+    assert len(rows) == len(frame) == table.count()
+    expected = wanted(demo)
+    found = frame[column].tolist() if expected else []
+    assert found == expected or sorted(set(found)) == expected
+    assert list(table.head(1)) == rows[:1]
+    assert ("<table>" in table._repr_html_()) is bool(rows)
+
+
+def test_reports_are_those_of_the_commands_and_show_themselves(demo: Run) -> None:
+    opened = demo._opened
+    one = demo.rollouts(taskset="more", fate="trained").first()
+    assert one is not None
+    assert demo.audit().to_json() == audit(opened.transport).to_json() and demo.audit().fine
+    assert demo.trace(one.rollout_id).to_json() == trace(opened, one.rollout_id).to_json()
+    assert demo.status().to_text().splitlines()[0].startswith("demo")
+    assert demo.diff(demo).settings == ()
+    assert demo.plot("reward", "held-out")._repr_png_().startswith(b"\x89PNG")
+    assert demo.rollout(one.rollout_id) == one and demo.group(one.group_id).group_id == one.group_id
+    assert demo.summary["version"] == 6 and demo.id == "demo"
+    assert [token.logprob for token in one.tokens() if token.sampled] == pytest.approx(
+        demo.rollouts(problem=one.problem, taskset="more").to_pandas(["rollout_id", "logprobs", "loss_mask"])
+        .set_index("rollout_id").loc[one.rollout_id, "logprobs"][-tokens_of(one):].tolist()
+    )  # fmt: skip
+    shown = [one.show(color)._repr_html_() for color in ("logprob", "advantage", "version", "mask")]
+    shown += [demo.trace(one.rollout_id)._repr_html_() or "", html_table([{HOSTILE: HOSTILE}]), one._repr_html_()]
+    assert all("<script" not in text for text in shown)
+    assert "alert(1)" in shown[0] and 'class="t ' in shown[0]
+
+
+WRONG: dict[str, tuple[Callable[[Run], object], str]] = {
+    "filter": (lambda run: run.rollouts(fat="trained"), "rollouts: unknown filter 'fat'; did you mean 'fate'?"),  # type: ignore[arg-type]
+    "fate": (lambda run: run.groups(fate="traind"), "groups: fate: unknown 'traind'; known: batched, dead, expired,"),
+    "order": (lambda run: run.problems(order="hard"), "problems: order: unknown 'hard'; known: easiest, forgotten"),
+    "column": (lambda run: run.rollouts().to_pandas(["rewrd"]), "did you mean 'reward'?"),
+    "column of rows": (lambda run: run.steps().to_pandas(["rewrd"]), "steps: column: unknown 'rewrd'"),
+    "metric": (lambda run: run.plot("rewrd"), "plot: unknown 'rewrd'; did you mean 'reward'?"),
+    "rollout": (
+        lambda run: run.rollout(f"{run.groups().first().group_id}/99"),
+        "no such rollout; its group has the rollouts 0 to 2",
+    ),  # type: ignore[union-attr]
+    "group": (lambda run: run.group("x"), "x: no such group in demo; expected an id as sums/0/17/0"),
+    "trace": (lambda run: run.trace("v99"), "trace: v99"),
+    "color": (lambda run: run.rollouts().first().show("red"), "color: unknown 'red'; known: advantage"),  # type: ignore[union-attr]
+    "stopped": (lambda run: run.stop(), "this run is not live on this host"),
+    "version": (lambda run: run.version(99), "version: the store has no version (any more)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_said_in_a_sentence(demo: Run, name: str) -> None:
+    do, sentence = WRONG[name]
+    with pytest.raises(rftstream.ConfigError) as raised:
+        do(demo)
+    assert sentence in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars", "pyarrow", "datasets"])
+def test_a_missing_package_is_named_with_what_installs_it(
+    demo: Run, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "rftstream.api.frames", raising=False)
+    make = {"polars": "to_polars", "datasets": "to_dataset"}.get(package, "to_pandas")
+    with pytest.raises(rftstream.ConfigError, match=rf"steps: .*needs the package {package}.*install"):
+        getattr(demo.steps(), make)()
+
+
+def test_a_folder_that_is_no_run_and_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    with pytest.raises(rftstream.ConfigError, match=r"no config\.toml in it, so it is not a run folder"):
+        rftstream.open(tmp_path)
+    make_run(RunFolder(tmp_path / "runs" / "tiny"), write_run_file(tmp_path))
+    with rftstream.open(tmp_path / "runs" / "tiny") as run:
+        assert list(run.rollouts()) == list(run.groups()) == list(run.steps()) == []
+        assert run.rollouts().to_pandas().empty and run.summary == {} and list(run.follow()) == []
+        assert "<pre" in (run._repr_html_() or "")
+
+
+def test_the_index_is_free_between_two_questions_and_read_while_another_holds_it(demo: Run) -> None:
+    count = demo.rollouts().count()
+    other = CatalogUpdater(demo._opened)
+    try:
+        other.update()
+        assert not other.is_behind and other.read_texts(()) is False  # it holds the index, which is complete
+        assert other.done == other.total > 0
+        assert demo.rollouts().count() == count
+    finally:
+        other.close()
+    assert demo.rollouts(text="1").count() > 0
