@@ -32,6 +32,7 @@ def filled(text: str) -> str:
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_the_file_is_valid(path: Path) -> None:
     vendored = files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"

@@ -100,6 +100,7 @@ def test_stamps_of_hf_are_right_token_by_token(tmp_path, updates, setting):
         check_stamps(replay, request, done[request_id], names, cache=setting)
 
 
+@pytest.mark.slow
 def test_hf_finishes_what_runs_with_the_old_weights(tmp_path):
     spec = tiny.make(tmp_path, seed=3)
     policy, (first, second, third) = tiny.policy(spec, in_flight="finish"), versions_of(tiny.backend(spec), 3)
@@ -120,6 +121,7 @@ def test_hf_finishes_what_runs_with_the_old_weights(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_hf_keeps_what_it_will_load_later(tmp_path):
     """A follower changes its bytes in place, while the policy finishes with the old weights."""
     spec = tiny.make(tmp_path, seed=3)

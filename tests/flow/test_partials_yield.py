@@ -90,6 +90,7 @@ def test_it_takes_turns_for_the_places_of_the_policy(tmp_path: Path) -> None:
     assert len(rollouts_of(scene)) == 10
 
 
+@pytest.mark.slow
 def test_who_has_made_room_is_given_back_when_the_worker_leaves(tmp_path: Path) -> None:
     scene = scene_of(tmp_path, explorer__yield_after_tokens=30)
     first = RoleDriver(scene, "explorer", process="first")

@@ -177,6 +177,7 @@ def held(gate: Held, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     made.let(100)
 
 
+@pytest.mark.slow
 @pytest.mark.law("never-waits")
 def test_a_batch_that_comes_while_a_version_is_written_is_trained_at_once(
     tmp_path: Path, gate: Held, held: Held

@@ -187,6 +187,7 @@ def test_the_flow_goes_once_its_groups_are_through_and_everybody_has_read_it(tmp
     assert said.rollouts == {"trained": 8, "dead": 2, "expired": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.law("lost")
 @pytest.mark.parametrize("question", range(1, 10))
 def test_a_group_that_comes_while_it_looks_is_not_taken_for_an_older_one(tmp_path: Path, question: int) -> None:

@@ -54,6 +54,7 @@ def left_out_of(first: Simulation, *names: str) -> LeftOut:
     return find_left_out(Log(first.transport()), names, last=STEPS, min_siblings=2)
 
 
+@pytest.mark.slow
 def test_a_rollout_and_a_group_are_left_out(first: Simulation, tmp_path: Path) -> None:
     third, fifth = in_batch(first, 2), in_batch(first, 4)
     (some, rollouts), (other, others) = list(third.items())[:2]

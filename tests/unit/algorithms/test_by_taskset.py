@@ -111,6 +111,7 @@ def test_one_algorithm_under_two_names_is_that_algorithm() -> None:
     assert summary["token_share/sums"] + summary["token_share/words"] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_micro_batches_add_up_to_one_large_batch(tmp_path: Any) -> None:
     """Through the backend, in float32: the same loss and weights whatever the size of the micro-batches; what one of
     the algorithms needs the other has beside it."""

@@ -307,6 +307,7 @@ def test_dpo_by_hand() -> None:
     assert policy.grad[:2].flatten().tolist() == pytest.approx([slope, slope, -slope, 0.0])
 
 
+@pytest.mark.slow
 def test_rows_of_a_pair_come_together(tmp_path: Any) -> None:
     """However small the micro-batches are: the same loss and the same gradient; and a policy that is its own reference
     has the loss log 2."""
@@ -320,6 +321,7 @@ def test_rows_of_a_pair_come_together(tmp_path: Any) -> None:
         assert one["grad_norm"] == pytest.approx(found[0]["grad_norm"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_dpo_learns_to_prefer(tmp_path: Any) -> None:
     backend, algorithm = tiny.backend(tiny.make(tmp_path)), Dpo(Dpo.Config(beta=1.0))
     rows, _ = algorithm.prepare(pairs(4))

@@ -199,6 +199,7 @@ def test_each_step_sees_rollouts_and_demonstrations(groups: list[int]) -> None:
     assert max(rollouts) - min(rollouts) <= max(groups) % 24
 
 
+@pytest.mark.slow
 def test_weights_of_imitation_lead_to_different_updates_with_minibatches_too(tmp_path: Any) -> None:
     """24 rollouts and 6 demonstrations: where steps saw one kind alone, mu hardly mattered, since Adam makes each step
     as long as any other."""
@@ -239,6 +240,7 @@ def test_what_is_left_over_does_not_pile_up() -> None:
     ]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=12), st.integers(1, 14),
     st.booleans(),

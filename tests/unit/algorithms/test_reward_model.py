@@ -190,6 +190,7 @@ def test_it_begins_at_log_2_and_learns_a_planted_preference(spec):
     assert found["held_out_margin"] > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [True, False])
 def test_no_budget_and_no_layout_changes_the_scores(spec, packing):
     rows = algorithm().prepare(pairs(12))[0]
@@ -200,6 +201,7 @@ def test_no_budget_and_no_layout_changes_the_scores(spec, packing):
             np.testing.assert_allclose(found, said, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_exported_is_what_the_reward_and_transformers_read(spec, tmp_path):
     """The folder says for each pair what the backend said of it in training."""
     from transformers import AutoModelForSequenceClassification
@@ -231,6 +233,7 @@ def test_what_is_exported_is_what_the_reward_and_transformers_read(spec, tmp_pat
     assert [score.reward for score in reward.score_all(items)] == pytest.approx(said, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_another_run_begins_with_what_was_exported(spec, tmp_path):
     backend, _ = trained(spec, steps=4)
     final = tmp_path / "final"
@@ -242,6 +245,7 @@ def test_another_run_begins_with_what_was_exported(spec, tmp_path):
         np.testing.assert_array_equal(found, said)
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_a_checkpoint_to_the_bit(spec, tmp_path):
     whole, _ = trained(spec, steps=4)
     half, _ = trained(spec, steps=2)

@@ -65,6 +65,7 @@ def reward_model(folder, spec, *, tokens=False, vocabulary=None, **settings):
     return model.eval()
 
 
+@pytest.mark.slow
 def test_it_begins_by_saying_nothing(spec, ppo):
     values = opened(spec, ppo).values(tiny.rows(), 64)
     assert [len(one) for one in values] == [len(row.token_ids) for row in tiny.rows()]
@@ -122,6 +123,7 @@ def test_it_learns_what_comes(spec, ppo):
     assert {"value_clip_share", "critic_grad_norm", "loss", "grad_norm", "ratio"} <= metrics.keys()
 
 
+@pytest.mark.slow
 def test_both_networks_are_their_own(spec, ppo):
     """The policy's first step is what it is beside a critic that does not learn."""
     backend, alone = opened(spec, ppo), opened(spec, Ppo(Ppo.Config(critic=CriticConfig(lr=0.0))))
@@ -185,6 +187,7 @@ def test_save_and_load_go_on_bit_for_bit(spec, ppo, tmp_path, changes, config):
     assert tiny.whole_state(successor, tmp_path / "b") == tiny.whole_state(backend, tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_a_critic_begins_it_anew(spec, ppo, tmp_path, caplog):
     tiny.whole_state(tiny.backend(spec), tmp_path / "saved")
     backend = opened(spec, ppo)
@@ -203,6 +206,7 @@ def test_a_critic_does_not_change_what_is_drawn(spec, ppo):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_recomputing_and_offloading_change_nothing(spec, ppo):
     plain = trained(opened(spec, ppo), ppo).metrics
     for config in ({"gradient_checkpointing": True}, {"offload_optimizer": True}):

@@ -104,6 +104,7 @@ def test_a_frozen_tower_has_no_adapters(spec, rows):
     assert whole - frozen == {name for name in whole if "vision_tower" in name} != set()
 
 
+@pytest.mark.slow
 def test_an_update_is_the_same_to_the_bit_and_goes_on_from_a_checkpoint(spec, rows, tmp_path):
     grpo = Grpo(Grpo.Config(correction="none"))
     first, second = tiny.backend(spec), tiny.backend(spec)
@@ -118,6 +119,7 @@ def test_an_update_is_the_same_to_the_bit_and_goes_on_from_a_checkpoint(spec, ro
     assert tiny.state(second) == tiny.state(third)
 
 
+@pytest.mark.slow
 def test_an_exported_model_is_an_ordinary_folder(spec, rows, tmp_path):
     backend = tiny.backend(spec)
     backend.update(rows, Grpo(Grpo.Config(correction="none")), tiny.plan())
@@ -129,6 +131,7 @@ def test_an_exported_model_is_an_ordinary_folder(spec, rows, tmp_path):
     assert read_json(tmp_path / "preprocessor_config.json")["image_processor_type"] == "CLIPImageProcessor"
 
 
+@pytest.mark.slow
 def test_names_of_older_checkpoints_are_trained_too(spec, rows, tmp_path):
     model = load_model(spec, torch.device("cpu"))
     model.save_pretrained(tmp_path)  # as they are on the hub
@@ -139,6 +142,7 @@ def test_names_of_older_checkpoints_are_trained_too(spec, rows, tmp_path):
         np.testing.assert_allclose(ours, other, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_model_of_text_has_no_tower_to_freeze(tmp_path):
     with pytest.raises(ConfigError, match="freeze_vision_tower: the model has no vision tower"):
         tiny.backend(tiny.make(tmp_path), freeze_vision_tower=True)

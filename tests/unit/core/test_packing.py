@@ -34,6 +34,7 @@ def test_every_row_once_and_within_the_budget(lengths, budget, packed):
         assert len(rows) == 1 or cost <= budget
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 12))
 def test_minibatches_keep_groups_together(groups, count):
     groups_N = np.array(groups)

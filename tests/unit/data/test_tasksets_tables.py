@@ -438,6 +438,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(row=st.dictionaries(st.text(max_size=5), VALUES, max_size=4), path=st.text(max_size=9))
 def test_any_path_into_any_row_is_found_or_not(row: dict[str, Any], path: str) -> None:
     found, value, names = look_up(row, path)

@@ -55,6 +55,7 @@ def by_python(text: str) -> Fraction:
     return value(ast.parse(text, mode="eval").body)
 
 
+@pytest.mark.slow
 @given(EXPRESSIONS)
 def test_it_computes_what_python_computes_with_fractions(text: str) -> None:
     try:

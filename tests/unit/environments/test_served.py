@@ -116,6 +116,7 @@ async def test_what_is_lost_is_sent_again_and_counts_once(games: GameServer, tro
     await own.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_lost_the_session(games: GameServer) -> None:
     async def lose() -> None:
         own = environment(games)

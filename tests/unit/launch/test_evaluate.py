@@ -224,6 +224,7 @@ def test_a_living_evaluator_is_asked_and_a_mean_says_what_was_not_scored(scene: 
     assert "more of version 3: mean 1 (16 of 32 samples unscored)\n" in found.stderr
 
 
+@pytest.mark.slow
 def test_results_that_come_late_are_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader may have nothing yet when the work is done; asking it again at once would take a whole processor."""
     transport, waits = scene.run.transport, list[float]()

@@ -163,6 +163,7 @@ def test_a_refused_worker_says_why_and_exits_2(run_file: Path, tmp_path: Path) -
     assert "this worker was given other settings than the run was started with: run.seed 0 -> 7" in told
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_worker_at_once(run_file: Path, tmp_path: Path) -> None:
     """The first one is remembered while the worker hangs in a slice of work."""
     script = """

@@ -306,6 +306,7 @@ def test_children_of_a_dead_worker_are_ended_with_it(tmp_path: Path) -> None:
     wait_until(lambda: not is_alive(grandchild))
 
 
+@pytest.mark.slow
 def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     supervisor = Supervisor(PlainSpawner(stand_in), report=lambda text: None, deadline_s=0.3)
     supervisor.start([("explorer", command(tmp_path, "stubborn"))])

@@ -241,6 +241,7 @@ def test_without_a_tokenizer_json_transformers_is_asked(spec, tmp_path):
     assert renderer.decode([4, 1, 3]) == "122"
 
 
+@pytest.mark.slow
 def test_it_is_light(spec):
     code = (
         "import sys, pathlib; from rftstream.models import rendering, spec as specs; "

@@ -79,6 +79,7 @@ def test_a_watch_is_open_until_the_server_ends(keeping):
     assert client(url="http://127.0.0.1:9/v1").watch() is None
 
 
+@pytest.mark.slow
 def test_idle_connections_are_closed_with_the_client(keeping):
     asked, forgotten = client(keeping), client(keeping)
     sockets = []

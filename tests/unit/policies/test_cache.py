@@ -153,6 +153,7 @@ def test_attention_is_that_of_transformers(queries, heads):
     assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_logprobs_of_a_model_with_grouped_heads_are_those_that_the_trainer_computes(tmp_path):
     spec = tiny.make(tmp_path, seed=5)
     config = json.loads((spec.folder / "config.json").read_text())
@@ -194,6 +195,7 @@ def test_siblings_share_their_prompt(policy):
     assert "r20" in {one.request_id for one in policy._batch._requests} | tiny.drain(policy).keys()
 
 
+@pytest.mark.slow
 def test_prompts_of_older_weights_are_computed_again(policy, tmp_path):
     policy.submit(tiny.request(0, (4, 11, 5), max_tokens=1))
     tiny.drain(policy)
@@ -207,6 +209,7 @@ def test_prompts_of_older_weights_are_computed_again(policy, tmp_path):
     np.testing.assert_allclose(completion.behavior_logprobs, again, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_new_prompt_waits_no_longer_than_it_is_worth(policy):
     for number in range(6):
         policy.submit(tiny.request(number, (4, 11, 5), max_tokens=40, min_tokens=40))
@@ -221,6 +224,7 @@ def test_a_new_prompt_waits_no_longer_than_it_is_worth(policy):
     assert policy.computed == [1, 1]
 
 
+@pytest.mark.slow
 def test_prompts_are_computed_within_the_budget(tmp_path):
     spec = tiny.make(tmp_path, seed=3)
     policy = tiny.policy(spec, tiny.backend(spec).served_tensors(), batch_size=64, prefill_tokens=20)
@@ -300,6 +304,7 @@ def test_a_turn_goes_on_from_what_was_computed(tmp_path, config, waits):
         np.testing.assert_allclose(one.behavior_logprobs, again[key].behavior_logprobs, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_rollout_whose_next_turn_comes_at_once_misses_no_pass(policy):
     forward, shapes = policy._model.forward, []
     policy._model.forward = lambda inputs, *more: (shapes.append(inputs["position_ids"].shape), forward(inputs, *more))[

@@ -72,12 +72,14 @@ def sampled(policy, *, moved):
     return [(done[name].token_ids.tolist(), done[name].behavior_logprobs.tobytes()) for name in sorted(done)]
 
 
+@pytest.mark.slow
 def test_what_was_moved_away_and_back_samples_the_same_bits(tmp_path):
     spec = tiny.make(tmp_path)
     tensors = tiny.backend(spec).served_tensors()
     assert sampled(tiny.policy(spec, tensors), moved=True) == sampled(tiny.policy(spec, tensors), moved=False)
 
 
+@pytest.mark.slow
 def test_on_a_cpu_nothing_is_moved(tmp_path):
     spec = tiny.make(tmp_path)
     policy = tiny.policy(spec, tiny.backend(spec).served_tensors())

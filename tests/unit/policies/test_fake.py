@@ -195,6 +195,7 @@ def test_slots_abort_and_no_weights():
     assert opened.step() == []
 
 
+@pytest.mark.slow
 def test_policy_and_backend_learn_together():
     spec = ModelSpec(name="fake", folder=None, dtype="bfloat16", context=None)
     backend = FakeBackend(FakeBackend.Config(), model=spec, optimizer=OptimizerSettings(), seed=0)

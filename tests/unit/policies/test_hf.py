@@ -59,6 +59,7 @@ def logits_of(backend, request, completion):
         return backend._network.model(input_ids=ids.long()).logits[0, len(request.token_ids) - 1 : -1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 1.7])
 def test_logprobs_are_those_that_the_trainer_computes(policy, backend, temperature):
     for request, completion in sample(policy, temperature=temperature):
@@ -111,6 +112,7 @@ def test_greedy_takes_the_likeliest_with_logprobs_of_temperature_one(policy, bac
         np.testing.assert_allclose(completion.behavior_logprobs, again, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.law("derived")
 def test_tokens_do_not_depend_on_who_else_is_in_the_batch(spec, backend, policy):
     together = {request.request_id: completion for request, completion in sample(policy, count=40)}

@@ -157,6 +157,7 @@ def test_equal_tokens_of_other_images_share_nothing(spec, trained):
     assert firsts[:4] == firsts[4:]
 
 
+@pytest.mark.slow
 def test_what_images_are_leaves_the_device_and_comes_back(spec, trained):
     """As `trainer.colocate` has it while the trainer trains."""
     found = []
@@ -263,6 +264,7 @@ def test_placeholders_are_never_sampled(spec, trained):
     assert len(set(said.tolist())) == tiny.VOCABULARY - 1  # all characters, and no end before 24 tokens
 
 
+@pytest.mark.slow
 def test_bad_images_end_their_request_alone(spec, trained):
     policy = tiny.policy(spec, trained.served_tensors())
     good = prompted(spec, 0)

@@ -143,6 +143,7 @@ def test_a_server_that_fails_is_left_for_the_next_and_probed(servers, open_polic
     assert [4] in prompts(first)
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_left_when_time_is_up(servers, open_policy):
     policy = open_policy(timeout_s=0.3)
     first, second = first_of(servers[:2])
@@ -207,6 +208,7 @@ def test_servers_that_were_away_before_are_tried_before_a_request_fails(servers,
     assert tiny.drain_one(policy, request(1)).error is None
 
 
+@pytest.mark.slow
 def test_all_servers_are_away_for_a_while(servers, open_policy):
     policy = open_policy(tries=50)
     for server in servers[:2]:

@@ -136,6 +136,7 @@ def test_without_a_compiler_and_with_many_threads_modules_decode(monkeypatch, ca
         row._library.cache_clear()
 
 
+@pytest.mark.slow
 def test_the_policy_decodes_its_last_rows_so(tmp_path, monkeypatch):
     spec = tiny.make(tmp_path, dtype="bfloat16", width=64)
     backend = tiny.backend(spec)

@@ -78,6 +78,7 @@ FILTERS: dict[str, Wanted] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILTERS)
 def test_each_filter_in_each_order(scene: Scene, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages after each other have every such rollout once, in order, though each page looks at few rows."""

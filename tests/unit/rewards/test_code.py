@@ -56,6 +56,7 @@ LIVE_FUNCTION = {
 SOLUTION = "```python\nclass Solution:\n    def add(self, x, many):\n        return [x + one for one in many]\n```"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("completion", "info", "reward"),
     [
@@ -171,6 +172,7 @@ STUB = "class Solution:\n    def f(self, x: List[int]) -> Optional[int]:\n      
 NUMPY = "import numpy_of_nobody as np\nassert np.all(f(1))"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("completion", "info"),
     [

@@ -189,6 +189,7 @@ def test_settings_that_mean_nothing(made, settings, says):
         ModelReward(ModelReward.Config(url="http://127.0.0.1:1", model="m", steps="="))
 
 
+@pytest.mark.slow
 def test_a_model_that_reads_both_ways_is_refused(tmp_path):
     """What an encoder says of a step depends on the steps after it."""
     import transformers

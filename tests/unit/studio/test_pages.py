@@ -440,6 +440,7 @@ def test_a_mean_says_what_was_not_scored(tmp_path: Path) -> None:
     watched.stop()
 
 
+@pytest.mark.slow
 def test_several_runs(tmp_path: Path) -> None:
     runs: list[WatchedRun] = []
     for number in (1, 2):

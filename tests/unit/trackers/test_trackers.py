@@ -163,6 +163,7 @@ def test_a_database_of_mlflow_needs_what_speaks_to_it(monkeypatch: pytest.Monkey
     check_trackers(wanted)
 
 
+@pytest.mark.slow
 def test_nothing_imports_it_unless_it_is_asked_for() -> None:
     names = repr(set(TRACKERS))
     code = f"import sys, rftstream.launch.start, rftstream.commands.views; sys.exit(bool({names} & set(sys.modules)))"

@@ -147,6 +147,7 @@ def test_it_does_as_the_standard_librarys(watching, pair):
                 assert outcomes[0] == outcomes[1], step
 
 
+@pytest.mark.slow
 def test_a_parked_socket_that_nobody_holds_is_closed(watching):
     mine, theirs = socket.socketpair()
     with theirs:

@@ -181,6 +181,7 @@ def test_nobody_else_changes_the_bytes_or_the_size() -> None:
     assert Path(memory.path).read_bytes() == b"xbc"
 
 
+@pytest.mark.slow
 def test_the_memory_is_given_back_with_its_owner() -> None:
     memory = WeightsMemory()
     with memory.changing():

@@ -54,6 +54,7 @@ def test_an_agent_calls_its_endpoint(foreign: Path, endpoint: HttpServer) -> Non
     assert [len(host.keys) for host in own._pool.hosts] == [0]
 
 
+@pytest.mark.slow
 def test_results(foreign: Path) -> None:
     assert run(agent(foreign, "blocking"), seed=5) == AgentResult(reward=5.0)
     assert run(agent(foreign, "silent")) == AgentResult(reward=None)
