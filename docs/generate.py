@@ -36,6 +36,7 @@ from pages import (  # noqa: E402
     operations,
     parts,
     performance,
+    python_api,
     scale,
 )
 from pictures import flow, start, weights  # noqa: E402
@@ -60,6 +61,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "operators": configuration.operators,
     "part settings": configuration.part_settings,
     "commands": cli.commands,
+    "python": python_api.reference,
     **{f"converted {system}": partial(coming_from.converted, system) for system in coming_from.SAMPLES},
     "gallery": gallery.gallery,
     "laws": laws.laws,
@@ -112,6 +114,7 @@ def wanted_texts() -> Iterator[tuple[Path, str]]:
     for dashboard in DASHBOARDS:
         yield ROOT / "deploy" / "grafana" / "dashboards" / f"{dashboard.name}.json", dashboard.to_text()
     yield rights.FILE, rights.to_json()
+    yield python_api.FILE, python_api.kept_lines()
 
 
 def is_stale(file: Path, text: str) -> bool:

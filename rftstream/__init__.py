@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 from rftstream.version import __version__
 
 if TYPE_CHECKING:
+    from rftstream.api.rollouts import RunRollout
     from rftstream.api.run import Run
     from rftstream.api.run import open_run as open  # noqa: A004
+    from rftstream.api.tables import Table
+    from rftstream.api.versions import RunVersion
     from rftstream.config.loader import load as load_config
     from rftstream.errors import ConfigError, RftError
     from rftstream.launch.start import run
@@ -23,13 +26,27 @@ PUBLIC = {
     "ConfigError": "rftstream.errors:ConfigError",
     "RftError": "rftstream.errors:RftError",
     "Run": "rftstream.api.run:Run",
+    "RunRollout": "rftstream.api.rollouts:RunRollout",
+    "RunVersion": "rftstream.api.versions:RunVersion",
+    "Table": "rftstream.api.tables:Table",
     "load_config": "rftstream.config.loader:load",
     "open": "rftstream.api.run:open_run",
     "run": "rftstream.launch.start:run",
 }
 """Public name -> where it is. A name is imported when it is first used, so that nothing starts on import."""
 
-__all__ = ["ConfigError", "RftError", "Run", "__version__", "load_config", "open", "run"]
+__all__ = [
+    "ConfigError",
+    "RftError",
+    "Run",
+    "RunRollout",
+    "RunVersion",
+    "Table",
+    "__version__",
+    "load_config",
+    "open",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

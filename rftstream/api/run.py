@@ -86,6 +86,7 @@ class Run(RunTables, RunActions):
         self._index.close()
 
     def __enter__(self) -> Run:
+        """Return the run; the end of the block closes it."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,15 @@ def cells(path: Path, kind: str) -> list[dict[str, Any]]:
 
 def source(cell: dict[str, Any]) -> str:
     return "".join(cell["source"])
+
+
+def write_files(folder: Path) -> Path:
+    """Write the files of the notebook's run, as its first cells do. Return the folder in which they are."""
+    with chdir(folder):
+        names: dict[str, object] = {}
+        for cell in cells(NOTEBOOK, "code")[:2]:
+            exec(compile(source(cell), NOTEBOOK.name, "exec"), names)
+    return folder / "first-run"
 
 
 def test_it_is_kept_without_outputs() -> None:
@@ -53,6 +63,9 @@ def test_it_runs_as_it_is_save_for_fewer_steps(tmp_path: Path) -> None:
         return found
 
     assert "3 steps in" in said_by("rftstream.run(")
-    assert "image/png" in said_by("Image(")
-    assert "balanced" in said_by('"audit"')
+    assert "image/png" in said_by("run.plot(")
+    assert "<table>" in said_by("hardest") and "dataframe" in said_by("groupby")
+    assert 'class=\\"t ' in said_by("advantage")
+    assert "balanced" in said_by("run.audit()") and "batch" in said_by("run.trace(")
     assert "of 25 sums are right" in said_by("num_right")
+    assert "import subprocess" not in "".join(printed)
