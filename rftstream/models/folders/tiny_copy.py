@@ -126,10 +126,12 @@ CAPS = (
 """Soft caps of logits and scores."""
 
 
-def _of_family(family: str, sizes: Sizes) -> dict[str, int]:
+def _of_family(family: str, sizes: Sizes) -> dict[str, int | float]:
     """Return further attributes with small values, which depend on others."""
     width, head = sizes.width, sizes.width // sizes.heads
-    families = {
+    families: dict[str, dict[str, int | float]] = {
+        "rwkv": {"attention_hidden_size": width},
+        "xlstm": {"qk_dim_factor": 2.0, "v_dim_factor": 2.0},  # its cache rounds both dimensions to multiples of 64
         "zamba": {"attention_hidden_size": 2 * width, "attention_head_dim": 2 * head},
         "zamba2": {"attention_hidden_size": 2 * width, "attention_head_dim": 2 * head},
         "falcon_h1": {"mamba_d_ssm": 2 * width},

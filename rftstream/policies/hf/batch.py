@@ -202,7 +202,7 @@ class DecodingBatch:
 
     def next_tokens(self) -> tuple[np.ndarray, np.ndarray, PackedRows]:
         """Return the tokens that are not in the cache yet, int64 [N], with their positions, int64 [N] or [3, N], and
-        places: the last token of each row, or the new part of its prompt. This also prepares the cache for them."""
+        places: the last token of each row, or the new part of its prompt."""
         counts_B = np.asarray([len(request.token_ids) for request in self._requests])
         counts_B += self._num_sampled_B - self._lengths_B
         rows = PackedRows(self._slots_B, self._lengths_B, counts_B, self._device)
@@ -219,7 +219,6 @@ class DecodingBatch:
                 token_ids.append(newest_B[row])
             else:
                 token_ids += self._requests[row].token_ids[-counts_B[row] :]
-        self._cache.write(rows.slots_N, rows.positions_N)
         self._lengths_B += counts_B
         return np.asarray(token_ids, dtype=np.int64), positions_N, rows
 

@@ -1,4 +1,5 @@
-"""The cache of keys and values that `hf` decodes with. A row has a slot, and its tokens are the slot's first columns.
+"""The cache that `hf` decodes with: keys and values, and the states of models that have some. A row has a slot, and its
+tokens are the slot's first columns. States have no columns.
 
 A row never moves. It keeps its slot while its environment answers, and the next row takes a freed slot. Nothing else is
 copied until the room is used up.
@@ -8,34 +9,55 @@ Shapes: S slots, H heads of keys and values, W columns, D width of a head, N tok
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
+if TYPE_CHECKING:
+    from rftstream.policies.hf.family_cache import FamilyCache
+
 SPARE_COLUMNS = 64
 """Smallest number of decoding steps between two moves of the whole cache, unless rows end earlier."""
 SMALL = 16384
 """Largest number of elements of a row in one layer for which rows are copied together."""
 
-LayerStates = Sequence[tuple[Tensor, Tensor]]
-"""Keys and values [U, H, L, D] of each layer, from a forward pass over prompts."""
+
+class Fixed(tuple[Tensor, ...]):
+    """The states of all layers that have no keys and values, each [U, ...]."""
+
+    __slots__ = ()
+
+
+LayerStates = Sequence[tuple[Tensor, ...]]
+"""Keys and values [U, H, L, D] of each layer with attention, from a forward pass over prompts; at last `Fixed`, if the
+model keeps states."""
 
 
 class SlotCache:
-    """The keys and values of at most `max_slots` rows. `DecodingBatch` makes it.
+    """The keys, values and states of at most `max_slots` rows. `HfPolicy` makes it.
 
     `put` takes slots for computed rows, `write` sets where the next pass writes, and `free` frees slots. After a row's
     tokens a slot has zeros or stale values, which the attention mask hides. For a model without keys and values, slots
-    have no layers."""
+    have no layers. A pass that changes states stands between `lend` and `take_back`."""
 
-    def __init__(self, max_slots: int, max_columns: int | None = None) -> None:
-        """`max_columns`: the greatest length of a row; None if unknown."""
+    def __init__(
+        self,
+        max_slots: int,
+        max_columns: int | None = None,
+        family: Callable[[], FamilyCache | None] = lambda: None,
+    ) -> None:
+        """`max_columns`: the greatest length of a row; None if unknown. `family`: returns the model's own cache, if it
+        keeps states."""
         self._max_slots, self._max_columns = max_slots, max_columns
-        self._layers: list[_Layer] = []
+        self._find_family, self._family = family, None
+        self._layers: list[SlotLayer] = []
+        self._states: _States | None = None
+        self._lent: tuple[Any, Fixed] | None = None
+        """Index of the slots whose states the model has, and these states."""
         self._free: list[int] = []
         """Freed slots below `_num_used`, as a heap."""
         self._num_used = 0
@@ -50,16 +72,23 @@ class SlotCache:
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield all tensors on the device."""
-        for layer in self._layers:
+        for layer in self._parts():
             yield from layer.rooms
+
+    def _parts(self) -> Iterator[SlotLayer | _States]:
+        yield from self._layers
+        if self._states is not None:
+            yield self._states
 
     def put(self, states: LayerStates, which_R: Sequence[int], lengths_R: Sequence[int]) -> list[int]:
         """Take a slot for each of R rows, and return the slots. New row r consists of the last `lengths_R[r]` columns
         of row `which_R[r]` in the given states."""
         slots = [self._take() for _ in which_R]
-        if not self._layers:
-            self._layers = [_Layer(keys, values) for keys, values in states]
-            self.for_model = Cache(layers=[*self._layers])
+        if self.for_model is None:
+            self._layers = [SlotLayer(*pair) for pair in states if not isinstance(pair, Fixed)]
+            self._states = next((_States(one) for one in states if isinstance(one, Fixed)), None)
+            self._family = self._find_family()
+            self.for_model = Cache(layers=[*self._layers]) if self._family is None else self._family.bind(self._layers)
         self.replace(states, which_R, lengths_R, slots)
         return slots
 
@@ -67,8 +96,12 @@ class SlotCache:
         self, states: LayerStates, which_R: Sequence[int], lengths_R: Sequence[int], slots_R: Sequence[int]
     ) -> None:
         """Write rows as `put` does, over the content of these slots."""
-        copies = _rows_to_copy(states, which_R, lengths_R, slots_R) if states else []
-        for layer, (keys, values) in zip(self._layers, states, strict=True):
+        copies = _rows_to_copy(states, which_R, lengths_R, slots_R) if self._layers else []
+        if self._states is not None:
+            self._states.reserve(self._num_used, self._max_slots)
+            for room, part in zip(self._states.rooms, states[-1], strict=True):
+                room[torch.tensor(slots_R)] = part[torch.tensor(which_R)]
+        for layer, (keys, values) in zip(self._layers, states[: len(self._layers)], strict=True):
             layer.reserve(self._num_used, max(lengths_R), self._max_slots, self._max_columns)
             for length, which, slots in copies:
                 for room, part in zip(layer.rooms, (keys, values), strict=True):
@@ -87,23 +120,47 @@ class SlotCache:
             layer.reserve(self._num_used, width, self._max_slots, self._max_columns)
             layer.target = target
 
+    def lend(self, slots_B: np.ndarray) -> None:
+        """Give the model the states of these slots, in this order. Neighbours are changed in place."""
+        if self._states is None:
+            return
+        assert self._family is not None, "it has the places of states"
+        index: Any = torch.from_numpy(slots_B).to(self._states.rooms[0].device)
+        if (np.diff(slots_B) == 1).all():
+            index = slice(int(slots_B[0]), int(slots_B[-1]) + 1)
+        lent = Fixed(room[index] for room in self._states.rooms)
+        self._family.give_states(lent)
+        self._lent = index, lent
+
+    def take_back(self) -> None:
+        """Store the lent states as the pass has changed them."""
+        if self._states is None:
+            return
+        assert self._family is not None and self._lent is not None, "they were lent"
+        (index, lent), self._lent = self._lent, None
+        for room, before, now in zip(self._states.rooms, lent, self._family.take_states(), strict=True):
+            if now is not before or not isinstance(index, slice):
+                room[index] = now
+
     def free(self, slots: Iterable[int], *, clean: bool = True) -> None:
         """Free slots. `clean`: whether they contain only finite numbers. Masked columns have no effect only if they are
         finite, since 0 * NaN is NaN."""
         for slot in slots:
             heapq.heappush(self._free, slot)
-            for layer in self._layers if not clean else ():
+            for layer in self._parts() if not clean else ():
                 for room in layer.rooms:
                     room[slot] = 0
         if len(self._free) == self._num_used:
-            self._free, self._num_used, self._layers, self.for_model = [], 0, [], None
+            self._free, self._num_used, self._layers, self._states, self.for_model = [], 0, [], None, None
 
     def row(self, slot: int, length: int) -> LayerStates:
-        """Return a copy of a slot's first columns: keys and values [1, H, length, D] of each layer."""
-        return [
-            (keys[slot : slot + 1, :, :length].clone(), values[slot : slot + 1, :, :length].clone())
-            for keys, values in (layer.rooms for layer in self._layers)
+        """Return a copy of a slot's first columns, keys and values [1, H, length, D] of each layer, and its states."""
+        found: list[tuple[Tensor, ...]] = [
+            tuple(room[slot : slot + 1, :, :length].clone() for room in layer.rooms) for layer in self._layers
         ]
+        if self._states is not None:
+            found.append(Fixed(room[slot : slot + 1].clone() for room in self._states.rooms))
+        return found
 
     def _take(self) -> int:
         if self._free:
@@ -133,7 +190,7 @@ def _rows_to_copy(
     return found
 
 
-class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
+class SlotLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values of one layer."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
@@ -150,10 +207,11 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         return 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the tokens of a pass, [1, H, N, D], and return all slots. The model calls it."""
+        """Write the tokens of a pass, [1, H, N, D] or row by row [B, H, L, D], and return all slots. The model calls
+        it."""
         one_slot = isinstance(self.target[0], int)
         for room, states in zip(self.rooms, (key_states, value_states), strict=True):
-            room[self.target] = states[0] if one_slot else states[0].transpose(0, 1)
+            room[self.target] = states[0] if one_slot else states.transpose(1, 2).flatten(0, 1)
         return self.rooms[0], self.rooms[1]
 
     def reserve(self, num_slots: int, width: int, max_slots: int, max_columns: int | None) -> None:
@@ -176,3 +234,21 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
             larger[:slots, :, :columns] = room
             rooms.append(larger)
         self.rooms = tuple(rooms)
+
+
+class _States:
+    """States of all slots, each [S, ...]."""
+
+    def __init__(self, states: Fixed) -> None:
+        self.rooms = tuple(state.new_zeros((0, *state.shape[1:])) for state in states)
+
+    def reserve(self, num_slots: int, max_slots: int) -> None:
+        """Make room for a number of slots."""
+        slots = len(self.rooms[0])
+        if num_slots <= slots:
+            return
+        slots_then = min(max(num_slots, 2 * slots), max_slots)
+        larger = tuple(room.new_zeros((slots_then, *room.shape[1:])) for room in self.rooms)
+        for new, room in zip(larger, self.rooms, strict=True):
+            new[:slots] = room
+        self.rooms = larger

@@ -1,4 +1,5 @@
-"""How `hf` opens a model. If that is exact (`models.exactness`), rows are packed over a cache of our own. Otherwise
+"""How `hf` opens a model. If that is exact (`models.exactness`), rows are packed over a cache of our own. A model that
+keeps states is computed in plain batches over transformers' cache of its family, in slots as well. If neither is exact,
 there is no cache, and each token takes a pass over its whole row."""
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rftstream.models.folders.tiny_copy import names_window
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.seeing import SeeingModel, model_class
 from rftstream.policies.hf import attention, linear
-from rftstream.policies.hf.cache import SlotCache
+from rftstream.policies.hf.cache import Fixed, SlotCache
 from rftstream.policies.hf.model import HfModel
 from rftstream.policies.hf.packed import PackedRows
 from rftstream.policies.hf.row import RowDecoder
@@ -36,7 +37,17 @@ class SamplerPath:
     attention: str
     """The name of the attention, for `attn_implementation`."""
     keeps_states: bool
-    """Whether keys and values are kept, and rows are packed."""
+    """Whether keys and values are kept, and states."""
+    packs: bool = True
+    """Whether rows are packed; else they are computed in plain batches of rows with equally many new tokens."""
+    continues: bool = True
+    """Whether several tokens may follow a state in one pass. Otherwise prompts of further turns are computed whole."""
+
+    def trial(self, model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
+        """Compute a probe's rows in this way."""
+        if not self.keeps_states:
+            return exactness.alone(model, probe)
+        return kept(model, probe, packs=self.packs, continues=self.continues)
 
 
 def open_model(spec: ModelSpec) -> HfModel:
@@ -60,7 +71,15 @@ def open_model(spec: ModelSpec) -> HfModel:
     path = _confirmed(model, path)
     row = RowDecoder.of(model, spec.threads) if device.type == "cpu" and path.keeps_states else None
     seeing = SeeingModel.of(model, spec.folder)
-    return HfModel(model, keeps_states=path.keeps_states, names=names, seeing=seeing, row=row)
+    return HfModel(
+        model,
+        keeps_states=path.keeps_states,
+        packs=path.packs,
+        continues=path.continues,
+        names=names,
+        seeing=seeing,
+        row=row,
+    )
 
 
 def _confirmed(model: Any, path: SamplerPath | None) -> SamplerPath:
@@ -71,7 +90,7 @@ def _confirmed(model: Any, path: SamplerPath | None) -> SamplerPath:
         return path or SamplerPath(attention=EAGER, keeps_states=False)
     if path is None and not names_window(model.config):
         path = _find(type(model), model.config, probe)
-    elif path is not None and not probe.holds(path.attention, packed if path.keeps_states else exactness.alone):
+    elif path is not None and not probe.holds(path.attention, path.trial):
         log.warning("%s: its weights give something else than eager attention", type(model).__name__)
         path = None
     if path is None:
@@ -83,8 +102,15 @@ def _confirmed(model: Any, path: SamplerPath | None) -> SamplerPath:
 
 def _find(kind: Any, config: Any, probe: Probe) -> SamplerPath:
     exactness.check_causal(probe, config)
-    if exactness.takes_other_attention(kind) and probe.holds(name := attention.register(), packed):
-        return SamplerPath(attention=name, keeps_states=True)
+    ours = [attention.register()] if exactness.takes_other_attention(kind) else []
+    paths = [SamplerPath(attention=name, keeps_states=True) for name in ours]
+    for continues in (True, False):
+        paths += [
+            SamplerPath(attention=name, keeps_states=True, packs=False, continues=continues) for name in (*ours, EAGER)
+        ]
+    for path in paths:
+        if probe.holds(path.attention, path.trial):
+            return path
     return _without_cache(kind, probe)
 
 
@@ -103,12 +129,13 @@ def _without_cache(kind: Any, probe: Probe) -> SamplerPath:
     return SamplerPath(attention=name, keeps_states=False)
 
 
-def packed(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
-    """Compute all but the last tokens of each row as prompts, and the last ones packed over a cache: some rows with one
-    token, as in decoding, and some with several, as in further turns."""
-    hf = HfModel(model, keeps_states=True)
+def kept(model: Any, probe: Probe, *, packs: bool, continues: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Compute all but the last tokens of each row as prompts, and the last ones over a cache: some rows with one token,
+    as in decoding, and some with several, as in further turns. TypeError for plain batches without states."""
+    hf = HfModel(model, keeps_states=True, packs=packs, continues=continues)
     ends_B = np.asarray([len(row_T) for row_T in probe.rows])
-    counts_B = np.asarray([1 if number % 2 else max(end // 4, 1) for number, end in enumerate(ends_B)])
+    has_several = continues & (np.arange(len(ends_B)) % 2 == 0)
+    counts_B = np.where(has_several, np.maximum(ends_B // 4, 1), 1)
     starts_B = np.maximum(ends_B - 1 - counts_B, 1)
     counts_B = ends_B - 1 - starts_B
     block = hf.compute(
@@ -116,15 +143,16 @@ def packed(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
     )
     for found_V, true_TV, start in zip(block.logits_UV, probe.true, starts_B, strict=True):
         yield found_V, true_TV[start - 1]
-    cache = SlotCache(len(probe.rows))
+    if not packs and not (isinstance(block.states[-1], Fixed) and block.states[-1]):
+        raise TypeError("the model keeps no states")
+    cache = SlotCache(len(probe.rows), family=lambda: hf.family)
     slots_B = np.asarray(cache.put(block.states, range(len(starts_B)), starts_B.tolist()))
     while (counts_B > 0).all():
         rows = PackedRows(slots_B, starts_B, counts_B, hf.device)
-        cache.write(rows.slots_N, rows.positions_N)
         token_ids_N = np.concatenate(
             [probe.rows[row][starts_B[row] : starts_B[row] + counts_B[row]].cpu().numpy() for row in rows.order_B]
         )
-        logits_BV = hf.compute_packed(token_ids_N, rows.positions_N, rows, cache.for_model, {})
+        logits_BV = hf.compute_new(token_ids_N, rows.positions_N, rows, cache, {})
         starts_B = starts_B + counts_B
         for found_V, true_TV, start in zip(logits_BV, probe.true, starts_B, strict=True):
             yield found_V, true_TV[start - 1]

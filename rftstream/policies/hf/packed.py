@@ -58,12 +58,22 @@ class PackedRows:
         last_B[order_B] = ends - 1
         self.last_B = torch.from_numpy(last_B).to(device)
         """Place of each row's last token in the sequence."""
-        self._device = device
+        self._device, self._slots, self._starts, self._counts = device, slots, starts, counts
         self._parts = [*_neighbours(slots[counts == 1], starts[counts == 1])]
         for slot, start, count, end in zip(slots, starts, counts, ends, strict=True):
             if count > 1:
                 positions_1L = np.arange(start, start + count)[None]
                 self._parts.append(_Part(slice(end - count, end), slice(slot, slot + 1), positions_1L, None))
+
+    def alike(self) -> Iterator[tuple[np.ndarray, np.ndarray, PackedRows]]:
+        """Yield the rows in groups with equal numbers of new tokens: indices of the rows, places of their tokens in the
+        sequence, and the tokens of a pass over them alone."""
+        for count in np.unique(self._counts):
+            of_count = np.flatnonzero(self._counts == count)
+            ends = np.cumsum(self._counts)[of_count]
+            places_N = (ends[:, None] - count + np.arange(count)).ravel()
+            group = PackedRows(self._slots[of_count], self._starts[of_count], self._counts[of_count], self._device)
+            yield self.order_B[of_count], places_N, group
 
     def mask(self, mask_function: Callable[..., Tensor], dtype: torch.dtype) -> PackedMask:
         """Return which columns each token attends to. `mask_function`: transformers' function for a kind of layer."""
@@ -88,8 +98,13 @@ class PackedMask:
 
     def attend(self, attend: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attention output [1, N, H, D] for queries [1, H, N, D] over all slots of the cache, [S, H, W, D].
+        Queries of rows with equal numbers of tokens may come as [B, H, L, D]; the output is then [B, L, H, D].
 
         `attend`: computes the output [B, L, H, D] of a part from queries, keys, values and mask."""
+        if len(query) > 1:
+            rows, heads, count, width = query.shape
+            output_1NHD = self.attend(attend, query.transpose(0, 1).reshape(1, heads, -1, width), key, value)
+            return output_1NHD.reshape(rows, count, *output_1NHD.shape[2:])
         found = []
         for part, mask in zip(self._parts, self._masks, strict=True):
             keys, values = (room[part.slots, :, : part.width] for room in (key, value))

@@ -109,7 +109,7 @@ class HfPolicy(SleepsByMoving):
         """Requests whose images are being fetched."""
         self._refused: list[Completion] = []
         self._prompts = PromptStore(2 * config.prefill_tokens)
-        self._cache = SlotCache(config.batch_size, renderer.context)
+        self._cache = SlotCache(config.batch_size, renderer.context, lambda: self._model.family)
         self._batch = DecodingBatch(
             renderer, self._stop_ids, self._model.device, self._cache, records_sets=ALLOWED in records
         )
@@ -250,7 +250,7 @@ class HfPolicy(SleepsByMoving):
 
         token_ids_N, positions, rows = self._batch.next_tokens()
         if self._model.keeps_states:
-            return self._model.compute_packed(token_ids_N, positions, rows, self._cache.for_model, features)
+            return self._model.compute_new(token_ids_N, positions, rows, self._cache, features)
         chunks = _chunks(self._batch.contexts(), self._config.prefill_tokens)
         return torch.cat([self._model.compute(chunk, features).logits_UV for chunk in chunks])
 
