@@ -56,3 +56,9 @@ SLOWER = split("""
 """)
 """Families whose rows the trainer pads or computes one by one, and that `hf` samples with a pass over the whole row for
 each token."""
+STATES = split("""
+    bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe mamba mamba2 minimax nemotron_h
+    olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next recurrent_gemma xlstm zamba zamba2 zaya
+""")
+"""Those of them that keep states beside keys and values, or states alone: `hf` samples them in plain batches over their
+own cache."""

@@ -8,10 +8,12 @@ from tests import families
 
 def computed() -> str:
     cached = families.PACKED - families.WITHOUT_CACHE
+    over_row = "each token takes a pass over its row"
     groups = (
         ("packed", "packed, over a cache that siblings and turns share", cached),
-        ("packed", "each token takes a pass over its row", families.WITHOUT_CACHE),
-        ("padded, or each row by itself", "each token takes a pass over its row", families.SLOWER),
+        ("packed", over_row, families.WITHOUT_CACHE),
+        ("padded, or each row by itself", "plain batches, over a cache with states", families.STATES),
+        ("padded, or each row by itself", over_row, families.SLOWER - families.STATES),
         ("refused", "refused", set(families.REFUSED)),
         ("not tried", "transformers does not make them by default", families.UNMADE),
     )

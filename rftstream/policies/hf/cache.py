@@ -53,7 +53,8 @@ class SlotCache:
         """`max_columns`: the greatest length of a row; None if unknown. `family`: returns the model's own cache, if it
         keeps states."""
         self._max_slots, self._max_columns = max_slots, max_columns
-        self._find_family, self._family = family, None
+        self._find_family = family
+        self._family: FamilyCache | None = None
         self._layers: list[SlotLayer] = []
         self._states: _States | None = None
         self._lent: tuple[Any, Fixed] | None = None

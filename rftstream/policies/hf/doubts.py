@@ -10,9 +10,15 @@ def doubt_about(model: Any) -> str | None:
     from rftstream.policies.hf.opening import sampler_path
 
     path = sampler_path(type(model), model.config)
-    if path is None or path.keeps_states:
+    if path is None or (path.keeps_states and path.packs):
         return None
-    return (
-        f"policy hf has no exact cache for {model.config.model_type}: each token takes a pass over its whole row; "
-        "vllm samples it faster (docs/models.md)"
-    )
+    family = model.config.model_type
+    if not path.keeps_states:
+        found = f"policy hf has no exact cache for {family}: each token takes a pass over its whole row"
+    else:
+        found = (
+            f"policy hf computes {family} in plain batches, since it keeps states: prompts of each length take a pass"
+        )
+        if not path.continues:
+            found += ", and each further turn is computed from its beginning"
+    return f"{found}; vllm samples it faster (docs/models.md)"

@@ -34,7 +34,9 @@ class FamilyCache:
     def __init__(self, model: Any, cache: Any) -> None:
         self.cache = cache
         layers = getattr(cache, "layers", ())
-        self._attention = [layer for layer in layers if isinstance(layer, DynamicLayer) and layer.keys is not None]
+        self._attention: list[Any] = [
+            layer for layer in layers if isinstance(layer, DynamicLayer) and layer.keys is not None
+        ]
         self._places = [*_places(cache)]
         for module in model.modules():
             self._places += [(vars(module), name) for name in OF_MODULES if isinstance(vars(module).get(name), Tensor)]
@@ -46,7 +48,7 @@ class FamilyCache:
 
     def take(self) -> LayerStates:
         """Take all keys, values and states out of the cache."""
-        pairs = [(layer.keys, layer.values) for layer in self._attention]
+        pairs: list[tuple[Tensor, ...]] = [(layer.keys, layer.values) for layer in self._attention]
         for layer in self._attention:
             layer.keys = layer.values = None
         return [*pairs, self.take_states()]

@@ -48,8 +48,8 @@ class HfModel:
         row: RowDecoder | None = None,
     ) -> None:
         """`packs`: whether passes are over packed rows, not over plain batches. `continues`: whether a pass may be over
-        several tokens of a row that has a state. `names`: those of versions; None if none is loaded. `seeing`: the model with its vision tower, or None.
-        `row`: decodes batches of few rows, or None."""
+        several tokens of a row that has a state. `names`: those of versions; None if none is loaded. `seeing`: the
+        model with its vision tower, or None. `row`: decodes batches of few rows, or None."""
         self._model, self.keeps_states, self._row = model, keeps_states, row
         self.device: torch.device = model.device
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)
@@ -86,6 +86,7 @@ class HfModel:
         groups = _of_one_length(prompts)
         blocks = [self._compute_together(tuple(prompts[row] for row in rows), features) for rows in groups]
         return blocks[0] if len(blocks) == 1 else _joined(prompts, blocks, np.argsort(np.concatenate(groups)))
+
     def _compute_together(self, prompts: tuple[TokenIds, ...], features: Features) -> Block:
         longest = max(len(prompt) for prompt in prompts)
         starts_U1 = torch.tensor([[longest - len(prompt)] for prompt in prompts], device=self.device)
@@ -100,13 +101,13 @@ class HfModel:
             if (own_3L := self.positions(prompt, features)) is not None:
                 positions_3UL[:, row, place], shifts_U[row], has_own = own_3L, shift_behind(own_3L), True
         columns_1L = torch.arange(longest, device=self.device)[None]
-        inputs = {
+        inputs: dict[str, Any] = {
             **self._read(token_ids_UL, features),
             "position_ids": torch.from_numpy(positions_3UL if has_own else positions_3UL[0]).to(self.device),
         }
         states: LayerStates
         if self._packs:
-            cache = DynamicCache()
+            cache: Any = DynamicCache()
             inputs |= {"attention_mask": columns_1L >= starts_U1, "past_key_values": cache}
             logits_UV = self.forward(inputs, columns_1L[0, -1:])[:, 0]
             states = [(layer.keys, layer.values) for layer in cache.layers]

@@ -60,7 +60,14 @@ def test_what_cannot_be_made_is_said(change, message, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "said"), [("qwen3_moe", []), ("lfm2", ["policy hf has no exact cache for lfm2"])])
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("qwen3_moe", []),
+        ("lfm2", ["policy hf computes lfm2 in plain batches"]),
+        ("bloom", ["policy hf has no exact cache for bloom"]),
+    ],
+)
 def test_check_says_which_are_slow_to_sample(family, said):
     make = {"family": family, "layers": 1, "width": 16, "heads": 2, "context": 16}
     tasksets = {"sums": {"source": "arithmetic", "reward": "exact"}}
