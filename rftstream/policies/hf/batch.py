@@ -20,7 +20,8 @@ from rftstream.contracts.versions import VersionName
 from rftstream.core.allowed import column_of
 from rftstream.models.rendering import Renderer
 from rftstream.policies.base import Completion, SampleRequest
-from rftstream.policies.hf.cache import LayerStates, SlotCache
+from rftstream.policies.hf.cache import SlotCache
+from rftstream.policies.hf.family_cache import LayerStates
 from rftstream.policies.hf.packed import PackedRows
 from rftstream.policies.hf.prompts import Block, TokenIds, shift_behind
 from rftstream.policies.hf.turns import KeptTurn

@@ -10,31 +10,19 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-if TYPE_CHECKING:
-    from rftstream.policies.hf.family_cache import FamilyCache
+from rftstream.policies.hf.family_cache import FamilyCache, Fixed, LayerStates
 
 SPARE_COLUMNS = 64
 """Smallest number of decoding steps between two moves of the whole cache, unless rows end earlier."""
 SMALL = 16384
 """Largest number of elements of a row in one layer for which rows are copied together."""
-
-
-class Fixed(tuple[Tensor, ...]):
-    """The states of all layers that have no keys and values, each [U, ...]."""
-
-    __slots__ = ()
-
-
-LayerStates = Sequence[tuple[Tensor, ...]]
-"""Keys and values [U, H, L, D] of each layer with attention, from a forward pass over prompts; at last `Fixed`, if the
-model keeps states."""
 
 
 class SlotCache:

@@ -11,20 +11,29 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttentionCacheLayerMixin
 
-from rftstream.policies.hf.cache import Fixed, LayerStates, SlotLayer
-
 NAMES = ("past_key_values", "cache_params", "state")
 """Names of a cache among a model's arguments and outputs."""
 OF_MODULES = ("conv1d_state", "recurrent_states")
 """Attributes of modules with a state, in the family that has no cache for it (RecurrentGemma)."""
 NO_WINDOW = 1 << 30
+
+
+class Fixed(tuple[Tensor, ...]):
+    """The states of all layers that have no keys and values, each [U, ...]."""
+
+    __slots__ = ()
+
+
+LayerStates = Sequence[tuple[Tensor, ...]]
+"""Keys and values [U, H, L, D] of each layer with attention, from a forward pass over prompts; at last `Fixed`, if the
+model keeps states."""
 
 
 class FamilyCache:
@@ -65,7 +74,7 @@ class FamilyCache:
         for (holder, key), state in zip(self._places, states, strict=True):
             holder[key] = state
 
-    def bind(self, layers: list[SlotLayer]) -> Any:
+    def bind(self, layers: Sequence[DynamicLayer]) -> Any:
         """Let the cache write keys and values into slots from now on. Return it."""
         for layer, of_slots in zip(self._attention, layers, strict=True):
             for name in ("update", "get_seq_length", "get_mask_sizes"):

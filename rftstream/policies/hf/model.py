@@ -17,8 +17,8 @@ from transformers import DynamicCache
 from rftstream.errors import PolicyError
 from rftstream.models.offload import held_tensors, tensors_of
 from rftstream.models.vision.seeing import ImageFeatures, SeeingModel
-from rftstream.policies.hf.cache import Fixed, LayerStates, SlotCache
-from rftstream.policies.hf.family_cache import NAMES, FamilyCache, empty_cache, name_of_cache
+from rftstream.policies.hf.cache import SlotCache
+from rftstream.policies.hf.family_cache import NAMES, FamilyCache, Fixed, LayerStates, empty_cache, name_of_cache
 from rftstream.policies.hf.packed import PackedRows
 from rftstream.policies.hf.prompts import Block, Features, TokenIds, shift_behind
 from rftstream.policies.hf.row import MAX_BATCH, RowDecoder

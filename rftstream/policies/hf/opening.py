@@ -21,7 +21,8 @@ from rftstream.models.folders.tiny_copy import names_window
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.seeing import SeeingModel, model_class
 from rftstream.policies.hf import attention, linear
-from rftstream.policies.hf.cache import Fixed, SlotCache
+from rftstream.policies.hf.cache import SlotCache
+from rftstream.policies.hf.family_cache import Fixed
 from rftstream.policies.hf.model import HfModel
 from rftstream.policies.hf.packed import PackedRows
 from rftstream.policies.hf.row import RowDecoder

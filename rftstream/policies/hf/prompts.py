@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from rftstream.models.vision.seeing import ImageFeatures
-from rftstream.policies.hf.cache import LayerStates
+from rftstream.policies.hf.family_cache import LayerStates
 
 TokenIds = tuple[int, ...]
 """A prompt. Negative numbers stand for images: `policies.images`."""

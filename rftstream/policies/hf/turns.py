@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rftstream.policies.hf.cache import LayerStates, SlotCache
+from rftstream.policies.hf.cache import SlotCache
+from rftstream.policies.hf.family_cache import LayerStates
 from rftstream.policies.hf.prompts import TokenIds
 
 
