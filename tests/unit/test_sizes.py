@@ -37,7 +37,7 @@ BUDGETS = {
     "integrations": 3_000,
     "launch": 3_350,
     "models": 3_800,
-    "policies": 4_150,
+    "policies": 4_100,
     "preflight": 3_750,
     "queries": 12_000,
     "replay": 750,
