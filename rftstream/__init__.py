@@ -19,16 +19,23 @@ if TYPE_CHECKING:
     from rftstream.api.tables import Table
     from rftstream.api.versions import RunVersion
     from rftstream.config.loader import load as load_config
+    from rftstream.desk import AnswerRefused
     from rftstream.errors import ConfigError, RftError
+    from rftstream.joined.explorer import JoinedExplorer, SampleTask
+    from rftstream.joined.join import join
     from rftstream.launch.start import run
 
 PUBLIC = {
+    "AnswerRefused": "rftstream.desk:AnswerRefused",
     "ConfigError": "rftstream.errors:ConfigError",
+    "JoinedExplorer": "rftstream.joined.explorer:JoinedExplorer",
     "RftError": "rftstream.errors:RftError",
     "Run": "rftstream.api.run:Run",
     "RunRollout": "rftstream.api.rollouts:RunRollout",
     "RunVersion": "rftstream.api.versions:RunVersion",
+    "SampleTask": "rftstream.joined.explorer:SampleTask",
     "Table": "rftstream.api.tables:Table",
+    "join": "rftstream.joined.join:join",
     "load_config": "rftstream.config.loader:load",
     "open": "rftstream.api.run:open_run",
     "run": "rftstream.launch.start:run",
@@ -36,13 +43,17 @@ PUBLIC = {
 """Public name -> where it is. A name is imported when it is first used, so that nothing starts on import."""
 
 __all__ = [
+    "AnswerRefused",
     "ConfigError",
+    "JoinedExplorer",
     "RftError",
     "Run",
     "RunRollout",
     "RunVersion",
+    "SampleTask",
     "Table",
     "__version__",
+    "join",
     "load_config",
     "open",
     "run",

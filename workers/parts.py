@@ -80,6 +80,8 @@ def turn_loop(
     more: dict[str, Any] = {"images": image_cache(spec.folder, media.get)} if takes else {}
     if policy_spec.records:
         more["records"] = policy_spec.records.intersection(records)
+    if policy_spec.is_joined:
+        more |= {"desk": context.desk, "max_concurrent": max_concurrent}
     policy: Policy = policy_class(options, model=spec, renderer=renderer, clock=context.clock, **more)
     loop = TurnLoop(
         policy=policy,

@@ -20,12 +20,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rftstream import faults, metrics
 from rftstream.clock import SystemClock
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
+from rftstream.desk import Desk
 from rftstream.errors import LogRefused, PositionMissing, RftError, TransportError, exit_code_of
 from rftstream.launch import logging as logs
 from rftstream.launch.health import Health, HealthServer
@@ -80,6 +81,14 @@ class Stop:
         self.requested = True
 
 
+class JoinedStop(Protocol):
+    """The request to leave, by the loop of a joined worker."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether the worker is to leave."""
+
+
 class StoppedError(Exception):
     """A signal came before the worker had any work in progress."""
 
@@ -114,7 +123,7 @@ def run_worker(
     own_file = folder.logs / f"{process}.log" if parent is None else None
     logs.setup(process, level=config.log.level, form=config.log.format, file=own_file)
     config = plan(config, Purpose.join, role=role).config
-    worker = _Worker(
+    worker = Worker(
         config=config,
         folder=folder,
         role=role,
@@ -140,18 +149,22 @@ def run_worker(
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class _Worker:
-    """A worker, from the time its run is found until it leaves. `run_worker` makes it and calls `run` once."""
+class Worker:
+    """A worker, from the time its run is found until it leaves. `run_worker` makes it and calls `run` once; a joined
+    loop does so in a thread of the user's process."""
 
     config: RunConfig
     folder: RunFolder
     role: str
     process: str
     device: str | None
-    stop: Stop
+    stop: Stop | JoinedStop
     deadline_s: float
     wait_s: float
     parent: int | None
+    desk: Desk | None = None
+    """The desk of a joined loop. The process then belongs to its user, and the worker changes nothing else in it."""
+    after_tick: Callable[[Service], None] = lambda service: None
     health: Health = field(default_factory=Health, init=False)
     serves: bool = field(default=False, init=False)
     """Whether it serves /metrics."""
@@ -203,6 +216,7 @@ class _Worker:
             process=self.process,
             device=self.device,
             open_lock=partial(FileLock, look=self._look),
+            desk=self.desk,
         )
         role = role_builder(self.role)(context)
         close = role.step.close
@@ -210,7 +224,7 @@ class _Worker:
             service = self._until(lambda: service_of(role, context), "the log")
             close = service.close
             log.info("started", extra={"role": self.role, "pid": os.getpid()})
-            if role.spec.kind is RoleKind.concurrent:
+            if role.spec.kind is RoleKind.concurrent and self.desk is None:
                 calm_collector()
             self.log_watch = LogWatch(self.config, self.folder.run_id, role.spec.reads(self.config))
             self.log_watch.start(lambda: open_transport(self.config, self.folder, user=self.role))
@@ -243,13 +257,15 @@ class _Worker:
             if self.stop.requested and deadline is None:
                 log.info("stopping: finishing what is in hand", extra={"deadline_s": self.deadline_s})
                 deadline = time.monotonic() + self.deadline_s
-                _end_after(self.deadline_s + _LAST_RESORT_S)
+                if self.desk is None:
+                    _end_after(self.deadline_s + _LAST_RESORT_S)
                 service.drain()
                 continue
             if deadline is not None and time.monotonic() > deadline:
                 log.warning("not finished within %g s; a successor does the rest", self.deadline_s)
                 return
             idle_s = service.tick()
+            self.after_tick(service)
             self._beat(service)
             if idle_s > 0 and not service.done:
                 service.wait(min(idle_s, LONGEST_WAIT_S))
@@ -270,7 +286,7 @@ class _Worker:
         self.health.beat()
         if (now := time.monotonic()) - self.health_at >= _HEALTH_S:
             self.health_at = now
-            self.health.update(service.health())
+            self.health.update({**service.health(), **({} if self.desk is None else {"joined": True})})
         if self.serves and now - self.measured_at >= _MEASURE_S:
             self.measured_at = now
             with contextlib.suppress(TransportError):  # the loop notices it by itself, and reports it
@@ -296,7 +312,7 @@ def wait_until(
     what: str,
     *,
     wait_s: float,
-    stop: Stop,
+    stop: Stop | JoinedStop,
     say: Callable[[str], None],
     beat: Callable[[], None] = lambda: None,
 ) -> Any:

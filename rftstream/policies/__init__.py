@@ -41,4 +41,5 @@ POLICIES = {
         update_setting="update",
     ),
     "fake": PolicySpec("rftstream.policies.fake:FakePolicy", sleeps=True),
+    "joined": PolicySpec("rftstream.policies.joined:JoinedPolicy", is_joined=True),
 }

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rftstream.contracts.rollouts import ImageSpan, VersionSpan
-from rftstream.contracts.tasks import Sampling
+from rftstream.contracts.tasks import ChatMessage, Sampling
 from rftstream.contracts.versions import VersionName
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ class SampleRequest:
     engine may keep its computed states for that request."""
     constraint: Constraint | None = None
     """The form that the completion must have; None for any form."""
+    messages: tuple[ChatMessage, ...] = ()
+    """The conversation that the prompt renders, for engines that show it. Empty if only the tokens are known."""
+    min_version: int = 0
+    """Oldest version that may sample a token. The explorer submits no request to a policy whose version is older."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rftstream.clock import Clock
 from rftstream.config.sections import RunConfig
+from rftstream.desk import Desk
 from rftstream.models.device_lock import FileLock
 from rftstream.roles.build import role_builder, service_of
 from rftstream.runs.folder import RunFolder, open_store
@@ -41,9 +42,11 @@ def role_context(
     summary_every: int | None = None,
     own_store: ObjectStore | None = None,
     open_lock: LockMaker = FileLock,
+    desk: Desk | None = None,
 ) -> RoleContext:
     """Return the context from which a role of this run is built. `own_store` replaces the store that the run file
-    names; `open_lock` replaces the device locks that the processes of a machine share."""
+    names; `open_lock` replaces the device locks that the processes of a machine share. `desk` is that of a joined
+    loop."""
     return RoleContext(
         config=config,
         folder=folder,
@@ -56,6 +59,7 @@ def role_context(
         make_store=lambda patience_s: own_store or open_store(config, folder, patience_s=patience_s),
         open_lock=open_lock,
         check_manifest=lambda manifest: check_worker(manifest, config, {}),
+        desk=desk,
     )
 
 

@@ -26,6 +26,7 @@ from rftstream.contracts.messages import Message
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.tasks import RolloutIds
 from rftstream.contracts.topics import TOPICS
+from rftstream.desk import Desk
 from rftstream.errors import ContractError, ForeignRecord
 from rftstream.models.device_lock import DeviceLock, FileLock
 from rftstream.service.reading import read_between
@@ -360,6 +361,8 @@ class RoleContext:
     make_store: StoreMaker
     open_lock: LockMaker = FileLock
     check_manifest: ManifestCheck
+    desk: Desk | None = None
+    """The desk of a loop outside of the role that does the role's work (`rftstream.join`); None if there is none."""
 
     def open_store(self, *, patience_s: float | None = None) -> ObjectStore:
         """Return the run's object store. Callers that should not wait long for the store pass their own

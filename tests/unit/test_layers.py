@@ -26,7 +26,19 @@ from tests.source import (
 )
 
 ROOMS = (
-    ("errors", "error_kinds", "clock", "faults", "frames", "loops", "metrics", "process_state", "threads", "version"),
+    (
+        "errors",
+        "error_kinds",
+        "clock",
+        "desk",
+        "faults",
+        "frames",
+        "loops",
+        "metrics",
+        "process_state",
+        "threads",
+        "version",
+    ),
     ("contracts",),
     ("config",),
     ("http",),
@@ -50,6 +62,7 @@ ROOMS = (
     ("replay",),
     ("preflight",),
     ("launch",),
+    ("joined",),
     ("integrations",),
     ("studio",),
     ("api",),

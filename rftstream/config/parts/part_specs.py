@@ -86,6 +86,8 @@ class PolicySpec(PartSpec):
     the kinds that are wished for."""
     constrains: bool = False
     """Whether it can constrain tokens to a form, such as a JSON schema: its requests may have a `constraint`."""
+    is_joined: bool = False
+    """Whether a loop outside of the role does its work: its class takes `desk` and `max_concurrent`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ class BackendSpec(PartSpec):
     `torch`."""
     takes_images: bool = False
     """Whether its model may take images: its class takes `images`, an ImageCache, and rows say where images stand."""
+    is_joined: bool = False
+    """Whether a loop outside of the role trains, so that `run` starts no trainer: its class takes `desk`."""
 
 
 @dataclass(frozen=True, slots=True)

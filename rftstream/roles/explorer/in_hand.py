@@ -61,6 +61,7 @@ class RolloutsInHand:
                 on_resumed=lambda goes_on: self._resumed(work, saved, goes_on=goes_on),
                 name=task.ids.rollout_id,
                 group=task.ids.group_id,
+                min_version=task.ids.min_version,
                 states=self._states.of(work.partition, task.ids.rollout_id),
             )
             work.saved = None

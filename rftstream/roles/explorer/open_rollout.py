@@ -95,6 +95,8 @@ class OpenRollout:
     """Name of the rollout in log lines, and for policies with several servers."""
     group: str = field(default="", kw_only=True)
     """Common name of the rollouts of one problem."""
+    min_version: int = field(default=0, kw_only=True)
+    """Oldest version that may sample a token."""
     context: float
     """Most tokens of prompt and completion together; infinity for no limit."""
     has_one_turn: bool = False

@@ -123,6 +123,7 @@ class TurnLoop:
         on_resumed: Callable[[bool], None] = lambda goes_on: None,
         name: str = "",
         group: str = "",
+        min_version: int = 0,
         states: StateKeeper | None = None,
     ) -> None:
         """Begin a rollout, or continue it from `saved`. `on_resumed` is then called with True if it continues, and with
@@ -131,7 +132,8 @@ class TurnLoop:
         `environment` is the environment's name. `where` is the place in the run file that names it, and that may have
         settings for it. With `truncate`, a prompt longer than the context is cut from the left; otherwise the attempt
         fails. `renderer` is for a chat template other than the loop's. `name` identifies the rollout in log lines; by
-        default it is the key. `group` is the common name of the rollouts of one problem. `states` stores large states
+        default it is the key. `group` is the common name of the rollouts of one problem. `min_version` is the
+        oldest version that may sample a token. `states` stores large states
         of the environment; with None all states are returned unchanged."""
 
         def make_session() -> EnvironmentSession:
@@ -156,6 +158,7 @@ class TurnLoop:
             renderer=renderer or self.renderer,
             name=name or key,
             group=group,
+            min_version=min_version,
             context=self._context,
             has_one_turn=self._has_one_turn(environment),
         )
@@ -327,6 +330,8 @@ class TurnLoop:
                 group_id=state.group,
                 rollout_id=state.name,
                 may_go_on=not state.has_one_turn,
+                messages=tuple(state.messages),
+                min_version=state.min_version,
             )
         )
 

@@ -435,7 +435,7 @@ def test_who_waits_for_a_device_looks_whether_it_is_to_leave(
 ) -> None:
     """Recovering and building wait for it, outside of the loop that looks at signals."""
     stop = host.Stop()
-    worker = host._Worker(
+    worker = host.Worker(
         config=loader.load([run_file]), folder=RunFolder(tmp_path), role="trainer", process="trainer-0",
         device=None, stop=stop, deadline_s=1.0, wait_s=1.0, parent=None,
     )  # fmt: skip

@@ -1,0 +1,210 @@
+"""The desk between a role and a loop outside of it, such as a user's own sampler (`rftstream.join`).
+
+The role lays work on the desk, in its own thread. The loop takes it in another thread and hands in answers, which the
+role collects. The role may withdraw work at any time, for example because another process owns it now. An answer that
+comes later counts for nothing. Each side calls only its own methods:
+
+    role   offer -> collect, or withdraw; end
+    loop   take -> draft (any number of times) -> answer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from rftstream.errors import RftError
+
+
+class Place(Enum):
+    """Where a piece of work is."""
+
+    waiting = "waiting"
+    """On the desk, for the loop to take."""
+    taken = "taken"
+    """In the loop's hands."""
+    answered = "answered"
+    """Answered. The role has not collected the answer, or has."""
+    withdrawn = "withdrawn"
+    """Not the loop's any more; an answer counts for nothing."""
+
+
+class Piece:
+    """A piece of work on a desk. `Desk.offer` makes it."""
+
+    __slots__ = ("answer", "draft", "key", "place", "work")
+
+    def __init__(self, key: str, work: Any) -> None:
+        self.key, self.work = key, work
+        self.place = Place.waiting
+        self.draft: Any = None
+        """What the loop has of the answer so far."""
+        self.answer: Any = None
+
+
+class Desk:
+    """Work of one role for one loop. `rftstream.join` makes it for both sides. A played loop of a simulation uses it
+    from the role's own thread, and never waits."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        """Guards everything here. Subclasses add their own facts under it."""
+        self.has_begun = False
+        """Whether the role works."""
+        self.has_ended = False
+        """Whether no more work will come."""
+        self.stops = False
+        """Whether the loop wants to leave. The role then gives back what is not answered."""
+        self.error: BaseException | None = None
+        """Why the role has ended; None if it ended as it should, or has not."""
+        self._open: dict[str, Piece] = {}
+        self._answered: list[Piece] = []
+        self._listeners: list[Callable[[], object]] = []
+
+    # ------------------------------------------------------------------------------------------ for the role
+
+    def offer(self, key: str, work: Any) -> Piece:
+        """Lay a piece of work on the desk. No two open pieces share a key."""
+        piece = Piece(key, work)
+        with self.changed:
+            self._open[key] = piece
+            self.notify()
+        return piece
+
+    def find(self, key: str) -> Piece | None:
+        """Return an open piece, which has no answer yet."""
+        return self._open.get(key)
+
+    def withdraw(self, key: str) -> None:
+        """Take a piece back, also from the loop's hands. Unknown keys are ignored."""
+        with self.changed:
+            pieces = [piece for piece in self._answered if piece.key == key]
+            self._answered = [piece for piece in self._answered if piece.key != key]
+            if (piece := self._open.pop(key, None)) is not None:
+                pieces.append(piece)
+            for piece in pieces:
+                piece.place = Place.withdrawn
+
+    def collect(self, wait_s: float = 0.0) -> list[Piece]:
+        """Return the pieces that were answered, each once. Wait at most `wait_s` seconds for the first."""
+        with self.changed:
+            if wait_s and not self._answered:
+                self.changed.wait_for(lambda: self._answered or self.stops, wait_s)
+            answered, self._answered = self._answered, []
+        return answered
+
+    @property
+    def num_active(self) -> int:
+        """Number of pieces that are open, or answered and not collected."""
+        return len(self._open) + len(self._answered)
+
+    def begin(self) -> None:
+        """Note that the role works."""
+        if not self.has_begun:
+            with self.changed:
+                self.has_begun = True
+                self.notify()
+
+    def ticked(self, health: Callable[[], Mapping[str, object]]) -> None:
+        """Look at the role's state after a slice of its work. By default nobody needs it."""
+        return
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Hand out no more work. Open pieces are withdrawn. `error` is raised in the loop."""
+        with self.changed:
+            for piece in self._open.values():
+                piece.place = Place.withdrawn
+            self._open.clear()
+            self.has_ended = True
+            self.error = self.error or error
+            self.notify()
+
+    def notify(self) -> None:
+        """Wake everybody who waits for a change. The caller holds `changed`."""
+        self.changed.notify_all()
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener()
+
+    # ------------------------------------------------------------------------------------------ for the loop
+
+    def take(self, most: int = 1, *, wait_s: float | None = None) -> list[Piece]:
+        """Return up to `most` waiting pieces, oldest first. Wait for the first one, at most `wait_s` seconds. Empty if
+        the time is over, or if there will be no more. Errors of the role are raised."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.has_ended or self.stops or self._waiting(1), wait_s)
+            return self._take(most)
+
+    async def take_async(self, most: int = 1) -> list[Piece]:
+        """Return the same as `take`, and let other tasks of the event loop work meanwhile."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with self.changed:
+                if self.has_ended or self.stops or self._waiting(1):
+                    return self._take(most)
+                has_changed = asyncio.Event()
+                self._listeners.append(partial(loop.call_soon_threadsafe, has_changed.set))
+            await has_changed.wait()
+
+    def take_back(self) -> None:
+        """Lay what the loop has in hand on the desk again, for a new loop: the old one was interrupted."""
+        with self.changed:
+            for piece in self._open.values():
+                piece.place = Place.waiting
+            self.notify()
+
+    def draft(self, piece: Piece, draft: Any) -> bool:
+        """Replace what there is of an answer. Return False if the piece was withdrawn."""
+        with self.changed:
+            if piece.place is not Place.withdrawn:
+                piece.draft = draft
+            return piece.place is not Place.withdrawn
+
+    def answer(self, piece: Piece, answer: Any) -> bool:
+        """Hand in an answer. Return False if the piece was withdrawn. Errors of the role are raised."""
+        with self.changed:
+            self.check()
+            if piece.place is Place.withdrawn:
+                return False
+            piece.place, piece.answer = Place.answered, answer
+            del self._open[piece.key]
+            self._answered.append(piece)
+            self.notify()
+        return True
+
+    def stop(self) -> None:
+        """Ask the role to leave."""
+        with self.changed:
+            self.stops = True
+            self.notify()
+
+    def check(self) -> None:
+        """Raise the error by which the role ended, if there is one."""
+        if self.error is not None:
+            raise self.error
+
+    def _waiting(self, most: int) -> list[Piece]:
+        found = []
+        for piece in self._open.values():
+            if piece.place is Place.waiting:
+                found.append(piece)
+                if len(found) >= most:
+                    break
+        return found
+
+    def _take(self, most: int) -> list[Piece]:
+        self.check()
+        if self.has_ended or self.stops:
+            return []
+        found = self._waiting(most)
+        for piece in found:
+            piece.place = Place.taken
+        return found
+
+
+class AnswerRefused(RftError, ValueError):
+    """What a loop handed in cannot be used. Nothing of it reaches the log, and the work stays in hand."""

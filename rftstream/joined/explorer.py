@@ -1,0 +1,342 @@
+"""A joined sampler: tasks for an engine of the user's own."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rftstream.contracts.versions import VersionName
+from rftstream.desk import AnswerRefused, Piece, Place
+from rftstream.joined.worker import JoinedLoop, RoleThread
+from rftstream.policies.base import SampleRequest
+from rftstream.policies.joined import Sampled, SamplerDesk
+
+log = logging.getLogger(__name__)
+
+ROUNDING = 1e-5
+"""A logprob may be above 0 by this much, by rounding, and then counts as 0."""
+
+
+class Task:
+    """A completion to sample. `JoinedExplorer.tasks` hands it out."""
+
+    __slots__ = ("_piece", "_request")
+
+    def __init__(self, piece: Piece) -> None:
+        self._piece, self._request = piece, _request_of(piece)
+
+    @property
+    def id(self) -> str:
+        """Id of the rollout on the log."""
+        return self._request.rollout_id or self._request.request_id
+
+    @property
+    def group_id(self) -> str:
+        """Id that the rollouts of one problem share. Their prompts begin alike."""
+        return self._request.group_id
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The tokens before the next one: the prompt, and what another process has sampled of the completion."""
+        return list(self._request.token_ids)
+
+    @property
+    def num_sampled(self) -> int:
+        """How many tokens at the end of `prompt_ids` belong to the completion already."""
+        return self._request.num_sampled
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation that the prompt renders, in OpenAI's form."""
+        return [_message(asdict(message)) for message in self._request.messages]
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Settings under vLLM's names: temperature, top_p, top_k, min_p, penalties, min_tokens, max_tokens (of this
+        completion), stop, seed."""
+        settings = asdict(self._request.sampling)
+        return {**settings, "stop": list(settings["stop"]), "max_tokens": self.max_tokens, "seed": self._request.seed}
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens that may be handed in."""
+        return self._request.max_tokens
+
+    @property
+    def min_version(self) -> int:
+        """Oldest version that may sample a token of this task."""
+        return self._request.min_version
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the task was given to another process, or is not needed any more. Nothing can be handed in then."""
+        return self._piece.place is Place.withdrawn
+
+    def __repr__(self) -> str:
+        return f"<Task {self.id}: {len(self._request.token_ids)} prompt tokens, {self._piece.place.value}>"
+
+
+class Tasks:
+    """The loop over tasks, for `for` and for `async for`. `JoinedExplorer.tasks` makes it."""
+
+    def __init__(self, desk: SamplerDesk) -> None:
+        self._desk = desk
+
+    def __iter__(self) -> Iterator[Task]:
+        return self
+
+    def __next__(self) -> Task:
+        pieces = self._desk.take()
+        if not pieces:
+            raise StopIteration
+        return Task(pieces[0])
+
+    def __aiter__(self) -> AsyncIterator[Task]:
+        return self
+
+    async def __anext__(self) -> Task:
+        pieces = await self._desk.take_async()
+        if not pieces:
+            raise StopAsyncIteration
+        return Task(pieces[0])
+
+
+class JoinedExplorer(JoinedLoop):
+    """An explorer whose engine is the user's own. `rftstream.join(RUN, role="explorer")` makes it.
+
+    with rftstream.join("runs/x", role="explorer") as me:
+        for task in me.tasks():
+            if me.new_version:
+                engine.load(me.weights_folder())
+            answer = engine.generate(task.prompt_ids, **task.sampling)
+            me.finish(task, tokens=answer.ids, logprobs=answer.logprobs, version=me.version)
+    """
+
+    _desk: SamplerDesk
+
+    def __init__(self, desk: SamplerDesk, thread: RoleThread | None = None) -> None:
+        super().__init__(desk, thread)
+        self._version: VersionName | None = None
+
+    # ------------------------------------------------------------------------------------------ versions
+
+    @property
+    def version(self) -> int | None:
+        """Number of the version that the loop's engine has: the one of the last `weights_folder`. Without folders
+        (`weights=False`), the newest one. None before the first."""
+        name = self._version if self._desk.folders else self._desk.newest
+        return None if name is None else name.version
+
+    @property
+    def new_version(self) -> bool:
+        """Whether there is a version that the loop has not asked `weights_folder` for."""
+        return self._desk.folders and self._desk.newest != self._version
+
+    def weights_folder(self) -> Path:
+        """Return a model folder with the newest version, as transformers, vLLM and SGLang load it. `version` is its
+        number from now on. The folder stays until the next call."""
+        desk = self._desk
+        with desk.changed:
+            if not desk.folders:
+                raise AnswerRefused("weights_folder: this loop joined with weights=False; join without it")
+            desk.changed.wait_for(lambda: desk.folder is not None or desk.has_ended)
+            desk.check()
+            if desk.folder is None:
+                raise AnswerRefused("weights_folder: the run has ended, so no version comes; leave the loop")
+            before, desk.in_use = desk.in_use, desk.folder
+            self._version = desk.newest
+        if before is not None and before != desk.in_use:
+            shutil.rmtree(before, ignore_errors=True)
+        return desk.in_use
+
+    # ------------------------------------------------------------------------------------------ tasks
+
+    def tasks(self) -> Tasks:
+        """Return the loop over tasks, oldest first. It waits for the next task, and ends when the run has finished or
+        `stop` was called. Several tasks may be in hand; `explorer.max_concurrent` are claimed at once. A loop that was
+        interrupted is followed by one that begins with what is still in hand."""
+        self._desk.take_back()
+        return Tasks(self._desk)
+
+    def take(self, most: int = 1, *, wait_s: float | None = None) -> list[Task]:
+        """Return up to `most` waiting tasks, for an engine that samples many at once. Wait for the first one, at most
+        `wait_s` seconds."""
+        return [Task(piece) for piece in self._desk.take(most, wait_s=wait_s)]
+
+    def finish(
+        self,
+        task: Task,
+        *,
+        tokens: Any,
+        logprobs: Any,
+        version: int | Sequence[int] | None = None,
+        finish_reason: str | None = None,
+    ) -> bool:
+        """Hand in a completion: all tokens after `task.prompt_ids`, the stop token included, with the logprobs under
+        the distribution that was sampled from. `version` sampled all of them, or those that were not saved; or it names
+        one version for each token. It is `self.version` by default. `finish_reason` is `stop` or `length`.
+
+        Return False if the task was given to another process meanwhile; the completion then counts for nothing.
+        AnswerRefused if it cannot be right; the task stays in hand."""
+        sampled = self._sampled(task, tokens, logprobs, version)
+        if not len(sampled.token_ids):
+            raise AnswerRefused(f"{task.id}: got no tokens, expected at least one, such as the stop token")
+        if finish_reason not in (None, "stop", "length"):
+            raise AnswerRefused(f"{task.id}: finish_reason: got {finish_reason!r}, expected 'stop' or 'length'")
+        if finish_reason is None:
+            is_full = len(sampled.token_ids) >= task.max_tokens
+            is_cut = is_full and int(sampled.token_ids[-1]) not in self._desk.stop_token_ids
+            finish_reason = "length" if is_cut else "stop"
+        return self._hand_in(task, _with(sampled, finish_reason))
+
+    def save(self, task: Task, *, tokens: Any, logprobs: Any, version: int | Sequence[int] | None = None) -> bool:
+        """Save what there is of a completion: all tokens after `task.prompt_ids` so far. It is written to the log at
+        intervals (`explorer.partial_every_s`), and when this process leaves; whoever has the task then goes on from
+        there. The arguments are those of `finish`. Saved tokens cannot be taken back."""
+        if self._desk.draft(task._piece, self._sampled(task, tokens, logprobs, version)):
+            return True
+        _say_lost(task)
+        return False
+
+    def fail(self, task: Task, reason: str) -> bool:
+        """Say that the task cannot be sampled. The rollout is recorded as failed, with the reason."""
+        self._check_open(task)
+        none = Sampled(token_ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), versions=())
+        return self._hand_in(task, _with(none, "error", reason or "the joined sampler gave no reason"))
+
+    # ------------------------------------------------------------------------------------------ checks
+
+    def _hand_in(self, task: Task, sampled: Sampled) -> bool:
+        if self._desk.answer(task._piece, sampled):
+            return True
+        _say_lost(task)
+        return False
+
+    def _check_open(self, task: Task) -> None:
+        self._desk.check()
+        if not isinstance(task, Task):
+            raise AnswerRefused(f"got a {type(task).__name__}, expected a task that `tasks` or `take` has given")
+        if task._piece.place is Place.answered:
+            raise AnswerRefused(f"{task.id}: handed in for the second time, expected once; the first answer counts")
+
+    def _sampled(self, task: Task, tokens: Any, logprobs: Any, version: int | Sequence[int] | None) -> Sampled:
+        self._check_open(task)
+        ids = _array(tokens, f"{task.id}: tokens")
+        if ids.size and ids.dtype.kind not in "iu":
+            raise AnswerRefused(f"{task.id}: tokens: got {ids.dtype} values, expected integers, the tokens' ids")
+        size = self._desk.vocabulary_size
+        if ids.size and (odd := ids[(ids < 0) | (ids >= size)]).size:
+            raise AnswerRefused(
+                f"{task.id}: tokens: got the id {int(odd[0])}, expected 0 to {size - 1}, the ids of the run's model; "
+                "is it another tokenizer's?"
+            )
+        if len(ids) > task.max_tokens:
+            raise AnswerRefused(
+                f"{task.id}: tokens: got {len(ids)}, expected at most {task.max_tokens} (task.max_tokens)"
+            )
+        found = _array(logprobs, f"{task.id}: logprobs").astype(np.float64)
+        if len(found) != len(ids):
+            raise AnswerRefused(f"{task.id}: got {len(found)} logprobs for {len(ids)} tokens, expected one for each")
+        if not np.isfinite(found).all():
+            raise AnswerRefused(f"{task.id}: logprobs: got {found[~np.isfinite(found)][0]}, expected finite numbers")
+        if (found > ROUNDING).any():
+            raise AnswerRefused(
+                f"{task.id}: logprobs: got {found.max():g}, expected at most 0; are they probabilities, or logits?"
+            )
+        sampled = Sampled(
+            token_ids=ids.astype(np.int32),
+            logprobs=np.minimum(found, 0.0).astype(np.float32),
+            versions=self._versions(task, len(ids), version),
+        )
+        return _going_on(task, task._piece.draft, sampled)
+
+    def _versions(self, task: Task, count: int, version: int | Sequence[int] | None) -> tuple[VersionName, ...]:
+        """Return the version of each token. `version` may name them all, or those that were not saved."""
+        draft: Sampled | None = task._piece.draft
+        saved = () if draft is None else draft.versions[:count]
+        version = self.version if version is None else version
+        if version is None:
+            raise AnswerRefused(f"{task.id}: version: got none, expected one; load `weights_folder()` first")
+        if isinstance(version, int | np.integer):
+            return (*saved, *[self._name(task, int(version))] * (count - len(saved)))
+        numbers = _array(version, f"{task.id}: version").tolist()
+        if len(numbers) != count:
+            raise AnswerRefused(f"{task.id}: version: got {len(numbers)} for {count} tokens, expected one for each")
+        names = {number: self._name(task, number) for number in set(numbers[len(saved) :])}
+        return (*saved, *(names[number] for number in numbers[len(saved) :]))
+
+    def _name(self, task: Task, version: int) -> VersionName:
+        known, newest = self._desk.known, self._desk.newest
+        if version not in known:
+            raise AnswerRefused(
+                f"{task.id}: version: got {version}, which this loop was never given, expected "
+                f"{'one after weights came' if newest is None else f'at most {newest.version}'}; hand in `me.version`"
+            )
+        if version < task.min_version:
+            raise AnswerRefused(
+                f"{task.id}: version: got {version}, expected at least {task.min_version} (task.min_version): the run "
+                "takes no older tokens; load `me.weights_folder()` and sample again"
+            )
+        return known[version]
+
+
+def _going_on(task: Task, draft: Sampled | None, sampled: Sampled) -> Sampled:
+    """Return the tokens, which must begin with the saved ones: those may be on the log."""
+    if draft is None:
+        return sampled
+    count = len(draft.token_ids)
+    if len(sampled.token_ids) < count or (sampled.token_ids[:count] != draft.token_ids).any():
+        raise AnswerRefused(
+            f"{task.id}: tokens: got others than the {count} that were saved, expected these and what follows"
+        )
+    return Sampled(
+        token_ids=sampled.token_ids,
+        logprobs=np.concatenate([draft.logprobs, sampled.logprobs[count:]]),
+        versions=sampled.versions,
+    )
+
+
+def _with(sampled: Sampled, finish_reason: str, error: str | None = None) -> Sampled:
+    return Sampled(
+        token_ids=sampled.token_ids,
+        logprobs=sampled.logprobs,
+        versions=sampled.versions,
+        finish_reason=finish_reason,
+        error=error,
+    )
+
+
+def _array(values: Any, what: str) -> np.ndarray:
+    """Return a sequence of numbers (list, array, tensor) as an array with one axis."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    try:
+        found = np.asarray(values)
+    except ValueError:
+        found = np.zeros((0, 0))
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iuf"):
+        raise AnswerRefused(f"{what}: got {type(values).__name__} of shape {found.shape}, expected a row of numbers")
+    return found
+
+
+def _say_lost(task: Task) -> None:
+    log.warning(
+        "%s: not this process's any more, so what it sampled counts for nothing; another does the task", task.id
+    )
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without its empty fields."""
+    kept = {name: list(value) if isinstance(value, tuple) else value for name, value in message.items() if value}
+    return {"role": message["role"], "content": message["content"], **kept}
+
+
+def _request_of(piece: Piece) -> SampleRequest:
+    request: SampleRequest = piece.work
+    return request

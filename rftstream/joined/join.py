@@ -1,0 +1,49 @@
+"""The door for own loops: which run, and which role."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Literal
+
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.joined.explorer import JoinedExplorer
+from rftstream.joined.worker import RoleThread
+from rftstream.policies.joined import SamplerDesk
+from rftstream.preflight.plan import Purpose, plan
+from rftstream.runs.folder import RunFolder, find_run, open_transport
+from rftstream.service.control_view import read_control
+
+
+def join(run: str | Path, role: Literal["explorer"], *, weights: bool = True) -> JoinedExplorer:
+    """Join a run with a loop of your own. `run` is a run folder or a run file, as in the commands.
+
+    `role`: "explorer" for a sampler. Return an object for a `with` block, whose docstring has the loop.
+    `weights=False` is for a sampler whose weights are not the run's, such as an API; no version is written for it then.
+    ConfigError if there is no such run, or if it has ended."""
+    folder, config = find_run(run)
+    _check_open(config, folder, role)
+    if role == "explorer":
+        desk = SamplerDesk(folders=weights)
+        config = loader.replace(config, explorer__policy="joined", explorer__devices=("cpu",))
+        return JoinedExplorer(desk, _start(role, config, folder, desk))
+    raise ConfigError(f"role: got {role!r}, expected 'explorer'")
+
+
+def _start(role: str, config: RunConfig, folder: RunFolder, desk: SamplerDesk) -> RoleThread:
+    thread = RoleThread(role, plan(config, Purpose.join).config, folder, desk)
+    thread.start()
+    return thread
+
+
+def _check_open(config: RunConfig, folder: RunFolder, role: str) -> None:
+    """Raise ConfigError if the run has ended."""
+    with closing(open_transport(config, folder, create=False, user=role)) as transport:
+        finished = read_control(transport).finished
+    if finished is not None:
+        raise ConfigError(
+            f"{folder.run_id}: the run has ended ({finished.reason}) with version {finished.name.version}, expected "
+            "one that goes on; `rftstream resume` with more steps continues it"
+        )

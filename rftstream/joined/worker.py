@@ -1,0 +1,138 @@
+"""The role's thread of a joined loop, and what all joined loops share."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import threading
+from types import TracebackType
+from typing import Self
+
+from rftstream.config.sections import RunConfig
+from rftstream.desk import Desk
+from rftstream.errors import RftError
+from rftstream.launch.host import DEADLINE_S, WAIT_S, StoppedError, Worker
+from rftstream.runs.folder import RunFolder
+from rftstream.service.service import Service
+
+log = logging.getLogger(__name__)
+
+_numbers = itertools.count()
+
+
+class RoleThread:
+    """The thread in which a role runs for a joined loop. `join` makes it and calls `start`; the loop calls `close`."""
+
+    def __init__(self, role: str, config: RunConfig, folder: RunFolder, desk: Desk) -> None:
+        number, host = next(_numbers), socket.gethostname().partition(".")[0]
+        self.process = f"{role}-joined-{host}-{os.getpid()}" + (f"-{number}" if number else "")
+        self._desk = desk
+        self._worker = Worker(
+            config=config,
+            folder=folder,
+            role=role,
+            process=self.process,
+            device=None,
+            stop=_Stop(desk),
+            deadline_s=DEADLINE_S,
+            wait_s=WAIT_S,
+            parent=None,
+            desk=desk,
+            after_tick=self._ticked,
+        )
+        self._thread = threading.Thread(target=self._work, name=self.process, daemon=True)
+
+    def start(self) -> None:
+        """Start the role, and wait until it works. Its errors are raised."""
+        self._thread.start()
+        desk = self._desk
+        try:
+            with desk.changed:
+                desk.changed.wait_for(lambda: desk.has_begun or desk.has_ended)
+        except BaseException:  # ctrl-C
+            desk.stop()
+            raise
+        desk.check()
+
+    def close(self) -> None:
+        """Let the role commit what was answered, give back the rest, and leave."""
+        self._desk.stop()
+        self._thread.join()
+
+    def _work(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._worker.run(metrics_port=0)
+        except StoppedError:
+            pass
+        except RftError as found:
+            error = found
+            log.info("%s: %s", self.process, found)
+        except BaseException as found:
+            error = found
+            log.exception("%s", self.process)
+        self._desk.end(error)
+
+    def _ticked(self, service: Service) -> None:
+        if service.view.manifest is not None:
+            self._desk.begin()
+        self._desk.ticked(service.health)
+
+
+class _Stop:
+    """The request to leave, as the loop of `Worker` asks for it."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    @property
+    def requested(self) -> bool:
+        return self._desk.stops
+
+
+class JoinedLoop:
+    """What all joined loops share. `rftstream.join` makes a subclass; use it in a `with` block, or call `close`."""
+
+    _desk: Desk
+
+    def __init__(self, desk: Desk, thread: RoleThread | None) -> None:
+        self._desk, self._thread = desk, thread
+
+    @property
+    def process(self) -> str:
+        """The name of this worker in `status`, logs and claims."""
+        return "" if self._thread is None else self._thread.process
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no more work will come: the run has finished, or `stop` was called."""
+        return self._desk.has_ended or self._desk.stops
+
+    def stop(self) -> None:
+        """Leave: loops over work end, and what is not answered is given back. Any thread and any signal handler may
+        call it."""
+        self._desk.stop()
+
+    def close(self) -> None:
+        """Commit what was handed in, give back the rest, and leave the run. Errors of the role are raised."""
+        if self._thread is not None:
+            self._thread.close()
+        self._desk.check()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except BaseException:
+            if error is None:
+                raise
+
+    def __repr__(self) -> str:
+        state = "ended" if self.has_ended else "works"
+        return f"<{type(self).__name__} {self.process}: {state}>"
