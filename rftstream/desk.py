@@ -20,7 +20,7 @@ from typing import Any
 from rftstream.errors import RftError
 
 
-class Place(Enum):
+class WorkPlace(Enum):
     """Where a piece of work is."""
 
     waiting = "waiting"
@@ -33,16 +33,16 @@ class Place(Enum):
     """Not the loop's any more; an answer counts for nothing."""
 
 
-class Piece:
-    """A piece of work on a desk. `Desk.offer` makes it."""
+class WorkItem:
+    """Work on a desk. `Desk.offer` makes it."""
 
     __slots__ = ("answer", "draft", "key", "place", "work")
 
     def __init__(self, key: str, work: Any) -> None:
         self.key, self.work = key, work
-        self.place = Place.waiting
+        self.place = WorkPlace.waiting
         self.draft: Any = None
-        """What the loop has of the answer so far."""
+        """Part of the answer that the loop has saved."""
         self.answer: Any = None
 
 
@@ -61,21 +61,21 @@ class Desk:
         """Whether the loop wants to leave. The role then gives back what is not answered."""
         self.error: BaseException | None = None
         """Why the role has ended; None if it ended as it should, or has not."""
-        self._open: dict[str, Piece] = {}
-        self._answered: list[Piece] = []
+        self._open: dict[str, WorkItem] = {}
+        self._answered: list[WorkItem] = []
         self._listeners: list[Callable[[], object]] = []
 
     # ------------------------------------------------------------------------------------------ for the role
 
-    def offer(self, key: str, work: Any) -> Piece:
+    def offer(self, key: str, work: Any) -> WorkItem:
         """Lay a piece of work on the desk. No two open pieces share a key."""
-        piece = Piece(key, work)
+        piece = WorkItem(key, work)
         with self.changed:
             self._open[key] = piece
             self.notify()
         return piece
 
-    def find(self, key: str) -> Piece | None:
+    def find(self, key: str) -> WorkItem | None:
         """Return an open piece, which has no answer yet."""
         return self._open.get(key)
 
@@ -87,9 +87,9 @@ class Desk:
             if (piece := self._open.pop(key, None)) is not None:
                 pieces.append(piece)
             for piece in pieces:
-                piece.place = Place.withdrawn
+                piece.place = WorkPlace.withdrawn
 
-    def collect(self, wait_s: float = 0.0) -> list[Piece]:
+    def collect(self, wait_s: float = 0.0) -> list[WorkItem]:
         """Return the pieces that were answered, each once. Wait at most `wait_s` seconds for the first."""
         with self.changed:
             if wait_s and not self._answered:
@@ -117,7 +117,7 @@ class Desk:
         """Hand out no more work. Open pieces are withdrawn. `error` is raised in the loop."""
         with self.changed:
             for piece in self._open.values():
-                piece.place = Place.withdrawn
+                piece.place = WorkPlace.withdrawn
             self._open.clear()
             self.has_ended = True
             self.error = self.error or error
@@ -132,14 +132,14 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------ for the loop
 
-    def take(self, most: int = 1, *, wait_s: float | None = None) -> list[Piece]:
+    def take(self, most: int = 1, *, wait_s: float | None = None) -> list[WorkItem]:
         """Return up to `most` waiting pieces, oldest first. Wait for the first one, at most `wait_s` seconds. Empty if
         the time is over, or if there will be no more. Errors of the role are raised."""
         with self.changed:
             self.changed.wait_for(lambda: self.has_ended or self.stops or self._waiting(1), wait_s)
             return self._take(most)
 
-    async def take_async(self, most: int = 1) -> list[Piece]:
+    async def take_async(self, most: int = 1) -> list[WorkItem]:
         """Return the same as `take`, and let other tasks of the event loop work meanwhile."""
         loop = asyncio.get_running_loop()
         while True:
@@ -154,23 +154,23 @@ class Desk:
         """Lay what the loop has in hand on the desk again, for a new loop: the old one was interrupted."""
         with self.changed:
             for piece in self._open.values():
-                piece.place = Place.waiting
+                piece.place = WorkPlace.waiting
             self.notify()
 
-    def draft(self, piece: Piece, draft: Any) -> bool:
+    def draft(self, piece: WorkItem, draft: Any) -> bool:
         """Replace what there is of an answer. Return False if the piece was withdrawn."""
         with self.changed:
-            if piece.place is not Place.withdrawn:
+            if piece.place is not WorkPlace.withdrawn:
                 piece.draft = draft
-            return piece.place is not Place.withdrawn
+            return piece.place is not WorkPlace.withdrawn
 
-    def answer(self, piece: Piece, answer: Any) -> bool:
+    def answer(self, piece: WorkItem, answer: Any) -> bool:
         """Hand in an answer. Return False if the piece was withdrawn. Errors of the role are raised."""
         with self.changed:
             self.check()
-            if piece.place is Place.withdrawn:
+            if piece.place is WorkPlace.withdrawn:
                 return False
-            piece.place, piece.answer = Place.answered, answer
+            piece.place, piece.answer = WorkPlace.answered, answer
             del self._open[piece.key]
             self._answered.append(piece)
             self.notify()
@@ -187,24 +187,24 @@ class Desk:
         if self.error is not None:
             raise self.error
 
-    def _waiting(self, most: int) -> list[Piece]:
+    def _waiting(self, most: int) -> list[WorkItem]:
         found = []
         for piece in self._open.values():
-            if piece.place is Place.waiting:
+            if piece.place is WorkPlace.waiting:
                 found.append(piece)
                 if len(found) >= most:
                     break
         return found
 
-    def _take(self, most: int) -> list[Piece]:
+    def _take(self, most: int) -> list[WorkItem]:
         self.check()
         if self.has_ended or self.stops:
             return []
         found = self._waiting(most)
         for piece in found:
-            piece.place = Place.taken
+            piece.place = WorkPlace.taken
         return found
 
 
 class AnswerRefused(RftError, ValueError):
-    """What a loop handed in cannot be used. Nothing of it reaches the log, and the work stays in hand."""
+    """An answer of a loop cannot be used. Nothing of it reaches the log, and the work stays in hand."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rftstream.contracts.versions import VersionName
-from rftstream.desk import AnswerRefused, Piece, Place
+from rftstream.desk import AnswerRefused, WorkItem, WorkPlace
 from rftstream.joined.worker import JoinedLoop, RoleThread
 from rftstream.policies.base import SampleRequest
 from rftstream.policies.joined import Sampled, SamplerDesk
@@ -23,12 +23,12 @@ ROUNDING = 1e-5
 """A logprob may be above 0 by this much, by rounding, and then counts as 0."""
 
 
-class Task:
+class SampleTask:
     """A completion to sample. `JoinedExplorer.tasks` hands it out."""
 
     __slots__ = ("_piece", "_request")
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: WorkItem) -> None:
         self._piece, self._request = piece, _request_of(piece)
 
     @property
@@ -76,10 +76,10 @@ class Task:
     @property
     def is_lost(self) -> bool:
         """Whether the task was given to another process, or is not needed any more. Nothing can be handed in then."""
-        return self._piece.place is Place.withdrawn
+        return self._piece.place is WorkPlace.withdrawn
 
     def __repr__(self) -> str:
-        return f"<Task {self.id}: {len(self._request.token_ids)} prompt tokens, {self._piece.place.value}>"
+        return f"<SampleTask {self.id}: {len(self._request.token_ids)} prompt tokens, {self._piece.place.value}>"
 
 
 class Tasks:
@@ -88,23 +88,23 @@ class Tasks:
     def __init__(self, desk: SamplerDesk) -> None:
         self._desk = desk
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[SampleTask]:
         return self
 
-    def __next__(self) -> Task:
+    def __next__(self) -> SampleTask:
         pieces = self._desk.take()
         if not pieces:
             raise StopIteration
-        return Task(pieces[0])
+        return SampleTask(pieces[0])
 
-    def __aiter__(self) -> AsyncIterator[Task]:
+    def __aiter__(self) -> AsyncIterator[SampleTask]:
         return self
 
-    async def __anext__(self) -> Task:
+    async def __anext__(self) -> SampleTask:
         pieces = await self._desk.take_async()
         if not pieces:
             raise StopAsyncIteration
-        return Task(pieces[0])
+        return SampleTask(pieces[0])
 
 
 class JoinedExplorer(JoinedLoop):
@@ -164,14 +164,14 @@ class JoinedExplorer(JoinedLoop):
         self._desk.take_back()
         return Tasks(self._desk)
 
-    def take(self, most: int = 1, *, wait_s: float | None = None) -> list[Task]:
+    def take(self, most: int = 1, *, wait_s: float | None = None) -> list[SampleTask]:
         """Return up to `most` waiting tasks, for an engine that samples many at once. Wait for the first one, at most
         `wait_s` seconds."""
-        return [Task(piece) for piece in self._desk.take(most, wait_s=wait_s)]
+        return [SampleTask(piece) for piece in self._desk.take(most, wait_s=wait_s)]
 
     def finish(
         self,
-        task: Task,
+        task: SampleTask,
         *,
         tokens: Any,
         logprobs: Any,
@@ -195,7 +195,7 @@ class JoinedExplorer(JoinedLoop):
             finish_reason = "length" if is_cut else "stop"
         return self._hand_in(task, _with(sampled, finish_reason))
 
-    def save(self, task: Task, *, tokens: Any, logprobs: Any, version: int | Sequence[int] | None = None) -> bool:
+    def save(self, task: SampleTask, *, tokens: Any, logprobs: Any, version: int | Sequence[int] | None = None) -> bool:
         """Save what there is of a completion: all tokens after `task.prompt_ids` so far. It is written to the log at
         intervals (`explorer.partial_every_s`), and when this process leaves; whoever has the task then goes on from
         there. The arguments are those of `finish`. Saved tokens cannot be taken back."""
@@ -204,7 +204,7 @@ class JoinedExplorer(JoinedLoop):
         _say_lost(task)
         return False
 
-    def fail(self, task: Task, reason: str) -> bool:
+    def fail(self, task: SampleTask, reason: str) -> bool:
         """Say that the task cannot be sampled. The rollout is recorded as failed, with the reason."""
         self._check_open(task)
         none = Sampled(token_ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), versions=())
@@ -212,20 +212,20 @@ class JoinedExplorer(JoinedLoop):
 
     # ------------------------------------------------------------------------------------------ checks
 
-    def _hand_in(self, task: Task, sampled: Sampled) -> bool:
+    def _hand_in(self, task: SampleTask, sampled: Sampled) -> bool:
         if self._desk.answer(task._piece, sampled):
             return True
         _say_lost(task)
         return False
 
-    def _check_open(self, task: Task) -> None:
+    def _check_open(self, task: SampleTask) -> None:
         self._desk.check()
-        if not isinstance(task, Task):
+        if not isinstance(task, SampleTask):
             raise AnswerRefused(f"got a {type(task).__name__}, expected a task that `tasks` or `take` has given")
-        if task._piece.place is Place.answered:
+        if task._piece.place is WorkPlace.answered:
             raise AnswerRefused(f"{task.id}: handed in for the second time, expected once; the first answer counts")
 
-    def _sampled(self, task: Task, tokens: Any, logprobs: Any, version: int | Sequence[int] | None) -> Sampled:
+    def _sampled(self, task: SampleTask, tokens: Any, logprobs: Any, version: int | Sequence[int] | None) -> Sampled:
         self._check_open(task)
         ids = _array(tokens, f"{task.id}: tokens")
         if ids.size and ids.dtype.kind not in "iu":
@@ -256,7 +256,7 @@ class JoinedExplorer(JoinedLoop):
         )
         return _going_on(task, task._piece.draft, sampled)
 
-    def _versions(self, task: Task, count: int, version: int | Sequence[int] | None) -> tuple[VersionName, ...]:
+    def _versions(self, task: SampleTask, count: int, version: int | Sequence[int] | None) -> tuple[VersionName, ...]:
         """Return the version of each token. `version` may name them all, or those that were not saved."""
         draft: Sampled | None = task._piece.draft
         saved = () if draft is None else draft.versions[:count]
@@ -271,7 +271,7 @@ class JoinedExplorer(JoinedLoop):
         names = {number: self._name(task, number) for number in set(numbers[len(saved) :])}
         return (*saved, *(names[number] for number in numbers[len(saved) :]))
 
-    def _name(self, task: Task, version: int) -> VersionName:
+    def _name(self, task: SampleTask, version: int) -> VersionName:
         known, newest = self._desk.known, self._desk.newest
         if version not in known:
             raise AnswerRefused(
@@ -286,7 +286,7 @@ class JoinedExplorer(JoinedLoop):
         return known[version]
 
 
-def _going_on(task: Task, draft: Sampled | None, sampled: Sampled) -> Sampled:
+def _going_on(task: SampleTask, draft: Sampled | None, sampled: Sampled) -> Sampled:
     """Return the tokens, which must begin with the saved ones: those may be on the log."""
     if draft is None:
         return sampled
@@ -325,7 +325,7 @@ def _array(values: Any, what: str) -> np.ndarray:
     return found
 
 
-def _say_lost(task: Task) -> None:
+def _say_lost(task: SampleTask) -> None:
     log.warning(
         "%s: not this process's any more, so what it sampled counts for nothing; another does the task", task.id
     )
@@ -337,6 +337,6 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": message["role"], "content": message["content"], **kept}
 
 
-def _request_of(piece: Piece) -> SampleRequest:
+def _request_of(piece: WorkItem) -> SampleRequest:
     request: SampleRequest = piece.work
     return request

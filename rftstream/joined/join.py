@@ -8,6 +8,7 @@ from typing import Literal
 
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
+from rftstream.contracts.role_names import RoleName
 from rftstream.errors import ConfigError
 from rftstream.joined.explorer import JoinedExplorer
 from rftstream.joined.worker import RoleThread
@@ -25,7 +26,7 @@ def join(run: str | Path, role: Literal["explorer"], *, weights: bool = True) ->
     ConfigError if there is no such run, or if it has ended."""
     folder, config = find_run(run)
     _check_open(config, folder, role)
-    if role == "explorer":
+    if role == RoleName.explorer:
         desk = SamplerDesk(folders=weights)
         config = loader.replace(config, explorer__policy="joined", explorer__devices=("cpu",))
         return JoinedExplorer(desk, _start(role, config, folder, desk))

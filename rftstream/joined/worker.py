@@ -93,7 +93,7 @@ class _Stop:
 
 
 class JoinedLoop:
-    """What all joined loops share. `rftstream.join` makes a subclass; use it in a `with` block, or call `close`."""
+    """Base of joined loops. `rftstream.join` makes a subclass; use it in a `with` block, or call `close`."""
 
     _desk: Desk
 

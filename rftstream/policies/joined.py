@@ -21,7 +21,7 @@ import numpy as np
 from rftstream.clock import Clock
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.contracts.versions import VersionName
-from rftstream.desk import Desk, Place
+from rftstream.desk import Desk, WorkPlace
 from rftstream.errors import ConfigError
 from rftstream.models.folders.folder import FAKE, copy_companions
 from rftstream.models.rendering import Renderer
@@ -150,7 +150,7 @@ class JoinedPolicy:
     def so_far(self, request_id: str) -> Completion | None:
         """Return what the loop has saved of a request; None if the request is answered or unknown."""
         piece = self._desk.find(request_id)
-        if piece is None or piece.place is Place.answered:
+        if piece is None or piece.place is WorkPlace.answered:
             return None
         if piece.draft is None:
             return without_tokens(piece.work, "unfinished", None)

@@ -15,7 +15,7 @@ import pytest
 from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus
 from rftstream.desk import AnswerRefused, Desk
 from rftstream.errors import ConfigError
-from rftstream.joined.explorer import JoinedExplorer, Task
+from rftstream.joined.explorer import JoinedExplorer, SampleTask
 from rftstream.policies.joined import JoinedPolicy, SamplerDesk
 from rftstream.roles.build import role_builder
 from rftstream.service.role import Role, RoleContext
@@ -38,7 +38,7 @@ def sampler(scene: Scene, process: str = "explorer") -> tuple[RoleDriver, Joined
     return driver, JoinedExplorer(desk)
 
 
-def take(driver: RoleDriver, me: JoinedExplorer, most: int = 100) -> list[Task]:
+def take(driver: RoleDriver, me: JoinedExplorer, most: int = 100) -> list[SampleTask]:
     for _ in range(5):
         driver.tick()
     return me.take(most, wait_s=0)

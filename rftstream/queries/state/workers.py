@@ -115,6 +115,7 @@ FIELD_TEXTS: dict[str, FieldText] = {
 """Field -> text for its value, in this order."""
 
 UNUSUAL_TEXTS: dict[str, FieldText] = {
+    "joined": lambda joined: "a loop of its user's own (rftstream.join)",
     "paused": _of("rollout", " set aside"),
     "weights_refused": lambda count: f"{plural(count, 'time')} weights were refused",
     "rejected": _of("task", " rejected"),
