@@ -280,7 +280,8 @@ ROLE_WORDS = (
     "foreign_configs/prime_rl.py",
 )
 """Where the names of roles stand as literals: their declaration, their table, what others call them, the sections of
-the run file that a replay may change, the types of `rftstream.join`, and the files of prime-rl, which has a trainer, too."""
+the run file that a replay may change, the types of `rftstream.join`, and the files of prime-rl, which has a trainer,
+too."""
 
 
 def test_role_names_are_declared_once() -> None:
