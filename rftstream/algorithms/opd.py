@@ -22,7 +22,7 @@ from rftstream.algorithms.policy_gradient import BatchAdvantages
 from rftstream.algorithms.scored import ScoredBatch
 from rftstream.algorithms.settings import GrpoConfig
 from rftstream.contracts.batches import Experience
-from rftstream.core.distillation import compute_teacher_gaps
+from rftstream.core.advantages import compute_teacher_gaps
 from rftstream.errors import ConfigError
 
 TEACHER = "teacher_logprobs"

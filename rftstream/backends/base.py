@@ -51,6 +51,8 @@ class UpdatePlan:
     """Largest number of tokens, padding included, in one forward and backward pass. A single longer row is allowed."""
     trains_policy: bool = True
     """Whether the policy is trained; if not, only the critic learns."""
+    router_aux_coef: float = 0.0
+    """Weight of the loss that balances a mixture's experts; 0 for none."""
     stratified: bool = True
     """False for replays of runs recorded before strata: mini-batches are then cut in the batch's order, and each has
     its own denominators."""

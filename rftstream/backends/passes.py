@@ -4,20 +4,25 @@ Shapes: B rows of a micro-batch, T padded tokens."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rftstream.algorithms.base import Algorithm, Denominators, TrainingRow, is_demonstration
 from rftstream.backends.base import UpdatePlan
 from rftstream.backends.torch.inputs import Inputs, make_inputs
-from rftstream.backends.torch.network import Network
+from rftstream.backends.torch.network import Network, at_targets
+from rftstream.core.balance import balance_loss, count_experts, count_likeliest, load_metrics, router_entropy
 from rftstream.core.packing import split_microbatches, split_minibatches
 from rftstream.errors import ConfigError
+from rftstream.models.routers import Routed, Routers
 
 PROVIDED = frozenset(
     {
@@ -37,6 +42,11 @@ ALL_ROWS_LEARN = frozenset({"entropy", "reference_logprobs", "rows_without_advan
 then save nothing."""
 
 
+LOADS = "router_loads"
+"""Name among the sums of how many tokens chose each expert of each router: float64 [L, E], NaN for experts that only
+other routers have."""
+
+
 @dataclass(slots=True)
 class Minibatch:
     """The rows of one optimizer step, cut into micro-batches. `Passes` makes it."""
@@ -54,6 +64,9 @@ class Minibatch:
     """Reference logprobs [B, T] of each of the inputs; None before they are computed."""
     first_without_signal: int
     """Index of the first of the inputs that are kept apart because none of their rows has an advantage."""
+    counts_E: Tensor | None = None
+    """How often its tokens choose each expert before this step, for the balancing loss: those of all processes, which
+    set it. None if it has one micro-batch alone."""
 
 
 def check_needs(algorithm: Algorithm, backend: str, *, critic: bool = False, classifier: bool = False) -> None:
@@ -101,6 +114,10 @@ class Passes:
         micro-batch. With `signal_apart`, rows without an advantage get their own micro-batches; if such a loss has no
         gradient, its backward pass is skipped."""
         self._network, self._device, self._counts = network, device, share.counts
+        self._routers: Routers | None = getattr(network, "routers", None)
+        self._aux_coef, self._is_alone = plan.router_aux_coef, share.count == 1
+        self.balances = bool(plan.router_aux_coef)
+        """Whether the loss balances a mixture's experts."""
         self._flops = 0.0
         self.num_tokens = 0.0
         """Tokens trained on so far. A token counts again in each pass over the batch."""
@@ -172,6 +189,8 @@ class Passes:
 
         `backward` is called with each micro-batch's share of the loss, unless that is known to have no gradient."""
         total = torch.zeros((), device=self._device)
+        if self.balances and self._is_alone:
+            minibatch.counts_E = self.count_experts(minibatch) if len(minibatch.inputs) > 1 else None
         for number, inputs in enumerate(minibatch.inputs):
             learns = number < minibatch.first_without_signal
             policy_BT, loss, metrics = self._loss(minibatch, number, algorithm, learns=learns)
@@ -189,13 +208,30 @@ class Passes:
         self._losses.append(float(total))
         return self._losses[-1]
 
+    @torch.no_grad()
+    def count_experts(self, minibatch: Minibatch, idle: Sequence[Inputs] = ()) -> Tensor:
+        """Return how often a mini-batch's tokens of this process choose each expert: float64 [E]. That takes a forward
+        pass, since the balancing loss of a micro-batch depends on the choices of all. `idle`: inputs that do not
+        count."""
+        assert self._routers is not None, "`check_balanced` comes first"
+        found = []
+        for inputs in (*minibatch.inputs, *idle):
+            with self._routers.watched() as calls:
+                self._network.logprobs(inputs)
+            self._flops += self._network.flops(inputs, backward=False)
+            routed = at_targets(calls, inputs)
+            found.append(count_likeliest([one.logits_NE for one in routed], routed[0].chosen_NK.shape[1]))
+        own = found[: len(minibatch.inputs)]
+        return torch.stack(own).sum(dim=0) if own else torch.zeros_like(found[0])
+
     def _loss(
         self, minibatch: Minibatch, number: int, algorithm: Algorithm, *, learns: bool
     ) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """Return logprobs [B, T], loss and metrics of a micro-batch. With `learns`, gradients of the loss reach the
         weights; otherwise they reach only these logprobs."""
         inputs = minibatch.inputs[number]
-        with torch.set_grad_enabled(learns):
+        watched = nullcontext(()) if self._routers is None else self._routers.watched()
+        with torch.set_grad_enabled(learns), watched as calls:
             policy_BT, entropy_BT = self._network.logprobs(inputs, entropy_gradient="entropy" in algorithm.needs)
         if not learns:
             policy_BT.requires_grad_()
@@ -206,7 +242,28 @@ class Passes:
             reference_logprobs_BT=minibatch.reference[number],
         )
         loss, metrics = algorithm.loss(policy_BT.view_as(policy_BT), rows, minibatch.denominators)
-        return policy_BT, loss, {"entropy": entropy_BT.detach().sum(), **metrics}
+        metrics = {"entropy": entropy_BT.detach().sum(), **metrics}
+        if routed := at_targets(calls, inputs):
+            balance, more = self._balance(minibatch, routed)
+            loss, metrics = loss + self._aux_coef * balance, {**metrics, **more}
+        return policy_BT, loss, metrics
+
+    def _balance(self, minibatch: Minibatch, routed: Sequence[Routed]) -> tuple[Tensor | float, dict[str, Any]]:
+        """Return a micro-batch's part of the balancing loss (0 if it does not count), and metrics of its routers."""
+        logits_LNE = [one.logits_NE for one in routed]
+        with torch.no_grad():
+            most = max(one.logits_NE.shape[-1] for one in routed)
+            chosen = [count_experts(one.chosen_NK, one.logits_NE.shape[-1]) for one in routed]
+            loads = torch.stack([pad(one, (0, most - len(one)), value=math.nan) for one in chosen])
+            entropy = torch.stack([router_entropy(one) for one in logits_LNE]).mean()
+        metrics = {LOADS: loads, "router_entropy": entropy}
+        if not self.balances:
+            return 0.0, metrics
+        counts_E = minibatch.counts_E
+        if counts_E is None:
+            counts_E = count_likeliest(logits_LNE, routed[0].chosen_NK.shape[1])
+        found = balance_loss(logits_LNE, counts_E, minibatch.num_tokens)
+        return found, {**metrics, "router_aux_loss": found.detach() * minibatch.num_tokens}
 
     def _add(self, metrics: Mapping[str, Any]) -> None:
         for name, value in metrics.items():
@@ -227,7 +284,9 @@ class Passes:
             return {"losses": [0.0] * len(self._losses), "sums": {}, "flops": 0.0, "num_read": 0}
         return {
             "losses": self._losses,
-            "sums": {name: float(value) for name, value in self._sums.items()},
+            "sums": {
+                name: value.cpu().numpy() if name == LOADS else float(value) for name, value in self._sums.items()
+            },
             "flops": self._flops,
             "num_read": self._num_read,
         }
@@ -236,7 +295,7 @@ class Passes:
         """Add the sums of another process. Its tokens are already counted, since the denominators are the whole
         batch's."""
         self._losses = [mine + theirs for mine, theirs in zip(self._losses, part["losses"], strict=True)]
-        self._add(part["sums"])
+        self._add({name: torch.from_numpy(value) if name == LOADS else value for name, value in part["sums"].items()})
         self._flops += part["flops"]
         self._num_read += part["num_read"]
 
@@ -244,12 +303,13 @@ class Passes:
         """Return the metrics of all steps so far: means per token, and the largest value for names that begin with
         `max_`."""
         tokens = max(self.num_tokens, 1.0)
-        values = {name: float(value) for name, value in self._sums.items()}
+        values = {name: float(value) for name, value in self._sums.items() if name != LOADS}
         means = {name: value if name.startswith("max_") else value / tokens for name, value in values.items()}
         return {
             "loss": sum(self._losses) / max(len(self._losses), 1),
             "computed_tokens": float(self._num_read),
             "tflop": self._flops / 1e12,
+            **(load_metrics(self._sums[LOADS]) if LOADS in self._sums else {}),
             **algorithm.summarise(means),
         }
 

@@ -210,6 +210,11 @@ class TrainerSection(WorkerSection):
     """Epsilon of AdamW."""
     max_grad_norm: NotNegative = 1.0
     """Norm to which gradients are clipped; 0: no clipping."""
+    router_aux_coef: NotNegative = 0.0
+    """Weight of a loss that balances the experts of a mixture: transformers' load-balancing loss over the unmasked
+    tokens of an optimizer step. If they take several micro-batches, counting the experts first costs one forward pass
+    more. transformers' default for Qwen3-MoE is 0.001. 0: none. Biases that balance experts (DeepSeek-V3 and its kin)
+    stay as they are in the checkpoint."""
     minibatches: Positive = 1
     """Optimizer steps in one pass over a batch. Each has an equal part of every kind and taskset."""
     updates_per_batch: Positive = 1

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rftstream.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class Routed:
@@ -88,6 +90,19 @@ class Routers:
             yield calls
 
 
+def check_balanced(routers: Routers | None) -> None:
+    """Raise ConfigError unless transformers has a load-balancing loss for these routers."""
+    if routers is None:
+        raise ConfigError(
+            "trainer.router_aux_coef: the model has no routers, expected a mixture of experts; remove the setting"
+        )
+    if not routers.has_loss:
+        raise ConfigError(
+            "trainer.router_aux_coef: transformers has no load-balancing loss for the model, whose experts are "
+            "balanced by a bias or not at all; remove the setting"
+        )
+
+
 def _keep_in(calls: list[Routed], router: ExpertRouter) -> Any:
     return lambda module, inputs, output: calls.append(router.read(output))
 
@@ -101,8 +116,8 @@ def _routers_in(model: Any) -> Iterator[tuple[str, nn.Module, int]]:
         recorders = (outer._can_record_outputs or {}).get("router_logits", ())
         for recorder in recorders if isinstance(recorders, (list, tuple)) else (recorders,):
             for name, module in model.named_modules():
-                part = f".{recorder.layer_name}." if recorder.layer_name else "."
-                if isinstance(module, recorder.target_class) and part in f".{name}.":
+                end = f".{recorder.layer_name}" if recorder.layer_name else ""
+                if isinstance(module, recorder.target_class) and f".{name}".endswith(end):
                     found[name] = module, recorder.index
     for name, (module, place) in found.items():
         if not any(other.startswith(f"{name}.") for other in found):  # an attention that hands its router's logits on

@@ -243,10 +243,15 @@ def check_computed(config: RunConfig, spec: ModelSpec) -> list[str]:
     trained = registry.find_spec(BackendSpec, config.trainer.backend).loads_model
     make = config.model.make
     is_known = spec.name == FAKE or (make is not None and make.family == DEFAULT_FAMILY)  # a plain decoder
+    if is_known and config.trainer.router_aux_coef:
+        from rftstream.models.routers import check_balanced
+
+        check_balanced(None)
     if is_known or not loads_model(config) or trained_spec(config, spec).as_classifier:
         return []
     from rftstream.backends.torch.network import recomputed_layers
     from rftstream.models.exactness import check_model, outline
+    from rftstream.models.routers import Routers, check_balanced
     from rftstream.weights.checkpoint_names import names_of
 
     model = outline(spec)
@@ -255,6 +260,8 @@ def check_computed(config: RunConfig, spec: ModelSpec) -> list[str]:
         names_of(model, spec.folder)
         if getattr(config.build_part("backend", config.trainer.backend)[1], "gradient_checkpointing", False):
             recomputed_layers(model)
+        if config.trainer.router_aux_coef:
+            check_balanced(Routers.of(model))
     parts = {policy: registry.resolve("policy", policy) for policy in _policies(config)}
     return [doubt for part in parts.values() if hasattr(part, "doubt_about") and (doubt := part.doubt_about(model))]
 

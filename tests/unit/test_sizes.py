@@ -25,11 +25,11 @@ STEP = 50
 BUDGETS = {
     "api": 900,
     "algorithms": 1_800,
-    "backends": 3_650,
+    "backends": 3_700,
     "commands": 2_950,
     "config": 2_150,
     "contracts": 2_250,
-    "core": 1_100,
+    "core": 1_150,
     "data": 4_300,
     "environments": 3_400,
     "gateway": 1_450,

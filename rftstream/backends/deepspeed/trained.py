@@ -71,8 +71,13 @@ class TrainedNetwork(Trained):
 
     def accumulate(self, passes: Passes, number: int, algorithm: Algorithm) -> None:
         """Add up the gradients of a mini-batch, in the number of passes that all ranks take."""
+        minibatch = passes.minibatches[number]
+        if passes.balances:
+            num_idle = passes.num_rounds[number] - len(minibatch.inputs)
+            minibatch.counts_E = passes.count_experts(minibatch, [self._idle_inputs()] * num_idle)
+            torch.distributed.all_reduce(minibatch.counts_E)
         self._rounds_left = passes.num_rounds[number]
-        passes.accumulate(passes.minibatches[number], algorithm, backward=self._backward)
+        passes.accumulate(minibatch, algorithm, backward=self._backward)
         while self._rounds_left:
             self._backward(self.network.idle(self._idle_inputs(), entropy_gradient="entropy" in algorithm.needs))
 

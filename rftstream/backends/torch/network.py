@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from rftstream.core.allowed import AllowedSets, read_sets, written_in
 from rftstream.core.logprobs import token_logprobs
 from rftstream.errors import ConfigError
 from rftstream.models.folders.folder import loading
+from rftstream.models.routers import Routed, Routers
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache, ImageInputs
 from rftstream.models.vision.seeing import ImageFeatures, SeeingModel, model_class
@@ -109,6 +110,8 @@ class Network:
         """Whether each row takes a pass of its own."""
         self.packs = settings.packing and not looks_ahead and path.rows is Rows.PACKED
         """Whether inputs may be packed."""
+        self.routers = Routers.of(model)
+        """The routers of a mixture of experts; None for a dense model."""
 
     def logprobs(self, inputs: Inputs, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies [B, T], 0 at masked positions. The head computes only the positions that
@@ -231,6 +234,27 @@ class Network:
         if self._settings.autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=self._settings.autocast)
+
+
+def at_targets(calls: Sequence[Sequence[Routed]], inputs: Inputs) -> list[Routed]:
+    """Return what each router gave at the tokens that predict unmasked ones. `calls`: those of one pass over the
+    inputs, of each router, as `Routers.watched` keeps them."""
+    found = []
+    for own in (own for own in calls if own):
+        logits, chosen = [one.logits_NE for one in own], [one.chosen_NK for one in own]
+        if len(own) > 1:  # each row by itself: put them side by side, as the inputs are
+            width = inputs.token_ids.shape[1]
+            logits, chosen = (
+                [nn.functional.pad(one, (0, 0, 0, width - len(one))) for one in rows] for rows in (logits, chosen)
+            )
+        found.append(Routed(torch.cat(logits)[inputs.sources_N], torch.cat(chosen)[inputs.sources_N]))
+    return [replace(one, logits_NE=_as_logits(one.logits_NE)) for one in found]
+
+
+def _as_logits(found_NE: Tensor) -> Tensor:
+    """Return logits. Some routers hand out probabilities."""
+    are_shares = (found_NE >= 0).all() & ((found_NE.sum(dim=-1) - 1).abs() < 1e-2).all()
+    return torch.where(are_shares, found_NE.clamp(min=1e-20).log(), found_NE)
 
 
 def _row(name: str, inputs: Tensor, row: int, length: int) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +22,7 @@ from rftstream.backends.passes import ALL, ALL_ROWS_LEARN, MicrobatchShare, Pass
 from rftstream.backends.torch.critic import CriticPasses
 from rftstream.backends.torch.inputs import Inputs
 from rftstream.errors import ConfigError
+from rftstream.models.routers import check_balanced
 from rftstream.models.spec import ModelSpec
 
 Shapes = Mapping[str, torch.Size]
@@ -178,7 +179,8 @@ class BatchTraining(Generic[T]):
         learners = [self._policy_learner(rows, algorithm, plan)] if plan.trains_policy else []
         if self.critic is not None and "values" in algorithm.needs:
             critic, settings = self.trained[CRITIC], self.critic
-            passes = CriticPasses(critic.network, rows, plan, self.device, share=self.share)
+            own = replace(plan, router_aux_coef=0.0)
+            passes = CriticPasses(critic.network, rows, own, self.device, share=self.share)
             names = ("value_loss", "critic_grad_norm")
             learners.append(Learner(passes, critic, settings.lr, settings.max_grad_norm, names))
         done = take_steps(learners, algorithm, learners[0].passes.num_steps)
@@ -186,13 +188,15 @@ class BatchTraining(Generic[T]):
 
     def _policy_learner(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Learner:
         policy = self.trained[POLICY]
+        if plan.router_aux_coef:
+            check_balanced(policy.network.routers)
         passes = Passes(
             policy.network,
             rows,
             plan,
             self.device,
             whole_groups="whole_groups" in algorithm.needs,
-            signal_apart=not policy.in_lockstep and not algorithm.needs & ALL_ROWS_LEARN,
+            signal_apart=not (policy.in_lockstep or algorithm.needs & ALL_ROWS_LEARN or plan.router_aux_coef),
             share=self.share,
         )
         if passes.wants_proximal(algorithm):

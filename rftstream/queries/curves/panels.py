@@ -329,6 +329,17 @@ PANELS: tuple[tuple[Panel, str], ...] = (
     ),
     (
         Panel(
+            title="Experts of a mixture",
+            theme="health",
+            mixed=True,
+            unit="multiple of the mean load; nats; % of experts",
+            optional=True,
+            from_zero=True,
+        ),
+        "router_max_load=largest load | router_entropy=entropy of routers | router_dead_experts=unused percent",
+    ),
+    (
+        Panel(
             title="Clipped and left out",
             theme="health",
             unit="% of tokens",

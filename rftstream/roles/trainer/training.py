@@ -136,6 +136,7 @@ class Training:
                 updates_per_batch=settings.updates_per_batch,
                 max_grad_norm=settings.max_grad_norm,
                 tokens_per_microbatch=settings.tokens_per_microbatch,
+                router_aux_coef=settings.router_aux_coef,
                 stratified=self.stratified,
                 trains_policy=critic is None or batch.sequence - self.first >= critic.warmup_batches,
             )

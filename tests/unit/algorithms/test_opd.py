@@ -11,7 +11,7 @@ import torch
 from rftstream.algorithms.base import Denominators, MicroBatch
 from rftstream.algorithms.opd import Opd
 from rftstream.contracts.arrays import Array
-from rftstream.core.distillation import compute_teacher_gaps
+from rftstream.core.advantages import compute_teacher_gaps
 from rftstream.errors import ConfigError
 from tests.golden import table
 from tests.unit.algorithms.test_grpo import experience, segment

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import copy
+import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-import transformers
+from torch.nn.utils.rnn import pad_sequence
 
-from rftstream.models.folders.tiny_copy import tiny_config
+from rftstream.config import loader
+from rftstream.core.balance import balance_loss, count_experts, load_metrics, router_entropy
+from rftstream.errors import ConfigError
 from rftstream.models.routers import Routers
-from tests.families import CONFIGS
-
-
-def made(family):
-    """A tiny model of a family with random weights."""
-    config = tiny_config(transformers.CONFIG_MAPPING[family](**copy.deepcopy(CONFIGS.get(family, {}))))
-    torch.manual_seed(1)
-    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+from rftstream.preflight.checks.check import check
+from tests.unit import tiny
+from tests.unit.models.test_exactness import GRPO, compute_gradients, gradient_error, made, run_of, sampled_rows
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "granitemoe", "jamba", "deepseek_v3", "gpt_oss"])
-def test_what_a_router_chooses_is_what_its_experts_get(family):
-    model = made(family)
+def test_what_a_router_chooses_is_what_its_experts_get(family, tmp_path):
+    model, _ = made(family, tmp_path)
     routers = Routers.of(model)
     experts = [module for name, module in model.named_modules() if name.endswith(".experts")]
     got = []
@@ -39,5 +38,69 @@ def test_what_a_router_chooses_is_what_its_experts_get(family):
         assert routed.logits_NE.requires_grad
 
 
-def test_a_dense_model_has_no_routers():
-    assert Routers.of(made("llama")) is None
+COEF = 0.3
+
+
+def true_balance(model):
+    """transformers' load-balancing loss of the rows, padded, over the tokens that predict unmasked ones."""
+    rows = sampled_rows()
+    token_ids_BT = pad_sequence([torch.from_numpy(row.token_ids[:-1]).long() for row in rows], batch_first=True)
+    counts_BT = pad_sequence([torch.from_numpy(row.loss_mask[1:]) for row in rows], batch_first=True)
+    output = model(input_ids=token_ids_BT, output_router_logits=True, use_cache=False)
+    config = model.config.get_text_config()
+    family = sys.modules[type(model).__module__]
+    experts = output.router_logits[0].shape[-1]
+    return family.load_balancing_loss_func(output.router_logits, experts, config.num_experts_per_tok, counts_BT)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("qwen3_moe", "jamba"),
+        *(pytest.param(family, marks=pytest.mark.slow) for family in ("gpt_oss", "granitemoe", "minimax_m2", "olmoe")),
+    ],
+)
+@pytest.mark.parametrize("tokens_per_microbatch", [45, 16384])
+def test_experts_are_balanced_as_by_transformers(family, tokens_per_microbatch, tmp_path):
+    """However rows are packed and cut into micro-batches."""
+    model, spec = made(family, tmp_path)
+    backend = tiny.backend(spec)
+    plan = tiny.plan(tokens_per_microbatch=tokens_per_microbatch, router_aux_coef=COEF)
+    compute_gradients(model)
+    balance = true_balance(model)
+    (COEF * balance).backward()
+    balance = float(balance.detach())
+    assert gradient_error(backend._network.model, model, plan) < (1e-3, "")
+    metrics = backend.update(sampled_rows(), GRPO, plan).metrics
+    assert metrics["router_aux_loss"] == pytest.approx(balance, rel=1e-4)
+    plain = tiny.backend(spec).update(sampled_rows(), GRPO, replace(plan, router_aux_coef=0.0)).metrics
+    assert metrics["loss"] == pytest.approx(plain["loss"] + COEF * balance, rel=1e-3)
+    same = ("router_max_load", "router_entropy", "router_dead_experts")
+    assert [metrics[name] for name in same] == pytest.approx([plain[name] for name in same], rel=1e-4)
+    assert "router_aux_loss" not in plain
+
+
+def test_load_and_entropy_by_hand():
+    counts_LE = torch.stack([count_experts(torch.tensor([[0, 1], [0, 1], [0, 2]]), 4), torch.ones(4).double()])
+    assert load_metrics(counts_LE) == pytest.approx({"router_max_load": (2.0 + 1.0) / 2, "router_dead_experts": 1 / 8})
+    even_NE = torch.zeros(6, 4)
+    assert float(router_entropy(even_NE)) == pytest.approx(6 * np.log(4), rel=1e-6)
+    assert float(balance_loss([even_NE], torch.full((4,), 3.0), 6)) == pytest.approx(2.0)  # two experts a token
+    narrow = torch.tensor([2.0, 2.0, torch.nan, torch.nan], dtype=torch.float64)  # another router has more experts
+    assert load_metrics(torch.stack([counts_LE[1], narrow]))["router_dead_experts"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("family", "said"),
+    [
+        ("llama", "trainer.router_aux_coef: the model has no routers, expected a mixture of experts"),
+        ("deepseek_v3", "trainer.router_aux_coef: transformers has no load-balancing loss for the model"),
+    ],
+)
+def test_what_cannot_be_balanced_is_said(family, said, tmp_path):
+    """By `check`, too."""
+    _, spec = made(family, tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        tiny.backend(spec).update(sampled_rows(), GRPO, tiny.plan(router_aux_coef=COEF))
+    run = run_of(tmp_path) | {"trainer": {"router_aux_coef": COEF}}
+    assert said in " ".join(check(loader.from_dict(run)).errors)
