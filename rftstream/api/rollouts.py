@@ -18,18 +18,21 @@ from rftstream.contracts.ids import split_group_id
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.rollouts import Rollout
 from rftstream.errors import ConfigError, ContractError
-from rftstream.queries.catalog.finding import RolloutRow, find_batch, find_group
+from rftstream.queries.catalog.finding import GroupFilter, RolloutRow, find_batch, find_group
 from rftstream.queries.catalog.listing import Cursor, RolloutFilter, find_rollouts
 from rftstream.queries.records.group_view import NO_ADVANTAGES, GroupAdvantages, compute_advantages
 from rftstream.queries.records.problem_list import text_of
 from rftstream.queries.records.rollout_view import ShownRollout, TokenRow, list_tokens, read_rollout
 from rftstream.queries.records.shown import open_reader
+from rftstream.runs.notes import RunNotes
 from rftstream.service.reading import read_many
 from rftstream.studio.rendering import render
 from rftstream.studio.token_colors import COLORINGS, color_tokens
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from rftstream.queries.datasets.writing import Export
 
 PAGE = 500
 """Rollouts of one question to the index."""
@@ -175,6 +178,54 @@ class RolloutTable(Table[RunRollout]):
         """Count the rollouts, by the index alone."""
         return len(self._columns(())["sequence"])
 
+    def export(
+        self,
+        folder: str | Path,
+        form: str = "sft",
+        *,
+        best: int | None = None,
+        margin: float = 0.0,
+        tag: str = "",
+        tell: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Export:
+        """Write these rollouts as a data set that `datasets.load_dataset` opens, as `rftstream export` does.
+
+        `form`: sft, pairs, openai, atif or parquet. `best`: only so many of each group, by reward. `margin`: least
+        distance of the rewards of a pair. `tag`: only rollouts, or groups, with this tag. ConfigError if the folder is
+        there already, or if there is no such rollout.
+        """
+        import numpy as np
+
+        from rftstream.queries.datasets.forms import FORMS
+        from rftstream.queries.datasets.writing import Chosen, write_dataset
+
+        check_word("rollouts: form", form, (*FORMS, "pairs"))
+        if best is not None and best < 1:
+            raise ConfigError(f"rollouts: best: got {best}, expected at least 1")
+        index = self.index
+        found = self._columns(BODIES)
+        if not len(found["sequence"]):
+            raise ConfigError(
+                f"{index.run.run_id}: no rollout meets these conditions, expected at least one; widen them"
+            )
+        chosen = Chosen(
+            sequences_N=found["sequence"], offsets_N=found["verified_offset"], rewards_N=found["reward"].astype(float)
+        )
+        if tag:
+            targets = {note.target for note in RunNotes(index.run.folder).notes(tag=tag)}
+            ids = zip(found["group_id"].codes.tolist(), found["sibling"].tolist(), strict=True)
+            groups = found["group_id"].words
+            chosen = chosen.only(
+                np.asarray([bool({groups[code], f"{groups[code]}/{sibling}"} & targets) for code, sibling in ids])
+            )
+        if best is not None and form != "pairs":
+            chosen = chosen.best(best)
+        filters = {
+            **_asked_for(self.wanted),
+            **{k: v for k, v in (("best", best), ("margin", margin), ("tag", tag)) if v},
+        }
+        return write_dataset(index.run, chosen, Path(folder), form, filters=filters, margin=margin, tell=tell)
+
     def _columns(self, names: Sequence[str]) -> dict[str, Any]:
         from rftstream.queries.catalog.columns import read_columns
 
@@ -216,6 +267,18 @@ class RolloutTable(Table[RunRollout]):
                 if isinstance(message, Rollout):
                     rows[where[record.offset]] = {name: _VALUES[name](message) for name in names}
         return rows
+
+
+def _asked_for(wanted: RolloutFilter) -> dict[str, Any]:
+    """Return the conditions of a filter, by the names that a user gives them."""
+    found: dict[str, Any] = {}
+    for one in (*fields(RolloutFilter), *fields(GroupFilter)):
+        value = getattr(wanted if hasattr(wanted, one.name) else wanted.groups, one.name)
+        if isinstance(value, tuple):
+            found |= {f"{one.name}_{end}": limit for end, limit in zip(("from", "to"), value, strict=True)}
+        elif one.name != "groups":
+            found[one.name] = value
+    return {name: value for name, value in found.items() if value not in (None, "")}
 
 
 def _joined(rollout: Rollout, name: str) -> Any:

@@ -72,6 +72,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Results": {
         "evaluate": "rftstream.commands.evaluate:evaluate",
         "weights": "rftstream.commands.weights:weights",
+        "export": "rftstream.commands.export:export",
         "replay": "rftstream.commands.replay:replay",
         "rescore": "rftstream.commands.replay:rescore",
     },

@@ -143,7 +143,7 @@ _COMMANDS = {
     "inspect": "log tail cat dump view",
     "audit": "count",
     "evaluate": "eval score benchmark",
-    "weights": "export checkpoints checkpoint model save",
+    "weights": "checkpoints checkpoint model save",
     "plot": "graph curves dashboard tensorboard",
     "list": "runs ls",
     "delete": "rm remove",

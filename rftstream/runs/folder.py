@@ -89,6 +89,7 @@ class RunFolder:
     logs = _FolderPart("logs")
     targets_file = _FolderPart("targets.json")
     notes_file = _FolderPart("notes.jsonl")
+    exports_file = _FolderPart("exports.jsonl")
     modules_file = _FolderPart("modules.json")
     placement_file = _FolderPart("placement.json")
     config_file = _FolderPart("config.toml")

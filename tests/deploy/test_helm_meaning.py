@@ -240,6 +240,17 @@ def test_files_lie_beside_the_run_file_in_every_pod(plain: str) -> None:
     assert written.strip() == ARITHMETIC.read_text().strip()
 
 
+def test_two_releases_of_one_run_share_one_object_that_helm_refuses_to_the_second(plain: str, tmp_path: Path) -> None:
+    def marks(text: str) -> set[str]:
+        return {name for name in by_name(text) if name.startswith("ConfigMap rftstream-run-")}
+
+    other = tmp_path / "other.toml"
+    other.write_text(ARITHMETIC.read_text().replace('name = "arithmetic"', 'name = "another_run"'))
+    second = render(*KAFKA, release="second")
+    assert by_name(plain).keys() & by_name(second).keys() == marks(plain) == marks(second) != set()
+    assert len(marks(plain)) == 1 and not marks(plain) & marks(render(*KAFKA, run_file=other))
+
+
 # ------------------------------------------------------------------------------------------------ rights
 
 

@@ -23,14 +23,14 @@ def test_classes_are_small() -> None:
 STEP = 50
 """Budgets are multiples of it, so that a line more or less moves none."""
 BUDGETS = {
-    "api": 900,
+    "api": 950,
     "algorithms": 1_800,
     "backends": 3_700,
-    "commands": 2_950,
+    "commands": 3_000,
     "config": 2_150,
     "contracts": 2_250,
     "core": 1_150,
-    "data": 4_300,
+    "data": 4_350,
     "environments": 3_400,
     "gateway": 1_450,
     "http": 650,
@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 3_800,
     "policies": 4_250,
     "preflight": 3_800,
-    "queries": 12_050,
+    "queries": 12_400,
     "replay": 750,
     "rewards": 7_650,
     "roles": 9_700,

@@ -3,6 +3,7 @@
 messages                      a chat (also `conversations`, as ShareGPT has it): every turn of the assistant
 prompt, completion            texts or messages; what is to be said is the completion (also `response`)
 prompt, chosen, rejected      a preference pair; without a prompt, what both chats, or both texts, begin with
+schema_version, steps         an agent's trajectory in Harbor's format (ATIF)
 
 These are the dataset types of TRL. Its unpaired preferences (`label`) and labelled steps have no algorithm here.
 """
@@ -25,6 +26,7 @@ from rftstream.config.parts.part_specs import TasksetSpec
 from rftstream.config.sections import DemonstrationsSection
 from rftstream.contracts.demonstrations import Demonstration, Preference
 from rftstream.contracts.tasks import ChatMessage
+from rftstream.data.demonstrations.atif import chat_of, is_trajectory
 from rftstream.data.tasksets.columns import (
     MAX_PROBLEM_BYTES,
     Plain,
@@ -115,6 +117,8 @@ class DemonstrationColumns(RowReader):
     def demonstration(self, row: Mapping[str, Any], where: str) -> Demonstration:
         """Return the demonstration in a row. ConfigError if the row is neither a pair nor a chat with something to
         learn from."""
+        if is_trajectory(row):
+            row = chat_of(row, where)
         preference: Preference | None = None
         messages: Chat = ()
         chosen, rejected = self._value(row, "chosen"), self._value(row, "rejected")

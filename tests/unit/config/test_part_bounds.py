@@ -58,6 +58,7 @@ REACHED: dict[str, str] = {
     "operator.solve_rate min_scored": HERE,
     "operator.stale max_age": f"{_UNIT}/data/test_experience_operators.py",
     "policy.fake batch_size tokens_per_s": f"{_UNIT}/policies/test_fake.py",
+    "policy.fake values_beside": NO_BOUND + ": how many values are made up for a token",
     "policy.hf batch_size": f"{_UNIT}/policies/test_hf.py",
     "policy.hf prefill_tokens turn_tokens": f"{_UNIT}/policies/test_cache.py",
     "policy.openai batch_size": f"{_UNIT}/policies/test_openai_updates.py",

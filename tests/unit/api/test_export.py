@@ -1,0 +1,254 @@
+"""Rollouts that leave a run as a data set: what is in the rows, what comes back from them, and what is left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from rftstream.api.run import Run
+from rftstream.commands import cli
+from rftstream.config import loader
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.assistant import ToolCall
+from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment, Turn, VersionSpan
+from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling
+from rftstream.contracts.verdicts import Verdict, VerifiedRollout
+from rftstream.data.demonstrations.rows import DemonstrationColumns
+from rftstream.errors import ConfigError
+from rftstream.queries.datasets.forms import FORMS, pair_of
+from rftstream.queries.datasets.writing import Chosen
+from rftstream.runs.folder import OpenRun
+from rftstream.runs.notes import RunNotes
+from rftstream.testing import Simulation
+
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>'
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+def verified(*turns: Turn, reward: float | None = 1.0, sibling: int = 0) -> VerifiedRollout:
+    """A rollout with these turns, each of whose sampled tokens are 1, 2, ... with a logprob of -0.5."""
+    sampled = sum(turn.num_tokens for turn in turns)
+    ids = RolloutIds.of("t/0/0/0", taskset="t", sibling=sibling, group_size=2)
+    segment = Segment(
+        token_ids=Array.of(range(sampled + 1), "int32"),
+        behavior_logprobs=Array.of([-0.5] * (sampled + 1), "float32"),
+        loss_mask=Array.of([0] + [1] * sampled, "uint8"),
+        versions=(VersionSpan(start=1, count=sampled, trainer_epoch=1, version=3),),
+    )
+    problem = Problem(
+        messages=(ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Look!")),
+        tools=(TOOL,),
+    )
+    rollout = Rollout(
+        ids=ids,
+        status=RolloutStatus.completed,
+        problem=problem,
+        turns=turns,
+        segments=(segment,),
+        num_tokens=sampled,
+        sampling=Sampling(),
+    )
+    verdict = None if reward is None else Verdict(reward=reward, scorer="exact", scorer_version="2", parts={"a": 1.0})
+    reason: Any = "timeout" if verdict is None else None
+    return VerifiedRollout(ids=ids, rollout=rollout, verdict=verdict, reason=reason)
+
+
+@pytest.fixture
+def agent() -> VerifiedRollout:
+    call = ToolCall(id="c1", name="look", arguments={"at": "é"}, text=CALL)
+    first = f"<think>\nhm\n</think>\n\nI look.{CALL}"
+    return verified(
+        Turn(role="assistant", content=first, reasoning="hm", tool_calls=(call,), num_tokens=3),
+        Turn(role="tool", content="a tree"),
+        Turn(role="assistant", content="A tree.", num_tokens=2),
+    )
+
+
+def row_of(form: str, of: VerifiedRollout) -> dict[str, Any]:
+    assert of.rollout is not None
+    found: dict[str, Any] = json.loads(json.dumps(FORMS[form](of, of.rollout)))
+    return found
+
+
+def test_a_chat_names_its_calls_and_comes_back_as_a_demonstration(agent: VerifiedRollout) -> None:
+    row = row_of("sft", agent)
+    arguments = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"at": "é"}}}
+    assert row["messages"][2:] == [
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nI look.", "tool_calls": [arguments]},
+        {"role": "tool", "content": "a tree", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "A tree."},
+    ]
+    assert (row["rollout_id"], row["versions"], row["reward"], row["scorer"]) == ("t/0/0/0/0", [3], 1.0, "exact 2")
+    read = DemonstrationColumns({}, system=None, source="x").demonstration(row, "row 1")
+    assert [message.role for message in read.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert read.messages[2].tool_calls == (arguments,)
+    assert read.info["rollout_id"] == "t/0/0/0/0"
+
+
+def test_openai_gets_arguments_as_texts_and_no_reasoning(agent: VerifiedRollout) -> None:
+    said = row_of("openai", agent)["messages"][2]
+    assert said["content"] == "I look."
+    assert json.loads(said["tool_calls"][0]["function"]["arguments"]) == {"at": "é"}
+
+
+def test_a_trajectory_has_every_sampled_token_once_and_comes_back(agent: VerifiedRollout) -> None:
+    row = row_of("atif", agent)
+    steps = row["steps"]
+    assert [step["source"] for step in steps] == ["system", "user", "agent", "agent"]
+    assert [step["step_id"] for step in steps] == [1, 2, 3, 4]
+    assert steps[2]["reasoning_content"] == "hm"
+    assert steps[2]["observation"]["results"] == [{"source_call_id": "c1", "content": "a tree"}]
+    tokens = [token for step in steps[2:] for token in step["metrics"]["completion_token_ids"]]
+    assert tokens == [1, 2, 3, 4, 5]
+    assert row["agent"]["tool_definitions"] == [TOOL]
+    read = DemonstrationColumns({}, system=None, source="x").demonstration(row, "row 1")
+    again = DemonstrationColumns({}, system=None, source="x").demonstration(row_of("sft", agent), "row 1")
+    assert read.messages == again.messages
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"schema_version": "ATIF-v1.7", "steps": "none"}, "steps are a text"),
+        ({"schema_version": "ATIF-v1.7", "steps": [{"source": "user", "message": "x"}]}, "a turn of the assistant"),
+    ],
+)
+def test_what_is_no_trajectory(row: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        DemonstrationColumns({}, system=None, source="x").demonstration(row, "row 1")
+
+
+def test_a_pair_is_two_different_answers() -> None:
+    good = verified(Turn(role="assistant", content="yes", num_tokens=1), reward=1.0)
+    bad = verified(Turn(role="assistant", content="no", num_tokens=1), reward=0.0, sibling=1)
+    row = pair_of(good, bad)
+    assert row is not None
+    assert (row["chosen"], row["rejected"]) == (
+        [{"role": "assistant", "content": "yes"}],
+        [{"role": "assistant", "content": "no"}],
+    )
+    assert (row["chosen_reward"], row["rejected_rollout_id"]) == (1.0, "t/0/0/0/1")
+    assert pair_of(good, good) is None
+    assert pair_of(good, replace(bad, rollout=None)) is None
+
+
+def test_the_best_and_the_extremes_of_groups() -> None:
+    nan = float("nan")
+    chosen = Chosen(
+        sequences_N=np.asarray([7, 7, 7, 8, 8, 9]),
+        offsets_N=np.asarray([0, 1, 2, 3, 4, 5]),
+        rewards_N=np.asarray([0.5, nan, 1.0, 0.2, 0.1, 1.0]),
+    )
+    assert chosen.best(1).offsets_N.tolist() == [2, 3, 5]
+    assert chosen.best(2).offsets_N.tolist() == [2, 0, 3, 4, 5]
+    assert chosen.extremes(0.0).offsets_N.tolist() == [2, 0, 3, 4]
+    assert chosen.extremes(0.3).offsets_N.tolist() == [2, 0]
+
+
+# --------------------------------------------------------------------------------------------- a whole run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    config = loader.from_dict(
+        {
+            "run": {"name": "demo", "steps": 4},
+            "model": {"path": "fake"},
+            "feeder": {"groups_per_batch": 4, "group_size": 4, "max_staleness": 1},
+            "explorer": {"policy": "fake"},
+            "trainer": {"backend": "fake"},
+            "policies": {"fake": {"fail_share": 0.1}},
+            "transport": {"partitions": 4},
+            "tasksets": {"sums": {"source": "arithmetic"}},
+        }
+    )
+    simulation = Simulation(config, folder=tmp_path_factory.mktemp("export"), seed=5)
+    simulation.run()
+    with Run(OpenRun(simulation.folder, simulation.config, simulation.transport("api"))) as opened:
+        yield opened
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in sorted(folder.glob("data/*.jsonl")) for line in file.read_text().splitlines()]
+
+
+def test_every_good_rollout_is_there_once_and_the_same_again(run: Run, tmp_path: Path) -> None:
+    table = run.rollouts(reward_from=0.5)
+    first, again = (table.export(tmp_path / name, "atif") for name in ("a", "b"))
+    assert first.digest == again.digest
+    rows = rows_in(tmp_path / "a")
+    scored = {one.rollout_id for one in table}
+    assert {row["trajectory_id"] for row in rows} <= scored
+    assert len(rows) + first.num_unreadable == len(scored)
+    assert all(row["extra"]["reward"] >= 0.5 for row in rows)
+    noted = [json.loads(line) for line in run._opened.folder.exports_file.read_text().splitlines()]
+    assert [one["digest"] for one in noted[-2:]] == [first.digest] * 2
+    assert noted[-1]["filters"] == {"reward_from": 0.5}
+
+
+def test_what_teaches_the_same_is_written_once(run: Run, tmp_path: Path) -> None:
+    export = run.rollouts().export(tmp_path / "chats")
+    taught = [json.dumps(row["messages"]) for row in rows_in(tmp_path / "chats")]
+    assert len(set(taught)) == len(taught) == export.num_rows
+    assert export.num_rows + export.num_alike + export.num_unreadable == run.rollouts().count()
+
+
+def test_a_pair_is_of_one_group_and_the_better_is_chosen(run: Run, tmp_path: Path) -> None:
+    run.rollouts().export(tmp_path / "pairs", "pairs")
+    rows = rows_in(tmp_path / "pairs")
+    assert rows
+    for row in rows:
+        assert row["chosen_reward"] > row["rejected_reward"]
+        assert row["chosen_rollout_id"].rpartition("/")[0] == row["rejected_rollout_id"].rpartition("/")[0]
+
+
+def test_parquet_has_the_tokens_of_the_log(run: Run, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    run.rollouts(status="completed").export(tmp_path / "all", "parquet")
+    rows = pq.read_table(tmp_path / "all" / "data" / "train-00000.parquet").to_pylist()
+    for row in rows[:5]:
+        assert row["token_ids"][0] == [one.token_id for one in run.rollout(row["rollout_id"]).tokens()]
+
+
+def test_only_what_has_a_tag(run: Run, tmp_path: Path) -> None:
+    one = next(one for one in run.rollouts(status="completed") if one.reward is not None)
+    run._opened.folder.config_file.touch()
+    RunNotes(run._opened.folder).add(one.rollout_id, "", ["keep"], by="ann")
+    run.rollouts().export(tmp_path / "kept", "atif", tag="keep")
+    assert [row["trajectory_id"] for row in rows_in(tmp_path / "kept")] == [one.rollout_id]
+
+
+@pytest.mark.parametrize(
+    ("filters", "options", "said"),
+    [
+        ({"reward_from": 9.0}, {}, "no rollout meets these conditions"),
+        ({}, {"form": "csv"}, "unknown 'csv'"),
+        ({}, {"best": 0}, "got 0, expected at least 1"),
+        ({}, {"form": "pairs", "margin": 5.0}, "no rollout meets these conditions"),
+        ({}, {"tag": "nobody"}, "no rollout meets these conditions"),
+    ],
+)
+def test_what_cannot_be_written_says_why_and_leaves_nothing(
+    run: Run, tmp_path: Path, filters: dict[str, Any], options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run.rollouts(**filters).export(tmp_path / "out", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_there_is_not_written_over(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ConfigError, match="exists already"):
+        run.rollouts().export(tmp_path / "mine")
+
+
+def test_the_command_says_what_it_needs() -> None:
+    assert "--margin" in CliRunner().invoke(cli, ["export", "--help"]).output
