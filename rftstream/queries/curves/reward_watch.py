@@ -6,7 +6,9 @@ read some rollouts (`rftstream inspect`), not a proof.
     canary       an evaluation with each other's answers (`canary = true`) gives a reward
     checks       a second opinion (`use = "check"`) is far from the reward
     dominance    the reward rose by one of its parts, while the others together fell
+    falling      a part of the reward fell while the whole rose
     held_out     the reward rose, and no evaluation followed
+    kl           the policy goes away from version 0 faster and faster, and the reward gains no more by it
     judge        a judge that compares answers contradicts itself when their order changes
     length       completions became much longer or shorter, while no evaluation rose
     unscored     more and more rollouts have no reward
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rftstream.config.parts.reward_uses import RewardUse, part_names, reward_uses
 from rftstream.config.sections import RunConfig
@@ -37,6 +40,10 @@ FOLLOWED = 0.02
 """Rise of an evaluation's mean that counts as following."""
 LENGTH_FACTOR = 2.0
 """Factor of change of the mean length that is reported if no evaluation rose."""
+KL_FASTER = 3.0
+"""Factor by which the divergence grew faster in the last third of the steps than in the second that is reported."""
+KL_LEAST = 0.05
+"""Rise of the divergence in the last third, in nats per token, that is reported."""
 UNSCORED_RISE = 0.1
 """Rise of the share of rollouts without reward that is reported."""
 
@@ -68,7 +75,9 @@ def find_reward_signs(history: History, config: RunConfig) -> tuple[Sign, ...]:
             *_checks(windows, config),
             *_judges(windows),
             *_dominance(windows, config),
+            *_falling(windows, config),
             *_held_out(windows, history, config),
+            *_divergence(history.steps),
         ]
         signs += _unscored(windows)
     return tuple(signs)
@@ -124,6 +133,28 @@ def _judges(windows: _Windows) -> Iterator[Sign]:
 
 def _dominance(windows: _Windows, config: RunConfig) -> Iterator[Sign]:
     """Yield the parts that alone made a reward rise. With several tasksets, their parts have names of their own."""
+    for taskset, changes in _part_changes(windows, config):
+        most = max(changes, key=lambda name: changes[name])
+        others = sum(changes.values()) - changes[most]
+        if changes[most] >= RISE / 2 and others < 0:
+            text = f"{taskset}: {most} added {changes[most]:+.2f} since the first steps, the other parts {others:+.2f}"
+            yield Sign("dominance", most, text)
+
+
+def _falling(windows: _Windows, config: RunConfig) -> Iterator[Sign]:
+    """Yield the parts that fell although the reward rose. What `_dominance` yields has one that outweighs all."""
+    risen = windows.change("reward")
+    if risen is None or risen < FOLLOWED:
+        return
+    for taskset, changes in _part_changes(windows, config):
+        least = min(changes, key=lambda name: changes[name])
+        if changes[least] <= -RISE / 2 and sum(changes.values()) - max(changes.values()) >= 0:
+            text = f"{taskset}: {least} went by {changes[least]:+.2f} since the first steps, the reward by {risen:+.2f}"
+            yield Sign("falling", least, text)
+
+
+def _part_changes(windows: _Windows, config: RunConfig) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield each taskset with several parts, and what each part added to the reward since the first steps."""
     for taskset, section in config.tasksets.items():
         uses = reward_uses(section.reward, taskset)
         prefix = f"part/{taskset}/" if len(config.tasksets) > 1 else "part/"
@@ -131,13 +162,26 @@ def _dominance(windows: _Windows, config: RunConfig) -> Iterator[Sign]:
         for use, short in zip(uses, part_names(uses), strict=True):
             if use.use == "sum" and use.weight and (change := windows.change(prefix + short)) is not None:
                 changes[short] = use.weight * change
-        if len(changes) < 2:
-            continue
-        most = max(changes, key=lambda name: changes[name])
-        others = sum(changes.values()) - changes[most]
-        if changes[most] >= RISE / 2 and others < 0:
-            text = f"{taskset}: {most} added {changes[most]:+.2f} since the first steps, the other parts {others:+.2f}"
-            yield Sign("dominance", most, text)
+        if len(changes) > 1:
+            yield taskset, changes
+
+
+def _divergence(steps: Sequence[StepRecord]) -> Iterator[Sign]:
+    """Yield the sign of over-optimisation (Gao et al., arXiv:2210.10760): divergence that buys no more reward."""
+    counted = [step for step in steps if "kl" in step.metrics and "reward" in step.metrics]
+    if len(counted) < LEAST_STEPS:
+        return
+    third = len(counted) // 3
+    size = max(3, third // 3)
+    marks = [_means(part[-size:]) for part in (counted[:third], counted[:-third], counted)]
+    before, lately = (later["kl"] - earlier["kl"] for earlier, later in pairwise(marks))
+    gains = [later["reward"] - earlier["reward"] for earlier, later in pairwise(marks)]
+    if lately >= max(KL_LEAST, KL_FASTER * before) and gains[1] < max(FOLLOWED, gains[0] / 2):
+        text = (
+            f"the divergence from version 0 went from {marks[1]['kl']:.3f} to {marks[2]['kl']:.3f} nats per token in "
+            f"the last third of the steps ({before:+.3f} in the one before), the reward by {gains[1]:+.2f}"
+        )
+        yield Sign("kl", "the policy", text)
 
 
 def _held_out(windows: _Windows, history: History, config: RunConfig) -> Iterator[Sign]:

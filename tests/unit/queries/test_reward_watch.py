@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,8 +25,13 @@ def config_of(reward: Any = "exact", **evaluations: dict[str, Any]) -> RunConfig
     )  # fmt: skip
 
 
-def history(steps: dict[str, tuple[float, float]], **evaluations: list[float]) -> History:
-    """Metrics that go evenly from their first to their last value, and means of evaluations, evenly spread."""
+def history(
+    steps: dict[str, tuple[float, float]],
+    curves: dict[str, Callable[[float], float]] | None = None,
+    **evaluations: list[float],
+) -> History:
+    """Metrics that go evenly from their first to their last value, those of other curves by the share of the steps that
+    is done, and means of evaluations, evenly spread."""
     records = [
         StepRecord(
             name=VersionName(trainer_epoch=1, version=version),
@@ -34,7 +40,10 @@ def history(steps: dict[str, tuple[float, float]], **evaluations: list[float]) -
             trained_groups=version,
             trained_rollouts=version,
             weights_digest=None,
-            metrics={name: a + (b - a) * version / STEPS for name, (a, b) in steps.items()},
+            metrics={
+                **{name: a + (b - a) * version / STEPS for name, (a, b) in steps.items()},
+                **{name: curve(version / STEPS) for name, curve in (curves or {}).items()},
+            },
         )
         for version in range(1, STEPS + 1)
     ]
@@ -84,6 +93,35 @@ def test_one_part_that_rises_while_the_others_fall() -> None:
     found = signs(history(hacked), config_of(BOTH))
     assert found.keys() == {"dominance"}
     assert found["dominance"] == "train: well_formed added +0.38 since the first steps, the other parts -0.07"
+
+
+def test_a_part_that_falls_while_the_whole_rises() -> None:
+    rewards = [{"name": "exact"}, {"name": "well_formed", "weight": 0.5}, {"name": "contains"}]
+    parts = {
+        "reward": (0.5, 1.5),
+        "part/exact": (0.2, 0.9),
+        "part/well_formed": (0.9, 0.1),
+        "part/contains": (0.0, 0.9),
+    }
+    found = signs(history(parts), config_of(rewards))
+    assert found == {"falling": "train: well_formed went by -0.30 since the first steps, the reward by +0.75"}
+    assert signs(history({**parts, "part/well_formed": (0.9, 0.85)}), config_of(rewards)) == {}
+    assert signs(history({**parts, "reward": (1.5, 0.5)}), config_of(rewards)) == {}, "the reward shows it"
+
+
+@pytest.mark.parametrize(
+    ("kl", "reward", "told"),
+    [
+        (lambda x: x**6, lambda x: min(x, 0.6), True),
+        (lambda x: x**6, lambda x: x, False),  # the reward still pays for it
+        (lambda x: 0.5 * x, lambda x: min(x, 0.6), False),  # evenly
+        (lambda x: 0.01 * x**6, lambda x: min(x, 0.6), False),  # hardly any
+    ],
+)
+def test_a_divergence_that_buys_no_more_reward(
+    kl: Callable[[float], float], reward: Callable[[float], float], told: bool
+) -> None:
+    assert ("kl" in signs(history({}, {"kl": kl, "reward": reward}), config_of())) == told
 
 
 def test_a_reward_that_no_evaluation_follows() -> None:
