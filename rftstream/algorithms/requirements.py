@@ -14,6 +14,7 @@ from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import AlgorithmSpec, BackendSpec
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.config.stages import Stages
+from rftstream.contracts.token_values import EXPERTS
 from rftstream.errors import ConfigError
 from rftstream.models.spec import ModelSpec
 
@@ -77,7 +78,7 @@ def trains_classifier(config: RunConfig) -> bool:
 
 def trained_spec(config: RunConfig, spec: ModelSpec) -> ModelSpec:
     """Return the model in the form in which the run trains it."""
-    return replace(spec, as_classifier=True) if trains_classifier(config) else spec
+    return replace(spec, as_classifier=trains_classifier(config), replays_experts=EXPERTS in config.trainer.replayed)
 
 
 def _check_classifier(config: RunConfig) -> None:

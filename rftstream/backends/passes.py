@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from rftstream.algorithms.base import Algorithm, Denominators, TrainingRow, is_demonstration
 from rftstream.backends.base import UpdatePlan
 from rftstream.backends.torch.inputs import Inputs, make_inputs
-from rftstream.backends.torch.network import Network, at_targets
+from rftstream.backends.torch.network import FORCED, OTHERS, Network, at_targets
 from rftstream.core.balance import balance_loss, count_experts, count_likeliest, load_metrics, router_entropy
 from rftstream.core.packing import split_microbatches, split_minibatches
 from rftstream.errors import ConfigError
@@ -242,7 +242,7 @@ class Passes:
             reference_logprobs_BT=minibatch.reference[number],
         )
         loss, metrics = algorithm.loss(policy_BT.view_as(policy_BT), rows, minibatch.denominators)
-        metrics = {"entropy": entropy_BT.detach().sum(), **metrics}
+        metrics = {"entropy": entropy_BT.detach().sum(), **self._network.routed(), **metrics}
         if routed := at_targets(calls, inputs):
             balance, more = self._balance(minibatch, routed)
             loss, metrics = loss + self._aux_coef * balance, {**metrics, **more}
@@ -304,12 +304,14 @@ class Passes:
         `max_`."""
         tokens = max(self.num_tokens, 1.0)
         values = {name: float(value) for name, value in self._sums.items() if name != LOADS}
+        forced, others = values.pop(FORCED, 0.0), values.pop(OTHERS, 0.0)
         means = {name: value if name.startswith("max_") else value / tokens for name, value in values.items()}
         return {
             "loss": sum(self._losses) / max(len(self._losses), 1),
             "computed_tokens": float(self._num_read),
             "tflop": self._flops / 1e12,
             **(load_metrics(self._sums[LOADS]) if LOADS in self._sums else {}),
+            **({"routing_mismatch": others / forced} if forced else {}),
             **algorithm.summarise(means),
         }
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from rftstream.config.ranges import AboveZero, Count, Decay, Fraction, NotNegative, Positive, RunName
-from rftstream.contracts.token_values import ALLOWED
+from rftstream.contracts.token_values import ALLOWED, EXPERTS
 
 AUTO = "auto"
 """Value of settings that are decided by the machine (config/placement.py)."""
@@ -253,6 +253,10 @@ class TrainerSection(WorkerSection):
     """The tokens over which logprobs and entropy are computed where `[sampling]` or a form left some out (`top_p`,
     `top_k`, `min_p`, `min_tokens`, a grammar). replay: those that could be sampled, which the policies hf and vllm
     record; own: all of them."""
+    routing: Literal["own", "replay"] = "own"
+    """The experts that tokens take in a mixture while it is trained. replay: those that they took while they were
+    sampled, which the policies hf and vllm record; gates and their gradients are the trainer's. own: those that the
+    trainer's router chooses, of which some differ. [models](models.md#routing-replay) has the costs."""
     warn_mismatch: NotNegative = 0.05
     """Warns, with the likely cause, if `mismatch_k3` of a step is above this. Sampler and trainer then disagree about
     the tokens' probabilities by more than some staleness explains. 0: never."""
@@ -260,7 +264,8 @@ class TrainerSection(WorkerSection):
     @property
     def replayed(self) -> frozenset[str]:
         """The kinds of values beside tokens that samplers record, and that the trainer computes with."""
-        return frozenset({ALLOWED}) if self.masks == "replay" else frozenset()
+        settings = {ALLOWED: self.masks, EXPERTS: self.routing}
+        return frozenset(kind for kind, setting in settings.items() if setting != "own")
 
     @property
     def in_turns(self) -> bool:

@@ -59,7 +59,7 @@ class Segment:
     images: tuple[ImageSpan, ...] = ()
     """Where images stand, in order, not overlapping; empty for a segment of text alone."""
     beside: dict[str, TokenValues] = field(default_factory=dict)
-    """Kind -> values that the sampler recorded beside the tokens, e.g. the experts that they took."""
+    """Kind -> values that the sampler recorded beside the tokens: `allowed`, `experts`, or those of your own policy."""
 
 
 @rule(Segment)

@@ -12,7 +12,9 @@ from rftstream.contracts.rules import Violation, rule, show
 
 ALLOWED = "allowed"
 """Kind of the sets of tokens that could be sampled, in the form of `rftstream.core.allowed`."""
-KINDS = frozenset({ALLOWED})
+EXPERTS = "experts"
+"""Kind of the experts that the token before took in a mixture: those of the first layer, then of the second, ..."""
+KINDS = frozenset({ALLOWED, EXPERTS})
 """Kinds of values that the trainer knows."""
 
 DTYPES = ("uint8", "uint16", "int32", "float32")

@@ -33,6 +33,8 @@ class ModelSpec:
     """Values that the template gets beside messages and tools, by name."""
     as_classifier: bool = False
     """Whether the run trains a sequence classifier with one output, initialised from the model in `folder`."""
+    replays_experts: bool = False
+    """Whether the trainer forces the experts of a mixture that the sampler recorded."""
     lora: LoraSection | None = None
     """Settings of the adapters that versions consist of; the weights in `folder` stay unchanged. None if all weights
     are trained."""

@@ -5,7 +5,7 @@ line here. The class is built as `Class(config: Class.Config, *, model: ModelSpe
 """
 
 from rftstream.config.parts.part_specs import ARCHITECTURE, PolicySpec
-from rftstream.contracts.token_values import ALLOWED
+from rftstream.contracts.token_values import ALLOWED, EXPERTS
 
 POLICIES = {
     "hf": PolicySpec(
@@ -14,7 +14,7 @@ POLICIES = {
         sleeps=True,
         is_estimated=True,
         takes_images=True,
-        records=frozenset({ALLOWED}),
+        records=frozenset({ALLOWED, EXPERTS}),
         preload=(
             "torch",
             "transformers",

@@ -181,6 +181,7 @@ class SplitNetwork:
         self._network, self._group = network, group
         self.model, self.packs, self.flops = network.model, network.packs, network.flops
         self.routers = None  # each rank sees its part of the tokens alone
+        self.routed = network.routed
         config = self.model.config.get_text_config()
         heads = int(config.num_attention_heads)
         shared = int(getattr(config, "num_key_value_heads", None) or heads)

@@ -20,15 +20,20 @@ from torch import Tensor, nn
 from rftstream.algorithms.base import TrainingRow
 from rftstream.backends.torch.inputs import Inputs
 from rftstream.backends.torch.paths import Rows, load, packed_inputs, path_of
+from rftstream.contracts.beside import Beside
 from rftstream.contracts.tasks import Media
+from rftstream.contracts.token_values import EXPERTS
 from rftstream.core.allowed import AllowedSets, read_sets, written_in
 from rftstream.core.logprobs import token_logprobs
 from rftstream.errors import ConfigError
 from rftstream.models.folders.folder import loading
-from rftstream.models.routers import Routed, Routers
+from rftstream.models.routers import Routed, Routers, Routing
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache, ImageInputs
 from rftstream.models.vision.seeing import ImageFeatures, SeeingModel, model_class
+
+FORCED, OTHERS = "forced_experts", "other_experts"
+"""Names of what `Network.routed` returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +95,14 @@ class Network:
         seeing: SeeingModel | None = None,
         shown: Callable[[Media], ImageInputs] | None = None,
         always_sees: bool = False,
+        routing: Routing | None = None,
     ) -> None:
         """`seeing`: the model with its vision tower; None if it is not shown images. `shown`: returns the model's
         inputs for an image. `always_sees`: rows without images go through the vision tower with a blank image that does
-        not count. Processes that compute together need that, since all of them have to use the same weights."""
+        not count. Processes that compute together need that, since all of them have to use the same weights. `routing`:
+        of the model, if the experts that the sampler recorded are forced."""
         self.model = model
+        self.routing = routing
         self._seeing, self._shown = seeing, shown
         self._always_sees = always_sees and seeing is not None
         self._within: Callable[[Any], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
@@ -145,6 +153,14 @@ class Network:
         written = written_in(inputs.beside, inputs.sources_N.cpu().numpy())
         return None if written is None else read_sets(written, inputs.targets_N.cpu().numpy(), self.vocabulary)
 
+    def routed(self) -> dict[str, Tensor]:
+        """Return sums of the last pass over tokens and layers: on how many experts were forced, and how many of these
+        would have chosen others. Empty if none were forced."""
+        if self.routing is None or not self.routing.counts:
+            return {}
+        forced, others = torch.stack(self.routing.counts).sum(0)
+        return {FORCED: forced, OTHERS: others}
+
     def placed(self, rows: Sequence[TrainingRow]) -> Sequence[TrainingRow]:
         """Return the rows with their masks at the positions that this network reads; here they are unchanged."""
         return rows
@@ -180,13 +196,21 @@ class Network:
         else:
             read = {"input_ids": inputs.token_ids}
         more |= read
+        experts = inputs.beside.get(EXPERTS)
+        if self.routing is not None:
+            self.routing.counts.clear()
         if not self.computes_alone:
+            self._force(experts)
             return self._states(more)
-        by_row = [
-            self._states({name: _row(name, one, row, length) for name, one in more.items()})[0]
-            for row, length in enumerate(inputs.lengths)
-        ]
+        by_row, width = [], inputs.token_ids.shape[1]
+        for row, length in enumerate(inputs.lengths):
+            self._force(None if experts is None else experts.cut(row * width, row * width + length))
+            by_row.append(self._states({name: _row(name, one, row, length) for name, one in more.items()})[0])
         return nn.utils.rnn.pad_sequence(by_row, batch_first=True)
+
+    def _force(self, experts: Beside | None) -> None:
+        if self.routing is not None:
+            self.routing.force(experts, self._device)
 
     def _states(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the states for these inputs, or logits if the head cannot be separated."""
@@ -287,8 +311,16 @@ def network_of(
 ) -> Network:
     """Return the network of a policy's model, with its vision tower if it has one. `images`: their pixels."""
     seeing = SeeingModel.of(model, spec.folder)
+    routing = Routing.of(model, where="trainer.routing") if spec.replays_experts else None
+    if routing is not None and model.is_gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": routing.recompute})
     return Network(
-        model, settings, seeing=seeing, shown=None if images is None else images.inputs, always_sees=always_sees
+        model,
+        settings,
+        seeing=seeing,
+        shown=None if images is None else images.inputs,
+        always_sees=always_sees,
+        routing=routing,
     )
 
 

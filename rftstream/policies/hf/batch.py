@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rftstream.contracts.beside import Columns, uniform
 from rftstream.contracts.rollouts import VersionSpan
+from rftstream.contracts.token_values import EXPERTS
 from rftstream.contracts.versions import VersionName
 from rftstream.core.allowed import column_of
 from rftstream.models.rendering import Renderer
@@ -65,6 +67,7 @@ class DecodingBatch:
         self._requests: list[SampleRequest] = []
         self._sets: list[list[bytes]] = []
         """The sets that each row's first tokens were sampled from; those after them were sampled from all ids."""
+        self.experts = BatchExperts()
         self._slots_B = np.zeros(0, dtype=np.int64)
         """Slot of each row in the cache; -1 for a finished row whose slot now belongs to its turn."""
         self._limits_B = np.zeros(0, dtype=np.int64)
@@ -110,6 +113,7 @@ class DecodingBatch:
     def join(self, requests: Sequence[SampleRequest], block: Block, which: Sequence[int]) -> None:
         """Add requests as new rows. Their prompts have the indices `which` in the block. There must be free slots."""
         lengths = [len(request.token_ids) for request in requests]
+        self.experts.join([block.experts[number] if block.experts else None for number in which])
         self._add(requests, self._cache.put(block.states, which, lengths), lengths, block.shifts_U[list(which)])
         logits_NV = block.logits_UV[torch.tensor(which, device=self._device)]
         self.logits_BV = logits_NV if self.logits_BV is None else torch.cat([self.logits_BV, logits_NV])
@@ -125,6 +129,7 @@ class DecodingBatch:
         shift = turn.shift
         if own_3L is not None:
             self._own_3L[self.num_rows], shift = own_3L, shift_behind(own_3L)
+        self.experts.join([None])
         self._add([request], [turn.slot], [length], np.asarray([shift]))
         turn.slot = turn.states = None
 
@@ -166,6 +171,7 @@ class DecodingBatch:
             setattr(self, name, getattr(self, name)[stay_B])
         self._requests = [self._requests[row] for row in stay_B]
         self._sets = [self._sets[row] for row in stay_B]
+        self.experts.keep(stay_B.tolist())
         self._table = self._table.take(stay_B)
         stay = torch.from_numpy(stay_B).to(self._device)
         self.logits_BV = self.logits_BV[stay] if len(stay_B) else None
@@ -275,6 +281,8 @@ class DecodingBatch:
     def completion(self, row: int, reason: str, names: Sequence[VersionName]) -> Completion:
         """Return a row's completion. `names` are the versions whose indices `sample` got."""
         count = int(self._num_sampled_B[row])
+        held = self._sets[row]
+        sets = column_of(held + [b""] * (count - len(held))) if held else {}
         versions_T = self._versions_BT[row, :count]
         edges = [0, *(np.flatnonzero(np.diff(versions_T)) + 1).tolist(), count]
         return Completion(
@@ -287,7 +295,7 @@ class DecodingBatch:
                 for name in [names[int(versions_T[start])]]
             ),
             finish_reason=reason,
-            beside=column_of(self._sets[row] + [b""] * (count - len(self._sets[row]))) if self._sets[row] else {},
+            beside={**self.experts.of(row), **sets},
             error="the model's logits are not finite" if reason == "error" else None,
         )
 
@@ -327,6 +335,45 @@ class DecodingBatch:
                 np.add.at(counts_BV[row], self._tokens_BT[row, : self._num_sampled_B[row]], 1)
             self._seen = (torch.from_numpy(seen_BV).to(self._device), torch.from_numpy(counts_BV).to(self._device))
         return self._seen
+
+
+class BatchExperts:
+    """The experts that the tokens of each row took, pass by pass; empty if they are not recorded. `DecodingBatch` makes
+    it. Arrays that it returned stay as they were."""
+
+    def __init__(self) -> None:
+        self._held_BTK: list[np.ndarray | None] = []
+        """Experts of each row [T, K], with places for more tokens; None before the first."""
+        self._counts_B: list[int] = []
+
+    def join(self, prompts: Sequence[np.ndarray | None]) -> None:
+        """Add rows. `prompts`: the experts of their prompts; None if none were recorded."""
+        self._held_BTK += prompts
+        self._counts_B += [0 if prompt is None else len(prompt) for prompt in prompts]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only these rows."""
+        self._held_BTK = [self._held_BTK[row] for row in rows]
+        self._counts_B = [self._counts_B[row] for row in rows]
+
+    def took(self, experts_NK: np.ndarray, rows: PackedRows) -> None:
+        """Add the experts of the tokens of a pass."""
+        first = 0
+        for row, end in zip(rows.order_B.tolist(), rows.ends_B.tolist(), strict=True):
+            count, held_TK = self._counts_B[row], self._held_BTK[row]
+            whole = count + end - first
+            if held_TK is None or whole > len(held_TK):
+                longer_TK = np.empty((2 * whole, experts_NK.shape[1]), experts_NK.dtype)
+                if held_TK is not None:
+                    longer_TK[:count] = held_TK[:count]
+                self._held_BTK[row] = held_TK = longer_TK
+            held_TK[count:whole] = experts_NK[first:end]
+            self._counts_B[row], first = whole, end
+
+    def of(self, row: int) -> Columns:
+        """Return the experts of a row as values beside its newest tokens, to which their passes led."""
+        held_TK, count = self._held_BTK[row], self._counts_B[row]
+        return {} if held_TK is None or not count else {EXPERTS: uniform(held_TK[:count])}
 
 
 def batch_tensors(batch: DecodingBatch) -> Iterator[Tensor]:

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 
 from rftstream.errors import PolicyError
 from rftstream.models.offload import held_tensors, tensors_of
+from rftstream.models.routers import Routing
 from rftstream.models.vision.seeing import ImageFeatures, SeeingModel
 from rftstream.policies.hf.cache import SlotCache
 from rftstream.policies.hf.family_cache import NAMES, FamilyCache, Fixed, LayerStates, empty_cache, name_of_cache
@@ -46,11 +47,16 @@ class HfModel:
         names: CheckpointNames | None = None,
         seeing: SeeingModel | None = None,
         row: RowDecoder | None = None,
+        routing: Routing | None = None,
     ) -> None:
         """`packs`: whether passes are over packed rows, not over plain batches. `continues`: whether a pass may be over
         several tokens of a row that has a state. `names`: those of versions; None if none is loaded. `seeing`: the
-        model with its vision tower, or None. `row`: decodes batches of few rows, or None."""
+        model with its vision tower, or None. `row`: decodes batches of few rows, or None. `routing`: of the model, if
+        the experts that tokens take are recorded."""
         self._model, self.keeps_states, self._row = model, keeps_states, row
+        self._routing = routing
+        self.experts_NK: np.ndarray | None = None
+        """Experts that the tokens of the last pass took; None if they are not recorded."""
         self.device: torch.device = model.device
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)
         self.seeing = seeing
@@ -80,7 +86,7 @@ class HfModel:
         those of one length are computed together instead. `features`: those of the images in them."""
         if not self.keeps_states:
             assert not features, "models with images keep states"
-            return Block(prompts, [], self._compute_whole(prompts), np.zeros(len(prompts), dtype=np.int64))
+            return self._compute_whole(prompts)
         if self._packs:
             return self._compute_together(prompts, features)
         groups = _of_one_length(prompts)
@@ -116,22 +122,40 @@ class HfModel:
             family = FamilyCache(self._model, used)
             states = family.take()
             self.family = self.family or family
-        return Block(prompts=prompts, states=states, logits_UV=logits_UV, shifts_U=shifts_U)
+        experts = self._experts_of(prompts, longest)
+        return Block(prompts=prompts, states=states, logits_UV=logits_UV, shifts_U=shifts_U, experts=experts)
 
-    def _compute_whole(self, prompts: tuple[TokenIds, ...]) -> Tensor:
-        """Return the logits [U, V] after the prompts. Prompts of one length are computed together, without padding and
-        without a cache."""
+    def _experts_of(self, prompts: Sequence[TokenIds], longest: int) -> list[np.ndarray]:
+        """Return the experts of each prompt in the last pass, in which they were padded on the left; empty if they are
+        not recorded."""
+        if self.experts_NK is None:
+            return []
+        padded_ULK = self.experts_NK.reshape(len(prompts), longest, -1)
+        return [row_LK[longest - len(prompt) :] for row_LK, prompt in zip(padded_ULK, prompts, strict=True)]
+
+    def _compute_whole(self, prompts: tuple[TokenIds, ...]) -> Block:
+        """Return the logits after the prompts, without states. Prompts of one length are computed together, without
+        padding and without a cache."""
         found_UV: dict[int, Tensor] = {}
+        experts: dict[int, np.ndarray] = {}
         more = {"logits_to_keep": 1} if "logits_to_keep" in self._takes else {}
         for rows in _of_one_length(prompts):
             token_ids_RL = torch.tensor([prompts[row] for row in rows], device=self.device)
             try:
-                logits_RPV = self._model(input_ids=token_ids_RL, use_cache=False, **more).logits
+                logits_RPV = self._recorded(input_ids=token_ids_RL, use_cache=False, **more).logits
             except RuntimeError as error:
                 shape = tuple(token_ids_RL.shape)
                 raise PolicyError(f"policy hf: the model failed at {shape} tokens: {error}") from error
             found_UV |= zip(rows, logits_RPV[:, -1], strict=True)
-        return torch.stack([found_UV[row] for row in range(len(prompts))])
+            group = [prompts[row] for row in rows]
+            experts |= zip(rows, self._experts_of(group, len(group[0])), strict=False)
+        return Block(
+            prompts=prompts,
+            states=[],
+            logits_UV=torch.stack([found_UV[row] for row in range(len(prompts))]),
+            shifts_U=np.zeros(len(prompts), dtype=np.int64),
+            experts=[experts[row] for row in sorted(experts)],
+        )
 
     def extends(self, prompt: TokenIds, turn: KeptTurn) -> bool:
         """Return whether a prompt that begins with a turn may continue from it. If it has a new image whose tokens
@@ -188,6 +212,7 @@ class HfModel:
         assert self.family is not None, "rows have computed prompts"
         found: list[Tensor] = []
         order: list[np.ndarray] = []
+        experts: list[tuple[np.ndarray, np.ndarray]] = []
         for which_B, places_N, group in rows.alike():
             shape = (len(which_B), -1)
             group_positions = positions[..., places_N].reshape(*positions.shape[:-1], *shape)
@@ -201,6 +226,11 @@ class HfModel:
             found.append(self._plain_pass(inputs, cache.for_model)[0])
             cache.take_back()
             order.append(which_B)
+            if self.experts_NK is not None:
+                experts.append((places_N, self.experts_NK))
+        if experts:
+            places, parts = zip(*experts, strict=True)
+            self.experts_NK = np.concatenate(parts)[np.argsort(np.concatenate(places))]
         inverse_B = torch.from_numpy(np.argsort(np.concatenate(order))).to(self.device)
         return torch.cat(found)[inverse_B]
 
@@ -223,10 +253,19 @@ class HfModel:
     def _call(self, inputs: Mapping[str, Any], places: Tensor | int) -> Any:
         """Return the model's output for inputs and a cache."""
         try:
-            return self._model(**inputs, use_cache=True, logits_to_keep=places)
+            return self._recorded(**inputs, use_cache=True, logits_to_keep=places)
         except RuntimeError as error:  # for example out of memory
             shape = tuple(next(iter(inputs.values())).shape[:2])
             raise PolicyError(f"policy hf: the model failed at {shape} tokens: {error}") from error
+
+    def _recorded(self, **inputs: Any) -> Any:
+        """Call the model, and keep the experts that the tokens take if they are recorded."""
+        if self._routing is None:
+            return self._model(**inputs)
+        with self._routing.recorded() as experts:
+            output = self._model(**inputs)
+        self.experts_NK = experts().cpu().numpy().astype(self._routing.dtype)
+        return output
 
     def close(self) -> None:
         """Drop the model, so that its memory is freed."""
@@ -266,4 +305,11 @@ def _joined(prompts: tuple[TokenIds, ...], blocks: Sequence[Block], order_U: np.
         kind = Fixed if (is_fixed := isinstance(layer[0], Fixed)) else tuple
         states.append(kind(join(tensors, is_fixed=is_fixed) for tensors in zip(*layer, strict=True)))
     logits_UV = torch.cat([block.logits_UV for block in blocks])[order]
-    return Block(prompts, states, logits_UV, np.concatenate([block.shifts_U for block in blocks])[order_U])
+    experts = [row_LK for block in blocks for row_LK in block.experts]
+    return Block(
+        prompts=prompts,
+        states=states,
+        logits_UV=logits_UV,
+        shifts_U=np.concatenate([block.shifts_U for block in blocks])[order_U],
+        experts=[experts[place] for place in order_U] if experts else (),
+    )

@@ -18,6 +18,7 @@ from rftstream.models import exactness
 from rftstream.models.exactness import EAGER, SDPA, Probe
 from rftstream.models.folders.folder import loading
 from rftstream.models.folders.tiny_copy import names_window
+from rftstream.models.routers import Routing
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.seeing import SeeingModel, model_class
 from rftstream.policies.hf import attention, linear
@@ -51,8 +52,9 @@ class SamplerPath:
         return kept(model, probe, packs=self.packs, continues=self.continues)
 
 
-def open_model(spec: ModelSpec) -> HfModel:
-    """Load a model from its folder for exact computation. ConfigError if it is no decoder."""
+def open_model(spec: ModelSpec, *, records_experts: bool = False) -> HfModel:
+    """Load a model from its folder for exact computation. ConfigError if it is no decoder. `records_experts`: whether
+    it says which experts tokens take."""
     torch.set_num_threads(spec.threads)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     device, loader = torch.device(spec.device), model_class(spec.folder)
@@ -80,6 +82,7 @@ def open_model(spec: ModelSpec) -> HfModel:
         names=names,
         seeing=seeing,
         row=row,
+        routing=Routing.of(model, where="trainer.routing") if records_experts else None,
     )
 
 

@@ -52,6 +52,8 @@ class PackedRows:
         ends = np.cumsum(counts)
         self.order_B = order_B
         """Rows in the order of their tokens in the sequence."""
+        self.ends_B = ends
+        """In this order, the place after each row's last token."""
         self.slots_N = np.repeat(slots, counts)
         self.positions_N = np.arange(len(self.slots_N)) + np.repeat(starts - (ends - counts), counts)
         last_B = np.empty_like(ends)

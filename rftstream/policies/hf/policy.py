@@ -24,7 +24,7 @@ import numpy as np
 from msgspec import Meta
 
 from rftstream.clock import Clock
-from rftstream.contracts.token_values import ALLOWED
+from rftstream.contracts.token_values import ALLOWED, EXPERTS
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ImageError, WeightsError
 from rftstream.models.rendering import Renderer
@@ -98,7 +98,7 @@ class HfPolicy(SleepsByMoving):
 
         self.slots = config.batch_size
         self._config, self._spec, self._renderer = config, model, renderer
-        self._model = open_model(model)
+        self._model = open_model(model, records_experts=EXPERTS in records)
         self._images = PromptImages(images, self._model.seeing)
         self._stop_ids = np.asarray(sorted(renderer.stop_token_ids), dtype=np.int64)
         self._versions: list[VersionName] = []
@@ -250,9 +250,17 @@ class HfPolicy(SleepsByMoving):
 
         token_ids_N, positions, rows = self._batch.next_tokens()
         if self._model.keeps_states:
-            return self._model.compute_new(token_ids_N, positions, rows, self._cache, features)
+            logits_BV = self._model.compute_new(token_ids_N, positions, rows, self._cache, features)
+            if self._model.experts_NK is not None:
+                self._batch.experts.took(self._model.experts_NK, rows)
+            return logits_BV
         chunks = _chunks(self._batch.contexts(), self._config.prefill_tokens)
-        return torch.cat([self._model.compute(chunk, features).logits_UV for chunk in chunks])
+        blocks = [self._model.compute(chunk, features) for chunk in chunks]
+        if experts := [row_LK for block in blocks for row_LK in block.experts]:
+            counts_B = np.diff(rows.ends_B, prepend=0)
+            new = [experts[row][-count:] for row, count in zip(rows.order_B, counts_B, strict=True)]
+            self._batch.experts.took(np.concatenate(new), rows)
+        return torch.cat([block.logits_UV for block in blocks])
 
     def idle_s(self) -> float:
         """Return 0 while there is work, else infinity."""

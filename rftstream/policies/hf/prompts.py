@@ -33,6 +33,8 @@ class Block:
     shifts_U: np.ndarray
     """Difference between the position of the first token after each prompt and the prompt's number of tokens, int64
     [U]. It is 0 unless images take fewer positions than tokens."""
+    experts: Sequence[np.ndarray] = ()
+    """Experts that the tokens of each prompt took, [L, K]; empty if they are not recorded."""
 
     @property
     def num_tokens(self) -> int:
