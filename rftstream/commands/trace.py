@@ -100,11 +100,11 @@ def export(run: Path, otlp: str | None, follow: bool, every_s: float, as_json: b
 
     opened = open_run(run)
     with closing(opened.transport):
-        reader = SpanReader(Log(opened.transport), opened.folder.run_id)
+        reader = SpanReader(Log(opened.transport), opened.folder.run_id, Path(opened.config.model.path or "made").name)
         try:
             while True:
                 is_over = not follow or read_control(opened.transport).finished is not None
-                send_new(reader, collector, opened.folder.run_id, sent, tell)
+                send_new(reader, collector, sent, tell)
                 if is_over:
                     break
                 time.sleep(every_s)

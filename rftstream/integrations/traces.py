@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from rftstream.errors import ConfigError, RftError, pip_install
 from rftstream.http.address import split_url
 from rftstream.http.client import BUSY, HttpClient, RequestFailed, pause_s
-from rftstream.queries.traces.spans import Span, SpanReader
+from rftstream.queries.traces.spans import Span, SpanReader, Value
 from rftstream.version import __version__
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ def _with_path(base: str) -> str:
     return (address if has_path else address.rstrip("/") + PATH) + mark + query
 
 
-def send_new(reader: SpanReader, collector: Collector, run: str, sent: Sent, tell: Callable[[], None]) -> None:
+def send_new(reader: SpanReader, collector: Collector, sent: Sent, tell: Callable[[], None]) -> None:
     """Send the spans that became complete since the reader's last poll. `tell` is called after each request."""
-    convert = _converter(run)
+    convert = _converter(reader.resource)
     spans = reader.read()
     while some := tuple(islice(spans, PER_REQUEST)):
         collector.send([convert(span) for span in some])
@@ -120,13 +120,13 @@ def send_new(reader: SpanReader, collector: Collector, run: str, sent: Sent, tel
         tell()
 
 
-def _converter(run: str) -> Callable[[Span], ReadableSpan]:
+def _converter(common: Mapping[str, Value]) -> Callable[[Span], ReadableSpan]:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-    resource = Resource({"service.name": "rftstream", "service.version": __version__, "rftstream.run": run})
+    resource = Resource({"service.name": "rftstream", "service.version": __version__, **common})
     scope, flags = InstrumentationScope("rftstream", __version__), TraceFlags(TraceFlags.SAMPLED)
 
     def convert(span: Span) -> ReadableSpan:

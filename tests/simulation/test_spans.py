@@ -19,7 +19,7 @@ class Watch:
     """Reads spans now and then while a run goes on, as a follower does."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self.reader = SpanReader(Log(simulation.transport()), simulation.folder.run_id)
+        self.reader = SpanReader(Log(simulation.transport()), simulation.folder.run_id, "tiny")
         self.spans: list[Span] = []
         self._looks = 0
 
@@ -43,7 +43,7 @@ def played(folder: Path, seed: int, faults: Faults) -> tuple[Simulation, list[Sp
 def test_spans_say_what_the_log_says_live_and_afterwards(tmp_path: Path, seed: int) -> None:
     simulation, live = played(tmp_path / "run", seed, EVERYTHING)
     log = Log(simulation.transport())
-    reader = SpanReader(log, simulation.folder.run_id)
+    reader = SpanReader(log, simulation.folder.run_id, "tiny")
     afterwards = list(reader.read())
     assert {span.key: span for span in live} == {span.key: span for span in afterwards}
     keys = [span.key for span in afterwards]
@@ -75,6 +75,10 @@ def test_spans_say_what_the_log_says_live_and_afterwards(tmp_path: Path, seed: i
             newest = span.attributes.get("rftstream.version.newest", 0)
             versions = [by_key[key].attributes["rftstream.version"] for key in span.links]
             assert not newest or versions[-1:] == [newest]
+            assert span.attributes["gen_ai.operation.name"] == "invoke_agent"
+            assert span.attributes["gen_ai.usage.output_tokens"] == span.attributes["rftstream.num_tokens"]
+            assert span.attributes["gen_ai.request.model"] == "tiny"
+    assert reader.resource["rl.run.id"] == simulation.folder.run_id
 
 
 def test_other_runs_have_other_ids(tmp_path: Path) -> None:

@@ -31,7 +31,10 @@ TOPICS = ("tasks", "rollouts", "verified", "batches", "outcomes", "steps", "weig
 """The topics, in this order, so that a reader that starts at the beginning knows a group's admission before its
 outcome."""
 
-Value = str | int | float | bool
+Value = str | int | float | bool | tuple[str, ...]
+
+PROVIDER = "rftstream"
+"""Value of `gen_ai.provider.name`: the weights are the run's own, whichever engine computed them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +72,25 @@ class SpanReader:
     It keeps the admission times of groups without an outcome, and the times at which batches were closed and trained.
     """
 
-    def __init__(self, log: Log, run_id: str) -> None:
-        self._log, self._run_id = log, run_id
+    def __init__(self, log: Log, run_id: str, model: str = "") -> None:
+        """`model`: the name of the model that the run trains; empty if it has none."""
+        self._log, self._run_id, self._model = log, run_id, model
+        self._names: dict[str, Value] = {"gen_ai.provider.name": PROVIDER}
+        if model:
+            self._names["gen_ai.request.model"] = model
         self._next: dict[str, dict[TopicPartition, int]] = {topic: {} for topic in TOPICS}
         self._admitted: dict[bytes, float] = {}
         self._closed: dict[int, float] = {}
         self._groups: dict[int, tuple[str, ...]] = {}
         self._newest_batch = -1
         self._trained: dict[VersionName, float] = {}
+
+    @property
+    def resource(self) -> dict[str, Value]:
+        """Return what all spans of the run have in common. The names `rl.*` are those that OpenTelemetry's group for
+        generative AI discusses (open-telemetry/semantic-conventions-genai, issue 88)."""
+        model = {"rl.model.name": self._model} if self._model else {}
+        return {"rftstream.run": self._run_id, "rl.system": PROVIDER, "rl.run.id": self._run_id, **model}
 
     def read(self) -> Iterator[Span]:
         """Yield the spans that became complete. TransportError if the log does not answer."""
@@ -148,6 +162,12 @@ class SpanReader:
             "rftstream.status": rollout.status.value,
             "rftstream.num_tokens": rollout.num_tokens,
             "rftstream.record": str(record),
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.conversation.id": ids.rollout_id,
+            "gen_ai.request.temperature": rollout.sampling.temperature,
+            "gen_ai.request.top_p": rollout.sampling.top_p,
+            "gen_ai.usage.output_tokens": rollout.num_tokens,
+            **self._names,
         }
         if versions:
             facts |= {"rftstream.version.oldest": min(versions), "rftstream.version.newest": max(versions)}
@@ -170,7 +190,12 @@ class SpanReader:
                 end_s=max(call.started_at or start, call.finished_at),
                 attributes={
                     "gen_ai.operation.name": "chat",
+                    "gen_ai.conversation.id": ids.rollout_id,
+                    "gen_ai.response.id": f"{ids.rollout_id}/call/{call.number}",
+                    "gen_ai.response.finish_reasons": (call.finish_reason,),
+                    "gen_ai.usage.input_tokens": call.start,
                     "gen_ai.usage.output_tokens": call.count,
+                    **self._names,
                     "rftstream.call": call.number,
                     "rftstream.dialect": call.dialect,
                     "rftstream.finish_reason": call.finish_reason,
