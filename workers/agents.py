@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rftstream.config.parts import registry
-from rftstream.config.parts.part_specs import EnvironmentSpec, PolicySpec, TransportSpec
+from rftstream.config.parts.part_specs import EnvironmentSpec, TransportSpec
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.environments import ENVIRONMENTS
 from rftstream.environments.launched_agents import RunsAgent, agent_of
@@ -19,6 +19,7 @@ from rftstream.gateway.keys import GatewayKeys, run_secret
 from rftstream.gateway.server import GatewayServer, GatewaySettings
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Policy
+from rftstream.policies.grammars import checker_of
 from rftstream.queries.state.agent_access import find_gateways
 from rftstream.roles.explorer.agents.calls import AgentLimits
 from rftstream.roles.explorer.agents.launcher import AgentLauncher, LaunchedAgents
@@ -75,7 +76,7 @@ def agent_parts(
         context=context_length(spec, loop.renderer),
         explorer=context.process,
         now=context.clock.now,
-        constrains=registry.find_spec(PolicySpec, policy_name).constrains,
+        check_form=checker_of(policy_name),
     )
     keys = None if context.simulated else _keys(context)
     server = None if keys is None else _start_gateway(context, spec, inbox, keys, address)

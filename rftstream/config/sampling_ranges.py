@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import PolicySpec
-from rftstream.contracts.tasks import Sampling
+from rftstream.contracts.tasks import FORMS, Sampling
 from rftstream.contracts.token_values import ALLOWED
 from rftstream.errors import ConfigError
 
@@ -29,6 +29,26 @@ def check_sampling(sampling: Sampling, *, where: str, given: Mapping[str, Any] |
         fine = _is_within(getattr(sampling, key), bounds)
         if not fine or (key == "min_tokens" and sampling.min_tokens > sampling.max_tokens):
             raise ConfigError(f"{where}.{key}: got {getattr(sampling, key)}, expected {expected}")
+    _check_form(sampling.grammar, where=f"{where}.grammar")
+
+
+_FORM_VALUES = {
+    "json": "a JSON Schema, as a table or a text",
+    "json_object": "true",
+    "regex": "a regular expression",
+    "choice": "a list of texts",
+    "grammar": "a grammar in GBNF",
+}
+
+
+def _check_form(grammar: Mapping[str, Any], *, where: str) -> None:
+    if len(grammar) > 1:
+        raise ConfigError(f"{where}: got {' and '.join(grammar)}, expected one of them")
+    for kind, value in grammar.items():
+        if kind not in FORMS:
+            raise ConfigError(f"{where}.{kind}: unknown kind of form; {registry.suggest(kind, list(FORMS))}")
+        if not isinstance(value, FORMS[kind]) or not value:
+            raise ConfigError(f"{where}.{kind}: got {value!r}, expected {_FORM_VALUES[kind]}")
 
 
 SAMPLING_RANGES = {

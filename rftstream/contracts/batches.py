@@ -51,7 +51,7 @@ def _experience_headers(experience: Experience) -> Facts:
 
 @message(
     "experience",
-    version=5,
+    version=6,
     topic="batches",
     key=lambda experience: f"{experience.batch_sequence}",
     id=_experience_id,

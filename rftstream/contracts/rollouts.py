@@ -204,7 +204,7 @@ class RolloutStatus(StrEnum):
 
 @message(
     "rollout",
-    version=5,
+    version=6,
     topic="rollouts",
     key=lambda rollout: rollout.ids.rollout_id,
     headers=lambda rollout: {

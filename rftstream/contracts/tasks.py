@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -108,6 +109,17 @@ class ChatMessage:
     """The call that a tool message answers."""
 
 
+FORMS: Mapping[str, tuple[type, ...]] = {
+    "json": (dict, str),
+    "json_object": (bool,),
+    "regex": (str,),
+    "choice": (list, tuple),
+    "grammar": (str,),
+}
+"""Kind of a form, by vLLM's names -> types of its value: a JSON Schema, true, a regular expression, the texts to choose
+from, a grammar in GBNF."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """Settings of sampling, the full set. docs/algorithms.md says with which of them the recorded logprobs are
@@ -133,6 +145,10 @@ class Sampling:
     """Completion tokens of the whole rollout, all turns together."""
     stop: tuple[str, ...] = ()
     """A completion ends after any of these."""
+    grammar: dict[str, Any] = field(default_factory=dict)
+    """The form of each completion, by its kind: `{ json = "SCHEMA" }`, `{ json_object = true }`,
+    `{ regex = "[0-9]+" }`, `{ choice = ["yes", "no"] }` or `{ grammar = "root ::= ..." }` (GBNF). A further turn begins
+    anew. Empty: any form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +169,7 @@ class Problem:
 
 @message(
     "task",
-    version=4,
+    version=5,
     topic="tasks",
     key=lambda task: task.ids.rollout_id,
     headers=lambda task: headers_of_ids(task.ids),

@@ -81,7 +81,7 @@ def _verified_headers(verified: VerifiedRollout) -> Facts:
 
 @message(
     "verified_rollout",
-    version=5,
+    version=6,
     topic="verified",
     key=lambda verified: verified.ids.rollout_id,
     headers=_verified_headers,

@@ -41,16 +41,31 @@ def encode_sets(allowed_NV: Tensor) -> list[bytes]:
     """Return each row's set, bool [N, V], as bytes; those of a row of all ids are empty. ValueError for a set without
     any."""
     num, vocabulary = allowed_NV.shape
-    if num and not bool(allowed_NV.any(dim=1).all()):
-        raise ValueError("sets of tokens: got one without any token, expected at least one that can be sampled")
     changes_NV = allowed_NV.clone()
     torch.ne(allowed_NV[:, 1:], allowed_NV[:, :-1], out=changes_NV[:, 1:])
     flat = changes_NV.view(-1)
     places_E = np.flatnonzero(flat.numpy()) if flat.is_cpu else flat.nonzero()[:, 0].cpu().numpy()
-    rows_E, ids_E = np.divmod(places_E, vocabulary)
+    return _write(*np.divmod(places_E, vocabulary), num, vocabulary)
+
+
+def encode_listed(rows_L: np.ndarray, ids_L: np.ndarray, num: int, vocabulary: int) -> list[bytes]:
+    """Return the sets of `num` rows as bytes, as `encode_sets` does. rows_L, ids_L: row and id of each member, in any
+    order, also more than once."""
+    members_M = np.unique(rows_L * (vocabulary + 1) + ids_L)  # with a place between two rows
+    begins_R = members_M[np.diff(members_M, prepend=-2) > 1]
+    ends_R = members_M[np.diff(members_M, append=num * (vocabulary + 1) + 1) > 1] + 1
+    rows_E, ids_E = np.divmod(np.sort(np.concatenate([begins_R, ends_R])), vocabulary + 1)
+    is_inside_E = ids_E < vocabulary
+    return _write(rows_E[is_inside_E], ids_E[is_inside_E], num, vocabulary)
+
+
+def _write(rows_E: np.ndarray, ids_E: np.ndarray, num: int, vocabulary: int) -> list[bytes]:
+    """Return the sets of `num` rows as bytes: row and id of each edge, in ascending order."""
     edges_N = np.bincount(rows_E, minlength=num)
-    gaps_E = np.diff(ids_E, prepend=0)
+    if not edges_N.all():
+        raise ValueError("sets of tokens: got one without any token, expected at least one that can be sampled")
     first_N = np.cumsum(edges_N) - edges_N
+    gaps_E = np.diff(ids_E, prepend=0)
     gaps_E[first_N] = ids_E[first_N]
     sizes_E = 1 + (gaps_E >= 1 << 7) + (gaps_E >= 1 << 14) + (gaps_E >= 1 << 21)
     begins_E = np.cumsum(sizes_E) - sizes_E
@@ -59,14 +74,17 @@ def encode_sets(allowed_NV: Tensor) -> list[bytes]:
         has = sizes_E > place
         more = np.where(sizes_E[has] > place + 1, 0x80, 0)
         data[begins_E[has] + place] = gaps_E[has] >> 7 * place & 0x7F | more
-    ends_N = np.append(begins_E, len(data))[first_N + edges_N]
-    most, whole_N = -(-vocabulary // 8), (edges_N == 1) & (ids_E[first_N] == 0)
+    lasts_N = first_N + edges_N
+    ends_N = np.append(begins_E, len(data))[lasts_N]
+    whole_N = (edges_N == 1) & (ids_E[first_N] == 0)
     found = [
         b"" if is_whole else data[begin:end].tobytes()
         for begin, end, is_whole in zip(begins_E[first_N].tolist(), ends_N.tolist(), whole_N.tolist(), strict=True)
     ]
-    for row in [row for row, one in enumerate(found) if len(one) >= most]:
-        found[row] = np.packbits(allowed_NV[row].cpu().numpy(), bitorder="little").tobytes()
+    for row in [row for row, one in enumerate(found) if len(one) >= -(-vocabulary // 8)]:
+        changes_V = np.zeros(vocabulary, np.uint8)
+        changes_V[ids_E[first_N[row] : lasts_N[row]]] = 1
+        found[row] = np.packbits(np.bitwise_xor.accumulate(changes_V), bitorder="little").tobytes()
     return found
 
 

@@ -37,6 +37,8 @@ class Tokenizer:
     size: int
     is_split: bool = False
     """Whether a text never becomes a special token."""
+    serialized: Callable[[], str] | None = None
+    """Return it in the form of a tokenizer.json; None if it has no such form."""
     identity: bytes = field(repr=False)
     """Bytes that identify the whole tokenizer in digests."""
 
@@ -101,6 +103,7 @@ def _fast_tokenizer(spec: ModelSpec, wanted: Collection[str]) -> Tokenizer:
         added={index: token.content for index, token in added_tokens.items()},
         size=tokenizer.get_vocab_size(),
         is_split=special.is_split,
+        serialized=tokenizer.to_str,
         identity=data + json.dumps([special.is_split, *map(asdict, special.tokens())]).encode(),
     )
 

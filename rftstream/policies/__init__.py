@@ -15,6 +15,7 @@ POLICIES = {
         is_estimated=True,
         takes_images=True,
         records=frozenset({ALLOWED, EXPERTS}),
+        constrains=True,
         preload=(
             "torch",
             "transformers",

@@ -30,21 +30,24 @@ LOOK_S = 0.05
 """Longest time in seconds between two steps of a policy with active requests, and until a new request is seen."""
 
 
-CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar")
-"""Kinds of constraints, by vLLM's names."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
     """The form that the text of a completion must have. Only a policy that declares `constrains` gets constraints.
     Tokens that break the form have probability 0; recorded logprobs are those of the remaining distribution."""
 
     kind: str
-    """One of CONSTRAINTS."""
+    """One of FORMS."""
     value: Any
     """A JSON schema, True, a regular expression, the texts to choose from, or a grammar in EBNF."""
     setting: str = ""
     """The setting that requires the form, for messages."""
+
+
+def form_of(sampling: Sampling, setting: str = "sampling.grammar") -> Constraint | None:
+    """Return the form that the sampling settings ask for; None for any form."""
+    for kind, value in sampling.grammar.items():
+        return Constraint(kind=kind, value=value, setting=setting)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from rftstream.models.folders.made import DEFAULT_FAMILY
 from rftstream.models.rendering import open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_tokens import ImageTokens, check_takes_images
+from rftstream.policies.grammars import check_forms
 from rftstream.preflight.checks.dependencies import isolations, look_at_sandbox, look_at_servers
 from rftstream.runs.folder import RunFolder, candidates_here, check_transport, open_store, store_place
 from rftstream.runs.making.init_from import fetch_initial
@@ -105,6 +106,7 @@ def requirements(
         yield Requirement("environment", lambda where=where: _environment(config, where))  # type: ignore[misc]
     for where, named in config.algorithms_named().items():
         yield Requirement("algorithm", lambda where=where, named=named: _algorithm(config, where, named))  # type: ignore[misc]
+    yield Requirement("forms", lambda: check_forms(config))
     yield Requirement("pipeline", lambda: _pipelines(config))
     yield Requirement("algorithm", lambda: _demands(config))
     yield Requirement("lora", lambda: _lora(config))

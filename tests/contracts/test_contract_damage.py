@@ -380,7 +380,7 @@ LOOP["self"] = LOOP
 )  # fmt: skip
 def test_encode_refuses_what_no_reader_would_take(info: Any) -> None:
     task = SAMPLES["task.v1"]
-    with pytest.raises(ContractError, match=r"^task\.v4 \$"):
+    with pytest.raises(ContractError, match=r"^task\.v5 \$"):
         encode(type(task)(**{**fields_of(task), "problem": Problem(messages=(), info=info)}))
 
 

@@ -110,7 +110,7 @@ def test_ids_come_from_headers_alone() -> None:
         ),
         (
             (("contract", b"rollout"), ("contract_version", b"one")), "rollouts",
-            "rollouts[3]@8172 headers.contract_version: got rollout.vone, expected 1 to 5",
+            "rollouts[3]@8172 headers.contract_version: got rollout.vone, expected 1 to 6",
         ),
         (
             (("contract", b"rollout"),), "rollouts",
@@ -128,7 +128,7 @@ def test_records_that_do_not_belong_are_refused_by_their_headers(headers: Header
 
 def newer(version: int, *more: tuple[str, bytes], value: bytes | None = None) -> Record:
     """A rollout as a later release writes it, with a field that nobody knows here."""
-    fields = msgpack.unpackb(encode(SAMPLES["rollout.v5"])) | {"made_up_later": "a value"}
+    fields = msgpack.unpackb(encode(SAMPLES["rollout.v6"])) | {"made_up_later": "a value"}
     headers = (("contract", b"rollout"), ("contract_version", b"%d" % version), *more)
     return record(headers, value=msgpack.packb(fields) if value is None else value)
 
@@ -140,13 +140,13 @@ def test_a_record_of_a_later_version_is_read_if_its_writer_says_so() -> None:
         assert read == SAMPLES[f"rollout.v{known}"], "what is not known is skipped"
 
 
-@pytest.mark.parametrize("more", [(), (("readable_since", b"6"),)], ids=["not-said", "of-the-next"])
+@pytest.mark.parametrize("more", [(), (("readable_since", b"7"),)], ids=["not-said", "of-the-next"])
 def test_a_record_of_a_later_version_is_not_read_unless_its_writer_says_so(more: tuple[tuple[str, bytes], ...]) -> None:
-    assert MESSAGES["rollout"].version == 5
+    assert MESSAGES["rollout"].version == 6
     with pytest.raises(ContractError) as caught:
-        from_record(newer(6, *more))
+        from_record(newer(7, *more))
     assert str(caught.value) == (
-        "rollouts[3]@8172 headers.contract_version: got rollout.v6, expected at most v5; a later release of rftstream "
+        "rollouts[3]@8172 headers.contract_version: got rollout.v7, expected at most v6; a later release of rftstream "
         "wrote it: update this one"
     )
 
@@ -154,15 +154,15 @@ def test_a_record_of_a_later_version_is_not_read_unless_its_writer_says_so(more:
 @pytest.mark.parametrize("since", [b"", b"0", b"x", b"-1", b"1.0", b"9" * 12, b"\xff"])
 def test_nonsense_about_readers_is_damage(since: bytes) -> None:
     with pytest.raises(ContractError, match=r"headers\.readable_since: got "):
-        from_record(newer(6, ("readable_since", since)))
+        from_record(newer(7, ("readable_since", since)))
 
 
 def test_a_writer_says_which_readers_may_skip_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "readable_since" not in texts(headers_of(SAMPLES["rollout.v5"], "run")), "a reader must know this version"
-    more = dataclasses.replace(MESSAGES["rollout"], version=7, readable_since=5)
-    monkeypatch.setitem(SPEC_OF, type(SAMPLES["rollout.v5"]), more)
-    written = texts(headers_of(SAMPLES["rollout.v5"], "run"))
-    assert (written["contract_version"], written["readable_since"]) == ("7", "5")
+    assert "readable_since" not in texts(headers_of(SAMPLES["rollout.v6"], "run")), "a reader must know this version"
+    more = dataclasses.replace(MESSAGES["rollout"], version=8, readable_since=6)
+    monkeypatch.setitem(SPEC_OF, type(SAMPLES["rollout.v6"]), more)
+    written = texts(headers_of(SAMPLES["rollout.v6"], "run"))
+    assert (written["contract_version"], written["readable_since"]) == ("8", "6")
 
 
 def test_specs_name_no_reader_that_cannot_be() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
+from rftstream.errors import ConfigError
 from rftstream.gateway.dialects import CHAT, DIALECTS, MESSAGES, read_call
-from rftstream.policies.base import Policy, SampleRequest
+from rftstream.policies.base import Constraint, Policy, SampleRequest
 from rftstream.roles.explorer.model_calls import (
     CallAnswer,
     CountWanted,
@@ -77,19 +78,28 @@ def test_counted_is_what_a_call_would_be_given(tmp_path: Path) -> None:
     assert len(rollout.calls) == 1
 
 
+def refuse_choices(constraint: Constraint) -> None:
+    if constraint.kind == "choice":
+        raise ConfigError(f"{constraint.setting}: choice: no choice here")
+
+
 def test_what_a_call_says_of_its_answer_reaches_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scene, explorer, agent = opened(tmp_path)
     loop = step_of(explorer)._agents._calls  # type: ignore[attr-defined]
     form = {"type": "json_object"}
     refused = agent.ask(user("1+1="), response_format=form).refusal
     assert refused.status == 400
-    assert refused.sentence == "response_format: this policy does not constrain tokens (vllm and openai do); remove it"
+    assert refused.sentence.startswith(
+        "response_format: this policy does not constrain tokens (hf, vllm and openai do)"
+    )
     requests: list[SampleRequest] = []
     policy: Policy = loop.policy
     submit = policy.submit
-    monkeypatch.setattr(loop, "constrains", True)
+    monkeypatch.setattr(loop, "check_form", refuse_choices)
     monkeypatch.setattr(policy, "submit", lambda request: (requests.append(request), submit(request)))
     agent.ask(user("1+1="), response_format=form, stop=["END"])
+    refused = agent.ask(user("1+1="), structured_outputs={"choice": ["a"]}).refusal
+    assert (refused.status, refused.sentence) == (400, "structured_outputs: choice: no choice here")
     (request,) = requests
     assert request.constraint is not None and request.constraint.kind == "json_object"
     assert request.sampling.stop == ("END",)

@@ -38,7 +38,7 @@ BUDGETS = {
     "joined": 400,
     "launch": 3_350,
     "models": 3_950,
-    "policies": 4_350,
+    "policies": 4_550,
     "preflight": 3_800,
     "queries": 12_400,
     "replay": 750,

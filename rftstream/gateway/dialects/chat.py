@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rftstream.contracts.tasks import ChatMessage
+from rftstream.contracts.tasks import FORMS, ChatMessage
 from rftstream.gateway.dialects import fields
 from rftstream.gateway.dialects.base import ReadDialect
 from rftstream.gateway.dialects.events import Event, event
@@ -13,7 +13,7 @@ from rftstream.gateway.dialects.fields import Json, RequestRefused
 from rftstream.gateway.dialects.said import Said, said_of
 from rftstream.gateway.dialects.settings import CHAT_SETTINGS
 from rftstream.models.calls.call_reading import kind
-from rftstream.policies.base import CONSTRAINTS, Constraint
+from rftstream.policies.base import Constraint
 from rftstream.roles.explorer.model_calls import SampledCall
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -51,11 +51,11 @@ class ChatCompletions(ReadDialect):
         if given is not None and not isinstance(given, dict):
             raise RequestRefused(f"structured_outputs: got {kind(given)}, expected an object")
         settings = {name: value for name, value in (given or {}).items() if value not in (None, False)}
-        if unknown := sorted(settings.keys() - set(CONSTRAINTS)):
-            raise RequestRefused(f"structured_outputs.{unknown[0]}: unknown; expected one of {', '.join(CONSTRAINTS)}")
+        if unknown := sorted(settings.keys() - set(FORMS)):
+            raise RequestRefused(f"structured_outputs.{unknown[0]}: unknown; expected one of {', '.join(FORMS)}")
         for name, value in settings.items():
             yield Constraint(kind=name, value=value, setting="structured_outputs")
-        for name in CONSTRAINTS:
+        for name in FORMS:
             if (value := body.get(f"guided_{name}")) is not None:
                 yield Constraint(kind=name, value=value, setting=f"guided_{name}")
 

@@ -7,21 +7,13 @@ from typing import Any
 
 import msgspec
 
-from rftstream.contracts.tasks import ChatMessage
+from rftstream.contracts.tasks import FORMS, ChatMessage
 from rftstream.models.calls.call_reading import kind
 from rftstream.policies.base import Constraint
 from rftstream.roles.explorer.model_calls import Refusal
 
 MAX_ASKED_BYTES = 1024
 """Largest setting that is recorded in full, in bytes of JSON."""
-
-FORMS: Mapping[str, tuple[type, ...]] = {
-    "json": (dict, str),
-    "json_object": (bool,),
-    **dict.fromkeys(("regex", "grammar"), (str,)),
-    "choice": (list,),
-}
-"""Kind of constraint -> types of its value."""
 
 MAX_STOPS = 16
 """Most stop strings of a request."""

@@ -67,7 +67,7 @@ FORM = recorded("the form of the answer stays as it is")
 REASONING = recorded("how much the model reasons is its own and its template's affair")
 CONTEXT = recorded("nothing is removed from the context: a prompt without room is refused")
 NO_BANS = refused("tokens are sampled as the task says, and the recorded logprobs are of that; remove it")
-CONSTRAINT = honoured("the policies `vllm` and `openai` constrain the tokens; others refuse it", is_recorded=True)
+CONSTRAINT = honoured("`hf`, `vllm` and `openai` hold the tokens to it; other policies refuse it", is_recorded=True)
 TOOL_CHOICE = honoured("`none` hides the tools; what else it says is recorded, and forces no call", is_recorded=True)
 STOP = honoured("ends the answer before any of these", is_recorded=True)
 

@@ -27,6 +27,7 @@ from rftstream.policies.hf.family_cache import LayerStates
 from rftstream.policies.hf.packed import PackedRows
 from rftstream.policies.hf.prompts import Block, TokenIds, shift_behind
 from rftstream.policies.hf.turns import KeptTurn
+from rftstream.policies.row_forms import RowForms
 from rftstream.policies.sampling import Sampler, SamplingTable
 
 ARRAYS = (
@@ -59,15 +60,18 @@ class DecodingBatch:
         device: torch.device,
         cache: SlotCache,
         *,
+        forms: RowForms,
         records_sets: bool = False,
     ) -> None:
-        """`records_sets`: whether completions have the sets of tokens that could be sampled."""
+        """`forms`: those that the policy has begun. `records_sets`: whether completions have the sets of tokens that
+        could be sampled."""
         self._renderer, self._stop_ids, self._device = renderer, stop_ids, device
         self._records_sets = records_sets
         self._requests: list[SampleRequest] = []
         self._sets: list[list[bytes]] = []
         """The sets that each row's first tokens were sampled from; those after them were sampled from all ids."""
         self.experts = BatchExperts()
+        self._forms = forms
         self._slots_B = np.zeros(0, dtype=np.int64)
         """Slot of each row in the cache; -1 for a finished row whose slot now belongs to its turn."""
         self._limits_B = np.zeros(0, dtype=np.int64)
@@ -203,6 +207,7 @@ class DecodingBatch:
     def _bind(self) -> None:
         """Rebuild the values that depend on the set of rows."""
         self._sampler = Sampler(self._table, self._stop_ids.tolist(), self._device, records_sets=self._records_sets)
+        self._forms.bind(self._requests)
         self._with_stops = [row for row, request in enumerate(self._requests) if request.sampling.stop]
 
     # ------------------------------------------------------------------------------------------ one token of each
@@ -239,12 +244,18 @@ class DecodingBatch:
         `version` is the token's index in the list of versions that `completion` gets."""
         seen_BV, counts_BV = self._penalty_counts() if self._table.penalises else (None, None)
         tokens_B, logprobs_B, sets = self._sampler.draw(
-            self.logits_BV, self._lengths_B, self._before_B + self._num_sampled_B, seen_BV, counts_BV
+            self.logits_BV,
+            self._lengths_B,
+            self._before_B + self._num_sampled_B,
+            seen_BV,
+            counts_BV,
+            self._forms.forbidden(),
         )
         if counts_BV is not None:
             rows_B = torch.arange(self.num_rows, device=self._device)
             counts_BV[rows_B, torch.from_numpy(tokens_B).to(self._device)] += 1
         broken_B = self._alive_B & ~np.isfinite(logprobs_B)
+        broken_B[self._forms.accept(tokens_B)] = True
         self._broken_B |= broken_B
         alive_B = np.flatnonzero(self._alive_B & ~broken_B)
         places_B = self._num_sampled_B[alive_B]
@@ -296,7 +307,7 @@ class DecodingBatch:
             ),
             finish_reason=reason,
             beside={**self.experts.of(row), **sets},
-            error="the model's logits are not finite" if reason == "error" else None,
+            error=self._forms.error(row) or "the model's logits are not finite" if reason == "error" else None,
         )
 
     def turn(self, row: int) -> KeptTurn | None:

@@ -95,6 +95,7 @@ class HfPolicy(SleepsByMoving):
         from rftstream.policies.hf.opening import open_model
         from rftstream.policies.hf.prompts import PromptStore
         from rftstream.policies.hf.turns import TurnStore
+        from rftstream.policies.row_forms import RowForms
 
         self.slots = config.batch_size
         self._config, self._spec, self._renderer = config, model, renderer
@@ -110,8 +111,14 @@ class HfPolicy(SleepsByMoving):
         self._refused: list[Completion] = []
         self._prompts = PromptStore(2 * config.prefill_tokens)
         self._cache = SlotCache(config.batch_size, renderer.context, lambda: self._model.family)
+        self._forms = RowForms(model, self._stop_ids.tolist(), self._model.vocabulary_size, self._model.device)
         self._batch = DecodingBatch(
-            renderer, self._stop_ids, self._model.device, self._cache, records_sets=ALLOWED in records
+            renderer,
+            self._stop_ids,
+            self._model.device,
+            self._cache,
+            forms=self._forms,
+            records_sets=ALLOWED in records,
         )
         self._turns = TurnStore(config.turn_tokens, self._cache, self._model.extends)
         holders = (self._model, self._images, self._cache, self._prompts, self._turns)
@@ -184,6 +191,8 @@ class HfPolicy(SleepsByMoving):
             self._refused.append(without_tokens(request, "error", "the prompt is empty or has ids out of range"))
         elif room <= 0:
             self._refused.append(without_tokens(request, "length", None))
+        elif (error := self._forms.begin(request)) is not None:
+            self._refused.append(without_tokens(request, "error", error))
         elif request.images:
             self._arriving.append((request, self._images.fetch(request)))
             self._take_arrived()
@@ -214,6 +223,7 @@ class HfPolicy(SleepsByMoving):
         self._arriving = [one for one in self._arriving if one[0].request_id != request_id]
         self._waiting = deque(waiting for waiting in self._waiting if waiting.request.request_id != request_id)
         self._refused = [completion for completion in self._refused if completion.request_id != request_id]
+        self._forms.forget(request_id)
         self._batch.forget(request_id)
 
     def step(self) -> list[Completion]:

@@ -24,7 +24,7 @@ from rftstream.contracts.tasks import Problem, Sampling
 from rftstream.environments.base import Environment, Reply
 from rftstream.environments.calls import EnvironmentCalls
 from rftstream.models.rendering import Renderer
-from rftstream.policies.base import Completion, Policy, SampleRequest
+from rftstream.policies.base import Completion, Policy, SampleRequest, form_of
 from rftstream.roles.explorer.attempt import (
     CUT_SHORT,
     Attempt,
@@ -332,6 +332,7 @@ class TurnLoop:
                 may_go_on=not state.has_one_turn,
                 messages=tuple(state.messages),
                 min_version=state.min_version,
+                constraint=form_of(state.sampling),
             )
         )
 

@@ -35,6 +35,12 @@ tasksets.sums = { source = "arithmetic", reward = "exact" }
         ("tasksets.sums.reward_funcs=x", r"^--set tasksets\.sums\.reward_funcs: unknown key; did you mean 'reward'\?$"),
         ("sampling.temperature=-1", r"^--set sampling\.temperature: got -1\.0, expected at least 0$"),
         ("tasksets.sums.sampling.top_p=2", r"^--set tasksets\.sums\.sampling\.top_p: got 2\.0, expected in \(0, 1\]$"),
+        (
+            "sampling.grammar={regx='a'}",
+            r"^--set sampling\.grammar\.regx: unknown kind of form; known: choice",
+        ),
+        ("sampling.grammar={regex=3}", r"^--set sampling\.grammar\.regex: got 3, expected a regular expression$"),
+        ("sampling.grammar={regex='a', choice=['b']}", r"^--set sampling\.grammar: got regex and choice, expected one"),
         ("sampling.min_tokens=999", r"^--set sampling\.min_tokens: got 999, expected between 0 and max_tokens$"),
         (
             "run.name=My Run",

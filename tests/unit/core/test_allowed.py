@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rftstream.core import logprobs
-from rftstream.core.allowed import encode_sets, read_sets
+from rftstream.core.allowed import encode_listed, encode_sets, read_sets
 from rftstream.core.logprobs import token_logprobs
 
 
@@ -38,6 +38,8 @@ def test_sets_come_back_as_they_were(vocabulary):
     allowed_NV, token_ids_N = masks(vocabulary, [0.0, 1e-3, 0.03, 0.5, 0.97, 1.0, 1.0, 0.0])
     written = encode_sets(allowed_NV)
     assert max(map(len, written)) <= -(-vocabulary // 8)
+    rows_L, ids_L = allowed_NV.nonzero().flip(0).numpy().T
+    assert encode_listed(rows_L, ids_L, len(allowed_NV), vocabulary) == written
     sets = read_sets(written, token_ids_N.numpy(), vocabulary)
     if vocabulary == 1:  # nothing was left out
         assert sets is None

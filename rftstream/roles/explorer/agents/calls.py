@@ -12,7 +12,7 @@ import msgspec
 from rftstream import faults, metrics
 from rftstream.contracts.rollouts import SavedCall
 from rftstream.errors import ConfigError, ContractError
-from rftstream.policies.base import LOOK_S, Completion, Policy, SampleRequest
+from rftstream.policies.base import LOOK_S, Completion, Constraint, Policy, SampleRequest, form_of
 from rftstream.roles.explorer.agents.history import RecordedCall
 from rftstream.roles.explorer.agents.pieces import CallToSave, EncodedPiece, encode_piece
 from rftstream.roles.explorer.agents.session import AgentSession, OpenCall
@@ -42,14 +42,15 @@ class CallSampler:
     """Submits agents' calls to the policy. The agent loop makes it. For each call it asks `refusal`, then calls
     `begin`. In each slice it calls `sample`, then `complete` for each completion of the policy, or `cancel`.
 
-    `explorer` is the name of this process. `constrains` tells whether the policy can constrain tokens."""
+    `explorer` is the name of this process. `check_form` raises ConfigError for a form that
+    the policy cannot hold answers to; None if it can hold them to none."""
 
     policy: Policy
     limits: AgentLimits
     context: int | None
     explorer: str
     now: Callable[[], float]
-    constrains: bool
+    check_form: Callable[[Constraint], object] | None
 
     def finished(self) -> list[Completion]:
         """Let the policy do a slice of work. Return the completions that have finished."""
@@ -77,10 +78,17 @@ class CallSampler:
             return refused(f"{session.refused_for}; end it")
         if not call.messages or call.messages[-1].role == "assistant":
             return refused("the last message is the assistant's, expected one that it can answer")
-        if call.constraint is not None and not self.constrains:
+        return None if call.constraint is None else self._refused_form(call.constraint)
+
+    def _refused_form(self, constraint: Constraint) -> Refusal | None:
+        if self.check_form is None:
             return refused(
-                f"{call.constraint.setting}: this policy does not constrain tokens (vllm and openai do); remove it"
+                f"{constraint.setting}: this policy does not constrain tokens (hf, vllm and openai do); remove it"
             )
+        try:
+            self.check_form(constraint)
+        except ConfigError as error:
+            return refused(str(error))
         return None
 
     def count(self, session: AgentSession, call: ModelCall) -> TokensCounted | Refusal:
@@ -139,7 +147,7 @@ class CallSampler:
                 request_id=open_call.request_id,
                 token_ids=prompt,
                 sampling=replace(sampling, stop=(*sampling.stop, *open_call.call.stop)),
-                constraint=open_call.call.constraint,
+                constraint=open_call.call.constraint or form_of(sampling),
                 seed=open_call.seed,
                 max_tokens=max(1, min(limit for limit in limits if limit is not None)),
                 group_id=session.rollout.task.ids.group_id,

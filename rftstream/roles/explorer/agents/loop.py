@@ -17,7 +17,7 @@ from rftstream import faults
 from rftstream.contracts.rollouts import Posted, RolloutStatus
 from rftstream.contracts.tasks import Task
 from rftstream.metrics import named_by_people
-from rftstream.policies.base import Policy
+from rftstream.policies.base import Constraint, Policy
 from rftstream.roles.explorer.agents.calls import AgentLimits, CallSampler
 from rftstream.roles.explorer.agents.pieces import EncodedPiece, encode_piece
 from rftstream.roles.explorer.agents.rollout import AgentRollout
@@ -69,13 +69,13 @@ class AgentLoop:
         context: int | None,
         explorer: str,
         now: Callable[[], float],
-        constrains: bool = False,
+        check_form: Callable[[Constraint], object] | None = None,
     ) -> None:
-        """`policy` must be stepped by this loop alone. `explorer` is the name of this process. `constrains` tells
-        whether the policy can constrain tokens."""
+        """`policy` must be stepped by this loop alone. `explorer` is the name of this process. `check_form`
+        raises ConfigError for a form that the policy cannot hold answers to; None if it can hold them to none."""
         self._inbox, self._limits, self._explorer, self._now = inbox, limits, explorer, now
         self._calls = CallSampler(
-            policy=policy, limits=limits, context=context, explorer=explorer, now=now, constrains=constrains
+            policy=policy, limits=limits, context=context, explorer=explorer, now=now, check_form=check_form
         )
         self._sessions: dict[int, AgentSession] = {}
         self._by_id: dict[str, AgentSession] = {}
