@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 3_950,
     "policies": 4_550,
     "preflight": 3_800,
-    "queries": 12_400,
+    "queries": 12_450,
     "replay": 750,
     "rewards": 7_650,
     "roles": 9_700,
