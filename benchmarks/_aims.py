@@ -90,6 +90,12 @@ AIMS = (
     Aim("trivial program, p50*", "at most", 10, of="ours", why_not=_SANDBOX),
     Aim("trivial program, p95*", "at most", 30, of="ours", why_not=_SANDBOX),
     Aim("trivial programs, on all cores*", "at least", 120, of="ours", why_not=_SANDBOX),
+    Aim("python: import*", "at most", 50, of="ours"),
+    Aim("python: first page*", "at most", 100, of="ours"),
+    Aim("python: to_pandas of *", "at most", 2,
+        why_not="each value comes from SQLite through Python, where Parquet is read by columns; the index has rows, "
+                "since what it knows of a rollout changes until its group is decided"),
+    Aim("python: to_pandas with bodies", "at least", 0.8),
     Aim("studio: *first page of a new studio", "at most", 1, of="ours"),
 )  # fmt: skip
 """That of programs on all cores is for two of them: 60 a second and core."""

@@ -8,11 +8,13 @@ away. tests/docs/public_api.txt holds them.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from rftstream.version import __version__
 
+TYPE_CHECKING = False  # as type checkers read it; to import it from typing takes longer than all the rest
 if TYPE_CHECKING:
+    from typing import Any
+
     from rftstream.api.rollouts import RunRollout
     from rftstream.api.run import Run
     from rftstream.api.run import open_run as open  # noqa: A004

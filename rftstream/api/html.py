@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from rftstream.queries.formatting import number
+from rftstream.queries.formatting import moment, number
 
 CELL_CHARACTERS = 120
 """Most characters of a cell."""
@@ -18,13 +18,17 @@ def html_table(rows: Sequence[Mapping[str, Any]], *, more: bool = False) -> str:
         return "<p>no rows</p>"
     names = dict.fromkeys(name for row in rows for name in row)
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(_cell(row.get(name)))}</td>' for name in names)}</tr>" for row in rows)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape(_cell(name, row.get(name)))}</td>' for name in names)}</tr>" for row in rows
+    )
     rest = "<p>and more rows</p>" if more else ""
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
 
 
-def _cell(value: Any) -> str:
+def _cell(name: str, value: Any) -> str:
     if value is None:
         return ""
-    text = number(value) if isinstance(value, float) and abs(value) < 1e9 else str(value)
+    if isinstance(value, float):
+        return moment(value) if name == "at" or name.endswith("_at") else number(value)
+    text = str(value)
     return text if len(text) <= CELL_CHARACTERS else f"{text[:CELL_CHARACTERS]}…"

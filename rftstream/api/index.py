@@ -47,23 +47,23 @@ class RunIndex:
             yield catalog, Moment(version=self._history.history().version)
 
     def _update(self, texts: bool) -> None:
+        """Read what is on the log now. If another process holds the index, wait for it as long as it comes on."""
         updater, history = self._updater, self.history()
-        while updater.update() and updater.done < updater.total:
-            pass
-        while texts and updater.read_texts(history.history().evaluations):
-            pass
-        self._wait_for_others(texts)
-
-    def _wait_for_others(self, texts: bool) -> None:
-        """Wait until another process that holds the index has read what is on the log now, as long as it comes on."""
-        updater = self._updater
-        wanted, seen, since = updater.total, (-1, -1), time.monotonic()
-        while updater.is_behind and (updater.done < wanted or texts) and time.monotonic() - since < OTHERS_S:
-            found = (updater.done, updater.texts.num_left)
+        wanted, seen, since = None, None, time.monotonic()
+        while True:
+            while updater.update() and updater.done < updater.total:
+                pass
+            while texts and updater.read_texts(history.history().evaluations):
+                pass
+            found = (updater.done, updater.texts.done)
+            wanted = wanted or (updater.total, updater.texts.total)
+            if not updater.is_behind or (found[0] >= wanted[0] and (not texts or found[1] >= wanted[1])):
+                return
             if found != seen:
                 seen, since = found, time.monotonic()
+            if time.monotonic() - since > OTHERS_S:
+                return
             time.sleep(0.05)
-            updater.update()
 
     def close(self) -> None:
         """Close the index and the run's log."""

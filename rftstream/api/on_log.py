@@ -14,12 +14,14 @@ from rftstream.errors import ConfigError
 from rftstream.runs.folder import OpenRun, RunFolder, names_on_log, open_transport
 from rftstream.service.control_view import read_manifest
 
+_ANY = {"run": {"name": "any", "steps": 1}, "model": {"path": "fake"}, "tasksets": {"any": {"source": "arithmetic"}}}
+"""Settings with which a log can be asked for its runs: nothing but the transport is used of them."""
+
 
 def open_on_log(run_id: str, servers: str, options: Mapping[str, Any]) -> OpenRun:
     """Open a run by its id and the servers of its log. Its settings are those that the run recorded. ConfigError if the
     log has no such run."""
-    there = {"kind": "kafka", "servers": servers, "options": dict(options)}
-    asking = loader.from_dict({"run": {"name": run_id, "steps": 1}, "model": {"path": "fake"}, "transport": there})
+    asking = loader.from_dict({**_ANY, "transport": {"kind": "kafka", "servers": servers, "options": dict(options)}})
     known = names_on_log(asking)
     if run_id not in known:
         raise ConfigError(f"{run_id}: no such run at {servers}; {registry.suggest(run_id, sorted(known))}")

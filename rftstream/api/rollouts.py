@@ -229,16 +229,11 @@ class RolloutTable(Table[RunRollout]):
     def _columns(self, names: Sequence[str]) -> dict[str, Any]:
         from rftstream.queries.catalog.columns import read_columns
 
-        with_version = "version" in names
-        with self.index.catalog(texts=self.texts or with_version) as opened:
+        wanted = [*names, *(("rollout_offset",) if set(BODIES) & set(names) else ())]
+        with self.index.catalog(texts=self.texts or "version" in names) as opened:
             if opened is None:
                 return {"sequence": ()}
-            places = bool(set(BODIES) & set(names))
-            return dict(
-                read_columns(
-                    *opened, self.wanted, order=self.order, limit=self.limit, places=places, with_version=with_version
-                )
-            )
+            return dict(read_columns(*opened, self.wanted, order=self.order, limit=self.limit, names=wanted))
 
     def _arrow(self, columns: Sequence[str] | None, *, plain: bool = False) -> Any:
         chosen = self._chosen(columns, (*COLUMNS, "decided_at", *TEXTS, *BODIES) if columns is not None else COLUMNS)

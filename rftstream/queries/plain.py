@@ -36,7 +36,8 @@ class Report:
     def _repr_html_(self) -> str | None:
         """Return its text as HTML, for notebooks; None if it has none."""
         to_text = getattr(self, "to_text", None)
-        return None if to_text is None else f'<pre style="white-space: pre-wrap">{html.escape(to_text())}</pre>'
+        style = "white-space: pre-wrap; max-height: 40em; overflow: auto"
+        return None if to_text is None else f'<pre style="{style}">{html.escape(to_text())}</pre>'
 
 
 def pick(value: Any, wanted: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import rftstream
 from rftstream import faults, metrics
 from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.tasks import Task
@@ -108,6 +109,16 @@ def test_commands_that_read_a_run(place: Workplace, recorded: Path) -> None:
     ):  # fmt: skip
         looked = place.look(*command)
         assert looked.code == 0, looked.err
+
+
+def test_a_run_is_opened_by_its_id_and_the_address_of_its_log(recorded: Path, servers: str) -> None:
+    with rftstream.open(recorded.name, servers=servers) as run, rftstream.open(recorded) as same:
+        assert (run.id, run.state, run.summary["version"]) == (recorded.name, "finished", 6)
+        assert run.rollouts(fate="trained").to_pandas().equals(same.rollouts(fate="trained").to_pandas())
+        assert run.audit().to_json() == same.audit().to_json() and list(run.follow()) == []
+        assert all(said for said in run.rollouts().to_pandas(["completion"])["completion"])
+    with pytest.raises(rftstream.ConfigError, match=f"{recorded.name}s: no such run at .*{recorded.name}"):
+        rftstream.open(f"{recorded.name}s", servers=servers)
 
 
 # ------------------------------------------------------------------------------------------------ runs of their own

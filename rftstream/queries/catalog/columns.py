@@ -41,7 +41,7 @@ _STATUSES, _REASONS = tuple(map(str, RolloutStatus)), tuple(map(str, UnscorableR
 def _code(column: str, words: Sequence[str]) -> str:
     """Return the number of a column's word from 1 on; 0 for none."""
     cases = " ".join(f"WHEN '{word}' THEN {number}" for number, word in enumerate(words, 1))
-    return f"(CASE {column} {cases} ELSE 0 END)"
+    return f"(CASE WHEN {column} IS NULL THEN 0 ELSE CASE {column} {cases} ELSE 0 END END)"
 
 
 _PACKED = (
@@ -53,8 +53,8 @@ _PACKED = (
     ("num_tokens", "coalesce(max(r.num_tokens, 0) + 1, 0)", 1 << 31),
 )
 """Name, expression and number of values of the columns that are packed into one, the first at its low end."""
-_TIMES = ("reward", "sampled_at", "verified_at", "decided_at")
-_PLACES = ("rollout_offset", "verified_offset")
+NUMBERS = ("reward", "sampled_at", "verified_at", "decided_at", "rollout_offset", "version")
+"""Columns that are read only if they are asked for."""
 
 
 def _packed() -> str:
@@ -79,25 +79,19 @@ def read_columns(
     *,
     order: str = "newest",
     limit: int | None = None,
-    places: bool = False,
-    with_version: bool = False,
+    names: Sequence[str] = (),
 ) -> dict[str, Numbers | CodedWords]:
-    """Return columns of all rollouts of a filter, as they are now. What a rollout does not have is not a number, or -1
-    for an integer. `places`: with the offsets of their records. `with_version`: with the version that sampled the
-    first token."""
-    numbers = (*_TIMES, *(_PLACES if places else ()))
-    text = f"(r.sequence << {SIBLING_BITS}) + r.sibling, {_packed()}, {', '.join(f'r.{name}' for name in numbers)}"
-    names = ("key", "packed", *numbers, *(("version",) if with_version else ()))
-    query, values = select_rollouts(
-        catalog, moment, wanted, f"{text}, t.version" if with_version else text, order=order, limit=limit
-    )
+    """Return columns of all rollouts of a filter, as they are now, with those of NUMBERS that `names` has. A value that
+    a rollout does not have is not a number, or -1 for an integer."""
+    numbers = [name for name in NUMBERS if name in names]
+    columns = [f"(r.sequence << {SIBLING_BITS}) + r.sibling", _packed()]
+    columns += ["t.version" if name == "version" else f"r.{name}" for name in numbers]
+    query, values = select_rollouts(catalog, moment, wanted, ", ".join(columns), order=order, limit=limit)
     flat = np.fromiter(chain.from_iterable(catalog.each(query, values)), dtype=np.float64)
-    columns = dict(zip(names, flat.reshape(-1, len(names)).T, strict=True))
-    keys = columns.pop("key").astype(np.int64)
-    packed = _unpacked(columns.pop("packed").astype(np.int64))
+    keys_of, packed_of, *found = flat.reshape(-1, len(columns)).T
+    keys, packed = keys_of.astype(np.int64), _unpacked(packed_of.astype(np.int64))
     sequences = keys >> SIBLING_BITS
     groups = _read_groups(catalog, sequences)
-    offsets = {name: np.nan_to_num(columns.pop(name), nan=-1).astype(np.int64) for name in names if name in _PLACES}
     return {
         "sequence": sequences,
         "sibling": keys & ((1 << SIBLING_BITS) - 1),
@@ -108,25 +102,24 @@ def read_columns(
         "unscored": CodedWords(packed["unscored"] - 1, _REASONS),
         "rejected": _read_rejected(catalog, keys, packed["rejected"] == 1),
         "late": packed["late"].astype(bool),
-        **columns,
-        **offsets,
+        **dict(zip(numbers, found, strict=True)),
     }
 
 
 def _read_groups(catalog: CatalogReader, sequences: Numbers) -> dict[str, Any]:
     """Return what the groups of rollouts know, for each rollout."""
-    rows = catalog.rows(
-        "SELECT sequence, group_id, taskset, problem, coalesce(batch, -1) AS batch FROM groups"
-        " WHERE sequence IN (SELECT value FROM json_each(?))",
-        (json.dumps(np.unique(sequences).tolist()),),
+    wanted = np.unique(sequences)
+    rows = catalog.each(
+        "SELECT sequence, group_id, taskset, problem, coalesce(batch, -1) FROM json_each(:wanted)"
+        " CROSS JOIN groups ON sequence = value ORDER BY json_each.id",
+        {"wanted": json.dumps(wanted.tolist())},
     )
-    known, ids, tasksets, problems, batches = zip(*rows, strict=True) if rows else ((), (), (), (), ())
-    order = np.argsort(np.asarray(known, dtype=np.int64))
-    place = order[np.searchsorted(np.asarray(known, dtype=np.int64)[order], sequences)]
-    words, codes = np.unique(np.asarray(tasksets, dtype=object), return_inverse=True)
+    known, ids, tasksets, problems, batches = zip(*rows, strict=True) if len(wanted) else ((), (), (), (), ())
+    place = np.searchsorted(np.asarray(known, dtype=np.int64), sequences)
+    words = {name: number for number, name in enumerate(dict.fromkeys(tasksets))}
     return {
         "group_id": CodedWords(place, ids),
-        "taskset": CodedWords(codes[place], words.tolist()),
+        "taskset": CodedWords(np.asarray([words[name] for name in tasksets], dtype=np.int64)[place], tuple(words)),
         "problem": np.asarray(problems, dtype=np.int64)[place],
         "batch": np.asarray(batches, dtype=np.int64)[place],
     }

@@ -56,8 +56,8 @@ class TextReader:
         self._store: ObjectStore | None = None
         self._failed: set[str] = set()
         """Objects that cannot be read. They are not tried again."""
-        self.num_left = 0
-        """Rollouts whose texts are still to be read, after the last call."""
+        self.done = self.total = 0
+        """Offsets whose texts were read, and offsets in all, after the last call."""
 
     def read(self, database: CatalogDatabase, results: Iterable[EvalResult]) -> bool:
         """Read some of the new texts. Return whether there may be more."""
@@ -73,8 +73,17 @@ class TextReader:
             TopicPartition(TOPIC, partition): Mark(end, last, int(fingerprint))
             for partition, end, last, fingerprint in rows
         }
-        self.num_left = sum(max(0, end - marks.get(place, Mark(0)).end) for place, end in ends.items())
+        self._note(ends, marks)
         return ends, marks
+
+    def _note(self, ends: Ends, marks: Mapping[TopicPartition, Mark]) -> None:
+        self.total = sum(ends.values())
+        self.done = sum(min(end, marks.get(place, Mark(0)).end) for place, end in ends.items())
+
+    @property
+    def num_left(self) -> int:
+        """Return how many rollouts' texts are still to be read, after the last call."""
+        return self.total - self.done
 
     def _read_rollouts(self, database: CatalogDatabase) -> None:
         ends, marks = self.measure(database.rows("SELECT * FROM text_marks"))
@@ -88,7 +97,7 @@ class TextReader:
                 _write(db, records)
             rows = [(place.partition, mark.end, mark.last, str(mark.fingerprint)) for place, mark in marks.items()]
             db.executemany("INSERT OR REPLACE INTO text_marks VALUES (?, ?, ?, ?)", rows)
-        self.num_left = sum(max(0, end - marks.get(place, Mark(0)).end) for place, end in ends.items())
+        self._note(ends, marks)
 
     # ------------------------------------------------------------------------------------------ evaluations
 
