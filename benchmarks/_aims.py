@@ -92,9 +92,7 @@ AIMS = (
     Aim("trivial programs, on all cores*", "at least", 120, of="ours", why_not=_SANDBOX),
     Aim("python: import*", "at most", 50, of="ours"),
     Aim("python: first page*", "at most", 100, of="ours"),
-    Aim("python: to_pandas of *", "at most", 2,
-        why_not="each value comes from SQLite through Python, where Parquet is read by columns; the index has rows, "
-                "since what it knows of a rollout changes until its group is decided"),
+    Aim("python: to_pandas of *", "at most", 2),
     Aim("python: to_pandas with bodies", "at least", 0.8),
     Aim("studio: *first page of a new studio", "at most", 1, of="ours"),
 )  # fmt: skip

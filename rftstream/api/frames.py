@@ -21,38 +21,35 @@ def table_of_rows(rows: Sequence[Mapping[str, Any]], choose: Choice, columns: Se
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in chosen})
 
 
-def table(arrays: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """Return a table of these arrays."""
+def rollout_table(found: Mapping[str, Numbers | CodedWords]) -> Any:
+    """Return columns of rollouts as a table, in which words are dictionaries."""
+    arrays = {name: _array(values) for name, values in found.items()}
+    arrays["group_id"] = pc.cast(arrays["group_id"], pa.string())
+    ids = pc.binary_join_element_wise(arrays["group_id"], pc.cast(arrays["sibling"], pa.string()), "/")
+    return pa.table({"rollout_id": ids, **arrays})
+
+
+def joined(first: Any, second: Any) -> Any:
+    """Return the rows of both tables."""
+    return pa.concat_tables([first.select(second.column_names), second]).unify_dictionaries()
+
+
+def chosen_columns(known: Any, bodies: Mapping[str, Sequence[Any]], names: Sequence[str], plain: bool) -> Any:
+    """Return a table of these columns. `plain`: words as texts instead of dictionaries."""
+    kinds = {"token_ids": pa.list_(pa.int32()), "logprobs": pa.list_(pa.float32()), "loss_mask": pa.list_(pa.int8())}
+    arrays = {name: known[name] for name in names if name not in bodies}
+    if plain:
+        arrays |= {
+            name: pc.cast(array, pa.string()) for name, array in arrays.items() if pa.types.is_dictionary(array.type)
+        }
+    arrays |= {name: pa.array(values, type=kinds.get(name)) for name, values in bodies.items()}
     return pa.table({name: arrays[name] for name in names})
 
 
-def rollout_columns(found: Mapping[str, Numbers | CodedWords], *, plain: bool) -> dict[str, Any]:
-    """Return columns of rollouts as arrays. `plain`: words as texts instead of dictionaries."""
-    arrays: dict[str, Any] = {name: _array(values, plain) for name, values in found.items()}
-    arrays["group_id"] = texts = _texts(found["group_id"])
-    ids = pc.binary_join_element_wise(texts, pc.cast(arrays["sibling"], pa.string()), "/")
-    return {"rollout_id": ids, **arrays}
-
-
-def bodies(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    """Return columns of bodies as arrays."""
-    kinds = {"token_ids": pa.list_(pa.int32()), "logprobs": pa.list_(pa.float32()), "loss_mask": pa.list_(pa.int8())}
-    return {name: pa.array([row[name] for row in rows], type=kinds.get(name)) for name in names}
-
-
-def _array(values: Numbers | CodedWords, plain: bool) -> Any:
+def _array(values: Numbers | CodedWords) -> Any:
     if isinstance(values, CodedWords):
-        return _texts(values) if plain else _dictionary(values)
+        codes = pa.array(values.codes.astype(np.int32), mask=values.codes < 0)
+        return pa.DictionaryArray.from_arrays(codes, pa.array(values.words, type=pa.string()))
     if values.dtype.kind == "f":
         return pa.array(values, from_pandas=True)
     return pa.array(values, mask=values < 0) if values.dtype.kind == "i" and (values < 0).any() else pa.array(values)
-
-
-def _dictionary(values: CodedWords) -> Any:
-    codes = pa.array(values.codes.astype(np.int32), mask=values.codes < 0)
-    return pa.DictionaryArray.from_arrays(codes, pa.array(values.words, type=pa.string()))
-
-
-def _texts(values: Numbers | CodedWords) -> Any:
-    assert isinstance(values, CodedWords)
-    return pc.cast(_dictionary(values), pa.string())

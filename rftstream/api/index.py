@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.moments import Moment
@@ -17,6 +18,10 @@ OTHERS_S = 20.0
 """Longest time without progress of another process that writes the index, in seconds. Then its state is taken."""
 
 
+Page = tuple[CatalogReader, Moment]
+"""An open catalog, and the moment now."""
+
+
 class RunIndex:
     """Answers questions from the index that the studio uses, too. `Run` makes one, and calls `close` at the end."""
 
@@ -25,13 +30,18 @@ class RunIndex:
         self._updater = CatalogUpdater(run)
         self._history = HistoryReader(Log(run.transport))
 
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the index."""
+        return self._updater.path.parent
+
     def history(self) -> HistoryReader:
         """Return steps, evaluations and announcements up to now."""
         self._history.read()
         return self._history
 
     @contextmanager
-    def catalog(self, *, texts: bool = False, fresh: bool = True) -> Iterator[tuple[CatalogReader, Moment] | None]:
+    def catalog(self, *, texts: bool = False, fresh: bool = True) -> Iterator[Page | None]:
         """Open the catalog, with the moment now. None if the run has not begun. `texts`: it has to know what every
         rollout said. With `fresh=False` it is as it was at the last question, for the next page of an answer."""
         if fresh:

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Never
 
-from rftstream.api.index import RunIndex
+from rftstream.api.index import Page, RunIndex
 from rftstream.api.rollouts import PAGE, RolloutTable, RunRollout, rollout_of_row, rollout_table
 from rftstream.api.tables import Table, check_word, pages
 from rftstream.config.parts.registry import suggest
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import ConfigError
-from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.finding import (
     FATES,
     ORDERS,
@@ -32,14 +31,11 @@ from rftstream.queries.catalog.finding import (
 from rftstream.queries.catalog.listing import FATES as ROLLOUT_FATES
 from rftstream.queries.catalog.listing import ORDERS as ROLLOUT_ORDERS
 from rftstream.queries.catalog.listing import RolloutFilter
-from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.people.feedback import VoteLine, read_feedback
 from rftstream.queries.plain import pick
 from rftstream.queries.records.weights import VersionLine, list_versions
 from rftstream.runs.published import read_published
 from rftstream.service.role import Log
-
-Page = tuple[CatalogReader, Moment]
 
 
 class RunTables:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from markupsafe import Markup
 
 import rftstream.studio
-from rftstream.api.index import RunIndex
+from rftstream.api.index import Page, RunIndex
 from rftstream.api.tables import Table, check_word, pages
-from rftstream.contracts import codec
 from rftstream.contracts.ids import split_group_id
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.rollouts import Rollout
-from rftstream.errors import ConfigError, ContractError
+from rftstream.errors import ConfigError
 from rftstream.queries.catalog.finding import GroupFilter, RolloutRow, find_batch, find_group
 from rftstream.queries.catalog.listing import Cursor, RolloutFilter, find_rollouts
+from rftstream.queries.decoding import decoded
 from rftstream.queries.records.group_view import NO_ADVANTAGES, GroupAdvantages, compute_advantages
 from rftstream.queries.records.problem_list import text_of
 from rftstream.queries.records.rollout_view import ShownRollout, TokenRow, list_tokens, read_rollout
@@ -30,14 +30,14 @@ from rftstream.studio.rendering import render
 from rftstream.studio.token_colors import COLORINGS, color_tokens
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from rftstream.queries.datasets.writing import Export
 
 PAGE = 500
 """Rollouts of one question to the index."""
 BODIES = ("prompt", "completion", "messages", "token_ids", "logprobs", "loss_mask", "segment_lengths")
 """Columns whose values are read from the records of the log."""
+FINAL = ("reward", "sampled_at", "verified_at", "decided_at", "rollout_offset")
+"""Numbers that the columns of final rollouts have."""
 TEXTS = ("version",)
 """Columns that the index knows once it has read what every rollout said."""
 
@@ -176,7 +176,8 @@ class RolloutTable(Table[RunRollout]):
 
     def count(self) -> int:
         """Count the rollouts, by the index alone."""
-        return len(self._columns(())["sequence"])
+        with self.index.catalog(texts=self.texts) as opened:
+            return 0 if opened is None else len(self._columns(opened, ())["sequence"])
 
     def export(
         self,
@@ -203,14 +204,14 @@ class RolloutTable(Table[RunRollout]):
         if best is not None and best < 1:
             raise ConfigError(f"rollouts: best: got {best}, expected at least 1")
         index = self.index
-        found = self._columns(BODIES)
-        if not len(found["sequence"]):
+        with index.catalog(texts=self.texts) as opened:
+            found = {} if opened is None else self._columns(opened, ("reward", "verified_offset"))
+        if not len(found.get("sequence", ())):
             raise ConfigError(
                 f"{index.run.run_id}: no rollout meets these conditions, expected at least one; widen them"
             )
-        chosen = Chosen(
-            sequences_N=found["sequence"], offsets_N=found["verified_offset"], rewards_N=found["reward"].astype(float)
-        )
+        offsets_N = np.nan_to_num(found["verified_offset"], nan=-1).astype(np.int64)
+        chosen = Chosen(sequences_N=found["sequence"], offsets_N=offsets_N, rewards_N=found["reward"])
         if tag:
             targets = {note.target for note in RunNotes(index.run.folder).notes(tag=tag)}
             ids = zip(found["group_id"].codes.tolist(), found["sibling"].tolist(), strict=True)
@@ -226,40 +227,52 @@ class RolloutTable(Table[RunRollout]):
         }
         return write_dataset(index.run, chosen, Path(folder), form, filters=filters, margin=margin, tell=tell)
 
-    def _columns(self, names: Sequence[str]) -> dict[str, Any]:
+    def _columns(self, opened: Page, names: Sequence[str], since: int = 0) -> dict[str, Any]:
         from rftstream.queries.catalog.columns import read_columns
 
-        wanted = [*names, *(("rollout_offset",) if set(BODIES) & set(names) else ())]
-        with self.index.catalog(texts=self.texts or "version" in names) as opened:
-            if opened is None:
-                return {"sequence": ()}
-            return dict(read_columns(*opened, self.wanted, order=self.order, limit=self.limit, names=wanted))
+        return dict(read_columns(*opened, self.wanted, order=self.order, limit=self.limit, names=names, since=since))
 
     def _arrow(self, columns: Sequence[str] | None, *, plain: bool = False) -> Any:
         chosen = self._chosen(columns, (*COLUMNS, "decided_at", *TEXTS, *BODIES) if columns is not None else COLUMNS)
         with self._importing("pyarrow"):
             from rftstream.api import frames
-        found = self._columns(chosen)
-        if not len(found["sequence"]):
-            return frames.table_of_rows([], self._chosen, chosen)
-        arrays = frames.rollout_columns(found, plain=plain)
-        if bodies := [name for name in chosen if name in BODIES]:
-            arrays |= frames.bodies(self._bodies(found["sequence"], found["rollout_offset"], bodies), bodies)
-        return frames.table(arrays, chosen)
+        with self.index.catalog(texts=self.texts or "version" in chosen) as opened:
+            if opened is None:
+                return frames.table_of_rows([], self._chosen, chosen)
+            known = self._known(opened, chosen)
+        bodies = [name for name in chosen if name in BODIES]
+        found = self._bodies(known, bodies) if bodies else []
+        return frames.chosen_columns(known, {name: [row[name] for row in found] for name in bodies}, chosen, plain)
 
-    def _bodies(self, sequences: np.ndarray, offsets: np.ndarray, names: Sequence[str]) -> list[Mapping[str, Any]]:
-        """Return the bodies of rollouts in the order of their offsets' rows, one partition after the other."""
+    def _known(self, opened: Page, names: Sequence[str]) -> Any:
+        """Return a table of what the index knows: of all rollouts by columns, else by its rows."""
+        from rftstream.api import final_rows, frames
+
+        if self.wanted != RolloutFilter() or self.order != "newest" or "version" in names:
+            return frames.rollout_table(self._columns(opened, (*names, "rollout_offset")))
+        folder = self.index.folder
+        final = final_rows.read_final(folder, *opened)
+        since = 0 if final is None else final_rows.last_sequence(final) + 1
+        fresh = frames.rollout_table(self._columns(opened, FINAL, since))
+        table = fresh if final is None else frames.joined(fresh, final)
+        if self.limit is None:
+            final_rows.keep_final(folder, *opened, table, 0 if final is None else final.num_rows)
+            return table
+        return table.slice(0, self.limit)
+
+    def _bodies(self, known: Any, names: Sequence[str]) -> list[Mapping[str, Any]]:
+        """Return the bodies of rollouts, in the order of their rows; they are read one partition after the other."""
         run = self.index.run
-        partitions = sequences % run.config.transport.partitions
+        offsets = known["rollout_offset"].to_pylist()
+        places: dict[int, dict[int, int]] = {}
+        for i, sequence in enumerate(known["sequence"].to_pylist()):
+            if offsets[i] is not None:
+                places.setdefault(sequence % run.config.transport.partitions, {})[int(offsets[i])] = i
         rows: list[Mapping[str, Any]] = [dict.fromkeys(names)] * len(offsets)
-        for partition in sorted(set(partitions.tolist())):
-            where = {int(offsets[i]): i for i in (partitions == partition).nonzero()[0].tolist() if offsets[i] >= 0}
+        for partition, where in sorted(places.items()):
             for record in read_many(run.transport, TopicPartition("rollouts", partition), where):
-                try:
-                    message = codec.from_record(record)
-                except ContractError:
-                    continue
-                if isinstance(message, Rollout):
+                message = decoded(record, Rollout)
+                if message is not None:
                     rows[where[record.offset]] = {name: _VALUES[name](message) for name in names}
         return rows
 

@@ -107,6 +107,7 @@ EXCEPTIONS = {
     ("rftstream.rewards.judge_cache", "sqlite3"): "keeps what judges said, which is no part of any log",
     ("rftstream.queries.catalog.database", "sqlite3"): "keeps what pages ask about, which is made from the log",
     ("rftstream.queries.facts.database", "sqlite3"): "keeps what the log says, which is made from it",
+    ("rftstream.api.final_rows", "pyarrow"): "keeps columns that frames are made of",
     ("rftstream.api.frames", "pyarrow"): "hands columns to pandas, polars and datasets",
     ("rftstream.api.tables", "datasets"): "makes one of the rows of a run",
     ("rftstream.data.tasksets.datafolder", "fsspec"): "shows names to datasets, which looks for files through it",

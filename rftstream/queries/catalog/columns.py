@@ -53,7 +53,7 @@ _PACKED = (
     ("num_tokens", "coalesce(max(r.num_tokens, 0) + 1, 0)", 1 << 31),
 )
 """Name, expression and number of values of the columns that are packed into one, the first at its low end."""
-NUMBERS = ("reward", "sampled_at", "verified_at", "decided_at", "rollout_offset", "version")
+NUMBERS = ("reward", "sampled_at", "verified_at", "decided_at", "rollout_offset", "verified_offset", "version")
 """Columns that are read only if they are asked for."""
 
 
@@ -80,13 +80,14 @@ def read_columns(
     order: str = "newest",
     limit: int | None = None,
     names: Sequence[str] = (),
+    since: int = 0,
 ) -> dict[str, Numbers | CodedWords]:
     """Return columns of all rollouts of a filter, as they are now, with those of NUMBERS that `names` has. A value that
-    a rollout does not have is not a number, or -1 for an integer."""
+    a rollout does not have is not a number, or -1 for an integer. `since`: only of groups from this sequence on."""
     numbers = [name for name in NUMBERS if name in names]
     columns = [f"(r.sequence << {SIBLING_BITS}) + r.sibling", _packed()]
     columns += ["t.version" if name == "version" else f"r.{name}" for name in numbers]
-    query, values = select_rollouts(catalog, moment, wanted, ", ".join(columns), order=order, limit=limit)
+    query, values = select_rollouts(catalog, moment, wanted, ", ".join(columns), order=order, limit=limit, since=since)
     flat = np.fromiter(chain.from_iterable(catalog.each(query, values)), dtype=np.float64)
     keys_of, packed_of, *found = flat.reshape(-1, len(columns)).T
     keys, packed = keys_of.astype(np.int64), _unpacked(packed_of.astype(np.int64))

@@ -137,12 +137,28 @@ def find_rollouts(
 
 
 def select_rollouts(
-    catalog: CatalogReader, moment: Moment, wanted: RolloutFilter, columns: str, *, order: str, limit: int | None
+    catalog: CatalogReader,
+    moment: Moment,
+    wanted: RolloutFilter,
+    columns: str,
+    *,
+    order: str,
+    limit: int | None,
+    since: int,
 ) -> tuple[str, dict[str, Any]]:
-    """Return the query of these columns of all rollouts that `find_rollouts` would list, and the values in it."""
+    """Return the query of these columns of all rollouts that `find_rollouts` would list, and the values in it. `since`:
+    only of groups from this sequence on."""
     column, direction = ORDERS[order]
-    values: dict[str, Any] = {"at": moment.at_s, "version": moment.version, "window": -1, "limit": limit or -1}
-    window = _window(catalog, moment, wanted, column, direction, None, values, columns="r.*")
+    values: dict[str, Any] = {
+        "at": moment.at_s,
+        "version": moment.version,
+        "window": -1,
+        "limit": limit or -1,
+        "since": since,
+    }
+    window = _window(
+        catalog, moment, wanted, column, direction, None, values, columns="r.*", within="r.sequence >= :since"
+    )
     where = _conditions(wanted, moment, values)
     if column == "reward":
         where.append("r.decided_at <= :at")
@@ -168,9 +184,11 @@ def _window(
     values: dict[str, Any],
     *,
     columns: str = "r.sequence, r.sibling",
+    within: str = "1",
 ) -> str:
-    """Return the query of the rollouts that a page looks at, in its order."""
-    source, where = "rollouts r", ["r.num_tokens >= 0" if column == "num_tokens" else f"r.{column} IS NOT NULL"]
+    """Return the query of the rollouts that a page looks at, in its order. `within`: one more condition."""
+    source, where = "rollouts r", [within]
+    where.append("r.num_tokens >= 0" if column == "num_tokens" else f"r.{column} IS NOT NULL")
     if wanted.is_of_few:
         conditions, more = conditions_of(wanted.groups, moment)
         values |= more

@@ -13,19 +13,21 @@ import pandas as pd
 import pytest
 
 import rftstream
+from rftstream.api import final_rows
 from rftstream.api.html import html_table
 from rftstream.api.rollouts import COLUMNS, RunRollout
 from rftstream.api.run import Run
 from rftstream.config import loader
 from rftstream.contracts.rollouts import Rollout
 from rftstream.queries.audits.audit import audit
+from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.catalog.updating import CatalogUpdater
 from rftstream.queries.curves.history import read_history
 from rftstream.queries.records.problem_list import text_of
 from rftstream.queries.traces.trace import trace
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.service.role import Log
-from rftstream.testing import Simulation
+from rftstream.testing import Faults, Simulation
 from tests.unit.tiny_run import make_run, write_run_file
 
 HOSTILE = "<script>alert(1)</script>"
@@ -39,6 +41,8 @@ CONFIG: dict[str, Any] = {
     "transport": {"partitions": 4},
     "evaluations": {"held-out": {"source": "arithmetic", "options": {"size": 4}, "every": 3}},
 }
+
+FAULTS = Faults(share=0.02, restarts=1, takeovers=1)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +111,49 @@ def test_a_filter_finds_what_it_says_and_a_frame_has_the_same_rows(demo: Run, na
     assert table.first() == (found[0] if found else None)
 
 
+def assert_frame_is(run: Run) -> int:
+    """Hold that the frame of all rollouts has the rows of the table. Return how many there are."""
+    rows, frame = list(run.rollouts()), run.rollouts().to_pandas()
+    for column in COLUMNS:
+        theirs = [None if pd.isna(value) else value for value in frame[column].tolist()]
+        assert theirs == [getattr(one, column) for one in rows], column
+    assert run.rollouts().head(3).to_pandas(["rollout_id"])["rollout_id"].tolist() == [o.rollout_id for o in rows[:3]]
+    return len(rows)
+
+
+@pytest.mark.slow
+def test_frames_of_a_run_that_goes_on_are_its_rows_whatever_became_of_their_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(final_rows, "LEAST", 1)
+    config = loader.from_dict({**CONFIG, "tasksets": {"sums": {"source": "arithmetic"}}})
+    simulation = Simulation(config, folder=tmp_path, seed=5, faults=FAULTS)
+    (simulation.folder.path / "config.toml").touch()  # so that the index lies in it
+    run = Run(OpenRun(simulation.folder, simulation.config, simulation.transport("api")))
+    monkeypatch.setattr(Run, "_as_it_is", lambda self: self._opened)
+    counts: list[int] = []
+
+    def look() -> None:
+        simulation.at(0.05, look)
+        counts.append(assert_frame_is(run))
+
+    look()
+    simulation.run()
+    every = assert_frame_is(run)
+    assert len(set(counts)) > 1
+    file, folder = simulation.folder.index / final_rows.FILE, simulation.folder.index
+    with run._index.catalog() as opened:
+        assert opened is not None
+        kept = final_rows.read_final(folder, *opened)
+        assert kept is not None and kept.num_rows > every // 2
+        assert final_rows.read_final(folder, opened[0], Moment(version=1)) is None  # the run went back to version 1
+    for damage in (b"", file.read_bytes()[:-100], file.read_bytes().replace(b"sums/0", b"sums/1")):
+        file.write_bytes(damage)
+        assert assert_frame_is(run) == every
+    run.close()
+
+
+@pytest.mark.slow
 def test_bodies_are_those_of_the_log(demo: Run) -> None:
     columns = ["rollout_id", "prompt", "completion", "messages", "token_ids", "logprobs", "loss_mask", "version"]
     frame = demo.rollouts().to_pandas(columns).set_index("rollout_id")
@@ -154,6 +201,7 @@ def test_each_table_is_iterated_framed_and_shown(demo: Run, name: str) -> None:
     assert ("<table>" in table._repr_html_()) is bool(rows)
 
 
+@pytest.mark.slow
 def test_reports_are_those_of_the_commands_and_show_themselves(demo: Run) -> None:
     opened = demo._opened
     one = demo.rollouts(taskset="more", fate="trained").first()
