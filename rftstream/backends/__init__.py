@@ -14,6 +14,7 @@ BACKENDS = {
         trains_classifiers=True,
         is_estimated=True,
         takes_images=True,
+        forces_experts=True,
         preload=(
             "torch",
             "transformers",
@@ -32,6 +33,7 @@ BACKENDS = {
         needs_peft=True,
         is_estimated=True,
         takes_images=True,
+        forces_experts=True,
     ),
     "fake": BackendSpec("rftstream.backends.fake:FakeBackend", leaves_device=True),
 }

@@ -148,6 +148,11 @@ class _Layer:
         return _form(scores, found) == (self.num_experts, self.num_chosen, self.rank)
 
 
+def not_replayed(where: str, model: Any) -> ConfigError:
+    """Return the error for a setting `where` that asks for a mixture of experts."""
+    return ConfigError(f"{where}: {type(model).__name__} is no mixture of experts; leave the setting out")
+
+
 class Routing:
     """The choices of all routers of a model. `of` makes it; from then on each forward pass of the model asks it.
 
@@ -178,7 +183,7 @@ class Routing:
         if the model is no mixture, or if its experts cannot be forced, which is tried."""
         routers = Routers.of(model)
         if routers is None:
-            raise ConfigError(f"{where}: {type(model).__name__} is no mixture of experts; leave the setting out")
+            raise not_replayed(where, model)
         names = {router.name for router in routers.routers}
         layers = tuple(_Layer(name) for name, _ in model.named_modules() if name in names)
         places = _find_choices(model, layers)

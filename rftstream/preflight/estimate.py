@@ -19,6 +19,7 @@ from rftstream.contracts.messages import Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
 from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment, Turn, VersionSpan
 from rftstream.contracts.tasks import Problem, RolloutIds, Sampling, Task
+from rftstream.contracts.token_values import EXPERTS, TokenValues
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.models.folders.files import read_json
 from rftstream.models.folders.folder import tensor_headers
@@ -108,6 +109,22 @@ def _has_adapter(name: str, shape: tuple[int, ...], lora: LoraSection) -> bool:
     return any(module == target or module.endswith(f".{target}") for target in lora.targets)
 
 
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "num_experts_per_token")
+"""Names in a model's config for the experts of a token in a layer."""
+
+
+def beside_bytes(config: RunConfig, folder: Path) -> int:
+    """Return the bytes that the recorded experts of a token take at most; 0 if they are not replayed. Sets of tokens
+    are not counted, since their sizes depend on the texts."""
+    if EXPERTS not in config.trainer.replayed:
+        return 0
+    model = read_json(folder / "config.json")
+    model = model.get("text_config", model)
+    chosen = next((int(model[name]) for name in EXPERTS_PER_TOKEN if isinstance(model.get(name), int)), 1)
+    most = max((value for name, value in model.items() if "experts" in name and isinstance(value, int)), default=0)
+    return int(model.get("num_hidden_layers") or 0) * chosen * (1 if most <= 256 else 2)
+
+
 MASTER_BYTES = 12
 """Bytes per parameter in a checkpoint: master and two moments, float32."""
 
@@ -185,6 +202,7 @@ def estimate_disk(
                 group_size=config.feeder.group_size,
                 run=config.run.name,
                 saves=saves,
+                beside=beside_bytes(config, spec.folder),
             )
             * weights[name]
             / total
@@ -261,9 +279,10 @@ def rollout_bytes(
     group_size: int,
     run: str,
     saves: bool = False,
+    beside: int = 0,
 ) -> int:
     """Return the bytes of one rollout on all its topics, in the records that the roles would write. `saves`: all of it
-    is saved before it is finished."""
+    is saved before it is finished. `beside`: bytes that stand beside a token."""
     problem = _by_reference(problem)
     room = sampling.max_tokens if context is None else context - num_prompt
     num_sampled = max(1, min(sampling.max_tokens, room))
@@ -271,7 +290,11 @@ def rollout_bytes(
     tokens = zeros(num_prompt + num_sampled)
     span = VersionSpan(start=num_prompt, count=num_sampled, trainer_epoch=1, version=1_000)
     segment = Segment(
-        token_ids=tokens["int32"], behavior_logprobs=tokens["float32"], loss_mask=tokens["uint8"], versions=(span,)
+        token_ids=tokens["int32"],
+        behavior_logprobs=tokens["float32"],
+        loss_mask=tokens["uint8"],
+        versions=(span,),
+        beside=zeros_beside(num_prompt + num_sampled, beside) if beside else {},
     )
     summary = RolloutSummary(
         rollout_id=ids.rollout_id, num_tokens=num_sampled, status=RolloutStatus.completed, reward=1.0
@@ -330,6 +353,12 @@ def zeros(num_tokens: int) -> dict[str, Array]:
     """Return arrays of zeros, as a segment has them."""
     widths = {"int32": 4, "float32": 4, "uint8": 1}
     return {d: Array(dtype=d, shape=(num_tokens,), data=bytes(num_tokens * width)) for d, width in widths.items()}
+
+
+def zeros_beside(num_tokens: int, count: int) -> dict[str, TokenValues]:
+    """Return `count` bytes beside each token, as a segment has them."""
+    values = Array(dtype="uint8", shape=(num_tokens * count,), data=bytes(num_tokens * count))
+    return {EXPERTS: TokenValues(runs=Array.of([[num_tokens, count]], "int32"), values=values)}
 
 
 def free_bytes(folder: Path) -> int:

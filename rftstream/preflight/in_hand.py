@@ -36,11 +36,13 @@ class RolloutsHeld:
     """Tokens of the longest prompt and completion."""
     tasks: Mapping[str, int]
     """Number of tasks of each evaluation, as far as it is known."""
+    beside: int = 0
+    """Bytes that a sampler records beside a token."""
 
     @property
     def record(self) -> int:
         """Return the bytes of a rollout with its texts."""
-        return self.longest * (TOKEN_BYTES + CHARACTERS_PER_TOKEN) + RECORD_BYTES
+        return self.longest * (TOKEN_BYTES + self.beside + CHARACTERS_PER_TOKEN) + RECORD_BYTES
 
     @property
     def of_batch(self) -> int:
@@ -88,12 +90,12 @@ class RolloutsHeld:
         was made, as it is sent, and compressed."""
         of_open, room = self.open * self.record, self.config.buffer.max_body_bytes
         again = min(of_open - room, self.of_batch * self.record) if of_open > room else 0
-        made = self.of_batch * (self.longest * TOKEN_BYTES + RECORD_BYTES)
+        made = self.of_batch * (self.longest * (TOKEN_BYTES + self.beside) + RECORD_BYTES)
         copies = 1 if self.config.transport.kind in LOG_BYTES else 3
         return {"bodies": min(of_open, room), "batch": copies * made + again, **self.log}
 
     def trainer(self) -> dict[str, int]:
         """Return the bytes of the batch that is trained, with its rows, and of the next one, with its records."""
-        each = self.longest * TOKEN_BYTES + RECORD_BYTES
+        each = self.longest * (TOKEN_BYTES + self.beside) + RECORD_BYTES
         rows = self.of_batch * self.longest * ROW_BYTES
         return {"batches": 3 * self.of_batch * each, "rows": rows, **self.log}

@@ -23,7 +23,7 @@ from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSecti
 from rftstream.config.stages import Stages
 from rftstream.models.classifiers import HeldClassifier
 from rftstream.models.spec import ModelSpec
-from rftstream.preflight.estimate import SERVED_BYTES, ModelSizes
+from rftstream.preflight.estimate import SERVED_BYTES, ModelSizes, beside_bytes
 from rftstream.preflight.in_hand import RolloutsHeld
 from rftstream.queries.formatting import columns, size
 from rftstream.queries.plain import Report
@@ -125,7 +125,8 @@ def estimate_memory(
     tasksets and evaluations. Every scoring process holds all of them. `tasks` has the number of tasks of each
     evaluation.
     """
-    sizes, in_hand = ModelSizes.of(spec.folder, spec.lora), RolloutsHeld(config, longest, tasks or {})
+    sizes = ModelSizes.of(spec.folder, spec.lora)
+    in_hand = RolloutsHeld(config, longest, tasks or {}, beside_bytes(config, spec.folder))
     facts = _Facts(config, sizes, spec, longest, needs, options, critic, in_hand)
     devices = Counter(islice(cycle(config.explorer.devices), config.explorer.processes))
     roles = [

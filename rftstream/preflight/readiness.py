@@ -12,15 +12,19 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import check_demands, the_critic, trained_spec
 from rftstream.config.data_pipelines.pipelines import operator_places
+from rftstream.config.loader import sampling_for
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_names import PART_CHECKS, named_parts
 from rftstream.config.parts.part_specs import BackendSpec, PolicySpec
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.config.stages import Stages
+from rftstream.contracts.tasks import Sampling
+from rftstream.contracts.token_values import EXPERTS
 from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.devices import check_device
@@ -31,6 +35,9 @@ from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_tokens import ImageTokens, check_takes_images
 from rftstream.policies.grammars import check_forms
 from rftstream.preflight.checks.dependencies import isolations, look_at_sandbox, look_at_servers
+from rftstream.preflight.estimate import beside_bytes
+from rftstream.preflight.in_hand import TOKEN_BYTES
+from rftstream.roles.explorer.fit_to_record import MAX_BODY_BYTES
 from rftstream.runs.folder import RunFolder, candidates_here, check_transport, open_store, store_place
 from rftstream.runs.making.init_from import fetch_initial
 from rftstream.runs.writes.load_demonstrations import check_demonstrations
@@ -215,6 +222,7 @@ def _model(config: RunConfig, scratch: Path | None, *, weights: bool) -> str | N
     if weights:
         check_complete(spec)
     _images(config, spec)
+    _experts(config)
     renderer = open_renderer(spec)
     context = "unbounded" if renderer.context is None else f"{renderer.context:,} tokens"
     return f"{spec.name}: {renderer.vocabulary_size:,} token ids, context {context}"
@@ -239,6 +247,48 @@ def _images(config: RunConfig, spec: ModelSpec) -> None:
     check_takes_images(spec.folder, "trainer.algorithm: a classifier", not is_classifier, advice="use a model of text")
 
 
+def _experts(config: RunConfig) -> None:
+    """Check that the experts that the trainer is to force are recorded, and that it can force them."""
+    if EXPERTS not in config.trainer.replayed or config.without_tasks:
+        return
+    policy, backend = config.explorer.policy, config.trainer.backend
+    if EXPERTS not in registry.find_spec(PolicySpec, policy).records:
+        raise ConfigError(
+            f"trainer.routing: explorer.policy {policy!r} does not record which experts tokens take, so they cannot be "
+            "replayed; use 'hf' or 'vllm', or set 'own'"
+        )
+    if not registry.find_spec(BackendSpec, backend).forces_experts:
+        raise ConfigError(
+            f"trainer.routing: trainer.backend {backend!r} cannot force experts; use 'torch', or set 'own'"
+        )
+    if getattr(config.build_part("backend", backend)[1], "compile", False):
+        raise ConfigError(f"trainer.routing: got 'replay' with backends.{backend}.compile; leave one of them out")
+
+
+def _check_replay(config: RunConfig, spec: ModelSpec, model: Any) -> list[str]:
+    """Return a warning if rollouts with their experts may outgrow a record. ConfigError if the experts of the model,
+    given without its weights, cannot be replayed."""
+    from rftstream.models import exactness
+    from rftstream.models.routers import Routers, Routing, not_replayed
+
+    if Routers.of(model) is None:
+        raise not_replayed("trainer.routing", model)
+    if (probe := exactness.of_copy(type(model), model.config)) is not None:
+        Routing.of(probe.model(exactness.EAGER), where="trainer.routing")
+    beside, most = beside_bytes(config, spec.folder), max(one.max_tokens for one in _samplings(config))
+    if most * (TOKEN_BYTES + beside) <= MAX_BODY_BYTES:
+        return []
+    return [
+        f"trainer.routing: the experts of a token take {beside} bytes, so a rollout of {most:,} tokens "
+        "(sampling.max_tokens) does not fit into a record; above "
+        f"{MAX_BODY_BYTES // (TOKEN_BYTES + beside):,} tokens it ends as oversized, and is not trained"
+    ]
+
+
+def _samplings(config: RunConfig) -> list[Sampling]:
+    return [sampling_for(config, one.sampling, where=f"tasksets.{name}") for name, one in config.tasksets.items()]
+
+
 def check_computed(config: RunConfig, spec: ModelSpec) -> list[str]:
     """Return what will be slow with this model. ConfigError for a model that the run's parts load but cannot compute.
     No weights are loaded."""
@@ -249,6 +299,8 @@ def check_computed(config: RunConfig, spec: ModelSpec) -> list[str]:
         from rftstream.models.routers import check_balanced
 
         check_balanced(None)
+    if is_known and EXPERTS in config.trainer.replayed:
+        raise ConfigError(f"trainer.routing: {spec.name!r} is no mixture of experts; leave the setting out")
     if is_known or not loads_model(config) or trained_spec(config, spec).as_classifier:
         return []
     from rftstream.backends.torch.network import recomputed_layers
@@ -264,8 +316,10 @@ def check_computed(config: RunConfig, spec: ModelSpec) -> list[str]:
             recomputed_layers(model)
         if config.trainer.router_aux_coef:
             check_balanced(Routers.of(model))
+    warnings = _check_replay(config, spec, model) if EXPERTS in config.trainer.replayed else []
     parts = {policy: registry.resolve("policy", policy) for policy in _policies(config)}
-    return [doubt for part in parts.values() if hasattr(part, "doubt_about") and (doubt := part.doubt_about(model))]
+    doubts = [part.doubt_about(model) for part in parts.values() if hasattr(part, "doubt_about")]
+    return [*warnings, *filter(None, doubts)]
 
 
 def _policies(config: RunConfig) -> list[str]:

@@ -39,7 +39,7 @@ BUDGETS = {
     "launch": 3_350,
     "models": 3_950,
     "policies": 4_550,
-    "preflight": 3_800,
+    "preflight": 3_850,
     "queries": 12_450,
     "replay": 750,
     "rewards": 7_650,

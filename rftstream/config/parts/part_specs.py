@@ -103,6 +103,8 @@ class BackendSpec(PartSpec):
     leaves_device: bool = False
     """Whether it can free its device's memory between batches: its class has `leave_device`. A backend of several
     processes cannot."""
+    forces_experts: bool = False
+    """Whether it can force the experts of a mixture that the sampler recorded (`trainer.routing`)."""
     processes_setting: str = ""
     """The setting for the number of training processes, 1 by default, if there is such a setting."""
     trains_classifiers: bool = False

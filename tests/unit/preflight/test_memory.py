@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import pytest
 
 from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.backends.torch.backend import TorchBackend
 from rftstream.models.spec import ModelSpec
-from rftstream.preflight.estimate import CHARACTERS_PER_TOKEN, ModelSizes
-from rftstream.preflight.in_hand import RECORD_BYTES, TOKEN_BYTES
+from rftstream.preflight.estimate import CHARACTERS_PER_TOKEN, ModelSizes, beside_bytes
+from rftstream.preflight.in_hand import RECORD_BYTES, TOKEN_BYTES, RolloutsHeld
 from rftstream.preflight.memory import MAIN, PINNED, PROCESS_BYTES, MemoryEstimate, RoleMemory, estimate_memory
 from tests.configs import small_run
 from tests.unit import tiny
@@ -98,3 +99,22 @@ def test_rollouts_in_hand(tmp_path, role, settings, item, num_bytes):
     (found,) = [one for one in estimate.roles if one.role == role]
     assert found.parts[MAIN].get(item, 0) == num_bytes
     assert found.parts[MAIN]["process"] == PROCESS_BYTES
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"num_hidden_layers": 48, "num_experts_per_tok": 8, "num_experts": 128}, 384),
+        ({"text_config": {"num_hidden_layers": 4, "num_experts_per_tok": 2, "n_routed_experts": 512}}, 16),
+        ({"num_hidden_layers": 4}, 4),
+    ],
+)
+def test_recorded_experts_are_counted_wherever_rollouts_are_held(tmp_path, config, expected):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run = small_run(trainer={"routing": "replay"}, explorer={"policy": "hf"})
+    assert beside_bytes(run, tmp_path) == expected
+    assert beside_bytes(small_run(), tmp_path) == 0
+    held = [RolloutsHeld(run, 1000, {}, beside) for beside in (0, expected)]
+    assert held[1].record - held[0].record == 1000 * expected
+    for role in ("buffer", "trainer", "explorer", "verifier"):
+        assert sum(getattr(held[1], role)().values()) > sum(getattr(held[0], role)().values())

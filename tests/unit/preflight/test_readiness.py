@@ -249,3 +249,31 @@ def test_the_supervisor_ends_a_run_at_once_without_a_gpu(config: RunConfig) -> N
     result = run_unasked(config)
     assert result.exit_code == 2
     assert f"trainer-0: device: {GPU!r} is not there, torch sees" in str(result.error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"explorer": {"policy": "fake"}}, "explorer.policy 'fake' does not record which experts tokens take"),
+        ({"trainer": {"backend": "fake"}}, "trainer.backend 'fake' cannot force experts"),
+        ({"backends": {"torch": {"compile": True}}}, "got 'replay' with backends.torch.compile"),
+        ({"model": {"make": {"family": "qwen2"}}}, "Qwen2ForCausalLM is no mixture of experts"),
+        ({"model": {"make": {"width": 32}}}, "is no mixture of experts"),
+        ({"model": {"make": {"family": "phimoe"}}}, "PhimoeForCausalLM does not choose experts by a topk"),
+        (
+            {"sampling": {"max_tokens": 2_000_000}},
+            "the experts of a token take 4 bytes, so a rollout of 2,000,000 tokens",
+        ),
+    ],
+)
+def test_a_routing_that_cannot_be_replayed_is_said(tmp_path: Path, changes: dict[str, Any], said: str | None) -> None:
+    sections: dict[str, Any] = {
+        "base": str(tmp_path), "run": {"name": "tiny", "steps": 2}, "explorer": {"policy": "hf"},
+        "model": {"make": {"family": "qwen3_moe", "layers": 2, "width": 32, "heads": 2}},
+        **changes, "trainer": {"routing": "replay", **changes.get("trainer", {})},
+    }  # fmt: skip
+    report = check(small_run(**sections))
+    found = [one for one in (*report.errors, *report.warnings) if "trainer.routing: " in str(one)]
+    assert [said in str(one) for one in found] == ([] if said is None else [True])
