@@ -19,11 +19,11 @@ OWN = ROOT / ".cache" / "surroundings"
 
 SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
-TOOLS = ("bwrap", "chromium", "gcc", "git", "go", "java", "mvn", "node", "prometheus", "promtool", "uv")
+TOOLS = ("bwrap", "chromium", "docker", "gcc", "git", "go", "java", "mvn", "node", "prometheus", "promtool", "uv")
 """What tests may use from elsewhere. They find it on their path by a link."""
 
 KEPT = (
-    "TMPDIR", "JAVA_HOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "HISTORIES", "HISTORIES_SEED",
+    "TMPDIR", "JAVA_HOME", "DOCKER_HOST", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "HISTORIES", "HISTORIES_SEED",
     "SIMULATION_SEED", "MUTANT", "RFTSTREAM_TEST_FAILED",
     "RFTSTREAM_DATA_JUICER", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO",
     "NODE_EXTRA_CA_CERTS", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "GOENV",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ def agent_parts(
     launched = LaunchedAgents(agents={})
     if server is not None and keys is not None:
         launched = _launched_agents(context.config, agents_places, server, keys, ring)
+        launched = dataclasses.replace(launched, run_id=context.folder.run_id)
     return AgentParts(
         loop=agents,
         inbox=inbox,

@@ -18,5 +18,6 @@ ENVIRONMENTS = {
     "hosted": EnvironmentSpec("rftstream.environments.hosted:HostedEnvironment"),
     "served": EnvironmentSpec("rftstream.environments.served:ServedEnvironment"),
     "agent": EnvironmentSpec("rftstream.environments.agent:RemoteAgent", is_agent=True),
+    "harbor": EnvironmentSpec("rftstream.environments.harbor.environment:HarborEnvironment", is_agent=True),
     "hosted_agent": EnvironmentSpec("rftstream.environments.hosted_agent:LaunchedAgent", is_agent=True),
 }

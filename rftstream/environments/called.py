@@ -71,6 +71,7 @@ class CalledAgent:
     rollouts at once."""
 
     is_elsewhere = True
+    keeps_time = False
 
     def __init__(self, config: CalledAgentConfig) -> None:
         """ConfigError if the address is invalid, or the secret is not in the environment."""

@@ -1,4 +1,5 @@
-"""Agents that an explorer starts: in its own host processes (`hosts/agents.py`) or at a service (`called.py`)."""
+"""Agents that an explorer starts: in its own host processes (`hosts/agents.py`), in places
+(`harbor/agent.py`), or at a service (`called.py`)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from rftstream.environments.called import CalledAgent, CalledAgentConfig
+from rftstream.environments.harbor.agent import HarborAgent, HarborConfig
 from rftstream.environments.hosts.agents import AgentResult, AgentWork, HostedAgent, HostedAgentConfig
 
 
@@ -15,6 +17,10 @@ class RunsAgent(Protocol):
     is_elsewhere: bool
     """Whether a service runs the agents. The agents may then be on other machines, and need an address that is
     reachable from there. An agent may also continue with its key after its call is lost."""
+
+    keeps_time: bool
+    """Whether the object itself ends agents that take too long. The limit of an agent's silence does not hold then, and
+    the agent may be silent while its place is made and while its work is tested."""
 
     async def run(self, work: AgentWork, begins: Callable[[], object]) -> AgentResult:
         """Run the agent of one rollout to its end; the launcher calls it. `begins` is called when the agent begins, or
@@ -30,6 +36,8 @@ def agent_of(options: Any) -> RunsAgent | None:
     match options:
         case HostedAgentConfig():
             return HostedAgent(options)
+        case HarborConfig():
+            return HarborAgent(options)
         case CalledAgentConfig(url=url) if url:
             return CalledAgent(options)
     return None

@@ -95,6 +95,7 @@ ONLY = {
         "rftstream.config.parts.part_specs",
         "rftstream.config.secrets",  # the key of a server stands in no run file
         "rftstream.data.gym_entries",
+        "rftstream.data.harbor_tasks",
         "rftstream.http",
         "rftstream.loops",
         "rftstream.sandbox",  # where the tool `python` runs programs
@@ -143,6 +144,7 @@ FORKS = ("rftstream.launch.zygote", "rftstream.sandbox.inside.box", "rftstream.s
 """The modules that fork: warm interpreters, and process 1 of a sandbox. None of them has threads."""
 OTHER_INTERPRETERS = {
     "rftstream.environments.hosts.guard": "starts another interpreter, which must not see the variables of this one",
+    "rftstream.environments.places.docker": "starts the engine's command, which finds its engine by them",
     "rftstream.environments.hosts.adapters.verifiers": "runs in another one, whose package takes keys in no other way",
 }
 """Module that reads the environment -> why."""

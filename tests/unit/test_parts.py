@@ -37,6 +37,7 @@ EXCEPTIONS = {
     ("rftstream/gateway/dialects/settings.py", "tools"): "a setting of a request",
     ("rftstream/commands/__init__.py", "replay"): "a command",
     ("rftstream/config/parts/registry.py", "environment"): "a kind of parts",
+    ("rftstream/data/harbor_tasks.py", "environment"): "a section of task.toml",
     ("rftstream/roles/buffer/decisions.py", "priority"): "a field of an outcome",
     ("rftstream/studio/charts.py", "log"): "a key of a chart: whether its axis is logarithmic",
     ("rftstream/environments/hosts/guard.py", "log"): "the file that a host writes into",

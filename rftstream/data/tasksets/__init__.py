@@ -16,6 +16,7 @@ TASKSETS = {
         "rftstream.data.tasksets.hf:HfTaskset", location="folder or name", has_rows=True, chooses_rows=True
     ),
     "reasoning_gym": TasksetSpec("rftstream.data.tasksets.reasoning_gym:ReasoningGymTaskset"),
+    "harbor": TasksetSpec("rftstream.data.tasksets.harbor:HarborTaskset", location="path"),
     "arithmetic": TasksetSpec("rftstream.data.tasksets.arithmetic:ArithmeticTaskset"),
     "squares": TasksetSpec("rftstream.data.tasksets.squares:SquaresTaskset"),
     "log": TasksetSpec("rftstream.data.tasksets.growing:GrowingTaskset", grows=True),

@@ -41,6 +41,7 @@ class AgentWork:
     """Key of this rollout."""
     seed: int
     rollout_id: str = ""
+    run_id: str = ""
     launch_id: str = ""
     """Id of the launch. A lost agent that is started again keeps its id."""
 
@@ -62,6 +63,7 @@ class HostedAgent:
     once."""
 
     is_elsewhere = False
+    keeps_time = False
 
     def __init__(self, config: HostedAgentConfig) -> None:
         if not config.target:

@@ -22,8 +22,9 @@ from rftstream.environments.base import Reply
 from rftstream.environments.call_workers import CallWorkers
 from rftstream.environments.called import CalledAgent
 from rftstream.environments.calls import EnvironmentCalls
+from rftstream.environments.harbor.agent import HarborAgent
 from rftstream.environments.launched_agents import agent_of
-from rftstream.errors import ConfigError, HostError, HostStartTimeout, HostTimeout
+from rftstream.errors import ConfigError, HostedCodeError, HostError, HostStartTimeout, HostTimeout
 from rftstream.gateway.addresses import parse_address
 from rftstream.roles.explorer.environment_session import CallFailure, EnvironmentSession, Opening
 
@@ -57,7 +58,7 @@ def begin_once(config: RunConfig, named: str | Mapping[str, Any], problem: Probl
     name = name_of_part(named, where)
     spec = registry.find_spec(EnvironmentSpec, name)
     if spec.is_agent:
-        doubts = _doubts_about_agent(config, named, where)
+        doubts = _doubts_about_agent(config, named, problem, where)
         return Beginning(messages=problem.messages, tools=problem.tools, doubts=doubts)
     part, options = config.build_environment(where)
     built: list[Any] = []
@@ -107,7 +108,7 @@ def begin_once(config: RunConfig, named: str | Mapping[str, Any], problem: Probl
     )
 
 
-def _doubts_about_agent(config: RunConfig, named: str | Mapping[str, Any], where: str) -> list[str]:
+def _doubts_about_agent(config: RunConfig, named: str | Mapping[str, Any], problem: Problem, where: str) -> list[str]:
     """Return possible problems with the program that runs agents, and with the way in which agents find their model.
     ConfigError for invalid settings."""
     settings, doubts = config.explorer, []
@@ -120,6 +121,8 @@ def _doubts_about_agent(config: RunConfig, named: str | Mapping[str, Any], where
         )
     try:
         agent = agent_of(config.build_environment(where)[1])
+        if isinstance(agent, HarborAgent) and (why := asyncio.run(_doubt_about_task(agent, problem))):
+            doubts.append(f"{where}: {why}")
     except ConfigError as error:
         raise ConfigError(config.as_written(str(error), "environment", named, where)) from None
     if isinstance(agent, CalledAgent) and (why := asyncio.run(agent.probe())):
@@ -128,6 +131,20 @@ def _doubts_about_agent(config: RunConfig, named: str | Mapping[str, Any], where
             "start it before the run"
         )
     return doubts
+
+
+async def _doubt_about_task(agent: HarborAgent, problem: Problem) -> str:
+    """Run the solution of a task, and return why it does not get the reward 1; empty if it does."""
+    task = problem.info.get("task")
+    try:
+        found = await agent.rehearse(problem)
+    except (HostError, HostedCodeError) as error:
+        return f"the solution of the task {task!r} gets no reward: {error}"
+    if found is None:
+        return f"the task {task!r} has no solution/solve.sh, so nobody knows whether its tests can be passed"
+    if found.reward != 1.0:
+        return f"the solution of the task {task!r} gets the reward {found.reward}, expected 1; mend it, or its tests"
+    return ""
 
 
 def _wait(calls: EnvironmentCalls, rung: threading.Event) -> None:

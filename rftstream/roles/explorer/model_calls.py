@@ -228,6 +228,8 @@ class AgentBegins:
     """The rollout that the agent makes."""
     launch: str
     """The name of the launch. From now on no other launch of this rollout may send requests."""
+    keeps_time: bool = False
+    """Whether the agent's runner ends it when it takes too long, so that its silence means nothing."""
 
 
 class CallInbox:

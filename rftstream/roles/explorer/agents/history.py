@@ -18,12 +18,12 @@ from rftstream.roles.explorer.model_calls import canonical, digest
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class HistoryNode:
     """A place in the tree of conversations: a message together with all messages before it."""
 
     calls: list[RecordedCall] = field(default_factory=list)
     """The calls whose answer is this message."""
-    following: dict[Hashable, Place] = field(default_factory=dict)
+    following: dict[Hashable, HistoryNode] = field(default_factory=dict)
     """Next messages -> their places."""
 
 
@@ -43,7 +43,7 @@ class RecordedCall:
     """Conversation that the prompt was rendered from, with answers in the form that the template takes."""
     said: ChatMessage
     """The answer in the form that the template takes."""
-    place: Place
+    place: HistoryNode
     """Place in the tree at the end of the answer, with messages in the form that an agent sends."""
     is_delivered: bool = False
     """Whether the agent has certainly received the answer."""
@@ -61,18 +61,18 @@ class CallHistory:
     def __init__(self) -> None:
         self.calls: list[RecordedCall] = []
         """Calls by their numbers."""
-        self._roots: dict[str, Place] = {}
+        self._roots: dict[str, HistoryNode] = {}
         """Digest of tools -> root of the conversations with these tools."""
         self._of_request: dict[str, list[RecordedCall]] = {}
 
     def place_behind(
         self, parent: RecordedCall | None, tools_digest: str, messages: Iterable[ChatMessage], said: ChatMessage
-    ) -> Place:
+    ) -> HistoryNode:
         """Return the place of a conversation with its answer, in the form that the agent sends. The conversation is the
         parent's, up to its answer, followed by `messages` and `said`."""
-        place = self._roots.setdefault(tools_digest, Place()) if parent is None else parent.place
+        place = self._roots.setdefault(tools_digest, HistoryNode()) if parent is None else parent.place
         for message in (*messages, said):
-            place = place.following.setdefault(_identity(message), Place())
+            place = place.following.setdefault(_identity(message), HistoryNode())
         return place
 
     def add(self, recorded: RecordedCall) -> None:

@@ -40,6 +40,8 @@ class LaunchedAgents:
     as_written: Callable[[str, str], str] = lambda taskset, error: error
     """Returns an error about the settings of a taskset's agents, extended by the place of these settings in the run
     file."""
+    run_id: str = ""
+    """Id of the run, by which what an agent leaves can be told."""
     base_url: str = ""
     """Base URL of the gateway for agents on this machine."""
     public_url: str = ""
@@ -147,9 +149,10 @@ class AgentLauncher:
                     api_key=self._launched.key_of(rollout_id, launch),
                     seed=task.seed,
                     rollout_id=rollout_id,
+                    run_id=self._launched.run_id,
                     launch_id=f"{rollout_id}/launch/{run.launch}",
                 )
-                result = await agent.run(work, functools.partial(self._note_begin, run, launch))
+                result = await agent.run(work, functools.partial(self._note_begin, run, launch, agent.keeps_time))
             except HostTimeout as error:
                 return RolloutEnd(cut_short=f"the agent took too long: {error}")
             except (HostedCodeError, HostStartTimeout) as error:
@@ -161,11 +164,11 @@ class AgentLauncher:
                 return end_of_result(result)
         return RolloutEnd(error=f"it was lost {MAX_STARTS} times: {lost}")
 
-    def _note_begin(self, run: _Run, launch: str) -> None:
+    def _note_begin(self, run: _Run, launch: str, keeps_time: bool) -> None:
         rollout_id = run.task.ids.rollout_id
         with self._lock:
             if self._running.get(rollout_id) is run:
-                self._inbox.put(AgentBegins(rollout_id=rollout_id, launch=launch))
+                self._inbox.put(AgentBegins(rollout_id=rollout_id, launch=launch, keeps_time=keeps_time))
 
 
 def _cancel(run: _Run) -> None:

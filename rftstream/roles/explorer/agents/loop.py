@@ -313,6 +313,8 @@ class AgentLoop:
             if session is not None and session.ended is None:
                 session.rewind()
                 session.launch = notice.launch
+                if notice.keeps_time:
+                    session.idle_timeout_s, self._late_at = FOREVER, 0.0
                 session.last_active = self._now()
         elif (
             session is not None

@@ -1,0 +1,3 @@
+#!/bin/bash
+# The share of cases that pass is the reward.
+python3 /tests/cases.py

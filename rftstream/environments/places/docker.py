@@ -1,0 +1,431 @@
+"""Places as containers of Docker or Podman, by the command of the engine.
+
+Everything goes through the command's own pipes, so the engine may run on another machine. A container lives as long as
+its `docker run` is connected: its first process reads stdin until that ends. So nothing is left when this process is
+killed, and what an engine or a machine that died has left is removed by the next start (`sweep`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rftstream.environments.places.base import MODEL_PORT, PlaceLimits, PlaceOrder, PlaceSettings, PlaceSource, Ran
+from rftstream.environments.places.packing import TAR_BYTES, pack_files, pack_folder, unpack_file
+from rftstream.environments.places.relay import RELAY, Tunnel
+from rftstream.errors import ConfigError, HostedCodeError, HostError
+from rftstream.sandbox.cgroups import start_time
+
+LABEL = "rftstream.place"
+"""Label of each container: `HOST PID START UNTIL` of its owner."""
+IMAGE = "rftstream-place"
+"""Name of the images that are built here; the tag is the digest of what they are made from."""
+COMMAND_S = 120.0
+"""Largest number of seconds of one command of the engine, except builds and what a place runs."""
+OUTPUT_BYTES = 16_000
+"""Number of bytes of a command's output that are kept."""
+DISK_LOOK_S = 5.0
+"""Seconds between two looks at how much a place has written."""
+READY = "rftstream-ready"
+KEEPER = f"echo {READY}; exec cat >/dev/null"
+"""First process of a container. It ends with its stdin, and the container with it."""
+SHELL = f"""
+kept=$(mktemp) || kept=/dev/null
+if command -v bash >/dev/null; then bash -c "$1"; else sh -c "$1"; fi >"$kept" 2>&1 </dev/null
+code=$?
+tail -c {OUTPUT_BYTES} "$kept"; rm -f "$kept"
+exit $code
+"""
+"""Runs a command, by bash as Harbor does. Its output goes through a file: a process that the command leaves in the
+background would keep a pipe open."""
+KILL = 'for one in /proc/[0-9]*; do grep -qs "$1" "$one/environ" && kill -9 "${one#/proc/}"; done 2>/dev/null; true'
+"""Ends all processes with a mark among their variables."""
+NO_PROCESS = "OCI runtime exec failed"
+NO_ENGINE = (
+    "Cannot connect to",
+    "permission denied while trying",
+    "unable to connect to",
+    "is the docker daemon running",
+)
+
+
+class DockerPlaces:
+    """Makes containers, and the images for them. An explorer makes one for the settings of an environment."""
+
+    def __init__(self, settings: PlaceSettings) -> None:
+        self._settings = settings
+        self._images: dict[str, asyncio.Lock] = {}
+        self._is_swept = False
+
+    async def create(self, order: PlaceOrder) -> DockerPlace:
+        """Return a new container. `base.Places` lists the errors."""
+        if not self._is_swept:
+            self._is_swept = True
+            await self.sweep()
+        image = await self._image(order.source)
+        return await DockerPlace.start(self, self._settings, image, order)
+
+    async def sweep(self) -> None:
+        """Remove the containers whose owner on this machine is dead, and those that have outlived their time."""
+        text = await self.ask(
+            "ps", "--all", "--filter", f"label={LABEL}", "--format", f'{{{{.ID}}}} {{{{.Label "{LABEL}"}}}}'
+        )
+        for line in text.splitlines():
+            number, host, pid, started, until = line.split(" ")
+            is_dead = host == socket.gethostname() and start_time(int(pid)) != started
+            if is_dead or time.time() > float(until):
+                await self.remove(number)
+
+    async def remove(self, name: str) -> None:
+        """Remove a container, whatever its state."""
+        with contextlib.suppress(HostError):
+            await self.ask("rm", "--force", "--volumes", name)
+
+    async def _image(self, source: PlaceSource) -> str:
+        """Return the name of the source's image. It is pulled or built if it is missing, once for all who want it."""
+        image = source.image
+        if not image:
+            assert source.folder, "a source has an image or a folder"
+            context = await asyncio.to_thread(pack_folder, source.folder, ".")
+            image = await self._built(context, source.build_timeout_s, f"{source.folder}/Dockerfile")
+        else:
+            await self._pulled(image, source.build_timeout_s)
+        if not source.install:
+            return image
+        lines = f"FROM {image}\nUSER root\nCOPY install.sh /rftstream-install.sh\nRUN sh -e /rftstream-install.sh\n"
+        user = (await self.ask("image", "inspect", "--format", "{{.Config.User}}", image)).strip()
+        lines += f"USER {user}\n" if user else ""
+        identity = (await self.ask("image", "inspect", "--format", "{{.Id}}", image)).strip()
+        files = {"Dockerfile": lines.encode(), "install.sh": source.install.encode()}
+        return await self._built(pack_files(files), source.build_timeout_s, "the harness's install step", identity)
+
+    async def _pulled(self, image: str, timeout_s: float) -> None:
+        async with self._images.setdefault(image, asyncio.Lock()):
+            if not await self._has(image):
+                code, output = await self._call(["pull", "--quiet", image], timeout_s=timeout_s)
+                if code:
+                    raise HostedCodeError(f"the image {image} cannot be pulled: {_last(output)}")
+
+    async def _built(self, context: bytes, timeout_s: float, what: str, also: str = "") -> str:
+        name = f"{IMAGE}:{hashlib.sha256(context + also.encode()).hexdigest()[:32]}"
+        async with self._images.setdefault(name, asyncio.Lock()):
+            if not await self._has(name):
+                try:
+                    code, output = await self._call(["build", "--tag", name, "-"], context, timeout_s=timeout_s)
+                except HostError as error:
+                    raise HostedCodeError(f"{what} does not build: {error}") from None
+                if code:
+                    raise HostedCodeError(f"{what} does not build: {_last(output)}")
+        return name
+
+    async def _has(self, image: str) -> bool:
+        code, output = await self._call(["image", "inspect", "--format", "{{.Id}}", image])
+        if code and not any(one in output.lower() for one in ("no such image", "not found", "not known")):
+            raise self._error(output)
+        return not code
+
+    async def ask(self, *arguments: str, data: bytes = b"") -> str:
+        """Return the output of a command of the engine. HostError if it fails, ConfigError if there is no engine."""
+        code, output = await self._call(list(arguments), data)
+        if code:
+            raise self._error(output)
+        return output
+
+    async def _call(
+        self, arguments: Sequence[str], data: bytes = b"", *, timeout_s: float = COMMAND_S
+    ) -> tuple[int, str]:
+        process = await self.spawn(arguments)
+        try:
+            async with asyncio.timeout(timeout_s):
+                output = await _communicated(process, data)
+                return await process.wait(), output
+        except TimeoutError:
+            raise HostError(f"{self._settings.engine} {arguments[0]}: no end within {timeout_s:g} s") from None
+        finally:
+            await _ended(process)
+
+    async def spawn(
+        self,
+        arguments: Sequence[str],
+        *,
+        variables: Mapping[str, str] | None = None,
+        errors: int = asyncio.subprocess.STDOUT,
+    ) -> asyncio.subprocess.Process:
+        """Start a command of the engine. ConfigError if the engine is not installed."""
+        pipe = asyncio.subprocess.PIPE
+        try:
+            return await asyncio.create_subprocess_exec(
+                self._settings.engine,
+                *arguments,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=errors,
+                env={**os.environ, **(variables or {})},
+                start_new_session=True,  # a Ctrl-C is for rftstream, which then closes its places
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"environments.harbor.engine: {self._settings.engine!r} cannot be run: {error}; install Docker or "
+                "Podman, or name the command"
+            ) from None
+
+    def _error(self, output: str) -> Exception:
+        if any(one in output for one in NO_ENGINE):
+            return ConfigError(
+                f"environments.harbor.engine: {self._settings.engine!r} reaches no engine: {_last(output)}; start it, "
+                "and let this user use it"
+            )
+        return HostError(f"{self._settings.engine}: {_last(output)}")
+
+
+class DockerPlace:
+    """One container. `start` makes it; see `base.Place`."""
+
+    def __init__(self, engine: DockerPlaces, name: str, limits: PlaceLimits) -> None:
+        self._engine, self._name, self._limits = engine, name, limits
+        self._keeper: asyncio.subprocess.Process | None = None
+        self._relay: asyncio.subprocess.Process | None = None
+        self._tunnel: Tunnel | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._exceeded = ""
+        """The limit that ended the place."""
+
+    @classmethod
+    async def start(cls, engine: DockerPlaces, settings: PlaceSettings, image: str, order: PlaceOrder) -> DockerPlace:
+        """Start a container and its relay. `base.Places.create` lists the errors."""
+        place = cls(engine, f"rftstream-{secrets.token_hex(8)}", order.limits)
+        try:
+            async with asyncio.timeout(COMMAND_S):
+                await place._start(image, order)
+                if order.model_url:
+                    await place._start_relay(settings.relay_image, order)
+        except TimeoutError:
+            await place.close()
+            raise HostError(f"a place of {image} did not start within {COMMAND_S:g} s") from None
+        except BaseException:
+            await place.close()
+            raise
+        return place
+
+    async def _start(self, image: str, order: PlaceOrder) -> None:
+        limits = order.limits
+        options = [
+            f"--cpus={min(limits.cpus, await self._num_cpus()):g}",
+            f"--memory={limits.memory_mb}m",
+            f"--memory-swap={limits.memory_mb}m",
+            f"--pids-limit={limits.pids}",
+            f"--ulimit=fsize={limits.disk_mb << 20}",
+            "--cap-drop=NET_RAW",
+            "--cap-drop=MKNOD",
+            f"--network={'bridge' if order.has_internet else 'none'}",
+        ]
+        given, variables = _given(order.variables)
+        process = await self._engine.spawn(
+            [*self._begin(self._name, order), *options, *given, image, "sh", "-c", KEEPER], variables=variables
+        )
+        self._keeper = process
+        assert process.stdout
+        seen = b""
+        while line := await process.stdout.readline():
+            seen += line
+            if line.strip() == READY.encode():
+                break
+        else:
+            raise self._engine._error(seen.decode(errors="replace") or "the container ended at once")
+        self._tasks.append(asyncio.create_task(_drained(process.stdout)))
+        self._tasks.append(asyncio.create_task(self._watch_disk()))
+
+    async def _start_relay(self, image: str, order: PlaceOrder) -> None:
+        options = [
+            f"--network=container:{self._name}",
+            "--memory=256m",
+            "--pids-limit=32",
+            "--cap-drop=ALL",
+            "--security-opt=no-new-privileges",
+            "--read-only",
+            "--user=65534:65534",
+            "--entrypoint=python3",
+        ]
+        await self._engine._pulled(image, COMMAND_S)
+        process = await self._engine.spawn(
+            [*self._begin(f"{self._name}-relay", order), *options, image, "-c", RELAY, str(MODEL_PORT)],
+            errors=asyncio.subprocess.DEVNULL,
+        )
+        self._relay = process
+        assert process.stdout and process.stdin
+        self._tunnel = Tunnel(process.stdout, process.stdin, order.model_url)
+        try:
+            await self._tunnel.ready()
+        except asyncio.IncompleteReadError:
+            raise HostError(f"the relay to the model does not start in {image}, which needs python3") from None
+        self._tasks.append(asyncio.create_task(self._tunnel.run()))
+
+    def _begin(self, name: str, order: PlaceOrder) -> list[str]:
+        """Return the beginning of a command that runs a container of this place."""
+        until = time.time() + order.limits.life_s
+        owner = f"{socket.gethostname()} {os.getpid()} {start_time(os.getpid())} {until:.0f}"
+        labels = {LABEL: owner, **{f"rftstream.{key}": value for key, value in order.labels.items()}}
+        begin = ["run", "--interactive", "--rm", "--init", f"--name={name}", "--log-driver=none"]
+        return [*begin, *(f"--label={key}={value}" for key, value in labels.items())]
+
+    async def _num_cpus(self) -> float:
+        """Return the number of processors of the engine, which refuses to give more."""
+        return float(await self._engine.ask("info", "--format", "{{.NCPU}}"))
+
+    @property
+    def has_called(self) -> bool:
+        """Return whether anything in the container has connected to the model."""
+        return self._tunnel is not None and self._tunnel.newest > 0
+
+    async def put(self, source: Path, target: str) -> None:
+        """Copy the files of a folder into a folder of the container."""
+        self._check()
+        await self._engine.ask(
+            "cp", "-", f"{self._name}:/", data=await asyncio.to_thread(pack_folder, source, target.strip("/"))
+        )
+
+    async def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float,
+        variables: Mapping[str, str] | None = None,
+        user: str = "",
+        cwd: str = "",
+    ) -> Ran:
+        """Run a shell command in the container."""
+        self._check()
+        mark = f"RFTSTREAM_COMMAND={secrets.token_hex(8)}"
+        options, variables = _given(variables or {})
+        options += [f"--user={user}"] * bool(user) + [f"--workdir={cwd}"] * bool(cwd)
+        process = await self._engine.spawn(
+            ["exec", f"--env={mark}", *options, self._name, "sh", "-c", SHELL, "sh", command], variables=variables
+        )
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                output = await _communicated(process)
+                code = await process.wait()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await self._engine._call(["exec", "--user=0", self._name, "sh", "-c", KILL, "sh", mark])
+            return Ran(exit_code=None, output="")
+        finally:
+            await _ended(process)
+        self._check(output if code in (125, 137) else "")
+        if code == 126 and NO_PROCESS in output:
+            raise HostedCodeError(
+                f"the place takes no more commands, perhaps since its pids are used up: {_last(output)}"
+            )
+        return Ran(exit_code=code, output=output)
+
+    async def get(self, path: str, *, max_bytes: int) -> bytes | None:
+        """Return the content of a file of the container."""
+        self._check()
+        process = await self._engine.spawn(["cp", f"{self._name}:{path}", "-"], errors=asyncio.subprocess.DEVNULL)
+        assert process.stdout
+        try:
+            async with asyncio.timeout(COMMAND_S):
+                data = await _read(process.stdout, max_bytes + TAR_BYTES)
+        finally:
+            await _ended(process)
+        member, content = unpack_file(data)
+        if member is not None and member.size > max_bytes:
+            raise HostedCodeError(f"{path}: got {member.size} bytes, expected at most {max_bytes}")
+        return content
+
+    async def close(self) -> None:
+        """Remove the container and its relay. A caller that is cancelled meanwhile leaves nothing behind, either."""
+        await asyncio.shield(self._close())
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tunnel is not None:
+            await self._tunnel.close()
+        for process, name in ((self._relay, f"{self._name}-relay"), (self._keeper, self._name)):
+            if process is not None:
+                await self._engine.remove(name)
+                await _ended(process)
+
+    def _check(self, output: str = "") -> None:
+        """Raise the error of a place that has ended."""
+        if self._exceeded:
+            raise HostedCodeError(f"the place was ended: {self._exceeded}")
+        assert self._keeper
+        if self._keeper.returncode is not None or "No such container" in output or "is not running" in output:
+            raise HostError("the place has ended: its container is gone")
+
+    async def _watch_disk(self) -> None:
+        """End the container when it has written too much."""
+        while True:
+            await asyncio.sleep(DISK_LOOK_S)
+            with contextlib.suppress(HostError, ValueError, TimeoutError):
+                size = await self._engine.ask("container", "inspect", "--size", "--format", "{{.SizeRw}}", self._name)
+                if int(size) > self._limits.disk_mb << 20:
+                    self._exceeded = f"it wrote {int(size) >> 20} MB, expected at most {self._limits.disk_mb}"
+                    await self._engine.remove(self._name)
+                    return
+
+
+def _given(variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return the options that give variables to a command in a container, and the variables of the engine's command,
+    from which it takes their values: a list of processes shows none of them."""
+    own = {name for name in variables if name in ("PATH", "HOME") or name.startswith(("DOCKER", "LD_"))}
+    options = [f"--env={name}={variables[name]}" if name in own else f"--env={name}" for name in variables]
+    return options, {name: value for name, value in variables.items() if name not in own}
+
+
+async def _communicated(process: asyncio.subprocess.Process, data: bytes = b"") -> str:
+    """Send data to a process, and return the last part of its output."""
+    assert process.stdin and process.stdout
+    reading = asyncio.create_task(_drained_tail(process.stdout))
+    try:
+        with contextlib.suppress(ConnectionError):
+            process.stdin.write(data)
+            await process.stdin.drain()
+        process.stdin.close()
+        return (await reading).decode(errors="replace")
+    finally:
+        reading.cancel()
+
+
+async def _drained_tail(reader: asyncio.StreamReader) -> bytes:
+    tail = b""
+    while data := await reader.read(1 << 16):
+        tail = (tail + data)[-OUTPUT_BYTES:]
+    return tail
+
+
+async def _drained(reader: asyncio.StreamReader) -> None:
+    await _drained_tail(reader)
+
+
+async def _read(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
+    """Return what comes, up to a number of bytes."""
+    data = b""
+    while len(data) < max_bytes and (more := await reader.read(max_bytes - len(data))):
+        data += more
+    return data
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """End a process that may have ended."""
+    if process.stdin:
+        process.stdin.close()
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)  # `process.kill` would take its exit status from whoever waits for it
+        await asyncio.shield(process.wait())
+
+
+def _last(output: str) -> str:
+    """Return the last lines of an output."""
+    return " / ".join(line.strip() for line in output.strip().splitlines()[-3:])[-600:] or "no output"

@@ -1,0 +1,250 @@
+"""Places in a real Docker: their limits, their network, what ends a rollout, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream.contracts.tasks import Problem
+from rftstream.environments.harbor.agent import HarborAgent, HarborConfig
+from rftstream.environments.hosts.agents import AgentResult, AgentWork
+from rftstream.environments.places.base import MODEL_PORT, PlaceLimits, PlaceOrder, PlaceSettings, PlaceSource
+from rftstream.environments.places.docker import DockerPlace, DockerPlaces
+from rftstream.errors import HostedCodeError, HostError
+from tests.docker_engine import docker, places_left, start_engine
+from tests.loopback import Asked, HttpServer
+from tests.surroundings import ROOT
+from tests.unit.data.test_harbor_tasks import EXAMPLES, NAMES, task_at
+from tests.unit.data.test_tasksets_sources import open_source
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.long, pytest.mark.anyio, pytest.mark.timeout(1200)]
+
+IMAGE = "python:3.12-slim"
+ASK = (
+    f"python3 -c 'import urllib.request as u; print(u.urlopen(\"http://127.0.0.1:{MODEL_PORT}/v1/x\").read().decode())'"
+)
+MANY = "mkdir /many; cd /many; for i in $(seq 30); do head -c 9000000 /dev/zero > $i; done; sleep 300"
+
+
+@pytest.fixture(autouse=True)
+def engine() -> Iterator[None]:
+    start_engine()
+    yield
+    assert places_left() == []
+
+
+@pytest.fixture
+def model() -> Iterator[HttpServer]:
+    """Answers with the path that it was asked for."""
+
+    def answer(asked: Asked) -> object:
+        return f"asked for {asked.path}"
+
+    with HttpServer(answer) as found:
+        yield found
+
+
+@pytest.fixture
+async def place(model: HttpServer) -> AsyncIterator[DockerPlace]:
+    limits = PlaceLimits(memory_mb=256, disk_mb=64, pids=64)
+    order = PlaceOrder(
+        source=PlaceSource(image=IMAGE), limits=limits, model_url=f"{model.url}/v1", variables={"OF_ALL": "1"}
+    )
+    made = await DockerPlaces(PlaceSettings()).create(order)
+    yield made
+    await made.close()
+
+
+async def test_a_place_runs_commands_and_takes_and_gives_files(place: DockerPlace, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b.sh").write_text('#!/bin/sh\necho "it runs: $1"\n')
+    (tmp_path / "a" / "b.sh").chmod(0o755)
+    await place.put(tmp_path, "/some/where")
+    ran = await place.run(
+        '/some/where/a/b.sh "$KEY $OF_ALL"; id -u; pwd; exit 3', timeout_s=60, variables={"KEY": "x y"}
+    )
+    assert (ran.exit_code, ran.output) == (3, "it runs: x y 1\n0\n/\n")
+    other = await place.run("id -u; pwd; sleep 600 & [[ 1 == 1 ]]", timeout_s=60, user="1000", cwd="/tmp")
+    assert (other.exit_code, other.output) == (0, "1000\n/tmp\n"), "by bash, and what stays behind keeps nobody waiting"
+    assert await place.get("/some/where/a/b.sh", max_bytes=100) == (tmp_path / "a" / "b.sh").read_bytes()
+    assert await place.get("/not/there", max_bytes=100) is None
+    await place.run("ln -s /etc/passwd /link", timeout_s=60)
+    assert await place.get("/link", max_bytes=10000) is None
+    assert await place.get("/etc", max_bytes=10000) is None
+    with pytest.raises(HostedCodeError, match=r"/etc/passwd: got .* bytes, expected at most 10"):
+        await place.get("/etc/passwd", max_bytes=10)
+
+
+async def test_it_reaches_the_model_and_nothing_else(place: DockerPlace) -> None:
+    assert not place.has_called
+    assert (await place.run(ASK, timeout_s=60)).output == "asked for /v1/x\n"
+    assert place.has_called
+    connect = "python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], 80), 60)'"
+    others = f"for i in 1.1.1.1 10.0.2.2 172.17.0.1; do {connect} $i; done"
+    assert (await place.run(others, timeout_s=60)).output.count("Network is unreachable") == 3
+
+
+async def test_limits(place: DockerPlace) -> None:
+    late = await place.run("setsid sleep 600 & echo begun > /begun; sleep 600", timeout_s=5)
+    assert late.exit_code is None
+    left = await place.run("cat /begun; grep -ls sleep /proc/[0-9]*/comm | xargs cat", timeout_s=60)
+    assert left.output == "begun\n", "what it started is gone, also in a session of its own"
+    forks = await place.run("for i in $(seq 200); do sleep 3 & done; wait", timeout_s=120)
+    assert "Resource temporarily unavailable" in forks.output
+    memory = await place.run("python3 -c 'x = bytearray(400 << 20)'", timeout_s=120)
+    assert memory.exit_code == 137
+    assert (await place.run("nproc; head -c 90000000 /dev/zero > /one; stat -c %s /one", timeout_s=60)).output.endswith(
+        f"{64 << 20}\n"
+    )
+    with pytest.raises(HostedCodeError, match=r"the place was ended: it wrote .* MB, expected at most 64"):
+        await place.run(MANY, timeout_s=120)
+    with pytest.raises(HostedCodeError, match="the place was ended"):
+        await place.run("true", timeout_s=60)
+
+
+async def test_a_place_that_is_killed_is_lost(place: DockerPlace) -> None:
+    docker("kill", place._name)
+    with pytest.raises(HostError, match="the place has ended"):
+        await place.run("true", timeout_s=60)
+
+
+# ------------------------------------------------------------------------------------------ tasks
+
+
+async def rehearsed(problem: Problem) -> AgentResult | None:
+    return await HarborAgent(HarborConfig(command="true")).rehearse(problem)
+
+
+async def attempted(problem: Problem, model: HttpServer, command: str, **settings: Any) -> AgentResult:
+    work = AgentWork(problem=problem, base_url=f"{model.url}/v1", api_key="key", seed=1, rollout_id="a/0", run_id="r")
+    return await HarborAgent(HarborConfig(command=command, **settings)).run(work)
+
+
+async def test_solutions_of_the_examples_get_1_and_doing_nothing_gets_what_it_is_worth(model: HttpServer) -> None:
+    taskset = open_source(f"harbor:{EXAMPLES}")
+    parts = {"broken-slug": {"fixed": 1, "limit": 1, "committed": 1}, "fix-median": {"cases": 6}}
+    untouched = {"fix-median": 1 / 3}
+    for index, name in enumerate(NAMES):
+        problem = taskset.problem(index)
+        found = await rehearsed(problem)
+        assert found is not None and (found.reward, found.parts) == (1.0, parts.get(name, {})), name
+        assert (await attempted(problem, model, ASK)).reward == pytest.approx(untouched.get(name, 0.0)), name
+
+
+BAD: dict[str, tuple[dict[str, str], str, str | float]] = {
+    "a Dockerfile that does not build": (
+        {"dockerfile": f"FROM {IMAGE}\nRUN echo no such; false"}, ASK, "does not build: .*returned a non-zero code: 1",
+    ),
+    "an image that is nowhere": (
+        {"toml": '[environment]\ndocker_image = "localhost:1/none:1"'}, ASK, "localhost:1/none:1 cannot be pulled",
+    ),
+    "tests that hang": (
+        {"test": "#!/bin/sh\nsleep 600", "toml": "[verifier]\ntimeout_sec = 2.0"}, ASK, "longer than 2 s",
+    ),
+    "no reward": ({"test": "#!/bin/sh\necho sorry; exit 4"}, ASK, "wrote no reward, .*exit code 4: sorry"),
+    "tests without a shell": ({"test": "#!/no/shell\n"}, ASK, "wrote no reward.*exit code 127"),
+    "a reward of another kind": ({"test": "#!/bin/sh\necho inf > /logs/verifier/reward.txt"}, ASK, "got 'inf"),
+    "a link for a reward": ({"test": "#!/bin/sh\nln -s /dev/zero /logs/verifier/reward.txt"}, ASK, "wrote no reward"),
+    "a reward that the agent writes": ({}, f"{ASK}; echo 1 > /logs/verifier/reward.json; mkdir /tests", 0.0),
+    "no call": ({}, "echo thinking", "the agent never called the model: exit code 0: thinking"),
+    "a command that is not there": ({}, "no-such-agent", "never called the model: exit code 127: .*not found"),
+    "a network that it does not get": ({}, f"{ASK}; pip download -q --retries 0 six || exit 9", 0.0),
+    "a full disk": ({}, f"{ASK}; {MANY}", "the place was ended: it wrote .* MB, expected at most 64"),
+    "forks without end": ({}, f"{ASK}; f() {{ f | f & }}; f; sleep 5", "no more commands|cannot be prepared|no reward"),
+    "an agent that hangs": ({"toml": "[agent]\ntimeout_sec = 8.0"}, f"{ASK}; sleep 600", 0.0),
+    "an install step that fails": ({}, ASK, "the harness's install step does not build"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_bad_input_ends_with_a_reason(tmp_path: Path, model: HttpServer, case: str) -> None:
+    files, command, expected = BAD[case]
+    problem = open_source(f"harbor:{task_at(tmp_path / 'task', **files)}").problem(0)
+    settings: dict[str, Any] = {"disk_mb": 64, "pids": 100, "memory_mb": 400}
+    settings |= {"install": "exit 7"} if "install" in case else {}
+    if isinstance(expected, float):
+        assert (await attempted(problem, model, command, **settings)).reward == expected
+    else:
+        with pytest.raises(HostedCodeError, match=expected):
+            await attempted(problem, model, command, **settings)
+
+
+async def test_a_solution_that_fails_says_how(tmp_path: Path) -> None:
+    folder = task_at(tmp_path / "task", test="#!/bin/sh\nfalse")
+    (folder / "solution" / "solve.sh").write_text("#!/bin/sh\necho cannot; exit 5\n")
+    with pytest.raises(HostedCodeError, match=r"wrote no reward.* solve.sh before: exit code 5: cannot"):
+        await rehearsed(open_source(f"harbor:{folder}").problem(0))
+
+
+# ------------------------------------------------------------------------------------------ deaths
+
+OWNER = """
+import asyncio
+from rftstream.environments.places.base import PlaceOrder, PlaceSettings, PlaceSource
+from rftstream.environments.places.docker import DockerPlaces
+
+async def main():
+    order = PlaceOrder(source=PlaceSource(image="python:3.12-slim"), model_url="http://127.0.0.1:9/v1")
+    places = DockerPlaces(PlaceSettings())
+    made = [await places.create(order) for _ in range(2)]
+    print("made", flush=True)
+    await made[0].run("sleep 600", timeout_s=600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_when_the_owner_is_killed(end: signal.Signals) -> None:
+    """Without anybody who sweeps: the containers end with the pipes of their owner."""
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert owner.stdout and owner.stdout.readline() == "made\n"
+    assert len(places_left()) == 4
+    os.kill(owner.pid, end)
+    owner.wait()
+    owner.stdout.close()
+    wait_until(lambda: places_left() == [])
+
+
+async def test_what_a_dead_engine_left_is_swept_at_the_next_start() -> None:
+    """Of this machine's dead owners, and what has outlived its time; not of others."""
+    import socket
+
+    from rftstream.environments.places.docker import LABEL
+    from rftstream.sandbox.cgroups import start_time
+
+    here, me = socket.gethostname(), f"{os.getpid()} {start_time(os.getpid())}"
+    owners = [f"{here} 999999 1 9999999999", f"{here} {me} 1", f"{here} {me} 9999999999", "elsewhere 1 1 9999999999"]
+    for owner in owners:
+        docker("run", "--detach", f"--label={LABEL}={owner}", IMAGE, "sleep", "600")
+    try:
+        await DockerPlaces(PlaceSettings()).sweep()
+        assert len(places_left()) == 2
+    finally:
+        for name in places_left():
+            docker("rm", "--force", name)
+
+
+async def test_a_cancelled_rollout_leaves_nothing(model: HttpServer) -> None:
+    """At whatever moment: while the place is made, while the agent runs, while it is closed."""
+    problem = open_source(f"harbor:{EXAMPLES}", options={"only": ["find-token"]}).problem(0)
+    moments: list[Callable[[], bool]] = [
+        lambda: len(places_left()) == 1, lambda: len(places_left()) == 2, lambda: bool(model.asked)
+    ]  # fmt: skip
+    for is_time in moments:
+        model.asked.clear()
+        running = asyncio.create_task(attempted(problem, model, f"{ASK}; sleep 600"))
+        await asyncio.to_thread(wait_until, is_time)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert places_left() == []

@@ -1,0 +1,187 @@
+"""Agents in places: what is done in which order, what ends a rollout and why, and settings that are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream.contracts.tasks import Problem
+from rftstream.environments.harbor.agent import HarborAgent, HarborConfig
+from rftstream.environments.hosts.agents import AgentResult, AgentWork
+from rftstream.environments.places.base import PlaceOrder, PlaceSettings, PlaceSource, Ran
+from rftstream.environments.places.docker import DockerPlaces
+from rftstream.errors import ConfigError, HostedCodeError, HostError
+from tests.unit.data.test_harbor_tasks import task_at
+from tests.unit.data.test_tasksets_sources import open_source
+
+pytestmark = pytest.mark.anyio
+
+
+class ToldPlaces:
+    """A kind of place that does nothing and gives what it was told: the ends of commands, and files."""
+
+    has_called = True
+
+    def __init__(
+        self, *, ends: Mapping[str, Ran | Exception] | None = None, files: Mapping[str, bytes] | None = None
+    ) -> None:
+        self.ends, self.files = ends or {}, files or {}
+        self.done: list[str] = []
+        self.orders: list[PlaceOrder] = []
+        self.variables: dict[str, str] = {}
+
+    async def create(self, order: PlaceOrder) -> ToldPlaces:
+        self.orders.append(order)
+        return self
+
+    async def put(self, source: Path, target: str) -> None:
+        self.done.append(f"put {source.name} {target}")
+
+    async def run(
+        self,
+        command: str,
+        *,
+        timeout_s: float,
+        variables: Mapping[str, str] | None = None,
+        user: str = "",
+        cwd: str = "",
+    ) -> Ran:
+        self.done.append(f"{command.split()[0]} {timeout_s:g} {user}".strip())
+        self.variables |= variables or {}
+        end = self.ends.get(command.split()[0], Ran(exit_code=0, output=""))
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    async def get(self, path: str, *, max_bytes: int) -> bytes | None:
+        return self.files.get(path)
+
+    async def close(self) -> None:
+        self.done.append("close")
+
+
+def problem_at(tmp_path: Path, toml: str = "[agent]\ntimeout_sec = 9.0\nuser = 'me'") -> Problem:
+    return open_source(f"harbor:{task_at(tmp_path / 'task', toml=toml)}").problem(0)
+
+
+async def run(problem: Problem, places: ToldPlaces, **settings: Any) -> AgentResult:
+    work = AgentWork(
+        problem=problem, base_url="http://127.0.0.1:9/v1", api_key="the key", seed=1, rollout_id="a/0", run_id="r"
+    )
+    return await HarborAgent(HarborConfig(command="solve it", **settings), places).run(work)
+
+
+REWARD = {"/logs/verifier/reward.json": b'{"reward": 0.5, "style": 1}'}
+
+
+async def test_the_agent_and_then_the_tests(tmp_path: Path) -> None:
+    problem = problem_at(tmp_path)
+    places = ToldPlaces(files=REWARD, ends={"solve": Ran(exit_code=3, output="")})
+    found = await run(problem, places, variables={"MORE": "1"}, memory_mb=100)
+    assert (found.reward, found.parts) == (0.5, {"style": 1.0})
+    assert found.metrics["agent_exit_code"] == 3.0 and found.metrics["agent_timed_out"] == 0.0
+    assert places.done == [
+        "mkdir 120 0", "solve 9 me", "mkdir 120 0", "put tests /tests", "chmod 120 0", "/tests/test.sh 600", "close"
+    ]  # fmt: skip
+    assert places.variables["INSTRUCTION"] == problem.messages[0].content
+    assert (places.variables["OPENAI_API_KEY"], places.variables["MORE"]) == ("the key", "1")
+    (order,) = places.orders
+    assert order.labels == {"run": "r", "rollout": "a/0"} and not order.has_internet
+    assert (order.limits.memory_mb, order.model_url) == (100, "http://127.0.0.1:9/v1")
+    assert order.source == PlaceSource(folder=tmp_path / "task" / "environment")
+
+
+LATE = Ran(exit_code=None, output="")
+ENDS = {
+    "an agent that takes too long is tested": ({"solve": LATE}, REWARD, 0.5),
+    "tests that hang": ({"/tests/test.sh": LATE}, REWARD, "the tests took longer than 600 s"),
+    "no reward": (
+        {"/tests/test.sh": Ran(exit_code=2, output="a\nno module")},
+        {},
+        "wrote no reward.*exit code 2: a / no m",
+    ),
+    "a lost place": ({"/tests/test.sh": HostError("gone")}, REWARD, "gone"),
+    "no root": ({"mkdir": Ran(exit_code=1, output="mkdir: no")}, REWARD, "the place cannot be prepared: .*mkdir: no"),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+async def test_ends(tmp_path: Path, case: str) -> None:
+    """Each closes its place."""
+    ends, files, expected = ENDS[case]
+    places = ToldPlaces(ends=ends, files=files)
+    if isinstance(expected, float):
+        found = await run(problem_at(tmp_path), places)
+        assert (found.reward, found.metrics["agent_timed_out"]) == (expected, 1.0)
+    else:
+        with pytest.raises((HostedCodeError, HostError), match=expected):
+            await run(problem_at(tmp_path), places)
+    assert places.done[-1] == "close"
+
+
+async def test_an_agent_that_never_called_its_model_is_not_tested(tmp_path: Path) -> None:
+    places = ToldPlaces(ends={"solve": Ran(exit_code=127, output="solve: command not found")})
+    places.has_called = False
+    with pytest.raises(
+        HostedCodeError, match="the agent never called the model: exit code 127: solve: command not found"
+    ):
+        await run(problem_at(tmp_path), places)
+    assert places.done == ["mkdir 120 0", "solve 9 me", "close"]
+
+
+async def test_a_solution_is_rehearsed_without_a_model(tmp_path: Path) -> None:
+    problem = problem_at(tmp_path)
+    places = ToldPlaces(files=REWARD)
+    agent = HarborAgent(HarborConfig(command="solve"), places)
+    found = await agent.rehearse(problem)
+    assert found is not None and found.reward == 0.5
+    assert places.done[1:4] == ["put solution /solution", "chmod 120 0", "/solution/solve.sh 9 me"]
+    assert places.orders[0].model_url == ""
+    (tmp_path / "task" / "tests" / "more").write_text("changed")
+    with pytest.raises(HostedCodeError, match="has changed since it was made a problem"):
+        await agent.rehearse(problem)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({}, "harness: got '', expected one of claude-code, codex, mini-swe-agent; or set command to your own"),
+        ({"harness": "mini"}, "harness: got 'mini', expected one of"),
+        ({"harness": "codex", "command": "x"}, "got harness and command, expected one of them"),
+        ({"command": "x", "place": "moon"}, "place: got 'moon', expected docker"),
+        ({"command": "x", "variables": {"KEY": "env:NOT_THERE"}}, "NOT_THERE"),
+    ],
+)
+def test_settings_that_are_refused(settings: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        HarborAgent(HarborConfig(**settings))
+
+
+async def test_problems_of_another_source_are_refused(tmp_path: Path) -> None:
+    problem = dataclasses.replace(problem_at(tmp_path), info={})
+    with pytest.raises(ConfigError, match='it needs source = "harbor:FOLDER"'):
+        await run(problem, ToldPlaces())
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("script", "kind", "error"),
+    [
+        (None, ConfigError, "cannot be run: .* install Docker or Podman, or name the command"),
+        ("echo Cannot connect to the Docker daemon; exit 1", ConfigError, "reaches no engine: .* start it, and let"),
+        ("echo out of space; exit 1", HostError, "out of space"),
+    ],
+)
+async def test_engines_that_are_not_there(
+    tmp_path: Path, script: str | None, kind: type[Exception], error: str
+) -> None:
+    engine = tmp_path / "engine"
+    if script is not None:
+        engine.write_text(f"#!/bin/sh\n{script}\n")
+        engine.chmod(0o755)
+    with pytest.raises(kind, match=error):
+        await DockerPlaces(PlaceSettings(engine=str(engine))).create(PlaceOrder(source=PlaceSource(image="x")))
