@@ -31,7 +31,7 @@ BUDGETS = {
     "contracts": 2_250,
     "core": 1_150,
     "data": 4_550,
-    "environments": 4_150,
+    "environments": 4_200,
     "gateway": 1_450,
     "http": 650,
     "integrations": 3_000,

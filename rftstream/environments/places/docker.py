@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 import os
 import secrets
 import signal
@@ -31,6 +32,8 @@ COMMAND_S = 120.0
 """Largest number of seconds of one command of the engine, except builds and what a place runs."""
 OUTPUT_BYTES = 16_000
 """Number of bytes of a command's output that are kept."""
+FAILURE_S = 60.0
+"""Seconds for which an image that could not be made is not tried again."""
 DISK_LOOK_S = 5.0
 """Seconds between two looks at how much a place has written."""
 READY = "rftstream-ready"
@@ -62,6 +65,8 @@ class DockerPlaces:
     def __init__(self, settings: PlaceSettings) -> None:
         self._settings = settings
         self._images: dict[str, asyncio.Lock] = {}
+        self._failures: dict[str, tuple[float, str]] = {}
+        """Image that could not be made -> when, and why. Its siblings are not kept waiting for the same failure."""
         self._is_swept = False
 
     async def create(self, order: PlaceOrder) -> DockerPlace:
@@ -107,23 +112,29 @@ class DockerPlaces:
         return await self._built(pack_files(files), source.build_timeout_s, "the harness's install step", identity)
 
     async def _pulled(self, image: str, timeout_s: float) -> None:
-        async with self._images.setdefault(image, asyncio.Lock()):
-            if not await self._has(image):
-                code, output = await self._call(["pull", "--quiet", image], timeout_s=timeout_s)
-                if code:
-                    raise HostedCodeError(f"the image {image} cannot be pulled: {_last(output)}")
+        await self._made(image, ["pull", "--quiet", image], b"", timeout_s, f"the image {image} cannot be pulled")
 
     async def _built(self, context: bytes, timeout_s: float, what: str, also: str = "") -> str:
         name = f"{IMAGE}:{hashlib.sha256(context + also.encode()).hexdigest()[:32]}"
-        async with self._images.setdefault(name, asyncio.Lock()):
-            if not await self._has(name):
-                try:
-                    code, output = await self._call(["build", "--tag", name, "-"], context, timeout_s=timeout_s)
-                except HostError as error:
-                    raise HostedCodeError(f"{what} does not build: {error}") from None
-                if code:
-                    raise HostedCodeError(f"{what} does not build: {_last(output)}")
+        await self._made(name, ["build", "--tag", name, "-"], context, timeout_s, f"{what} does not build")
         return name
+
+    async def _made(self, image: str, command: Sequence[str], data: bytes, timeout_s: float, trouble: str) -> None:
+        """Make an image if it is missing, once for all who want it."""
+        async with self._images.setdefault(image, asyncio.Lock()):
+            failed_at, why = self._failures.get(image, (-math.inf, ""))
+            if time.monotonic() - failed_at < FAILURE_S:
+                raise HostedCodeError(why)
+            if await self._has(image):
+                return
+            try:
+                code, output = await self._call(command, data, timeout_s=timeout_s)
+                why = _last(output) if code else ""
+            except HostError as error:
+                why = str(error)
+            if why:
+                self._failures[image] = time.monotonic(), f"{trouble}: {why}"
+                raise HostedCodeError(f"{trouble}: {why}")
 
     async def _has(self, image: str) -> bool:
         code, output = await self._call(["image", "inspect", "--format", "{{.Id}}", image])
