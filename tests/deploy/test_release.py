@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -142,12 +143,21 @@ def test_the_command_ends_with_1(release: dict[str, Any]) -> None:
 # ---------------------------------------------------------------------------------------------------- the workflow
 
 
-def test_the_workflow_is_valid() -> None:
+WORKFLOWS = sorted(WORKFLOW.parent.glob("*.yml"))
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
+def test_a_workflow_is_valid_and_calls_what_there_is(file: Path) -> None:
     vendored = files("check_jsonschema") / "builtin_schemas" / "vendor" / "github-workflows.json"
     schema = json.loads(vendored.read_text(encoding="utf-8"))
-    workflow = json.loads(json.dumps({str(key): value for key, value in read_yaml(WORKFLOW).items()}))
+    workflow = json.loads(json.dumps({str(key): value for key, value in read_yaml(file).items()}))
     workflow["on"] = workflow.pop("True")  # what YAML 1.1 makes of it
     jsonschema.Draft7Validator(schema).validate(workflow)
+    assert workflow["permissions"] == {"contents": "read"}
+    text = file.read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?m)(?:run:|-) make ([a-z-]+)", text)) <= targets
+    assert all("@v" in action for action in re.findall(r"uses: (\S+)", text))
 
 
 def test_the_workflow_pins_actions_and_gives_few_rights() -> None:
