@@ -79,7 +79,7 @@ def turn_loop(
     check_takes_images(spec.folder, f"policy {policy_name!r}", takes, advice="use 'hf', 'vllm' or 'openai'")
     more: dict[str, Any] = {"images": image_cache(spec.folder, media.get)} if takes else {}
     if policy_spec.records:
-        more["records"] = policy_spec.records.intersection(records)
+        more["records"] = frozenset(policy_spec.records).intersection(records)
     if policy_spec.is_joined:
         more |= {"desk": context.desk, "max_concurrent": max_concurrent}
     policy: Policy = policy_class(options, model=spec, renderer=renderer, clock=context.clock, **more)

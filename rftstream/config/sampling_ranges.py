@@ -65,6 +65,8 @@ SAMPLING_RANGES = {
 
 CUTS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "min_tokens": 0}
 """Setting of [sampling] that leaves tokens out -> the value that turns it off."""
+MOST_LISTED = 1000
+"""Largest `top_k` up to which a policy with `lists_sets` records what could be sampled."""
 PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 """Setting of [sampling] that changes the probabilities of tokens -> the value that turns it off."""
 
@@ -72,8 +74,11 @@ PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_pena
 def inexact_settings(sampling: Sampling, config: RunConfig) -> list[str]:
     """Return the settings under which the recorded logprobs belong to another distribution than the trainer's
     (docs/algorithms.md)."""
-    recorded = registry.find_spec(PolicySpec, config.explorer.policy).records & config.trainer.replayed
-    off = PENALTIES if ALLOWED in recorded else CUTS | PENALTIES
+    policy = registry.find_spec(PolicySpec, config.explorer.policy)
+    off = CUTS | PENALTIES
+    if ALLOWED in config.trainer.replayed.intersection(policy.records):
+        is_listed = not policy.lists_sets or 0 < sampling.top_k <= MOST_LISTED
+        off = PENALTIES if is_listed else {"top_p": 1.0, "top_k": 0, "min_p": 0.0} | PENALTIES
     changed = [name for name, value in off.items() if getattr(sampling, name) != value]
     return [*changed, "temperature"] if sampling.temperature == 0 else changed
 

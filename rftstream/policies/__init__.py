@@ -14,7 +14,7 @@ POLICIES = {
         sleeps=True,
         is_estimated=True,
         takes_images=True,
-        records=frozenset({ALLOWED, EXPERTS}),
+        records=(ALLOWED, EXPERTS),
         constrains=True,
         preload=(
             "torch",
@@ -32,6 +32,8 @@ POLICIES = {
         sleeps=True,
         takes_images=True,
         constrains=True,
+        records=(ALLOWED,),
+        lists_sets=True,
         preload=("torch", "transformers", ARCHITECTURE),
     ),
     "openai": PolicySpec(

@@ -11,7 +11,9 @@ import psutil
 import pytest
 
 from rftstream.clock import SystemClock
+from rftstream.contracts.beside import join_columns
 from rftstream.contracts.rollouts import VersionSpan
+from rftstream.contracts.token_values import ALLOWED
 from rftstream.errors import PolicyError, WeightsError
 from rftstream.models.rendering import open_renderer
 from rftstream.policies.base import Constraint
@@ -45,7 +47,8 @@ MODEL = {"seed": 3, "width": 128, "context": CONTEXT}  # vLLM wants heads of 32
 @pytest.fixture(scope="module")
 def policy(spec):
     config = VllmPolicy.Config(batch_size=32, engine={"enforce_eager": True, "kv_cache_memory_bytes": 1 << 26})
-    opened = VllmPolicy(config, model=spec, renderer=open_renderer(spec), clock=SystemClock())
+    records = frozenset({ALLOWED})
+    opened = VllmPolicy(config, model=spec, renderer=open_renderer(spec), clock=SystemClock(), records=records)
     yield opened
     opened.close()
 
@@ -196,6 +199,22 @@ def test_seeds_limits_and_what_is_refused(policy, backend):
         policy.load(tensors, tiny.name(51))
     assert policy.version == tiny.name(50)
     assert tiny.drain_one(policy, tiny.request(7, max_tokens=20)).token_ids.tolist() == alone[0].token_ids.tolist()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"top_p": 0.6}, {"top_k": 3, "min_tokens": 5}, {"min_p": 0.3}, {"choice": ["12", "345"]}]
+)
+def test_over_the_recorded_sets_the_trainer_finds_vllms_logprobs(policy, backend, settings):
+    trained(backend, policy, 70)
+    sampling = {name: value for name, value in settings.items() if name != "choice"}
+    form = Constraint(kind="choice", value=settings["choice"], setting="form") if "choice" in settings else None
+    for number in range(6):
+        request = dataclasses.replace(tiny.request(number, PROMPTS[number % 3], **sampling), constraint=form)
+        completion = tiny.drain_one(policy, request)
+        beside = join_columns([(len(request.token_ids), {}), (len(completion.token_ids), completion.beside)])
+        [found] = backend.logprobs([dataclasses.replace(row(request, completion), beside=beside)])
+        np.testing.assert_allclose(found[len(request.token_ids) :], completion.behavior_logprobs, atol=TOLERANCE)
+        assert completion.beside
 
 
 def test_constrained_tokens_keep_to_their_form_and_their_logprobs_are_of_what_is_left(policy, backend):

@@ -81,9 +81,11 @@ class PolicySpec(PartSpec):
     takes_images: bool = False
     """Whether its model may take images: its class takes `images`, an ImageCache, and its requests say where images
     stand."""
-    records: frozenset[str] = frozenset()
+    records: tuple[str, ...] = ()
     """Kinds of values that it can record beside tokens, by their names in `Segment.beside`: its class takes `records`,
     the kinds that are wished for."""
+    lists_sets: bool = False
+    """Whether it records the sets that `top_p` and `min_p` leave only where `top_k` bounds them."""
     constrains: bool = False
     """Whether it can constrain tokens to a form, such as a JSON schema: its requests may have a `constraint`."""
     is_joined: bool = False

@@ -27,6 +27,7 @@ OURS = {
     "max_lora_rank": "model.lora",
     "max_loras": None,
     "logprobs_mode": None,
+    "max_logprobs": None,
     "worker_extension_cls": None,
     "mm_processor_cache_gb": None,
     "mm_processor_kwargs": None,
@@ -132,6 +133,11 @@ def engine_arguments(config: EngineSettings, model: ModelSpec, renderer: Rendere
         if name in OURS:
             advice = f"set {OURS[name]} instead" if OURS[name] else "leave it out, what a policy does needs another"
             raise ConfigError(f"{where}: got {value!r}, expected it not to be given; {advice}")
+    if config.engine.get("speculative_config") and model.device == "cpu":
+        raise ConfigError(
+            "policies.vllm.engine.speculative_config: on a CPU vLLM lacks the kernels that verify drafts, and gives "
+            "logprobs that are no numbers; leave it to GPUs"
+        )
     arguments: dict[str, Any] = {"disable_log_stats": True, **config.engine}
     if model.device == "cpu" and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & config.engine.keys():
         arguments["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
@@ -150,12 +156,16 @@ def engine_arguments(config: EngineSettings, model: ModelSpec, renderer: Rendere
         "max_num_seqs": config.batch_size,
         "enable_sleep_mode": config.sleeps or config.sleep_after_s is not None,
         "logprobs_mode": "processed_logprobs",
+        "max_logprobs": -1,
         "worker_extension_cls": "rftstream.policies.vllm.worker.WeightsReceiver",
     }
 
 
-def sampling_params(request: SampleRequest, stop_ids: Sequence[int], never_sampled: Sequence[int]) -> Any:
-    """Return a request's settings as vLLM's SamplingParams. `never_sampled`: tokens with probability 0."""
+def sampling_params(
+    request: SampleRequest, stop_ids: Sequence[int], never_sampled: Sequence[int], num_listed: int = 0
+) -> Any:
+    """Return a request's settings as vLLM's SamplingParams. `never_sampled`: tokens with probability 0. `num_listed`:
+    number of the likeliest tokens that are told beside each sampled one."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -176,7 +186,7 @@ def sampling_params(request: SampleRequest, stop_ids: Sequence[int], never_sampl
         max_tokens=request.max_tokens,
         seed=part_seed(request),
         **_constrained(request),
-        logprobs=0,
+        logprobs=num_listed,
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,

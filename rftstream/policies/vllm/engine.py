@@ -25,6 +25,7 @@ from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.policies.vllm.arguments import EngineSettings, engine_arguments, engine_environment, sampling_params
 from rftstream.policies.vllm.exchange import Shared, WeightsExchange, short
 from rftstream.policies.vllm.images import EngineImages, PreparedImage
+from rftstream.policies.vllm.sets import SampledSets
 from rftstream.policies.vllm.sleep import SleepingEngine
 
 
@@ -39,13 +40,18 @@ class Engine(SleepingEngine):
         renderer: Renderer,
         outcomes: queue.SimpleQueue[Any],
         images: ImageCache | None,
+        *,
+        records_sets: bool = False,
     ) -> None:
-        """`images`: the images that prompts show; None if the model is shown none."""
+        """`images`: the images that prompts show; None if the model is shown none. `records_sets`: whether completions
+        have the sets of tokens that could be sampled."""
         self._images = None if images is None or renderer.images is None else EngineImages(images, renderer.images)
         super().__init__()
         self._never_sampled: tuple[int, ...] = ()
         self._config, self._model, self._renderer, self._outcomes = config, model, renderer, outcomes
         self._stop_ids = sorted(renderer.stop_token_ids)
+        self._records_sets = records_sets
+        self._sets: SampledSets | None = None
         self._engine: Any = None
         self.started = False
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -97,6 +103,10 @@ class Engine(SleepingEngine):
             settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
         except Exception as error:  # pydantic's errors, and those of vLLM's own checks
             raise ConfigError(f"policies.vllm: vLLM does not take these settings: {short(error)}; mend them") from error
+        sets = SampledSets(model, self._stop_ids, settings.model_config.get_vocab_size())
+        self._sets = sets if self._records_sets else None
+        if settings.structured_outputs_config.backend == "auto" and sets.grammars is not None:
+            settings.structured_outputs_config.backend = "guidance"  # holds to the forms that `sets` and `check` know
         if settings.lora_config is not None:
             _check_takes_adapters(settings.model_config)
         try:
@@ -125,9 +135,16 @@ class Engine(SleepingEngine):
         if state is None or queued.output is not None:
             return None  # finished
         token_ids = state.detokenizer.output_token_ids
-        return _completion(
-            request, token_ids, state.logprobs_processor.logprobs, state._weight_version_spans(), "unfinished"
-        )
+        spans = state._weight_version_spans()
+        return self._completion(request, token_ids, state.logprobs_processor.logprobs, spans, "unfinished")
+
+    def _completion(
+        self, request: SampleRequest, token_ids: Sequence[int], logprobs: Any, spans: Any, reason: str | None
+    ) -> Completion:
+        completion = _completion(request, token_ids, logprobs, spans, reason)
+        if self._sets is None or completion.error is not None:
+            return completion
+        return dataclasses.replace(completion, beside=self._sets.columns(request, completion.token_ids, logprobs))
 
     async def _sample(self, unique: str, request: SampleRequest) -> None:
         queued: Any = None
@@ -138,7 +155,9 @@ class Engine(SleepingEngine):
                 self._queues[unique] = (request, queued)
                 output = (await queued.get()).outputs[0]
                 reason = output.finish_reason
-                completion = _completion(request, output.token_ids, output.logprobs, output.weight_versions, reason)
+                completion = self._completion(
+                    request, output.token_ids, output.logprobs, output.weight_versions, reason
+                )
                 self._outcomes.put((unique, completion))
         except asyncio.CancelledError:
             if queued is not None and not self._engine.errored:
@@ -183,7 +202,8 @@ class Engine(SleepingEngine):
             prompt = self._images.prompt(request, prepared, self._weights.label)
         else:
             prompt = tokens_input(list(request.token_ids), cache_salt=self._weights.label)
-        params = sampling_params(request, self._stop_ids, self._never_sampled)
+        num_listed = 0 if self._sets is None else self._sets.num_listed(request)
+        params = sampling_params(request, self._stop_ids, self._never_sampled, num_listed)
         return await self._engine.add_request(unique, prompt, params, lora_request=self._weights.adapter)
 
     # ------------------------------------------------------------------------------------------ weights
@@ -263,7 +283,9 @@ def _completion(
     request: SampleRequest, token_ids: Sequence[int], logprobs: Any, spans: Any, reason: str | None
 ) -> Completion:
     ids = np.asarray(token_ids, dtype=np.int32)
-    values = np.asarray(logprobs.logprobs if logprobs is not None else (), dtype=np.float32)
+    values = np.zeros(0, np.float32)
+    if logprobs is not None:  # the sampled token is the first of those that are told at its place
+        values = np.asarray(logprobs.logprobs, dtype=np.float32)[logprobs.start_indices]
     error = None
     if len(values) != len(ids):
         reason, error = "error", f"vllm gave {len(values)} logprobs for {len(ids)} tokens"

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from rftstream.clock import Clock
+from rftstream.contracts.token_values import ALLOWED
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError, RftError, pip_install, require_package
 from rftstream.loops import LoopThread, PendingCall
@@ -97,8 +98,10 @@ class VllmPolicy(EngineBeside[str, tuple[str, Completion] | RftError]):
         renderer: Renderer,
         clock: Clock,
         images: ImageCache | None = None,
+        records: frozenset[str] = frozenset(),
     ) -> None:
-        """`images`: the images that prompts show; None if the model is shown none."""
+        """`images`: the images that prompts show; None if the model is shown none. `records`: kinds of values beside
+        the tokens of completions."""
         self.require()
         if images is not None:
             self.require_images(model.folder)
@@ -115,7 +118,7 @@ class VllmPolicy(EngineBeside[str, tuple[str, Completion] | RftError]):
         self._loop = LoopThread("vllm")
         self._rest = PendingCall()
         """The last `sleep` or `wake` call to the engine."""
-        self._engine = Engine(config, model, renderer, self._results, images)
+        self._engine = Engine(config, model, renderer, self._results, images, records_sets=ALLOWED in records)
         self._loop.soon(self._engine.start)  # takes a minute or more; requests wait meanwhile
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:

@@ -11,7 +11,7 @@ from rftstream.algorithms.policy_gradient import CORRECTIONS
 from rftstream.config.colocation import is_shared
 from rftstream.config.loader import sampling_for
 from rftstream.config.parts import registry
-from rftstream.config.parts.part_specs import AlgorithmSpec
+from rftstream.config.parts.part_specs import AlgorithmSpec, PolicySpec
 from rftstream.config.parts.reward_uses import reward_names, reward_uses
 from rftstream.config.sampling_ranges import inexact_settings
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
@@ -131,7 +131,11 @@ def _sampling(config: RunConfig) -> Iterator[str]:
         cut = [one for one in odd if "penalty" not in one]
         how = "rho is too small by the share that was left" if cut else "rho is another one at each token"
         how += f" ({sampling.top_p:g} to 1)" if cut == odd == [f"top_p = {sampling.top_p:g}"] else ""
-        advice = ', or trainer.masks = "replay"' if cut and config.trainer.masks == "own" else ""
+        advice = ""
+        if cut and config.trainer.masks == "own":
+            advice = ', or trainer.masks = "replay"'
+        elif cut and registry.find_spec(PolicySpec, config.explorer.policy).lists_sets:
+            advice = ", or set top_k as well (256, say): policy 'vllm' lists what could be sampled, up to it"
         what = "drops tokens by it" if CORRECTIONS[correction][0] == "drop" else "weighs tokens by it"
         yield (
             f"{place}: sampled with {', '.join(odd)}, so recorded logprobs are of another distribution than the "

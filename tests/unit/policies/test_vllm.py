@@ -42,7 +42,7 @@ from tests.unit import tiny
 from workers import parts
 
 KNOWN = ["model", "tensor_parallel_size", "max_num_seqs", "logprobs_mode", "gpu_memory_utilization", "load_format",
-         "mm_processor_kwargs", "enable_lora"]  # fmt: skip
+         "mm_processor_kwargs", "enable_lora", "speculative_config"]  # fmt: skip
 
 
 def spec(device="cpu", lora=None):
@@ -69,6 +69,10 @@ def test_arguments_of_the_engine_pass_through_but_for_those_that_have_a_setting(
     assert given["logprobs_mode"] == "processed_logprobs" and given["enable_sleep_mode"] is False
     assert "kv_cache_memory_bytes" not in given and "max_model_len" not in arguments("cuda", context=None)
     assert arguments("cpu")["kv_cache_memory_bytes"] == 1 << 30
+    drafts = {"method": "ngram", "num_speculative_tokens": 3}
+    assert arguments("cuda", engine={"speculative_config": drafts})["speculative_config"] == drafts
+    with pytest.raises(ConfigError, match=r"policies\.vllm\.engine\.speculative_config: on a CPU .*leave it to GPUs"):
+        arguments("cpu", engine={"speculative_config": drafts})
     assert "kv_cache_memory_bytes" not in arguments("cpu", engine={"gpu_memory_utilization": 0.5})
     with pytest.raises(ConfigError, match=r"policies\.vllm\.engine\.tensor_paralel_size: unknown .*did you mean 'ten"):
         arguments(engine={"tensor_paralel_size": 2})

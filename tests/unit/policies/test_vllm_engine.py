@@ -80,7 +80,7 @@ class Vllm:
     async def answer(self, unique):
         await self.may_end[unique].wait()
         output = SimpleNamespace(
-            finish_reason="length", token_ids=[1], logprobs=SimpleNamespace(logprobs=[-0.5]),
+            finish_reason="length", token_ids=[1], logprobs=SimpleNamespace(logprobs=[-0.5], start_indices=[0]),
             weight_versions=[SimpleNamespace(start=0, end=1, version="1/0")],
         )  # fmt: skip
         return SimpleNamespace(outputs=[output])
