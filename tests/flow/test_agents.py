@@ -257,6 +257,20 @@ def test_a_silent_agent_ends_as_one_truncated_record(tmp_path: Path) -> None:
     assert "silent for 30 s" in str(rollout.error)
 
 
+def test_silence_says_nothing_of_an_agent_whose_runner_keeps_time(tmp_path: Path) -> None:
+    """Its place is made, or its work is tested."""
+    scene, explorer, agent = opened(tmp_path, explorer__idle_timeout_s=30.0, explorer__rollout_timeout_s=5000.0)
+    agent.step.inbox.put(AgentBegins(rollout_id=agent.rollout_id, launch="", keeps_time=True))
+    explorer.work()
+    scene.clock.advance(2000.0)
+    agent.ask(user("1+1="))
+    scene.clock.advance(2000.0)
+    explorer.work()
+    assert not [one for one in scene.messages("rollouts") if one.ids.rollout_id == agent.rollout_id]
+    agent.end(reward=1.0)
+    assert the_rollout(scene).status is RolloutStatus.completed
+
+
 def test_the_time_of_a_rollout_is_up_though_its_agent_came_late(tmp_path: Path) -> None:
     scene, explorer, agent = opened(tmp_path, explorer__rollout_timeout_s=90.0)
     scene.clock.advance(60.0)

@@ -373,6 +373,8 @@ class DockerPlace:
         assert self._keeper
         if self._keeper.returncode is not None or "No such container" in output or "is not running" in output:
             raise HostError("the place has ended: its container is gone")
+        if self._relay is not None and self._relay.returncode is not None:
+            raise HostError("the place has lost the model: its relay is gone")
 
     async def _watch_disk(self) -> None:
         """End the container when it has written too much."""

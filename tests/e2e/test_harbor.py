@@ -1,0 +1,126 @@
+"""Whole runs on tasks of Harbor in a real Docker: kills of explorer and containers, and what `check` and `try` say."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from rftstream.contracts.rollouts import Rollout, RolloutStatus
+from tests.docker_engine import docker, places_left, start_engine
+from tests.e2e.workplace import Workplace
+from tests.unit.data.test_harbor_tasks import EXAMPLES, task_at
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+
+MOMENTS = 20
+LONG_S = 1800.0
+
+RUN = """
+[run]
+name = "harbor"
+steps = 8
+[model]
+path = "fake"
+[tasksets.harbor]
+source = "harbor:{tasks}"
+environment = "harbor"
+reward = "environment"
+[environments.harbor]
+places = 3
+command = '''
+cat > /tmp/agent.py <<'PYTHON'
+import json, os, time, urllib.error, urllib.request
+def ask(*messages):
+    body = json.dumps({{"model": "policy", "messages": messages}}).encode()
+    headers = {{"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    while True:
+        try:
+            return json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
+            time.sleep(0.5)
+first = {{"role": "user", "content": os.environ["INSTRUCTION"]}}
+answer = ask(first)
+time.sleep(1)
+last = ask(first, answer, {{"role": "user", "content": "sure?"}})
+if len(last["content"]) % 2:
+    open("/app/token.txt", "w").write("3f-otter-19")
+PYTHON
+python3 /tmp/agent.py
+'''
+[sampling]
+max_tokens = 400
+[feeder]
+groups_per_batch = 1
+group_size = 3
+[explorer]
+policy = "fake"
+[policies.fake]
+mean_tokens = 8.0
+sigma = 0.4
+[trainer]
+backend = "fake"
+"""
+
+
+@pytest.fixture(autouse=True)
+def engine() -> None:
+    start_engine()
+
+
+def write_run(place: Workplace, tasks: Path) -> None:
+    place.write("harbor.toml", RUN.format(tasks=tasks))
+
+
+@pytest.mark.law("lost", "twice")
+def test_explorers_and_containers_are_killed_at_twenty_moments(place: Workplace) -> None:
+    """Each rollout that ends well has two calls and is trained once; no container is left."""
+    rng = random.Random(5)
+    write_run(place, task_at(place.folder / "tasks" / "find-token").parent)
+    run = place.start("run", "harbor.toml", "--json")
+    view = place.view("runs/harbor")
+    for number in range(MOMENTS):
+        wanted = rng.choice((1, 2, 4))
+        place.wait_for(lambda wanted=wanted: len(places_left()) >= wanted or not run.alive, "places", LONG_S)
+        if not run.alive:
+            break
+        if number % 3 == 0:
+            place.kill_worker("explorer-0")
+        else:
+            docker("rm", "--force", rng.choice(places_left() or ["none"]))
+    done = run.finish(LONG_S)
+    assert done.code == 0, done.err
+    view.assert_nothing_lost()
+    rollouts = [one for one in view.messages("rollouts") if isinstance(one, Rollout)]
+    ended = [one for one in rollouts if one.status is RolloutStatus.completed]
+    assert len(ended) >= 24 and {one.posted.reward for one in ended if one.posted} == {0.0, 1.0}
+    for rollout in ended:
+        assert [call.segment for call in rollout.calls] == [0, 0]
+        assert rollout.num_tokens == sum(int(segment.loss_mask.numpy().sum()) for segment in rollout.segments)
+    for rollout in rollouts:
+        assert rollout.status is RolloutStatus.completed or "lost" in str(rollout.error), rollout.error
+    place.assert_nobody_left()
+    place.wait_for(lambda: places_left() == [], "the end of every container")
+
+
+def test_check_runs_a_solution_and_try_shows_rollouts(place: Workplace) -> None:
+    tasks = task_at(place.folder / "tasks" / "find-token").parent
+    write_run(place, tasks)
+    fine = place.call("check", "harbor.toml", timeout_s=LONG_S)
+    assert fine.code == 0 and "ready to run" in fine.out and "solution" not in fine.out, fine.out
+    tried = place.call("try", "harbor.toml", "--num", "1", timeout_s=LONG_S)
+    assert tried.code == 0 and "sure?" in tried.out and "agent_exit_code" in tried.out, tried.out
+    (tasks / "find-token" / "solution" / "solve.sh").write_text("#!/bin/sh\necho nothing found; exit 3\n")
+    doubtful = place.call("check", "harbor.toml", timeout_s=LONG_S)
+    assert (
+        "the solution of the task 'find-token' gets the reward 0.0, expected 1; mend it, or its tests" in doubtful.out
+    )
+    place.write("harbor.toml", RUN.format(tasks=EXAMPLES).replace("places = 3", 'engine = "no-such-engine"'))
+    missing = place.call("check", "harbor.toml")
+    assert missing.code != 0 and "'no-such-engine' cannot be run" in missing.out + missing.err
+    assert "install Docker or Podman, or name the command" in missing.out + missing.err
+    assert places_left() == []
