@@ -26,9 +26,9 @@ def start_engine() -> None:
         os.environ["DOCKER_HOST"] = done.stdout.strip().splitlines()[-1]
 
 
-def docker(*arguments: str) -> str:
+def docker(*arguments: str, check: bool = True) -> str:
     """Return the output of a command of Docker."""
-    return subprocess.run(["docker", *arguments], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(["docker", *arguments], check=check, capture_output=True, text=True).stdout.strip()
 
 
 def places_left() -> list[str]:

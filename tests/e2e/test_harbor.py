@@ -91,7 +91,7 @@ def test_explorers_and_containers_are_killed_at_twenty_moments(place: Workplace)
         if number % 3 == 0:
             place.kill_worker("explorer-0")
         else:
-            docker("rm", "--force", rng.choice(places_left() or ["none"]))
+            docker("rm", "--force", rng.choice(places_left() or ["none"]), check=False)  # it may be going by itself
     done = run.finish(LONG_S)
     assert done.code == 0, done.err
     view.assert_nothing_lost()
@@ -111,7 +111,7 @@ def test_check_runs_a_solution_and_try_shows_rollouts(place: Workplace) -> None:
     tasks = task_at(place.folder / "tasks" / "find-token").parent
     write_run(place, tasks)
     fine = place.call("check", "harbor.toml", timeout_s=LONG_S)
-    assert fine.code == 0 and "ready to run" in fine.out and "solution" not in fine.out, fine.out
+    assert fine.code == 0 and "ready to run" in fine.out and "the solution of" not in fine.out, fine.out
     tried = place.call("try", "harbor.toml", "--num", "1", timeout_s=LONG_S)
     assert tried.code == 0 and "sure?" in tried.out and "agent_exit_code" in tried.out, tried.out
     (tasks / "find-token" / "solution" / "solve.sh").write_text("#!/bin/sh\necho nothing found; exit 3\n")
