@@ -62,3 +62,6 @@ STATES = split("""
 """)
 """Those of them that keep states beside keys and values, or states alone: `hf` samples them in plain batches over their
 own cache."""
+OWN_ATTENTION = split("gemma2 got_ocr2 gpt_oss granite_swa granitemoe_swa mimo_v2_flash vaultgemma")
+"""Those of them whose scores have sinks, soft caps and the like: `hf` packs them with the eager attention of their own
+code."""

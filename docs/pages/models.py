@@ -9,11 +9,14 @@ from tests import families
 def computed() -> str:
     cached = families.PACKED - families.WITHOUT_CACHE
     over_row = "each token takes a pass over its row"
+    shared, padded = "packed, over a cache that siblings and turns share", "padded, or each row by itself"
+    slow = families.SLOWER - families.STATES - families.OWN_ATTENTION
     groups = (
-        ("packed", "packed, over a cache that siblings and turns share", cached),
+        ("packed", shared, cached),
         ("packed", over_row, families.WITHOUT_CACHE),
-        ("padded, or each row by itself", "plain batches, over a cache with states", families.STATES),
-        ("padded, or each row by itself", over_row, families.SLOWER - families.STATES),
+        (padded, shared, families.OWN_ATTENTION),
+        (padded, "plain batches, over a cache with states", families.STATES),
+        (padded, over_row, slow),
         ("refused", "refused", set(families.REFUSED)),
         ("not tried", "transformers does not make them by default", families.UNMADE),
     )

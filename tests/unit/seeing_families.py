@@ -69,20 +69,26 @@ def _qwen(kind):
     """Images of any size, with as many tokens as that takes; positions of three dimensions."""
     special = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
     vision = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    text = _text(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]})
     if kind == "qwen2_vl":
         vision |= {"embed_dim": 32, "hidden_size": WIDTH, "mlp_ratio": 2}
+    elif kind == "qwen3_5":  # half of its layers keep a state instead of keys and values
+        vision |= {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": WIDTH, "num_position_embeddings": 16}
+        text |= {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "head_dim": 32,
+                 "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2],
+                                     "mrope_interleaved": True, "partial_rotary_factor": 0.25}}  # fmt: skip
     else:
         vision |= {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": WIDTH, "window_size": 16,
                    "fullatt_block_indexes": [1]}  # fmt: skip
     config = {"model_type": kind, "image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>",
               "vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>",
               "vision_config": vision, "tie_word_embeddings": True,
-              "text_config": _text(rope_parameters={"rope_type": "default", "rope_theta": 1e4,
-                                                    "mrope_section": [2, 3, 3]})}  # fmt: skip
+              "text_config": text}  # fmt: skip
     image = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2,
              "temporal_patch_size": 2, "size": {"shortest_edge": 16 * 16, "longest_edge": 48 * 48},
              "image_mean": MEAN, "image_std": MEAN}  # fmt: skip
-    name = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor"}[kind]
+    name = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_5": "Qwen3VLProcessor"}[kind]
     processor = {"image_processor": image, "processor": {"processor_class": name}}
     return special, config, processor, "<|vision_start|><|image_pad|><|vision_end|>"
 
@@ -126,6 +132,7 @@ def _gemma3():
 FAMILIES = {
     "qwen2_vl": functools.partial(_qwen, "qwen2_vl"),
     "qwen2_5_vl": functools.partial(_qwen, "qwen2_5_vl"),
+    "qwen3_5": functools.partial(_qwen, "qwen3_5"),
     "idefics3": _idefics3,
     "gemma3": _gemma3,
 }

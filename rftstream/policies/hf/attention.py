@@ -8,6 +8,7 @@ it.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -15,16 +16,18 @@ from torch import Tensor
 
 from rftstream.policies.hf.packed import PackedMask, PackedRows
 
-NAME = "rftstream_sdpa"
+NAME, OWN_NAME = "rftstream_sdpa", "rftstream_eager"
 
 
-def register() -> str:
-    """Register this attention with transformers, and return its name for `attn_implementation`."""
+def register() -> tuple[str, str]:
+    """Register both kinds of attention with transformers, and return their names for `attn_implementation`: `sdpa`, and
+    for models whose scores need more than that, such as sinks and soft caps, their own eager attention."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, make_mask)
-    return NAME
+    for name, compute in ((NAME, attend), (OWN_NAME, attend_as_eager)):
+        AttentionInterface.register(name, compute)
+        AttentionMaskInterface.register(name, make_mask if name == NAME else make_eager_mask)
+    return NAME, OWN_NAME
 
 
 def make_mask(*, attention_mask: Any = None, **settings: Any) -> Any:
@@ -34,6 +37,36 @@ def make_mask(*, attention_mask: Any = None, **settings: Any) -> Any:
     if isinstance(attention_mask, PackedRows):
         return attention_mask.mask(settings["mask_function"], settings["dtype"])
     return sdpa_mask(attention_mask=attention_mask, **settings)
+
+
+def make_eager_mask(*, attention_mask: Any = None, **settings: Any) -> Any:
+    """Return the same mask as numbers that are added to scores, as eager attention needs it."""
+    from transformers.masking_utils import eager_mask
+
+    if isinstance(attention_mask, PackedRows):
+        return attention_mask.mask(settings["mask_function"], settings["dtype"])
+    return eager_mask(attention_mask=attention_mask, **settings)
+
+
+def attend_as_eager(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | PackedMask | None,
+    **settings: Any,
+) -> tuple[Tensor, Any]:
+    """Compute attention with the eager function of the model's own code, of packed rows as `attend` does."""
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    if not isinstance(attention_mask, PackedMask):
+        found: tuple[Tensor, Any] = eager(module, query, key, value, attention_mask, **settings)
+        return found
+
+    def compute(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        output: Tensor = eager(module, query, key, value, mask, **settings)[0]
+        return output
+
+    return attention_mask.attend(compute, query, key, value).contiguous(), None
 
 
 def attend(

@@ -106,12 +106,14 @@ def _confirmed(model: Any, path: SamplerPath | None) -> SamplerPath:
 
 def _find(kind: Any, config: Any, probe: Probe) -> SamplerPath:
     exactness.check_causal(probe, config)
-    ours = [attention.register()] if exactness.takes_other_attention(kind) else []
-    paths = [SamplerPath(attention=name, keeps_states=True) for name in ours]
+    ours, own = attention.register()
+    paths = [SamplerPath(attention=name, keeps_states=True) for name in (ours, own)]
     for continues in (True, False):
         paths += [
-            SamplerPath(attention=name, keeps_states=True, packs=False, continues=continues) for name in (*ours, EAGER)
+            SamplerPath(attention=name, keeps_states=True, packs=False, continues=continues) for name in (ours, EAGER)
         ]
+    if not exactness.takes_other_attention(kind):
+        paths = [path for path in paths if path.attention != ours]
     for path in paths:
         if probe.holds(path.attention, path.trial):
             return path

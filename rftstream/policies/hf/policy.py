@@ -109,7 +109,7 @@ class HfPolicy(SleepsByMoving):
         self._arriving: list[tuple[SampleRequest, tuple[Future[Any], ...]]] = []
         """Requests whose images are being fetched."""
         self._refused: list[Completion] = []
-        self._prompts = PromptStore(2 * config.prefill_tokens)
+        self._prompts = PromptStore(2 * config.prefill_tokens, config.batch_size)
         self._cache = SlotCache(config.batch_size, renderer.context, lambda: self._model.family)
         self._forms = RowForms(model, self._stop_ids.tolist(), self._model.vocabulary_size, self._model.device)
         self._batch = DecodingBatch(

@@ -43,11 +43,12 @@ class Block:
 
 
 class PromptStore:
-    """The newest blocks, with at most `max_tokens` tokens, padding included. The newest block is kept whatever its
-    size. `HfPolicy` makes it, and clears it when new weights come."""
+    """The newest blocks, with at most `max_tokens` tokens, padding included, and `max_prompts` prompts: states of short
+    prompts are as large as those of long ones. The newest block is kept whatever its size. `HfPolicy` makes it, and
+    clears it when new weights come."""
 
-    def __init__(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
+    def __init__(self, max_tokens: int, max_prompts: int) -> None:
+        self._max_tokens, self._max_prompts = max_tokens, max_prompts
         self._blocks: deque[Block] = deque()
         self._places: dict[TokenIds, tuple[Block, int]] = {}
 
@@ -59,7 +60,9 @@ class PromptStore:
         """Add a block, and drop the oldest ones if there are too many tokens."""
         self._blocks.append(block)
         self._places.update({prompt: (block, number) for number, prompt in enumerate(block.prompts)})
-        while len(self._blocks) > 1 and sum(one.num_tokens for one in self._blocks) > self._max_tokens:
+        while len(self._blocks) > 1 and (
+            sum(one.num_tokens for one in self._blocks) > self._max_tokens or len(self._places) > self._max_prompts
+        ):
             self._forget(self._blocks.popleft().prompts)
 
     def tensors(self) -> Iterator[Tensor]:

@@ -35,7 +35,7 @@ from rftstream.weights.checkpoint_names import names_of
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.stores.store import ObjectStore
-from tests.families import CONFIGS, PACKED, REFUSED, SLOWER, STATES, UNMADE, WITHOUT_CACHE
+from tests.families import CONFIGS, OWN_ATTENTION, PACKED, REFUSED, SLOWER, STATES, UNMADE, WITHOUT_CACHE
 from tests.unit import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # of gpt_bigcode
@@ -195,7 +195,7 @@ def test_a_model_is_computed_as_it_is_or_refused(family, tmp_path):
     announce(publisher, follower, policy, backend, 0)
     assert sampled_error(policy, model) < 1e-3
     keeps_states = policy._model.keeps_states
-    assert keeps_states == (family in PACKED - WITHOUT_CACHE | STATES)
+    assert keeps_states == (family in PACKED - WITHOUT_CACHE | STATES | OWN_ATTENTION)
     check_model(outline(spec))
     compute_gradients(model)
     assert gradient_error(loaded, model) < (1e-3, "")

@@ -119,7 +119,7 @@ def test_the_newest_prompts_are_known():
         return Block(prompts=prompts, states=states, logits_UV=torch.zeros(len(prompts), 7),
                      shifts_U=np.zeros(len(prompts), np.int64))  # fmt: skip
 
-    store = PromptStore(max_tokens=10)
+    store = PromptStore(max_tokens=10, max_prompts=4)
     first, second, third = block((1, 2, 3), (4,)), block((5, 6)), block((4,), (7, 8))
     store.add(first)
     store.add(second)
@@ -132,8 +132,11 @@ def test_the_newest_prompts_are_known():
     store.add(huge := block(tuple(range(50))))
     assert store.place(tuple(range(50))) == (huge, 0)
     assert store.place((5, 6)) is None
-    store.clear()
+    store.add(block((1,), (2,), (3,), (4,)))  # five prompts: the oldest has to go
     assert store.place(tuple(range(50))) is None
+    assert store.place((2,)) is not None
+    store.clear()
+    assert store.place((2,)) is None
 
 
 @pytest.mark.parametrize(("queries", "heads"), [(1, 2), (5, 2), (1, 6), (5, 6)])
