@@ -78,7 +78,7 @@ def test_models_compute_packed_rows_as_each_by_itself(family):
     random = np.random.default_rng(0)
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**FAMILIES[family])
-    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention.register()).eval()
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention.register()[0]).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.normal_(0, 0.2)

@@ -25,7 +25,7 @@ TOLERANCE = 0.1
 
 def made(kind=LlamaForCausalLM, config=LlamaConfig, dtype=torch.bfloat16, **settings):
     torch.manual_seed(0)
-    model = kind(config(**{**SIZES, **settings}, attn_implementation=attention.register())).eval()
+    model = kind(config(**{**SIZES, **settings}, attn_implementation=attention.register()[0])).eval()
     for parameter in model.parameters():
         if parameter.dim() == 2:
             parameter.data.normal_(0, parameter.shape[1] ** -0.5)
