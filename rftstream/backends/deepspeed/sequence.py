@@ -29,6 +29,7 @@ from rftstream.backends.torch.inputs import Inputs, make_inputs
 from rftstream.backends.torch.network import Network
 from rftstream.backends.torch.paths import path_of
 from rftstream.contracts.beside import window
+from rftstream.contracts.token_values import ALLOWED
 from rftstream.errors import ConfigError
 
 NAME = "rftstream_split"
@@ -134,8 +135,15 @@ class SequenceGroup:
             return part
         nothing = torch.zeros(1, dtype=torch.int64, device=inputs.token_ids.device)  # the first place is always masked
         ones = None if inputs.temperatures_N is None else torch.ones(1, device=nothing.device)
+        beside = {kind: column for kind, column in part.beside.items() if kind != ALLOWED}  # 0 may be in no set
         return dataclasses.replace(
-            part, sources_N=nothing, targets_N=nothing, rows_N=nothing, places_N=nothing, temperatures_N=ones
+            part,
+            sources_N=nothing,
+            targets_N=nothing,
+            rows_N=nothing,
+            places_N=nothing,
+            temperatures_N=ones,
+            beside=beside,
         )
 
     def attend(
