@@ -18,7 +18,7 @@ from rftstream.algorithms.dpo import Dpo
 from rftstream.algorithms.opd import Opd
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.batches import LossKind
-from rftstream.core import advantages, corrections, distillation, imitation, kl, losses, masks, values
+from rftstream.core import advantages, corrections, imitation, kl, losses, masks, values
 from rftstream.core.logprobs import token_logprobs
 from rftstream.core.ratios import exact_log_ratios, log_ratios
 from tests.unit.algorithms.test_algorithms import build
@@ -358,7 +358,7 @@ def test_logits_of_float16_states_are_made_in_float32():
         (lambda: advantages.compute_overlong_penalties(np.asarray([3]), np.asarray([0]), share=0.2), "limit of 0"),
         (lambda: values.compute_gae(np.ones((1, 2)), np.ones((1, 2)), np.asarray([[1.0, 0.5]]), gamma=1.0, lam=1.0),
          "neither 0 nor 1"),
-        (lambda: distillation.compute_teacher_gaps(np.ones(2), np.ones(2), np.asarray([0, 2])), "neither 0 nor 1"),
+        (lambda: advantages.compute_teacher_gaps(np.ones(2), np.ones(2), np.asarray([0, 2])), "neither 0 nor 1"),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused(call, message):
