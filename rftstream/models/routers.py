@@ -87,6 +87,15 @@ class Routers:
             return None
         return Routers(found, has_loss=hasattr(sys.modules[type(model).__module__], "load_balancing_loss_func"))
 
+    def layer_numbers(self) -> tuple[int, ...]:
+        """Return the number of each router's layer in the model, in order. ConfigError if a name has none, or two have
+        one, so that what another engine says of its layers cannot be told apart."""
+        found = tuple(int(part) for router in self.routers for part in router.name.split(".") if part.isdecimal())
+        if len(found) != len(self.routers) or len(set(found)) != len(found):
+            names = ", ".join(router.name for router in self.routers[:2])
+            raise ConfigError(f"trainer.routing: routers {names} ... have no layer each; use policy 'hf', or set 'own'")
+        return found
+
     @contextlib.contextmanager
     def watched(self) -> Iterator[list[list[Routed]]]:
         """Yield a list with the calls of each router, which forward passes inside this context fill."""

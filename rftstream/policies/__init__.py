@@ -32,7 +32,7 @@ POLICIES = {
         sleeps=True,
         takes_images=True,
         constrains=True,
-        records=(ALLOWED,),
+        records=(ALLOWED, EXPERTS),
         lists_sets=True,
         preload=("torch", "transformers", ARCHITECTURE),
     ),

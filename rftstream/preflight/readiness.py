@@ -257,6 +257,9 @@ def _experts(config: RunConfig) -> None:
             f"trainer.routing: explorer.policy {policy!r} does not record which experts tokens take, so they cannot be "
             "replayed; use 'hf' or 'vllm', or set 'own'"
         )
+    part, _ = config.build_part("policy", policy)
+    if (require := getattr(part, "require_experts", None)) is not None:
+        require(config.explorer.devices)
     if not registry.find_spec(BackendSpec, backend).forces_experts:
         raise ConfigError(
             f"trainer.routing: trainer.backend {backend!r} cannot force experts; use 'torch', or set 'own'"

@@ -24,6 +24,7 @@ OURS = {
     "max_num_seqs": "policies.vllm.batch_size",
     "enable_sleep_mode": "policies.vllm.sleeps",
     "enable_lora": "policies.vllm.adapters",
+    "enable_return_routed_experts": "trainer.routing",
     "max_lora_rank": "model.lora",
     "max_loras": None,
     "logprobs_mode": None,
@@ -34,6 +35,9 @@ OURS = {
 }
 """Arguments of the engine that other settings determine -> the setting; None if a policy needs a fixed value."""
 
+
+EXPERTS_ARGUMENT = "enable_return_routed_experts"
+"""Argument of the engine with which it says which experts tokens take."""
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts as the largest rank of adapters."""
@@ -71,16 +75,16 @@ class EngineSettings(Protocol):
         """Arguments of vLLM's engine, by name."""
 
 
-def engine_environment(config: EngineSettings, model: ModelSpec) -> dict[str, str]:
+def engine_environment(config: EngineSettings, model: ModelSpec, *, records_experts: bool = False) -> dict[str, str]:
     """Return environment variables for the engine's processes: they report nothing to vLLM's makers, and use the
-    configured threads and GPUs."""
+    configured threads and GPUs. `records_experts`: whether the engine says which experts tokens take."""
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",  # idle ones often do not notice that their engine is gone
     }
     kind, _, which = model.device.partition(":")
-    forced = {}
+    forced = {"VLLM_USE_V2_MODEL_RUNNER": "1"} if records_experts else {}  # the other one cannot say it
     if kind == "cpu":
         defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         forced["OMP_NUM_THREADS"] = str(model.threads)
@@ -123,9 +127,29 @@ def applies_adapters(config: EngineSettings, model: ModelSpec, renderer: Rendere
     return False
 
 
-def engine_arguments(config: EngineSettings, model: ModelSpec, renderer: Renderer, known: list[str]) -> dict[str, Any]:
-    """Return the arguments of the engine. `known`: names of all arguments that exist. ConfigError for an unknown
-    argument, or one that another setting determines."""
+def check_says_experts(has_argument: bool, devices: Sequence[str]) -> None:
+    """Raise ConfigError if the engine cannot say which experts tokens take: vLLM before 0.32, and its build for
+    CPUs."""
+    why = ""
+    if "cpu" in devices:
+        why = "vLLM's build for CPUs cannot say which experts tokens take (its newer model runner needs Triton)"
+    elif not has_argument:
+        why = f"the installed vLLM has no argument {EXPERTS_ARGUMENT}; install a later one"
+    if why:
+        raise ConfigError(f"trainer.routing: {why}; use policy 'hf', or set 'own'")
+
+
+def engine_arguments(
+    config: EngineSettings,
+    model: ModelSpec,
+    renderer: Renderer,
+    known: list[str],
+    *,
+    records_experts: bool = False,
+) -> dict[str, Any]:
+    """Return the arguments of the engine. `known`: names of all arguments that exist. `records_experts`: whether the
+    engine says which experts tokens take. ConfigError for an unknown argument, or one that another setting
+    determines."""
     for name, value in config.engine.items():
         where = f"policies.vllm.engine.{name}"
         if name not in known:
@@ -139,6 +163,9 @@ def engine_arguments(config: EngineSettings, model: ModelSpec, renderer: Rendere
             "logprobs that are no numbers; leave it to GPUs"
         )
     arguments: dict[str, Any] = {"disable_log_stats": True, **config.engine}
+    if records_experts:
+        check_says_experts(EXPERTS_ARGUMENT in known, [model.device])
+        arguments[EXPERTS_ARGUMENT] = True
     if model.device == "cpu" and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & config.engine.keys():
         arguments["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
     if renderer.context is not None:

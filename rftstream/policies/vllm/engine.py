@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from rftstream.contracts.beside import uniform
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.contracts.tasks import Sampling
+from rftstream.contracts.token_values import EXPERTS
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError, ImageError, PolicyError, RftError
 from rftstream.models.rendering import Renderer
@@ -42,11 +44,14 @@ class Engine(SleepingEngine):
         images: ImageCache | None,
         *,
         records_sets: bool = False,
+        expert_layers: Sequence[int] = (),
     ) -> None:
         """`images`: the images that prompts show; None if the model is shown none. `records_sets`: whether completions
-        have the sets of tokens that could be sampled."""
+        have the sets of tokens that could be sampled. `expert_layers`: numbers of the layers whose experts they have;
+        empty to record none."""
         self._images = None if images is None or renderer.images is None else EngineImages(images, renderer.images)
         super().__init__()
+        self._expert_layers = list(expert_layers)
         self._never_sampled: tuple[int, ...] = ()
         self._config, self._model, self._renderer, self._outcomes = config, model, renderer, outcomes
         self._stop_ids = sorted(renderer.stop_token_ids)
@@ -84,7 +89,8 @@ class Engine(SleepingEngine):
 
     def _open(self) -> Any:
         config, model = self._config, self._model
-        os.environ.update(engine_environment(config, model))
+        records = bool(self._expert_layers)
+        os.environ.update(engine_environment(config, model, records_experts=records))
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
         from vllm.usage.usage_lib import UsageContext
@@ -97,7 +103,11 @@ class Engine(SleepingEngine):
                 f"is {model.device!r}; set explorer.devices and evaluator.device, or install a vllm for {wanted}"
             )
         arguments = engine_arguments(
-            config, model, self._renderer, [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+            config,
+            model,
+            self._renderer,
+            [field.name for field in dataclasses.fields(AsyncEngineArgs)],
+            records_experts=records,
         )
         try:
             settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
@@ -136,7 +146,8 @@ class Engine(SleepingEngine):
             return None  # finished
         token_ids = state.detokenizer.output_token_ids
         spans = state._weight_version_spans()
-        return self._completion(request, token_ids, state.logprobs_processor.logprobs, spans, "unfinished")
+        completion = self._completion(request, token_ids, state.logprobs_processor.logprobs, spans, "unfinished")
+        return self._with_experts(completion, getattr(state, "routed_experts_chunks", ()))
 
     def _completion(
         self, request: SampleRequest, token_ids: Sequence[int], logprobs: Any, spans: Any, reason: str | None
@@ -158,6 +169,8 @@ class Engine(SleepingEngine):
                 completion = self._completion(
                     request, output.token_ids, output.logprobs, output.weight_versions, reason
                 )
+                routed = getattr(output, "routed_experts", None)
+                completion = self._with_experts(completion, () if routed is None else [routed])
                 self._outcomes.put((unique, completion))
         except asyncio.CancelledError:
             if queued is not None and not self._engine.errored:
@@ -169,6 +182,15 @@ class Engine(SleepingEngine):
             self._running.pop(unique, None)
             self._queues.pop(unique, None)
             self._plan_sleep()
+
+    def _with_experts(self, completion: Completion, parts: Sequence[np.ndarray]) -> Completion:
+        """Return the completion with the experts that the engine told, [tokens, layers, experts] of each part. The last
+        sampled token has none, since no pass has read it."""
+        if not self._expert_layers or not parts:
+            return completion
+        routed = np.concatenate(parts)[:, self._expert_layers].astype(np.uint16)
+        dtype = np.uint8 if routed.max(initial=0) <= 255 else np.uint16
+        return dataclasses.replace(completion, beside={**completion.beside, EXPERTS: uniform(routed.astype(dtype))})
 
     async def _prepare(self, request: SampleRequest) -> Sequence[PreparedImage]:
         """Return the images of a request in the engine's form. Other requests may enter meanwhile."""

@@ -11,7 +11,8 @@ those of its sampler: after temperature, penalties and truncation.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import importlib.util
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +20,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from rftstream.clock import Clock
-from rftstream.contracts.token_values import ALLOWED
+from rftstream.contracts.token_values import ALLOWED, EXPERTS
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError, RftError, pip_install, require_package
 from rftstream.loops import LoopThread, PendingCall
@@ -31,7 +32,7 @@ from rftstream.models.vision.image_inputs import ImageCache
 from rftstream.policies.base import Completion, SampleRequest, room_for, without_tokens
 from rftstream.policies.beside import EngineBeside
 from rftstream.policies.served import check_tensors, served_parameters
-from rftstream.policies.vllm.arguments import applies_adapters
+from rftstream.policies.vllm.arguments import EXPERTS_ARGUMENT, applies_adapters, check_says_experts
 from rftstream.policies.vllm.engine import Engine, label_of, remembers
 from rftstream.policies.vllm.exchange import Shared
 from rftstream.policies.vllm.shared import SharedAdapter, WeightsMirror
@@ -90,6 +91,14 @@ class VllmPolicy(EngineBeside[str, tuple[str, Completion] | RftError]):
                 "processor so that the pixels of images are the trainer's; use policy 'hf'"
             )
 
+    @staticmethod
+    def require_experts(devices: Sequence[str]) -> None:
+        """Raise ConfigError if the installed vLLM cannot say on these devices which experts tokens take."""
+        found = importlib.util.find_spec("vllm")  # whose import takes seconds
+        source = Path(found.origin).with_name("engine") / "arg_utils.py" if found and found.origin else None
+        known = source is not None and source.is_file() and EXPERTS_ARGUMENT in source.read_text(encoding="utf-8")
+        check_says_experts(known, devices)
+
     def __init__(
         self,
         config: Config,
@@ -118,7 +127,15 @@ class VllmPolicy(EngineBeside[str, tuple[str, Completion] | RftError]):
         self._loop = LoopThread("vllm")
         self._rest = PendingCall()
         """The last `sleep` or `wake` call to the engine."""
-        self._engine = Engine(config, model, renderer, self._results, images, records_sets=ALLOWED in records)
+        self._engine = Engine(
+            config,
+            model,
+            renderer,
+            self._results,
+            images,
+            records_sets=ALLOWED in records,
+            expert_layers=_expert_layers(model) if EXPERTS in records else (),
+        )
         self._loop.soon(self._engine.start)  # takes a minute or more; requests wait meanwhile
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
@@ -216,3 +233,15 @@ class VllmPolicy(EngineBeside[str, tuple[str, Completion] | RftError]):
 
     def _begin(self, unique: str, request: SampleRequest) -> None:
         self._loop.soon(self._engine.begin, unique, request)
+
+
+def _expert_layers(model: ModelSpec) -> tuple[int, ...]:
+    """Return the numbers of the layers that are mixtures of experts. ConfigError if there are none."""
+    from rftstream.models.exactness import outline
+    from rftstream.models.routers import Routers, not_replayed
+
+    found = outline(model)
+    routers = Routers.of(found)
+    if routers is None:
+        raise not_replayed("trainer.routing", found)
+    return routers.layer_numbers()

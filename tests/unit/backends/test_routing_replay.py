@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from rftstream.algorithms.base import TrainingRow
@@ -17,6 +18,7 @@ from rftstream.backends.torch.network import load_model
 from rftstream.contracts.beside import Beside, fill_columns, uniform
 from rftstream.contracts.token_values import EXPERTS
 from rftstream.errors import ConfigError
+from rftstream.models.folders.tiny_copy import tiny_config
 from rftstream.models.routers import Routers, Routing
 from rftstream.roles.explorer.open_segment import OpenSegment
 from tests.unit import tiny
@@ -215,6 +217,22 @@ def test_with_replay_a_sampler_that_rounds_is_ten_times_nearer(tmp_path, family)
     print(f"| {family} | {own:.1e} | {replayed:.1e} | {own / replayed:.0f} | {100 * share:.1f} % |")
     assert own > 10 * replayed
     assert 0 < share < 0.2
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [("qwen3_moe", (0, 1)), ("deepseek_v3", (1,)), ("jetmoe", None)],
+)
+def test_layers_that_another_engine_numbers_are_known_by_the_names_of_routers(tmp_path, family, expected):
+    more = {"first_k_dense_replace": 1} if family == "deepseek_v3" else {}
+    config = tiny_config(transformers.CONFIG_MAPPING[family](**more))
+    config.num_hidden_layers = 2
+    routers = Routers.of(transformers.AutoModelForCausalLM.from_config(config))
+    if expected is not None:
+        assert routers.layer_numbers() == expected
+        return
+    with pytest.raises(ConfigError, match=r"trainer\.routing: routers .* have no layer each"):
+        routers.layer_numbers()
 
 
 @pytest.mark.parametrize(

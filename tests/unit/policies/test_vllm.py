@@ -54,6 +54,36 @@ def arguments(device="cpu", context=64, images=None, lora=None, **settings):
     return vllm_arguments.engine_arguments(VllmPolicy.Config(**settings), spec(device, lora), renderer, KNOWN)
 
 
+@pytest.mark.parametrize(
+    ("device", "known", "said"),
+    [
+        ("cuda", [*KNOWN, "enable_return_routed_experts"], None),
+        ("cuda", KNOWN, "the installed vLLM has no argument enable_return_routed_experts; install a later one"),
+        ("cpu", [*KNOWN, "enable_return_routed_experts"], "vLLM's build for CPUs cannot say which experts"),
+    ],
+)
+def test_an_engine_says_which_experts_tokens_take_or_is_refused(monkeypatch, tmp_path, device, known, said):
+    """By `check`, from the source of the package, and when the engine starts."""
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "arg_utils.py").write_text("\n".join(f"{name}: bool = False" for name in known))
+    found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    renderer = SimpleNamespace(context=64, images=None)
+    for ask in (
+        lambda: VllmPolicy.require_experts([device]),
+        lambda: vllm_arguments.engine_arguments(
+            VllmPolicy.Config(), spec(device), renderer, known, records_experts=True
+        )["enable_return_routed_experts"],
+    ):
+        if said is None:
+            assert ask() in (None, True)
+        else:
+            with pytest.raises(ConfigError, match=f"^trainer.routing: {said}.*use policy 'hf', or set 'own'"):
+                ask()
+    environment = vllm_arguments.engine_environment(VllmPolicy.Config(), spec(device), records_experts=True)
+    assert environment["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+
+
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     run = small_run(

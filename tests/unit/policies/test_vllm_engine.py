@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from rftstream.contracts.beside import fill_columns
+from rftstream.contracts.token_values import EXPERTS
 from rftstream.errors import PolicyError
 from rftstream.policies.vllm.engine import Engine
 from rftstream.policies.vllm.policy import VllmPolicy
@@ -25,6 +27,8 @@ class Vllm:
     """As much of AsyncLLM as is called. A request ends when it is told to."""
 
     errored = False
+    routed = None
+    """Experts that it says a request's tokens took."""
 
     def __init__(self):
         self.events, self.may_end, self.fails, self.loads = [], {}, None, []
@@ -81,7 +85,7 @@ class Vllm:
         await self.may_end[unique].wait()
         output = SimpleNamespace(
             finish_reason="length", token_ids=[1], logprobs=SimpleNamespace(logprobs=[-0.5], start_indices=[0]),
-            weight_versions=[SimpleNamespace(start=0, end=1, version="1/0")],
+            weight_versions=[SimpleNamespace(start=0, end=1, version="1/0")], routed_experts=self.routed,
         )  # fmt: skip
         return SimpleNamespace(outputs=[output])
 
@@ -108,14 +112,16 @@ def modules(monkeypatch):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**content))
 
 
-def run(play, *, has_version=True, **settings):
+def run(play, *, has_version=True, layers=(), **settings):
     """Play with an engine that has started, with weights of a version unless said otherwise, and return its outcomes
     and what vLLM was told."""
 
     async def played():
         outcomes = queue.SimpleQueue()
         config = VllmPolicy.Config(sleep_after_s=0.01, **settings)
-        engine = Engine(config, None, SimpleNamespace(images=None, stop_token_ids={0}), outcomes, None)
+        engine = Engine(
+            config, None, SimpleNamespace(images=None, stop_token_ids={0}), outcomes, None, expert_layers=layers
+        )
         engine._engine, engine.started = Vllm(), True
         if has_version:
             engine._weights.has_version.set()
@@ -502,3 +508,23 @@ def test_an_engine_that_cannot_rest_says_so():
             await engine.rest()
 
     run(play)
+
+
+def test_experts_of_mixture_layers_stand_beside_the_tokens_that_their_passes_led_to():
+    """Four prompt tokens and one sampled: four passes. The first of three layers is dense."""
+
+    async def play(engine, vllm):
+        vllm.routed = np.arange(24, dtype=np.uint8).reshape(4, 3, 2)
+        vllm.routed[:, 0] = 0
+        await sampled(engine, vllm, 0)
+        await vllm.until("sleep 1 keep")
+        vllm.routed = None
+        await sampled(engine, vllm, 1)
+        await vllm.until("sleep 1 keep", times=2)
+
+    (_, first), (_, second) = run(play, layers=(1, 2))[0]
+    assert second.beside == {}
+    column = fill_columns({}, 5, first.beside)[EXPERTS]
+    assert (column.counts_T.tolist(), column.values.dtype) == ([0, 4, 4, 4, 4], np.uint8)
+    assert column.values.reshape(4, 4).tolist() == [[first, *range(first + 1, first + 4)] for first in (2, 8, 14, 20)]
+    assert run(play)[0][0][1].beside == {}, "nobody asked"
