@@ -57,7 +57,8 @@ class ExpertRouter:
         whole = [part for part in parts if isinstance(part, Tensor) and part.dtype == torch.int64 and part.dim() > 1]
         if whole:
             return Routed(logits_NE, whole[0].flatten(0, -2))
-        return Routed(logits_NE, logits_NE.topk(self.num_chosen, dim=-1).indices)
+        # without a graph: layers that are recomputed in the backward pass are not watched then
+        return Routed(logits_NE, logits_NE.detach().topk(self.num_chosen, dim=-1).indices)
 
 
 class Routers:

@@ -38,7 +38,7 @@ class EngineNetwork:
     def __init__(self, engine: Any, network: Network | SplitNetwork, *, of_critic: bool) -> None:
         self._engine, self._of_critic = engine, of_critic
         self.packs, self.flops = network.packs, network.flops
-        self.routers = network.routers
+        self.routers, self.routed = network.routers, network.routed
 
     def logprobs(self, inputs: Inputs, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies, both [B, T]."""

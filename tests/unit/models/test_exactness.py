@@ -29,6 +29,7 @@ from rftstream.errors import ConfigError
 from rftstream.models.exactness import check_model, outline
 from rftstream.models.folders.tiny_copy import VOCABULARY, tiny_config
 from rftstream.models.offload import held_tensors
+from rftstream.models.routers import Routers
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.checks.check import check
 from rftstream.weights.checkpoint_names import names_of
@@ -43,6 +44,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated
 CPU = torch.device("cpu")
 LENGTHS = (40, 3, 17, 9, 25)
 GRPO = Grpo(Grpo.Config(correction="none"))
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 SEVERAL = tiny.plan(tokens_per_microbatch=45)
 NEVER_RECOMPUTED = {"ctrl", "gpt_neox_japanese", "openai-gpt"}
 """Families whose layers cannot be recomputed in the backward pass."""
@@ -57,7 +59,7 @@ def made(family, folder):
     """A model folder of a family with random weights, or an error of transformers."""
     config = tiny_config(transformers.CONFIG_MAPPING[family](**copy.deepcopy(CONFIGS.get(family, {}))))
     torch.manual_seed(1)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, **EAGER).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
@@ -89,6 +91,14 @@ def assert_checkpoint_names(spec, loaded):
     for name, tensor in saved.items():
         names.place(name).write(held, tensor)
     assert all(torch.equal(held[name], tensor) for name, tensor in before.items())
+
+
+def assert_experts_are_whole(loaded):
+    """The experts of a layer are one module, whatever tokens take. So ZeRO 3 gathers them at once, in all ranks."""
+    routers = Routers.of(loaded)
+    for router in () if routers is None else routers.routers:
+        layer = loaded.get_submodule(router.name.rpartition(".")[0])
+        assert not any(isinstance(module, torch.nn.ModuleList) for module in layer.modules())
 
 
 def rows():
@@ -189,6 +199,7 @@ def test_a_model_is_computed_as_it_is_or_refused(family, tmp_path):
     assert trained_error(loaded, model) < 1e-3
     assert (paths.path_of(loaded).rows is paths.Rows.PACKED) == (family in PACKED)
     assert_checkpoint_names(spec, loaded)
+    assert_experts_are_whole(loaded)
     publisher = WeightsPublisher(ObjectStore("file://weights", base=tmp_path), family, "float32", anchor_every=9)
     follower = WeightsFollower(ObjectStore("file://weights", base=tmp_path), family)
     policy = tiny.policy(spec)
@@ -204,7 +215,7 @@ def test_a_model_is_computed_as_it_is_or_refused(family, tmp_path):
     (tmp_path / "final").mkdir()
     backend.export(tmp_path / "final")
     exported, info = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "final", attn_implementation="eager", dtype=torch.float32, output_loading_info=True
+        tmp_path / "final", dtype=torch.float32, output_loading_info=True, **EAGER
     )
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert sampled_error(policy, exported) < 1e-3
