@@ -102,6 +102,11 @@ class Desk:
         """Number of pieces that are open, or answered and not collected."""
         return len(self._open) + len(self._answered)
 
+    def wait(self, until: Callable[[], object]) -> None:
+        """Wait until something is true that a change of the desk may make true."""
+        with self.changed:
+            self.changed.wait_for(until)
+
     def begin(self) -> None:
         """Note that the role works."""
         if not self.has_begun:
@@ -181,6 +186,10 @@ class Desk:
         with self.changed:
             self.stops = True
             self.notify()
+
+    def leave(self) -> None:
+        """Note that the loop is gone: nothing more is answered."""
+        self.stop()
 
     def check(self) -> None:
         """Raise the error by which the role ended, if there is one."""

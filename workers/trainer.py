@@ -24,7 +24,7 @@ def build(context: RoleContext) -> Role:
     check_colocation(config)
     spec = model_spec(context, device=settings.device, threads=settings.threads)
     store = context.open_store()
-    training = build_training(config, spec, images=image_cache(spec.folder, MediaStore(store).get))
+    training = build_training(config, spec, images=image_cache(spec.folder, MediaStore(store).get), desk=context.desk)
     deletions = TrimmedDeletions(context.transport, store, context.clock, compacts=config.retention is not None)
     step = TrainerStep(
         config=config,

@@ -36,4 +36,5 @@ BACKENDS = {
         forces_experts=True,
     ),
     "fake": BackendSpec("rftstream.backends.fake:FakeBackend", leaves_device=True),
+    "joined": BackendSpec("rftstream.backends.joined:JoinedBackend", is_joined=True),
 }

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rftstream.algorithms.settings import CriticConfig
+    from rftstream.contracts.batches import Experience
     from rftstream.models.spec import ModelSpec
     from rftstream.weights.snapshot import RawTensor
 
@@ -187,6 +188,23 @@ class OffloadingBackend(Backend, Protocol):
         `on_device`.
 
         `served_tensors` and `save` read the state in main memory. The move changes nothing, to the bit."""
+
+
+class CompletedBackend(Backend, Protocol):
+    """A backend whose checkpoints and batches have a part that somebody else holds.
+
+    backend.begin_batch(7, experiences)
+    update = backend.update(rows, algorithm, plan)
+    backend.save(folder)
+    backend.complete(folder)
+    """
+
+    def begin_batch(self, sequence: int, experiences: Sequence[Experience]) -> None:
+        """Note the batch to which the rows of the next calls belong. The trainer calls it before them."""
+
+    def complete(self, folder: Path) -> None:
+        """Wait until the rest of a checkpoint is in the folder that `save` has filled. The trainer calls it once the
+        step is on the log, in the thread that writes checkpoints."""
 
 
 def on_device(backend: Backend) -> AbstractContextManager[None]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Literal
+from typing import Literal, overload
 
+from rftstream.backends.joined import TrainerDesk
 from rftstream.config import loader
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import BackendSpec
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.role_names import RoleName
+from rftstream.desk import Desk
 from rftstream.errors import ConfigError
 from rftstream.joined.explorer import JoinedExplorer
+from rftstream.joined.trainer import JoinedTrainer
 from rftstream.joined.worker import RoleThread
 from rftstream.policies.joined import SamplerDesk
 from rftstream.preflight.plan import Purpose, plan
@@ -18,10 +23,20 @@ from rftstream.runs.folder import RunFolder, find_run, open_transport
 from rftstream.service.control_view import read_control
 
 
-def join(run: str | Path, role: Literal["explorer"], *, weights: bool = True) -> JoinedExplorer:
+@overload
+def join(run: str | Path, role: Literal["explorer"], *, weights: bool = True) -> JoinedExplorer: ...
+
+
+@overload
+def join(run: str | Path, role: Literal["trainer"]) -> JoinedTrainer: ...
+
+
+def join(run: str | Path, role: str, *, weights: bool = True) -> JoinedExplorer | JoinedTrainer:
     """Join a run with a loop of your own. `run` is a run folder or a run file, as in the commands.
 
-    `role`: "explorer" for a sampler. Return an object for a `with` block, whose docstring has the loop.
+    `role`: "explorer" for a sampler, "trainer" for a training loop. Return an object for a `with` block, whose
+    docstring has the loop.
+
     `weights=False` is for a sampler whose weights are not the run's, such as an API; no version is written for it then.
     ConfigError if there is no such run, or if it has ended."""
     folder, config = find_run(run)
@@ -30,10 +45,19 @@ def join(run: str | Path, role: Literal["explorer"], *, weights: bool = True) ->
         desk = SamplerDesk(folders=weights)
         config = loader.replace(config, explorer__policy="joined", explorer__devices=("cpu",))
         return JoinedExplorer(desk, _start(role, config, folder, desk))
-    raise ConfigError(f"role: got {role!r}, expected 'explorer'")
+    if role == RoleName.trainer:
+        if not registry.find_spec(BackendSpec, config.trainer.backend).is_joined:
+            raise ConfigError(
+                f"trainer.backend: {folder.run_id} is trained by {config.trainer.backend!r}, expected 'joined' for a "
+                "loop of your own; say so in the run file, or by `rftstream resume RUN --set trainer.backend=joined`"
+            )
+        trainer_desk = TrainerDesk()
+        config = loader.replace(config, trainer__device="cpu")
+        return JoinedTrainer(trainer_desk, _start(role, config, folder, trainer_desk))
+    raise ConfigError(f"role: got {role!r}, expected 'explorer' or 'trainer'")
 
 
-def _start(role: str, config: RunConfig, folder: RunFolder, desk: SamplerDesk) -> RoleThread:
+def _start(role: str, config: RunConfig, folder: RunFolder, desk: Desk) -> RoleThread:
     thread = RoleThread(role, plan(config, Purpose.join).config, folder, desk)
     thread.start()
     return thread

@@ -10,6 +10,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
+from rftstream.backends.joined import LoopLeft
 from rftstream.config.sections import RunConfig
 from rftstream.desk import Desk
 from rftstream.errors import RftError
@@ -58,14 +59,14 @@ class RoleThread:
 
     def close(self) -> None:
         """Let the role commit what was answered, give back the rest, and leave."""
-        self._desk.stop()
+        self._desk.leave()
         self._thread.join()
 
     def _work(self) -> None:
         error: BaseException | None = None
         try:
             self._worker.run(metrics_port=0)
-        except StoppedError:
+        except (StoppedError, LoopLeft):
             pass
         except RftError as found:
             error = found

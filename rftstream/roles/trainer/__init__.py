@@ -18,6 +18,13 @@ def _parts(config: RunConfig) -> tuple[tuple[str, str], ...]:
     return (("backend", config.trainer.backend), *(("algorithm", name) for name in algorithms))
 
 
+def _count(config: RunConfig) -> int:
+    from rftstream.config.parts import registry
+    from rftstream.config.parts.part_specs import BackendSpec
+
+    return 0 if registry.find_spec(BackendSpec, config.trainer.backend).is_joined else 1
+
+
 def _begin_metrics() -> None:
     from rftstream import metrics
 
@@ -36,6 +43,7 @@ TRAINER = RoleSpec(
     produces=("weights", "steps", "control", "summaries"),
     deletes=("batches", "tasks", "rollouts", "verified"),
     sees_positions=True,
+    count=_count,
     devices=lambda config: (config.trainer.device,),
     parts=_parts,
     begin_metrics=_begin_metrics,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from rftstream.contracts.batches import LossKind
 from rftstream.contracts.token_values import KINDS
 from rftstream.contracts.versions import STALENESS_COUNTS
 from rftstream.core.packing import count_by_staleness
+from rftstream.desk import Desk
 from rftstream.errors import ConfigError, ImageError
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
@@ -111,6 +112,8 @@ class Training:
 
     def _update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float], TrainedStaleness]:
         settings, every = self.settings, self.settings.reference_every
+        if hasattr(self.backend, "begin_batch"):
+            self.backend.begin_batch(batch.sequence, batch.experiences)
         due = every is not None and batch.sequence and batch.sequence % every == 0 and has_reference(self.algorithm)
         if due or (self.own_reference and batch.sequence == self.first):
             cast(RenewingBackend, self.backend).renew_reference()
@@ -182,9 +185,11 @@ class Training:
         return found | ({"mfu": values["tflop"] / step_s / peak} if peak and "tflop" in values else {})
 
 
-def build_training(config: RunConfig, spec: ModelSpec, images: ImageCache | None = None) -> Training:
+def build_training(
+    config: RunConfig, spec: ModelSpec, images: ImageCache | None = None, desk: Desk | None = None
+) -> Training:
     """Build the parts that the run file names. The backend is not opened. `images` is None if the model sees no
-    images."""
+    images. `desk` is that of a joined loop."""
     settings = config.trainer
     backend_class, backend_options = config.build_part("backend", settings.backend)
     optimizer = OptimizerSettings(weight_decay=settings.weight_decay, betas=settings.adam_betas, eps=settings.adam_eps)
@@ -192,9 +197,12 @@ def build_training(config: RunConfig, spec: ModelSpec, images: ImageCache | None
     algorithms = tuple(build_algorithm(config, stage.where) for stage in stages.all)
     check_demands(config, algorithms, backend_class)
     spec = trained_spec(config, spec)
-    takes = registry.find_spec(BackendSpec, settings.backend).takes_images
+    part = registry.find_spec(BackendSpec, settings.backend)
+    takes = part.takes_images
     check_takes_images(spec.folder, f"trainer.backend: {settings.backend!r}", takes, advice="use 'torch'")
-    more = {"images": images} if takes else {}
+    more: dict[str, Any] = {"images": images} if takes else {}
+    if part.is_joined:
+        more["desk"] = desk
     backend = backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed, **more)
     if (critic := the_critic(algorithms)) is not None:
         backend.hold_critic(critic, critic_folder(config, critic, spec))

@@ -158,8 +158,14 @@ class Checkpoints:
         if self._staged is not None and self._writing is None:
             name = progress.name(epoch)
             self.log_.transport.admin.make_durable()
-            writing = self.executor.submit(self._on_store.write_staged, name, self._staged, progress.to_state())
+            writing = self.executor.submit(self._write_staged, name, self._staged, progress.to_state())
             self._writing = name, writing
+
+    def _write_staged(self, name: VersionName, staged: StagedCheckpoint, state: dict[str, Any]) -> None:
+        backend = self.backend.backend
+        if hasattr(backend, "complete"):
+            backend.complete(staged.folder)
+        self._on_store.write_staged(name, staged, state)
 
     @property
     def is_writing(self) -> bool:
