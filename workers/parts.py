@@ -177,9 +177,13 @@ def environment_maker(config: RunConfig) -> Callable[[str, str, Problem, int], E
 
 
 def scorer(context: RoleContext) -> Scorer:
-    """Return a scorer with child processes; in a simulated run, which has none, the rewards run inline."""
+    """Return a scorer with child processes; in a simulated run, which has none, the rewards run inline.
+    With a desk, the loop of a user scores."""
+    from rftstream.rewards.joined import JoinedScorer
     from rftstream.rewards.scorer import InlineScorer, ProcessScorer
 
+    if context.desk is not None:
+        return JoinedScorer(context.desk)
     if context.simulated:
         return InlineScorer(context.config, clock=context.clock)
     return ProcessScorer(context.config)

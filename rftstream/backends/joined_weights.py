@@ -46,8 +46,8 @@ def weights_of(model: ModelSpec, seed: int) -> JoinedWeights:
 class FakeWeights:
     """The weights of the model `fake`, which have the same names everywhere."""
 
-    def __init__(self, model: ModelSpec, seed: int) -> None:
-        backend = FakeBackend(FakeBackend.Config(), model=model, optimizer=OptimizerSettings(), seed=seed)
+    def __init__(self, model: ModelSpec, seed: int, config: FakeBackend.Config = FakeBackend.Config()) -> None:  # noqa: B008
+        backend = FakeBackend(config, model=model, optimizer=OptimizerSettings(), seed=seed)
         backend.open()
         self.initial: Mapping[str, RawTensor] = backend.served_tensors()
         self._shapes = {name: one.shape for name, one in self.initial.items()}

@@ -16,11 +16,15 @@ from rftstream.desk import Desk
 from rftstream.errors import ConfigError
 from rftstream.joined.explorer import JoinedExplorer
 from rftstream.joined.trainer import JoinedTrainer
+from rftstream.joined.verifier import JoinedVerifier
 from rftstream.joined.worker import RoleThread
 from rftstream.policies.joined import SamplerDesk
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.runs.folder import RunFolder, find_run, open_transport
 from rftstream.service.control_view import read_control
+
+ROLES = tuple(name.value for name in (RoleName.explorer, RoleName.trainer, RoleName.verifier))
+"""Roles that a loop can join as."""
 
 
 @overload
@@ -31,15 +35,21 @@ def join(run: str | Path, role: Literal["explorer"], *, weights: bool = True) ->
 def join(run: str | Path, role: Literal["trainer"]) -> JoinedTrainer: ...
 
 
-def join(run: str | Path, role: str, *, weights: bool = True) -> JoinedExplorer | JoinedTrainer:
+@overload
+def join(run: str | Path, role: Literal["verifier"]) -> JoinedVerifier: ...
+
+
+def join(run: str | Path, role: str, *, weights: bool = True) -> JoinedExplorer | JoinedTrainer | JoinedVerifier:
     """Join a run with a loop of your own. `run` is a run folder or a run file, as in the commands.
 
-    `role`: "explorer" for a sampler, "trainer" for a training loop. Return an object for a `with` block, whose
-    docstring has the loop.
+    `role`: "explorer" for a sampler, "trainer" for a training loop, "verifier" for a scorer. Return an object for a
+    `with` block, whose docstring has the loop.
 
     `weights=False` is for a sampler whose weights are not the run's, such as an API; no version is written for it then.
     ConfigError if there is no such run, or if it has ended."""
     folder, config = find_run(run)
+    if role not in ROLES:
+        raise ConfigError(f"role: got {role!r}, expected one of {', '.join(ROLES)}")
     _check_open(config, folder, role)
     if role == RoleName.explorer:
         desk = SamplerDesk(folders=weights)
@@ -54,7 +64,8 @@ def join(run: str | Path, role: str, *, weights: bool = True) -> JoinedExplorer 
         trainer_desk = TrainerDesk()
         config = loader.replace(config, trainer__device="cpu")
         return JoinedTrainer(trainer_desk, _start(role, config, folder, trainer_desk))
-    raise ConfigError(f"role: got {role!r}, expected 'explorer' or 'trainer'")
+    scorer_desk = Desk()
+    return JoinedVerifier(scorer_desk, _start(role, config, folder, scorer_desk))
 
 
 def _start(role: str, config: RunConfig, folder: RunFolder, desk: Desk) -> RoleThread:

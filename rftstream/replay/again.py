@@ -13,6 +13,8 @@ from typing import Any
 
 from rftstream.backends.base import Update
 from rftstream.backends.numerics import computed_with, formulas_of, why_not_equal
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import BackendSpec
 from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stages
 from rftstream.contracts.versions import StepRecord, VersionName
@@ -165,6 +167,24 @@ def check_versions(run_id: str, recorded: Recorded, first: int, last: int | None
     return last
 
 
+def check_has_program(run: OpenRun, recorded: Recorded, first: int, last: int) -> None:
+    """Raise ConfigError if a joined loop has made one of these versions: only its user has the program."""
+    joined: dict[int, bool] = {}
+    for version in range(max(first, 1), last + 1):
+        epoch = recorded.epoch_of(version)
+        if epoch not in joined:
+            backend = settings_of(recorded.anchors.get(epoch), run.config).trainer.backend
+            joined[epoch] = registry.find_spec(BackendSpec, backend).is_joined
+        if joined[epoch]:
+            before = f"; `--to {version - 1}` replays the versions before" if version > 1 else ""
+            raise ConfigError(
+                f"{run.run_id}: version {version} was made by a joined loop, expected a backend: the log has the batch "
+                f"that it was trained on, but only the loop's user has the program that trained it{before}. `rftstream "
+                "weights verify` checks all weights by their digests, and `replay --into` with another trainer.backend "
+                "trains the recorded batches in another run"
+            )
+
+
 def _train_again(
     run: OpenRun,
     recorded: Recorded,
@@ -175,6 +195,7 @@ def _train_again(
     save: Path | None = None,
 ) -> ReplayReport:
     began = time.monotonic()
+    check_has_program(run, recorded, first + 1, last)
     with closing(_RecordedBackends(run, recorded, device)) as backends:
         again = _begin(run, recorded, backends, first)
         checkpoint = again.checkpoint
@@ -301,6 +322,7 @@ class _RecordedBackends:
         backend before."""
         anchor = self._recorded.anchors.get(self._recorded.epoch_of(version))
         config = settings_of(anchor, self._run.config)
+        check_has_program(self._run, self._recorded, version, version)
         said = anchor.computed_with if anchor is not None else {}
         self._said[repr(sorted(said.items()))] = said
         old = self._in_use

@@ -5,17 +5,26 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from rftstream.backends.joined import TrainerDesk
+from rftstream.backends.joined_state import write_state
 from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus
+from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.desk import AnswerRefused, Desk
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, TakenOver
 from rftstream.joined.explorer import JoinedExplorer, SampleTask
+from rftstream.joined.trainer import JoinedTrainer, StateOutdated
+from rftstream.joined.verifier import JoinedVerifier
+from rftstream.policies.fake_model import SKILL
 from rftstream.policies.joined import JoinedPolicy, SamplerDesk
 from rftstream.roles.build import role_builder
 from rftstream.service.role import Role, RoleContext
@@ -208,3 +217,177 @@ def test_a_loop_that_leaves_gives_its_tasks_back(scene: Scene) -> None:
 def test_the_policy_needs_a_loop(scene: Scene) -> None:
     with pytest.raises(ConfigError, match="has no loop that samples"):
         RoleDriver(scene, "explorer")
+
+
+# --------------------------------------------------------------------------------------------- training loop
+
+
+@pytest.fixture
+def batches(tmp_path: Path) -> Scene:
+    scene = Scene(tmp_path, trainer__backend="joined", trainer__checkpoint_every=2, run__steps=6)
+    for sequence in range(6):
+        scene.batch(sequence)
+    return scene
+
+
+class Loop:
+    """The role in a thread, as `join` has it, on a log in memory."""
+
+    def __init__(self, scene: Scene, process: str = "trainer") -> None:
+        self.desk = TrainerDesk()
+        self.me = JoinedTrainer(self.desk)
+        self.driver = RoleDriver(scene, "trainer", process=process, build=self._build)
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _build(self, context: RoleContext) -> Role:
+        return role_builder("trainer")(dataclasses.replace(context, desk=self.desk, simulated=False))
+
+    def _work(self) -> None:
+        service, error = self.driver.service, None
+        try:
+            while not service.done:
+                if self.desk.stops:
+                    service.drain()
+                service.wait(min(service.tick(), 0.01))
+                self.desk.ticked(service.health)
+        except Exception as found:
+            error = found
+        self.desk.end(error)
+        service.close()
+
+    def close(self) -> None:
+        self.desk.leave()
+        self._thread.join()
+
+
+def plus_one(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: one + 1 for name, one in weights.items()}
+
+
+def test_a_joined_loop_trains_the_batches_and_goes_on_where_it_was(batches: Scene) -> None:
+    loop = Loop(batches)
+    me, weights, momentum = loop.me, loop.me.state(), 0
+    assert me.kept is None
+    first = {name: one.clone() for name, one in weights.items()}
+    for batch in me.batches():
+        assert batch.tokens.shape == batch.masks.shape == batch.advantages.shape == batch.logprobs.shape
+        assert len(batch.groups) == 2 and batch.segments.tolist() == [row.group for row in batch.rows]
+        weights, momentum = plus_one(weights), momentum + 1
+        me.step(batch, weights=weights, metrics={"loss": torch.tensor(0.5)})
+        assert steps_of(batches)[-1].name.version == batch.version + 1
+        assert me.checkpoint_due is (batch.version in (1, 3))
+        assert me.checkpoint({"momentum": momentum, "nested": [(1, weights)]}) is (batch.version in (1, 3))
+        if batch.version == 4:
+            break
+    loop.close()
+    loop = Loop(batches, process="second")
+    me, weights = loop.me, loop.me.state()
+    assert me.kept is not None and (me.kept["momentum"], me.kept["nested"][0][0]) == (4, 1)
+    assert all(torch.equal(weights[name], first[name] + 4) for name in first)
+    for batch in me.batches():
+        me.step(batch, weights=plus_one(me.kept["nested"][0][1]) if batch.version == 4 else weights)
+        me.checkpoint({"momentum": 0})
+    assert me.has_ended
+    loop.close()
+    steps = [step for step in steps_of(batches) if not step.resumed]
+    assert [step.batch_sequence for step in steps] == [0, 1, 2, 3, 4, 4, 5]
+    assert steps[4].weights_digest == steps[5].weights_digest and steps[0].metrics["loss"] == 0.5
+
+
+def steps_of(scene: Scene) -> list[StepRecord]:
+    return [message for message in scene.messages("steps") if isinstance(message, StepRecord)]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda weights: {}, "weights: got dict, expected tensors by name"),
+        (lambda weights: {"x": weights[SKILL]}, "weights: lack 2 .* and have other 1 .'x'. of the model's 2 names"),
+        (lambda weights: {**weights, SKILL: torch.zeros(2)}, "'fake.skill' has the shape .2,., expected .1,."),
+        (lambda weights: {**weights, SKILL: "one"}, "'fake.skill' is a str, expected a tensor"),
+        (lambda weights: {**weights, SKILL: torch.tensor([math.nan])}, "'fake.skill' has values that are not finite"),
+    ],
+)
+def test_weights_that_are_not_the_models_are_refused(batches: Scene, change: Any, text: str) -> None:
+    loop = Loop(batches)
+    me, weights = loop.me, loop.me.state()
+    batch = next(me.batches())
+    with pytest.raises(AnswerRefused, match=text):
+        me.step(batch, weights=change(weights))
+    with pytest.raises(AnswerRefused, match="metrics: 'loss' is a str, expected a number"):
+        me.step(batch, weights=weights, metrics={"loss": "low"})
+    assert not [step for step in steps_of(batches) if not step.resumed]
+    me.skip(batch, metrics={"loss": math.nan})
+    assert steps_of(batches)[-1].skipped
+    with pytest.raises(AnswerRefused, match="batch 0: handed in for the second time"):
+        me.step(batch, weights=weights)
+    with pytest.raises(AnswerRefused, match=r"state\.optimizer: got a object, expected tensors"):
+        write_state(batches.folder.path, {"optimizer": object()})
+    loop.close()
+
+
+def test_a_loop_that_has_not_loaded_or_not_answered(batches: Scene) -> None:
+    loop = Loop(batches)
+    with pytest.raises(StateOutdated, match=r"nothing is loaded yet.*load `state"):
+        next(loop.me.batches())
+    loop.me.state()
+    work = loop.me.batches()
+    batch = next(work)
+    with pytest.raises(AnswerRefused, match="batch 0: no answer, expected one before the next batch"):
+        next(work)
+    assert next(loop.me.batches()).version == batch.version  # a cell that is run again after ctrl-C
+    loop.close()
+    assert not [step for step in steps_of(batches) if not step.resumed]
+
+
+def test_the_newer_of_two_loops_wins(batches: Scene) -> None:
+    older = Loop(batches)
+    weights = older.me.state()
+    batch = next(older.me.batches())
+    newer = Loop(batches, process="second")
+    newer.me.state()
+    with pytest.raises(TakenOver, match="took over with epoch 2"):
+        older.me.step(batch, weights=weights)
+    again = next(newer.me.batches())
+    newer.me.step(again, weights=weights)
+    assert [step.name for step in steps_of(batches) if not step.resumed] == [VersionName(trainer_epoch=2, version=1)]
+    newer.close()
+
+
+# --------------------------------------------------------------------------------------------- scorer
+
+
+def test_a_joined_scorer_makes_the_verdicts(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, groups=range(2))
+    RoleDriver(scene, "explorer").work()
+    desk = Desk()
+    driver = RoleDriver(scene, "verifier", build=with_desk("verifier", desk))
+    me = JoinedVerifier(desk)
+    for _ in range(3):
+        driver.tick()
+    first, second, third, fourth = me.take(4, wait_s=0)
+    assert (first.rollout.prompt, first.rollout.answer, first.taskset) == ("1+2=", "3", "sums")
+    for wrong, text in (({"reward": math.nan}, "reward: got nan"), ({"reward": "1 of 2"}, "reward: got a str"),
+                        ({"reward": 1, "parts": {"form": math.inf}}, "parts.form: got inf")):  # fmt: skip
+        with pytest.raises(AnswerRefused, match=text):
+            me.score(first, **wrong)
+    assert me.score(first, 0.5, parts={"form": 1}, version="2")
+    with pytest.raises(AnswerRefused, match="for the second time"):
+        me.score(first, 1.0)
+    assert me.fail(second, "the service is down")
+    driver.service.step.drop([2])  # type: ignore[union-attr]  # as if its partition had gone
+    assert third.is_lost and not me.score(third, 1.0)
+    work_for(driver, 1.0)
+    verified = {one.ids.rollout_id: one for one in scene.messages("verified") if isinstance(one, VerifiedRollout)}
+    assert verified.keys() == {first.id, second.id}
+    verdict = verified[first.id].verdict
+    assert verdict is not None
+    assert (verdict.reward, verdict.parts, verdict.scorer, verdict.scorer_version) == (
+        0.5,
+        {"form": 1.0},
+        "joined",
+        "2",
+    )
+    assert (verified[second.id].verdict, verified[second.id].detail) == (None, "the service is down")
+    assert [task.id for _, task in zip(range(1), me.rollouts(), strict=False)] == [fourth.id]

@@ -20,6 +20,7 @@ from rftstream.runs.writes.load_demonstrations import load_demonstrations
 from rftstream.testing import Faults, Simulation
 from rftstream.testing.faults import FaultScript
 from tests.simulation.games import draw_games
+from tests.simulation.joined import with_joined
 from tests.simulation.laws import Judge, Laws
 from tests.simulation.pipelines import uses_facts, with_pipelines
 from tests.simulation.staged import PAIRS, TAKES
@@ -272,13 +273,17 @@ def simulate(
     faults: Faults | FaultScript | None = None,
     max_ticks: int | None = None,
     pipelines: bool = False,
+    joined: bool = False,
 ) -> tuple[Simulation, Laws]:
     """The run of this seed, to its end, all laws checked. `calm`: the same run with nothing going wrong; `faults`: with
-    these instead of those of the seed. `pipelines`: with operators."""
+    these instead of those of the seed. `pipelines`: with operators. `joined`: with users' loops for samplers and
+    trainer."""
     random = Random(f"grid {seed}")
     config, drawn = draw_config(random), draw_faults(random)
     if pipelines:
         config = with_pipelines(config, random)
+    if joined:
+        config = with_joined(config)
     if calm or isinstance(faults, FaultScript):
         drawn = Faults()
     elif faults is not None:
@@ -295,7 +300,8 @@ def simulate(
         simulation.run(max_ticks or (MAX_TICKS_OF_PIPELINES if pipelines else MAX_TICKS))
         laws.check_end()
     except BaseException as error:
-        again = f"python -m tests.simulation {seed}" + " --calm" * calm + " --pipelines" * pipelines
+        kinds = {"calm": calm, "pipelines": pipelines, "joined": joined}
+        again = f"python -m tests.simulation {seed}" + "".join(f" --{kind}" for kind, is_so in kinds.items() if is_so)
         error.add_note(f"{loader.to_toml(config)}\n{simulation.to_text()}\n\nagain: {again}")
         raise
     return simulation, laws
@@ -308,11 +314,12 @@ def check_seed(
     faults: Faults | FaultScript | None = None,
     max_ticks: int | None = None,
     pipelines: bool = False,
+    joined: bool = False,
 ) -> Simulation:
     """The run of this seed; where nothing that goes wrong may change batches or weights, compared with a calm one."""
-    simulation, laws = simulate(seed, folder, faults=faults, max_ticks=max_ticks, pipelines=pipelines)
+    simulation, laws = simulate(seed, folder, faults=faults, max_ticks=max_ticks, pipelines=pipelines, joined=joined)
     if is_deterministic(simulation.config) and not laws.num_retried:
-        _, calm = simulate(seed, folder / "calm", calm=True, pipelines=pipelines)
+        _, calm = simulate(seed, folder / "calm", calm=True, pipelines=pipelines)  # by our own roles
         try:
             laws.compare(calm)
         except AssertionError as error:
