@@ -25,18 +25,24 @@ if TYPE_CHECKING:
     from rftstream.errors import ConfigError, RftError
     from rftstream.joined.explorer import JoinedExplorer, SampleTask
     from rftstream.joined.join import join
+    from rftstream.joined.trainer import JoinedTrainer, TrainingBatch
+    from rftstream.joined.verifier import JoinedVerifier, ScoreTask
     from rftstream.launch.start import run
 
 PUBLIC = {
     "AnswerRefused": "rftstream.desk:AnswerRefused",
     "ConfigError": "rftstream.errors:ConfigError",
     "JoinedExplorer": "rftstream.joined.explorer:JoinedExplorer",
+    "JoinedTrainer": "rftstream.joined.trainer:JoinedTrainer",
+    "JoinedVerifier": "rftstream.joined.verifier:JoinedVerifier",
     "RftError": "rftstream.errors:RftError",
     "Run": "rftstream.api.run:Run",
     "RunRollout": "rftstream.api.rollouts:RunRollout",
     "RunVersion": "rftstream.api.versions:RunVersion",
     "SampleTask": "rftstream.joined.explorer:SampleTask",
+    "ScoreTask": "rftstream.joined.verifier:ScoreTask",
     "Table": "rftstream.api.tables:Table",
+    "TrainingBatch": "rftstream.joined.trainer:TrainingBatch",
     "join": "rftstream.joined.join:join",
     "load_config": "rftstream.config.loader:load",
     "open": "rftstream.api.run:open_run",
@@ -48,12 +54,16 @@ __all__ = [
     "AnswerRefused",
     "ConfigError",
     "JoinedExplorer",
+    "JoinedTrainer",
+    "JoinedVerifier",
     "RftError",
     "Run",
     "RunRollout",
     "RunVersion",
     "SampleTask",
+    "ScoreTask",
     "Table",
+    "TrainingBatch",
     "__version__",
     "join",
     "load_config",

@@ -66,6 +66,8 @@ class TrainerDesk(Desk):
 
     def __init__(self) -> None:
         super().__init__()
+        self.model_folder = Path()
+        """Model folder of version 0."""
         self.weights: JoinedWeights | None = None
         """Names and shapes of the model's weights."""
         self.generation = 0
@@ -146,6 +148,7 @@ class JoinedBackend:
                 '`rftstream.join(RUN, role="trainer")` in Python brings it, and nobody else can train its batches again'
             )
         self.desk, self._model, self._seed = desk, model, seed
+        desk.model_folder = model.folder
         self._batch: tuple[int, Sequence[Experience]] = 0, ()
         self._version = -1
         """Newest version that the loop has made of this state; -1 for none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -142,6 +143,11 @@ class JoinedTrainer(JoinedLoop):
             return dict(desk.kept["model"])
         assert desk.weights is not None
         return dict(desk.weights.state(desk.state))
+
+    @property
+    def model_folder(self) -> Path:
+        """The model folder of version 0, for the model's config and the tokenizer."""
+        return self._wait_for_state().model_folder
 
     @property
     def kept(self) -> dict[str, Any] | None:

@@ -98,7 +98,7 @@ class JoinedLoop:
 
     _desk: Desk
 
-    def __init__(self, desk: Desk, thread: RoleThread | None) -> None:
+    def __init__(self, desk: Desk, thread: RoleThread | None = None) -> None:
         self._desk, self._thread = desk, thread
 
     @property
