@@ -107,13 +107,6 @@ class Desk:
         with self.changed:
             self.changed.wait_for(until)
 
-    def begin(self) -> None:
-        """Note that the role works."""
-        if not self.has_begun:
-            with self.changed:
-                self.has_begun = True
-                self.notify()
-
     def ticked(self, health: Callable[[], Mapping[str, object]]) -> None:
         """Look at the role's state after a slice of its work. By default nobody needs it."""
         return

@@ -77,8 +77,10 @@ class RoleThread:
         self._desk.end(error)
 
     def _ticked(self, service: Service) -> None:
-        if service.view.manifest is not None:
-            self._desk.begin()
+        if service.view.manifest is not None and not self._desk.has_begun:
+            with self._desk.changed:
+                self._desk.has_begun = True
+                self._desk.notify()
         self._desk.ticked(service.health)
 
 

@@ -376,7 +376,8 @@ def test_a_joined_scorer_makes_the_verdicts(tmp_path: Path) -> None:
     with pytest.raises(AnswerRefused, match="for the second time"):
         me.score(first, 1.0)
     assert me.fail(second, "the service is down")
-    driver.service.step.drop([2])  # type: ignore[union-attr]  # as if its partition had gone
+    step: Any = driver.service.step  # type: ignore[attr-defined]
+    step.drop([int(third._item.key)])  # as if its partition had gone
     assert third.is_lost and not me.score(third, 1.0)
     work_for(driver, 1.0)
     verified = {one.ids.rollout_id: one for one in scene.messages("verified") if isinstance(one, VerifiedRollout)}

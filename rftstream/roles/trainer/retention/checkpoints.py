@@ -14,6 +14,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rftstream.backends.base import Backend
 from rftstream.clock import Clock
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import Trimmed
@@ -158,14 +159,9 @@ class Checkpoints:
         if self._staged is not None and self._writing is None:
             name = progress.name(epoch)
             self.log_.transport.admin.make_durable()
-            writing = self.executor.submit(self._write_staged, name, self._staged, progress.to_state())
+            staged, state, backend = self._staged, progress.to_state(), self.backend.backend
+            writing = self.executor.submit(_write_staged, self._on_store, name, staged, state, backend)
             self._writing = name, writing
-
-    def _write_staged(self, name: VersionName, staged: StagedCheckpoint, state: dict[str, Any]) -> None:
-        backend = self.backend.backend
-        if hasattr(backend, "complete"):
-            backend.complete(staged.folder)
-        self._on_store.write_staged(name, staged, state)
 
     @property
     def is_writing(self) -> bool:
@@ -271,6 +267,15 @@ class Checkpoints:
         names = list(filter(self.versions.in_force, self._kept))
         kept = {name for name in names if every is not None and name.version % every == 0}
         return kept | (self.versions.best_or_due(evaluation, names) if evaluation is not None else set())
+
+
+def _write_staged(
+    store: CheckpointStore, name: VersionName, staged: StagedCheckpoint, state: dict[str, Any], backend: Backend
+) -> None:
+    """Write a checkpoint whose step is on the log, once the backend has all of it there."""
+    if hasattr(backend, "complete"):
+        backend.complete(staged.folder)
+    store.write_staged(name, staged, state)
 
 
 def _not_gone(names: Iterable[VersionName], said: Trimmed | None) -> list[VersionName]:
