@@ -206,7 +206,8 @@ class ScoreReply:
 class Scorer(Protocol):
     """Scores many requests at once without blocking its caller.
 
-    The verifier and the evaluator submit requests, poll for replies in each step, and close the scorer at the end.
+    The verifier and the evaluator submit requests, poll for replies in each step, and close the scorer at the end. A
+    scorer that has `withdraw(request_id)` is told of requests whose replies nobody needs any more.
     """
 
     def submit(self, request: ScoreRequest) -> None:

@@ -50,6 +50,10 @@ class JoinedScorer:
             )
         return replies
 
+    def withdraw(self, request_id: str) -> None:
+        """Take a rollout back: another worker has it now."""
+        self._desk.withdraw(request_id)
+
     @property
     def num_active(self) -> int:
         """Number of rollouts without a collected answer."""

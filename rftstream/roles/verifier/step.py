@@ -160,8 +160,9 @@ class VerifierStep(ConcurrentStep):
 
     def drop(self, numbers: Collection[int]) -> None:
         """Forget rollouts. Replies for them are ignored."""
-        for number in numbers:
-            self._active.pop(str(number), None)
+        for key in map(str, numbers):
+            if self._active.pop(key, None) is not None and hasattr(self._scorer, "withdraw"):
+                self._scorer.withdraw(key)
 
     def not_begun(self) -> Collection[int]:
         """Return all rollouts that are being scored. A worker that leaves does not wait for them.
