@@ -13,6 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.grpo import Grpo
+from rftstream.backends.base import OptimizerSettings
+from rftstream.backends.deepspeed import backend as deepspeed_backend
+from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.backends.torch.inputs import make_inputs
 from rftstream.backends.torch.network import load_model
 from rftstream.contracts.beside import Beside, fill_columns, uniform
@@ -195,6 +198,43 @@ def test_gradients_are_those_of_routers_that_are_forced_by_hand(tmp_path, family
             torch.testing.assert_close(sum(found).detach(), total.detach(), atol=1e-4, rtol=1e-4)
             for name, one in network.model.named_parameters():
                 torch.testing.assert_close(one.grad, expected[name], atol=2e-5, rtol=1e-3, msg=lambda m, n=name: n + m)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [
+    {"stage": 1},
+    {"stage": 3, "gradient_checkpointing": True},
+    {"stage": 3, "processes": 2},
+    {"stage": 2, "processes": 2, "sequence_parallel": 2},
+])  # fmt: skip
+def test_ranks_force_what_one_process_forces(tmp_path, kept, monkeypatch, config):
+    pytest.importorskip("deepspeed")
+    spec = mixture(tmp_path, "qwen3_moe", heads=4)
+    rows = forced_at_random(tiny.rows(6), spec)
+    whole = tiny.backend(spec)
+    own, expected = whole.logprobs(without(rows)), whole.logprobs(rows) + whole.reference_logprobs(rows, 30)
+    assert max(np.abs(one - other).max() for one, other in zip(own, expected, strict=False)) > 1e-3
+    metrics = whole.update(rows, GRPO, tiny.plan(tokens_per_microbatch=30)).metrics
+    if config.get("processes", 1) > 1:
+        monkeypatch.setattr(deepspeed_backend, "Ranks", lambda *args, **settings: kept(config["processes"]))
+    backend = DeepSpeedBackend(
+        DeepSpeedBackend.Config(timeout_s=600, **config), model=spec, optimizer=OptimizerSettings(), seed=0
+    )
+    try:
+        backend.open()
+        found = backend.logprobs(rows, 30) + backend.reference_logprobs(rows, 30)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+        update = backend.update(rows, GRPO, tiny.plan(tokens_per_microbatch=30)).metrics
+        for name in ("grad_norm", "loss", "mismatch_k3"):
+            assert update[name] == pytest.approx(metrics[name], rel=1e-3, abs=1e-6), name
+        if "sequence_parallel" not in config:  # then it is that of one rank's tokens
+            assert update["routing_mismatch"] == pytest.approx(metrics["routing_mismatch"])
+        after = {name: np.frombuffer(one.data, np.float32) for name, one in backend.served_tensors().items()}
+    finally:
+        backend.close()
+    for name, one in whole.served_tensors().items():
+        np.testing.assert_allclose(after[name], np.frombuffer(one.data, np.float32), atol=2e-3, err_msg=name)
 
 
 def mismatch(rows, found):
