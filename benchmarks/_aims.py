@@ -93,7 +93,8 @@ AIMS = (
     Aim("python: import*", "at most", 50, of="ours"),
     Aim("python: first page*", "at most", 100, of="ours"),
     Aim("python: to_pandas of *", "at most", 2),
-    Aim("python: to_pandas with bodies", "at least", 0.8),
+    Aim("python: to_pandas with bodies", "at least", 0.8,
+        why_not="beside being decoded, each rollout's texts and tokens are put into columns"),
     Aim("studio: *first page of a new studio", "at most", 1, of="ours"),
 )  # fmt: skip
 """That of programs on all cores is for two of them: 60 a second and core."""

@@ -13,8 +13,6 @@ from rftstream.version import __version__
 
 TYPE_CHECKING = False  # as type checkers read it; to import it from typing takes longer than all the rest
 if TYPE_CHECKING:
-    from typing import Any
-
     from rftstream.api.rollouts import RunRollout
     from rftstream.api.run import Run
     from rftstream.api.run import open_run as open  # noqa: A004
@@ -72,10 +70,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name. AttributeError if there is none of this name."""
-    if name not in PUBLIC:
-        raise AttributeError(f"module 'rftstream' has no attribute {name!r}; it has {', '.join(PUBLIC)}")
-    module, _, attribute = PUBLIC[name].partition(":")
-    found = globals()[name] = getattr(import_module(module), attribute)
-    return found
+if not TYPE_CHECKING:  # which would take any name for granted
+
+    def __getattr__(name: str) -> object:
+        """Import a public name. AttributeError if there is none of this name."""
+        if name not in PUBLIC:
+            raise AttributeError(f"module 'rftstream' has no attribute {name!r}; it has {', '.join(PUBLIC)}")
+        module, _, attribute = PUBLIC[name].partition(":")
+        found = globals()[name] = getattr(import_module(module), attribute)
+        return found

@@ -36,14 +36,27 @@ def joined(first: Any, second: Any) -> Any:
 
 def chosen_columns(known: Any, bodies: Mapping[str, Sequence[Any]], names: Sequence[str], plain: bool) -> Any:
     """Return a table of these columns. `plain`: words as texts instead of dictionaries."""
-    kinds = {"token_ids": pa.list_(pa.int32()), "logprobs": pa.list_(pa.float32()), "loss_mask": pa.list_(pa.int8())}
     arrays = {name: known[name] for name in names if name not in bodies}
     if plain:
         arrays |= {
             name: pc.cast(array, pa.string()) for name, array in arrays.items() if pa.types.is_dictionary(array.type)
         }
-    arrays |= {name: pa.array(values, type=kinds.get(name)) for name, values in bodies.items()}
+    for name, values in bodies.items():
+        arrays[name] = _lists(values, _TOKENS[name]) if name in _TOKENS else pa.array(values)
     return pa.table({name: arrays[name] for name in names})
+
+
+_TOKENS = {"token_ids": "<i4", "logprobs": "<f4", "loss_mask": "i1"}
+"""Column with a value for each token -> the form of its bytes on the log."""
+
+
+def _lists(values: Sequence[bytes | None], dtype: str) -> Any:
+    """Return lists of numbers, of which each comes as bytes; None: there is no list."""
+    sizes = np.asarray([len(value or b"") for value in values]) // np.dtype(dtype).itemsize
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    numbers = pa.array(np.frombuffer(b"".join(value or b"" for value in values), dtype=dtype))
+    kind, width = (pa.ListArray, np.int32) if ends[-1] < 1 << 31 else (pa.LargeListArray, np.int64)
+    return kind.from_arrays(pa.array(ends.astype(width)), numbers, mask=pa.array([value is None for value in values]))
 
 
 def _array(values: Numbers | CodedWords) -> Any:

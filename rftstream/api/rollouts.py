@@ -289,13 +289,6 @@ def _asked_for(wanted: RolloutFilter) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value not in (None, "")}
 
 
-def _joined(rollout: Rollout, name: str) -> Any:
-    import numpy as np
-
-    found = [getattr(segment, name).numpy() for segment in rollout.segments]
-    return found[0] if len(found) == 1 else np.concatenate(found) if found else []
-
-
 def _messages(rollout: Rollout) -> list[dict[str, str]]:
     asked = [(one.role, one.content) for one in (() if rollout.problem is None else rollout.problem.messages)]
     said = [(one.role, one.content) for one in rollout.turns]
@@ -306,12 +299,12 @@ _VALUES: Mapping[str, Callable[[Rollout], Any]] = {
     "prompt": lambda rollout: "" if rollout.problem is None else text_of(rollout.problem),
     "completion": lambda rollout: "\n".join(turn.content for turn in rollout.turns if turn.role == "assistant"),
     "messages": _messages,
-    "token_ids": lambda rollout: _joined(rollout, "token_ids"),
-    "logprobs": lambda rollout: _joined(rollout, "behavior_logprobs"),
-    "loss_mask": lambda rollout: _joined(rollout, "loss_mask"),
+    "token_ids": lambda rollout: b"".join(segment.token_ids.data for segment in rollout.segments),
+    "logprobs": lambda rollout: b"".join(segment.behavior_logprobs.data for segment in rollout.segments),
+    "loss_mask": lambda rollout: b"".join(segment.loss_mask.data for segment in rollout.segments),
     "segment_lengths": lambda rollout: [segment.token_ids.shape[0] for segment in rollout.segments],
 }
-"""Column of a body -> its value in a rollout. Those of tokens are of all segments, one after the other."""
+"""Column of a body -> its value in a rollout. Those of tokens are the bytes of all segments, one after the other."""
 
 
 def rollout_table(index: RunIndex, wanted: RolloutFilter, order: str) -> RolloutTable:

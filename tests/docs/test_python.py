@@ -39,6 +39,11 @@ def test_the_examples_of_looking_run_in_their_order(place: Workplace, monkeypatc
     folder = write_files(place.folder)
     done = place.call("run", str(folder / "run.toml"), env=FEW_STEPS)
     assert done.code == 0, done.err
+    with (
+        rftstream.open(folder / "runs" / "first") as over,
+        pytest.raises(rftstream.ConfigError, match="is finished wi"),
+    ):
+        over.start()
     monkeypatch.setenv(MARK, str(place.folder))  # so that what `start` starts ends with the test
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     names: dict[str, object] = {}

@@ -271,6 +271,28 @@ def test_a_folder_that_is_no_run_and_a_run_that_has_not_begun(tmp_path: Path) ->
         assert "<pre" in (run._repr_html_() or "")
 
 
+def test_whoever_looks_next_writes_the_index_and_makes_a_lost_one_anew(demo: Run) -> None:
+    first, second = CatalogUpdater(demo._opened), CatalogUpdater(demo._opened)
+    try:
+        first.update()
+        second.update()
+        assert first.read_texts(()) is False and second.done == first.done == first.total  # it reads along
+        num_read = second.texts.done
+        first.rest()
+        second.path.unlink()
+        assert second.update() and second.done == second.total  # it has the lock now, and made the file anew
+        first.update()
+        assert first.is_behind  # the other one has no texts yet
+        while second.read_texts(()):
+            pass
+        assert second.texts.done == num_read
+        second.rest()
+        assert not first.update() and not first.is_behind  # and it again, with the other's file
+    finally:
+        first.close()
+        second.close()
+
+
 def test_the_index_is_free_between_two_questions_and_read_while_another_holds_it(demo: Run) -> None:
     count = demo.rollouts().count()
     other = CatalogUpdater(demo._opened)
