@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -36,7 +37,7 @@ POLL_S = 0.1
 class RunActions(RunReports):
     """Methods that start, stop and continue a run, or make others of it. `Run` is one."""
 
-    _process: subprocess.Popen[str] | None = None
+    _process: subprocess.Popen[bytes] | None = None
     """The supervisor that `start` has started."""
 
     def version(self, number: int | None = None) -> RunVersion:
@@ -51,14 +52,16 @@ class RunActions(RunReports):
             raise ConfigError(f"{self._opened.folder.path}: this run is live already; stop it first")
         words = [word for one in _sets(set) for word in ("--set", one)]
         command = [sys.executable, "-m", "rftstream", "resume", str(self._opened.folder.path), "--progress", "none"]
-        process = subprocess.Popen(
-            [*command, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
         control = ControlReader(self._opened.transport)
-        while process.poll() is None and not (self._opened.folder.is_live() and control.read().finished is None):
-            time.sleep(POLL_S)
-        if process.poll():
-            raise _error_of(process)
+        with tempfile.TemporaryFile() as said:  # a pipe would hold up a supervisor that says much
+            process = subprocess.Popen(
+                [*command, *words], stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
+            )
+            while process.poll() is None and not (self._opened.folder.is_live() and control.read().finished is None):
+                time.sleep(POLL_S)
+            if process.poll():
+                said.seek(0)
+                raise _error_of(process.returncode, said.read().decode(errors="replace"))
         self._process = process
 
     def stop(self) -> None:
@@ -75,7 +78,7 @@ class RunActions(RunReports):
         while self._opened.folder.is_live():
             time.sleep(POLL_S)
         if self._process is not None:
-            self._process.communicate()
+            self._process.wait()
             self._process = None
 
     def resume(self, *, set: Settings = (), progress: str = "auto") -> RunResult:  # noqa: A002
@@ -133,9 +136,8 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _error_of(process: subprocess.Popen[str]) -> RftError:
-    """Return the error of a command that has ended, with its sentence."""
-    _, said = process.communicate()
+def _error_of(code: int, said: str) -> RftError:
+    """Return the error of a command that has ended with this exit code, with its sentence."""
     lines = [line for line in said.splitlines() if line.startswith("rftstream: ")] or said.splitlines()[-1:]
-    text = (lines or [f"rftstream resume exited with {process.returncode}"])[-1].removeprefix("rftstream: ")
-    return ConfigError(text) if process.returncode == ConfigError.exit_code else RftError(text)
+    text = (lines or [f"rftstream resume exited with {code}"])[-1].removeprefix("rftstream: ")
+    return ConfigError(text) if code == ConfigError.exit_code else RftError(text)

@@ -68,7 +68,7 @@ class Run(RunTables, RunActions):
         log, control = Log(self._opened.transport), ControlReader(self._opened.transport)
         positions = {topic: dict(log.ends(topic)) for topic in topics or FOLLOWED}
         while True:
-            is_over = control.read().finished is not None or not self._is_worked_on()
+            is_over = control.read().finished is not None or not self._goes_on()
             for topic, position in positions.items():
                 for record, message in log.rule.messages(log.read(topic, start=position)):
                     position[record.place] = record.offset + 1
@@ -78,8 +78,9 @@ class Run(RunTables, RunActions):
                 return
             time.sleep(every_s)
 
-    def _is_worked_on(self) -> bool:
-        return self._opened.folder.is_live() or not run_folder.lies_in_folder(self._opened.config)
+    def _goes_on(self) -> bool:
+        """Return whether a supervisor here, or workers of their own, go on with the run."""
+        return self._opened.folder.is_live() or self.state not in ("finished", "stopped")
 
     def close(self) -> None:
         """Close the log and the index."""
