@@ -42,22 +42,22 @@ class RunActions(RunReports):
 
     def version(self, number: int | None = None) -> RunVersion:
         """Return a published version, by default the newest. ConfigError if its weights are not held any more."""
-        return RunVersion(self._opened, number)
+        return RunVersion(self._index.run, number)
 
     def start(self, *, set: Settings = ()) -> None:  # noqa: A002  as the option of the commands
         """Continue the run in processes of its own, and return once it is live, as `rftstream resume` in another
         terminal would. `set` changes settings. ConfigError if it is live, or has nothing left to do."""
         self._check_is_here()
-        if self._opened.folder.is_live():
-            raise ConfigError(f"{self._opened.folder.path}: this run is live already; stop it first")
+        if self._index.run.folder.is_live():
+            raise ConfigError(f"{self._index.run.folder.path}: this run is live already; stop it first")
         words = [word for one in _sets(set) for word in ("--set", one)]
-        command = [sys.executable, "-m", "rftstream", "resume", str(self._opened.folder.path), "--progress", "none"]
-        control = ControlReader(self._opened.transport)
+        command = [sys.executable, "-m", "rftstream", "resume", str(self._index.run.folder.path), "--progress", "none"]
+        control = ControlReader(self._index.run.transport)
         with tempfile.TemporaryFile() as said:  # a pipe would hold up a supervisor that says much
             process = subprocess.Popen(
                 [*command, *words], stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
             )
-            while process.poll() is None and not (self._opened.folder.is_live() and control.read().finished is None):
+            while process.poll() is None and not (self._index.run.folder.is_live() and control.read().finished is None):
                 time.sleep(POLL_S)
             if process.poll():
                 said.seek(0)
@@ -67,7 +67,7 @@ class RunActions(RunReports):
     def stop(self) -> None:
         """Stop the run cleanly, as ctrl-C does: what is in progress is finished or saved. Return once it has stopped.
         `start` or `resume` continues it. ConfigError if nobody runs it on this host."""
-        folder = self._opened.folder
+        folder = self._index.run.folder
         if not folder.is_live():
             raise ConfigError(f"{folder.path}: this run is not live on this host, expected one that can be stopped")
         os.kill(int(folder.lock_file.read_text()), signal.SIGTERM)
@@ -75,7 +75,7 @@ class RunActions(RunReports):
 
     def wait(self) -> None:
         """Return once nobody runs the run on this host any more."""
-        while self._opened.folder.is_live():
+        while self._index.run.folder.is_live():
             time.sleep(POLL_S)
         if self._process is not None:
             self._process.wait()
@@ -85,14 +85,14 @@ class RunActions(RunReports):
         """Continue the run to its end, and return how it ended, as `rftstream resume` does. `set` changes settings.
         `progress`: auto, live, plain or none."""
         self._check_is_here()
-        return start.resume(self._opened.folder.path, sets=_sets(set), progress=progress)
+        return start.resume(self._index.run.folder.path, sets=_sets(set), progress=progress)
 
     def rescore(self, reward: str, into: str | Path, *, set: Settings = ()) -> Comparison:  # noqa: A002
         """Score the rollouts again with another reward, into a new run, and compare both, as `rftstream rescore` does.
         `reward`: a built-in one, module:function, or `feedback`: people's."""
         new = rescore(self._as_it_is(), Path(into), reward=reward, sets=_sets(set), say=_say)
         with closing(new.transport):
-            return compare(self._opened.transport, new.transport)
+            return compare(self._index.run.transport, new.transport)
 
     def replay(self, first: int = 0, last: int | None = None, *, device: str | None = None) -> ReplayReport:
         """Train the recorded batches again and compare every digest, as `rftstream replay` does; `equal` says whether
@@ -121,8 +121,8 @@ class RunActions(RunReports):
 
     def _check_is_here(self) -> None:
         """Raise ConfigError if this host has neither the run's folder nor its log."""
-        if not self._opened.folder.exists() and lies_in_folder(self._opened.config):
-            raise ConfigError(f"{self._opened.folder.path}: the run's folder is gone")
+        if not self._index.run.folder.exists() and lies_in_folder(self._index.run.config):
+            raise ConfigError(f"{self._index.run.folder.path}: the run's folder is gone")
 
 
 def _sets(given: Settings) -> list[str]:

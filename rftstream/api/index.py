@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rftstream.errors import ConfigError
 from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.catalog.updating import CatalogUpdater
@@ -26,9 +28,21 @@ class RunIndex:
     """Answers questions from the index that the studio uses, too. `Run` makes one, and calls `close` at the end."""
 
     def __init__(self, run: OpenRun) -> None:
-        self.run = run
+        self._run, self._thread = run, threading.get_ident()
         self._updater = CatalogUpdater(run)
         self._history = HistoryReader(Log(run.transport))
+
+    @property
+    def run(self) -> OpenRun:
+        """Return the open run. ConfigError in another thread than the one that opened it, to which its log belongs."""
+        self._check_thread()
+        return self._run
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise ConfigError(
+                f"{self._run.run_id}: opened in another thread, to which its log belongs; open it in this thread, too"
+            )
 
     @property
     def folder(self) -> Path:
@@ -37,6 +51,7 @@ class RunIndex:
 
     def history(self) -> HistoryReader:
         """Return steps, evaluations and announcements up to now."""
+        self._check_thread()
         self._history.read()
         return self._history
 
@@ -78,4 +93,4 @@ class RunIndex:
     def close(self) -> None:
         """Close the index and the run's log."""
         self._updater.close()
-        self.run.transport.close()
+        self._run.transport.close()

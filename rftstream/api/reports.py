@@ -26,13 +26,12 @@ class RunReports:
     """The reports of the commands as objects: `to_text` gives their text, `to_json` their JSON, and a notebook
     shows them. `Run` is one."""
 
-    _opened: OpenRun
     _index: RunIndex
 
     def _as_it_is(self) -> OpenRun:
         """Return the run with the settings that it has now: a resume may have changed some."""
-        folder = self._opened.folder
-        return replace(self._opened, config=run_folder.read_config(folder)) if folder.exists() else self._opened
+        folder = self._index.run.folder
+        return replace(self._index.run, config=run_folder.read_config(folder)) if folder.exists() else self._index.run
 
     def status(self) -> Status:
         """Return where the run stands, as `rftstream status` does."""
@@ -41,8 +40,8 @@ class RunReports:
     def audit(self, *, decisions: bool = False) -> AuditReport:
         """Count what became of every rollout and group, as `rftstream audit` does; `fine` says whether all is well.
         `decisions`: compute the operators' decisions again, too."""
-        with opened_index(self._opened) as index:
-            report = audit(self._opened.transport, index)
+        with opened_index(self._index.run) as index:
+            report = audit(self._index.run.transport, index)
         if not decisions:
             return report
         from rftstream.queries.decisions.recompute import recompute_run
@@ -52,8 +51,8 @@ class RunReports:
     def trace(self, name: str) -> Node:
         """Follow a rollout, a group, a batch (`batch:17`) or a version (`v12`) up and down the log, as `rftstream
         trace` does. ConfigError if there is none of this id."""
-        with opened_index(self._opened, looking=True) as index:
-            return trace(self._opened, name, index)
+        with opened_index(self._index.run, looking=True) as index:
+            return trace(self._index.run, name, index)
 
     def diff(self, other: RunReports | str | Path) -> RunDifference:
         """Compare with another run: the settings that differ, and batches, rewards and rejections beside each other.
@@ -69,4 +68,4 @@ class RunReports:
         or all that `rftstream plot` draws. ConfigError for a metric that no step has."""
         from rftstream.queries.curves.plot import draw
 
-        return draw(self._index.history().history(), run=self._opened.run_id, metrics=metrics, by_time=by == "time")
+        return draw(self._index.history().history(), run=self._index.run.run_id, metrics=metrics, by_time=by == "time")

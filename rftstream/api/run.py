@@ -30,18 +30,17 @@ class Run(RunTables, RunActions):
     """
 
     def __init__(self, opened: OpenRun) -> None:
-        self._opened = opened
         self._index = RunIndex(opened)
 
     @property
     def id(self) -> str:
         """Return the run's id, which is the name of its folder."""
-        return self._opened.run_id
+        return self._index.run.run_id
 
     @property
     def path(self) -> Path:
         """Return the run's folder, which is missing on a host that has only the log."""
-        return self._opened.folder.path
+        return self._index.run.folder.path
 
     @property
     def config(self) -> RunConfig:
@@ -65,7 +64,7 @@ class Run(RunTables, RunActions):
         `topics`: those to follow; by default steps, evals and weights, whose messages are StepRecord, EvalResult and
         WeightsAnnounced. `every_s`: seconds between two looks at the log.
         """
-        log, control = Log(self._opened.transport), ControlReader(self._opened.transport)
+        log, control = Log(self._index.run.transport), ControlReader(self._index.run.transport)
         positions = {topic: dict(log.ends(topic)) for topic in topics or FOLLOWED}
         while True:
             is_over = control.read().finished is not None or not self._goes_on()
@@ -80,7 +79,7 @@ class Run(RunTables, RunActions):
 
     def _goes_on(self) -> bool:
         """Return whether a supervisor here, or workers of their own, go on with the run."""
-        return self._opened.folder.is_live() or self.state not in ("finished", "stopped")
+        return self._index.run.folder.is_live() or self.state not in ("finished", "stopped")
 
     def close(self) -> None:
         """Close the log and the index."""

@@ -188,7 +188,7 @@ def test_every_good_rollout_is_there_once_and_the_same_again(run: Run, tmp_path:
     assert {row["trajectory_id"] for row in rows} <= scored
     assert len(rows) + first.num_unreadable == len(scored)
     assert all(row["extra"]["reward"] >= 0.5 for row in rows)
-    noted = [json.loads(line) for line in run._opened.folder.exports_file.read_text().splitlines()]
+    noted = [json.loads(line) for line in run._index.run.folder.exports_file.read_text().splitlines()]
     assert [one["digest"] for one in noted[-2:]] == [first.digest] * 2
     assert noted[-1]["filters"] == {"reward_from": 0.5}
 
@@ -220,8 +220,8 @@ def test_parquet_has_the_tokens_of_the_log(run: Run, tmp_path: Path) -> None:
 
 def test_only_what_has_a_tag(run: Run, tmp_path: Path) -> None:
     one = next(one for one in run.rollouts(status="completed") if one.reward is not None)
-    run._opened.folder.config_file.touch()
-    RunNotes(run._opened.folder).add(one.rollout_id, "", ["keep"], by="ann")
+    run._index.run.folder.config_file.touch()
+    RunNotes(run._index.run.folder).add(one.rollout_id, "", ["keep"], by="ann")
     run.rollouts().export(tmp_path / "kept", "atif", tag="keep")
     assert [row["trajectory_id"] for row in rows_in(tmp_path / "kept")] == [one.rollout_id]
 

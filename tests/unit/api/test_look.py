@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_frames_of_a_run_that_goes_on_are_its_rows_whatever_became_of_their_file
     simulation = Simulation(config, folder=tmp_path, seed=5, faults=FAULTS)
     (simulation.folder.path / "config.toml").touch()  # so that the index lies in it
     run = Run(OpenRun(simulation.folder, simulation.config, simulation.transport("api")))
-    monkeypatch.setattr(Run, "_as_it_is", lambda self: self._opened)
+    monkeypatch.setattr(Run, "_as_it_is", lambda self: self._index.run)
     counts: list[int] = []
 
     def look() -> None:
@@ -157,7 +158,7 @@ def test_frames_of_a_run_that_goes_on_are_its_rows_whatever_became_of_their_file
 def test_bodies_are_those_of_the_log(demo: Run) -> None:
     columns = ["rollout_id", "prompt", "completion", "messages", "token_ids", "logprobs", "loss_mask", "version"]
     frame = demo.rollouts().to_pandas(columns).set_index("rollout_id")
-    messages = [message for _, message in Log(demo._opened.transport).in_force("rollouts")]
+    messages = [message for _, message in Log(demo._index.run.transport).in_force("rollouts")]
     assert len(frame) == len(messages)
     for one in messages:
         assert isinstance(one, Rollout)
@@ -185,7 +186,7 @@ TABLES: dict[str, tuple[Callable[[Run], Any], Callable[[Run], list[Any]], str]] 
 
 
 def log_of(run: Run) -> Log:
-    return Log(run._opened.transport)
+    return Log(run._index.run.transport)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -203,7 +204,7 @@ def test_each_table_is_iterated_framed_and_shown(demo: Run, name: str) -> None:
 
 @pytest.mark.slow
 def test_reports_are_those_of_the_commands_and_show_themselves(demo: Run) -> None:
-    opened = demo._opened
+    opened = demo._index.run
     one = demo.rollouts(taskset="more", fate="trained").first()
     assert one is not None
     assert demo.audit().to_json() == audit(opened.transport).to_json() and demo.audit().fine
@@ -223,6 +224,11 @@ def test_reports_are_those_of_the_commands_and_show_themselves(demo: Run) -> Non
     assert "alert(1)" in shown[0] and 'class="t ' in shown[0]
 
 
+def in_a_thread(do: Callable[[], object]) -> object:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(do).result()
+
+
 WRONG: dict[str, tuple[Callable[[Run], object], str]] = {
     "filter": (lambda run: run.rollouts(fat="trained"), "rollouts: unknown filter 'fat'; did you mean 'fate'?"),  # type: ignore[arg-type]
     "fate": (lambda run: run.groups(fate="traind"), "groups: fate: unknown 'traind'; known: batched, dead, expired,"),
@@ -238,6 +244,10 @@ WRONG: dict[str, tuple[Callable[[Run], object], str]] = {
     "trace": (lambda run: run.trace("v99"), "trace: v99"),
     "color": (lambda run: run.rollouts().first().show("red"), "color: unknown 'red'; known: advantage"),  # type: ignore[union-attr]
     "stopped": (lambda run: run.stop(), "this run is not live on this host"),
+    "thread": (
+        lambda run: in_a_thread(run.rollouts().count),
+        "demo: opened in another thread, to which its log belongs",
+    ),
     "version": (lambda run: run.version(99), "version: the store has no version (any more)"),
 }
 
@@ -272,7 +282,7 @@ def test_a_folder_that_is_no_run_and_a_run_that_has_not_begun(tmp_path: Path) ->
 
 
 def test_whoever_looks_next_writes_the_index_and_makes_a_lost_one_anew(demo: Run) -> None:
-    first, second = CatalogUpdater(demo._opened), CatalogUpdater(demo._opened)
+    first, second = CatalogUpdater(demo._index.run), CatalogUpdater(demo._index.run)
     try:
         first.update()
         second.update()
@@ -295,7 +305,7 @@ def test_whoever_looks_next_writes_the_index_and_makes_a_lost_one_anew(demo: Run
 
 def test_the_index_is_free_between_two_questions_and_read_while_another_holds_it(demo: Run) -> None:
     count = demo.rollouts().count()
-    other = CatalogUpdater(demo._opened)
+    other = CatalogUpdater(demo._index.run)
     try:
         other.update()
         assert not other.is_behind and other.read_texts(()) is False  # it holds the index, which is complete
