@@ -1,5 +1,5 @@
-"""Models that keep states beside keys and values, or states alone: what `hf` samples in plain batches over a cache has
-the logprobs of eager attention for one row at a time."""
+"""Models that keep states beside keys and values, or states alone, and models with sinks and soft caps: what `hf`
+samples over a cache has the logprobs of eager attention for one row at a time."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ NEAR = {"atol": 1e-3, "rtol": 1e-3}
 """Largest difference of logprobs in float32. Nemotron-H's with transformers' own cache is 2e-3, others' is 1e-6."""
 ATTENTION = {"bamba": {"attn_layer_indices": [1, 3]}, "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16}}
 """Layers of families that have no attention by default."""
+CACHED = sorted({*STATES, "gemma2", "gpt_oss"})
 
 
-@pytest.fixture(params=[pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in sorted(STATES)])
+@pytest.fixture(params=[pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in CACHED])
 def case(request, tmp_path, monkeypatch):
     """A model with two versions of its weights, their tensors, and the spec."""
     family = request.param
