@@ -76,6 +76,11 @@ _SETTINGS = {
     ),
     "sampling.min_tokens": "min_response_tokens min_new_tokens",
     "sampling.top_p": "nucleus",
+    "sampling.grammar": (
+        "response_format structured_outputs guided_json guided_regex guided_grammar guided_decoding json_schema "
+        "vllm_structured_outputs_regex vllm_guided_decoding_regex"
+    ),
+    "trainer.masks": "keep_sampling_mask sampling_mask",
     "explorer.policy": "use_vllm engine engine_type rollout.name",
     "explorer.count": "engine_num num_workers",
     "explorer.max_concurrent": "max_num_seqs max_inflight_rollouts runner_per_model max_inflight",
