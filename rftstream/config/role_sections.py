@@ -114,6 +114,11 @@ class VerifierSection(WorkerSection):
     tries: Positive = 3
     """Tries of a rollout whose reward raises, hangs or kills its process. If one rollout after the other hangs, there
     are fewer tries: one rollout at a time is tried, and the others are given up until one succeeds."""
+    group_timeout_s: AboveZero | None = None
+    """For rewards that compare siblings: seconds without a further sibling after which those that are there are judged,
+    if they are more than half of the group. The others then have no reward. Default: all siblings are waited for."""
+    max_waiting_bytes: Positive = 256 * 1024 * 1024
+    """Bytes of rollouts that wait for their siblings and are held in memory. The rest is read again from the log."""
     max_dead_share: Fraction = 0.5
     """The run stops with exit 6 if more than this share of the last 200 rollouts has no reward, whatever the cause:
     environment, policy or reward."""

@@ -7,7 +7,7 @@ hang, crash or use up memory without harming anything else.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -97,6 +97,46 @@ class RewardInput:
         return [int(one) for segment in self.segments for one in segment.token_ids[segment.loss_mask != 0]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardGroup:
+    """The rollouts of one group as a reward with `group = True` sees them: those that have a completion, in order."""
+
+    siblings: tuple[RewardInput, ...]
+    numbers: tuple[int, ...]
+    """Number of each sibling in its group, from 0."""
+    absent: Mapping[int, str] = field(default_factory=dict)
+    """Number of each other sibling -> why it is not here: failed, skipped, oversized, undecodable, `late` (it did not
+    come within `verifier.group_timeout_s`) or `gated` (a gate of the taskset's reward is closed for it)."""
+    rewards: tuple[float | None, ...] = ()
+    """Reward of each sibling so far: the weighted sum of the taskset's rewards that compare no siblings, and of those
+    that do and come before this one; None if one of them failed."""
+    parts: tuple[Mapping[str, float], ...] = ()
+    """Scores of each sibling by these rewards, by name and without their weights."""
+
+    @property
+    def size(self) -> int:
+        """Return the number of siblings that were sampled, those that are absent included."""
+        return len(self.numbers) + len(self.absent)
+
+    @classmethod
+    def of(cls, siblings: Sequence[RewardInput]) -> RewardGroup:
+        """Return a whole group."""
+        return cls(siblings=tuple(siblings), numbers=tuple(range(len(siblings))))
+
+    def only(self, places: Sequence[int]) -> RewardGroup:
+        """Return the group with the siblings at these places; the others are absent."""
+        gated = {number: "gated" for place, number in enumerate(self.numbers) if place not in places}
+        return RewardGroup(
+            siblings=tuple(self.siblings[place] for place in places),
+            numbers=tuple(self.numbers[place] for place in places),
+            absent={**self.absent, **gated},
+        )
+
+    def after(self, rewards: Sequence[float | None], parts: Sequence[Mapping[str, float]]) -> RewardGroup:
+        """Return the group with what other rewards said of the siblings."""
+        return dataclasses.replace(self, rewards=tuple(rewards), parts=tuple(parts))
+
+
 def message_seen(
     role: str, content: str, tool_calls: Sequence[Mapping[str, Any]] = (), media: Sequence[Media] = ()
 ) -> dict[str, Any]:
@@ -153,6 +193,8 @@ class Reward(Protocol):
 
     batched = True    The reward scores several rollouts at once, by `score_all(items)`. For each item it returns a
                       Score, a number, None where the reward does not apply, or the exception that says why not.
+    group = True      The reward compares siblings. It is called once for all rollouts of a group, by
+                      `score_group(group: RewardGroup)`, and returns for each sibling what `score_all` returns.
     open()            Makes costly preparations, such as loading a model. A scorer calls it before the first item;
                       `rftstream check` does not.
     check(item)       Raises RewardError if the problem lacks what the reward needs, whatever the completion will be.
@@ -186,6 +228,8 @@ class ScoreRequest:
     """Id of the rollout in the log. If empty, the request_id is used."""
     group_id: str = ""
     """Group of the rollout: rollouts of one problem may all hang. Empty: the rollout has no siblings."""
+    sibling: int = 0
+    """Number of the rollout in its group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,12 +257,20 @@ class Scorer(Protocol):
     def submit(self, request: ScoreRequest) -> None:
         """Accept a request. The reply comes from a later `poll`."""
 
+    def submit_group(self, requests: Sequence[ScoreRequest], absent: Mapping[int, str]) -> None:
+        """Accept the rollouts of one group, which are scored together. Each gets a reply of its own, all at once.
+        `absent`: the numbers of the other siblings, and why they are missing."""
+
     def poll(self, wait_s: float = 0.0) -> Sequence[ScoreReply]:
         """Return finished replies; wait up to `wait_s` seconds for the first."""
 
     @property
     def num_active(self) -> int:
         """Return the number of submitted requests without a reply."""
+
+    @property
+    def grouped(self) -> Collection[str] | None:
+        """Return the tasksets and evaluations whose reward sees whole groups. None while that is not known yet."""
 
     def close(self) -> None:
         """End all children. Requests without a reply stay without one."""

@@ -37,6 +37,7 @@ from rftstream.rewards.frames import (
     Ready,
     Result,
     ScoreItem,
+    ScoreOutcome,
     Setup,
     pack,
     read_page,
@@ -79,11 +80,10 @@ def score_items(
     reward: Any,
     items: Sequence[RewardInput],
     begin: Callable[[int, int], None] = lambda place, count: None,
-    *,
-    over_limit: int = 0,
-) -> list[tuple[Score | None, str | None, str]]:
-    """Return for each item a score, or the reason and the detail of its absence. The parts in the bits of `over_limit`
-    are 0 for all items.
+    **more: Any,
+) -> list[ScoreOutcome]:
+    """Return for each item a score, or the reason and the detail of its absence. `more`: further arguments of
+    `CompositeReward.score_all`.
 
     If a batch fails as a whole, its items are tried one by one, so that only the bad item has no score. `begin` is
     called before each try with the index of its first item and the number of its items.
@@ -91,9 +91,9 @@ def score_items(
     if isinstance(reward, MissingChecker):
         return [_reply(reward)] * len(items)
     begin(0, len(items))
-    outcomes = _scored(reward, items, over_limit=over_limit)
+    outcomes = _scored(reward, items, **more)
     for place, outcome in enumerate(outcomes):
-        if isinstance(outcome, BatchFailed) and len(items) > 1:
+        if isinstance(outcome, BatchFailed) and len(items) > 1 and more.get("group") is None:
             begin(place, 1)
             outcomes[place] = _scored(reward, [items[place]])[0]
     return [_reply(outcome) for outcome in outcomes]
@@ -105,22 +105,22 @@ def _scored(reward: Any, items: Sequence[RewardInput], **more: Any) -> list[Scor
     return [outcomes] * len(items) if isinstance(outcomes, BaseException) else outcomes
 
 
-def _reply(outcome: Score | BaseException) -> tuple[Score | None, str | None, str]:
+def _reply(outcome: Score | BaseException) -> ScoreOutcome:
     match outcome:
         case Score():
-            return outcome, None, ""
+            return ScoreOutcome(outcome)
         case MissingChecker():
-            return None, "missing_checker", str(outcome)[-MAX_DETAIL:]
+            return ScoreOutcome(None, "missing_checker", str(outcome)[-MAX_DETAIL:])
         case NoReward():
-            return None, "no_reward", str(outcome)[-MAX_DETAIL:]
+            return ScoreOutcome(None, "no_reward", str(outcome)[-MAX_DETAIL:])
         case RewardTimeout():
-            return None, "timeout", str(outcome)[-MAX_DETAIL:]
+            return ScoreOutcome(None, "timeout", str(outcome)[-MAX_DETAIL:])
         case RewardError():
-            return None, "error", str(outcome)[-MAX_DETAIL:]
+            return ScoreOutcome(None, "error", str(outcome)[-MAX_DETAIL:])
         case SystemExit():
-            return None, "error", f"the reward called sys.exit({repr(outcome.code)[:MAX_DETAIL]})"
+            return ScoreOutcome(None, "error", f"the reward called sys.exit({repr(outcome.code)[:MAX_DETAIL]})")
         case _:
-            return None, "error", "".join(traceback.format_exception(outcome, limit=-8))[-MAX_DETAIL:]
+            return ScoreOutcome(None, "error", "".join(traceback.format_exception(outcome, limit=-8))[-MAX_DETAIL:])
 
 
 def _score_all(
@@ -138,19 +138,23 @@ def _score_all(
             results = []
             flush_at = time.monotonic() + FLUSH_S
         if batch[0].reward in suspicious:
-            results += [Result(item.number, None, tried=False) for item in batch]
+            results += [Result(item.number, [], tried=False) for item in batch]
             continue
 
+        first, inputs = batch[0], [one for item in batch for one in item.inputs]
+
         def begin(place: int, count: int, batch: Sequence[ScoreItem] = batch) -> None:
-            write_page(page, At(batch[place].number, count, time.monotonic(), delay_s=waited_s()))
+            group = batch[0].numbers
+            number, count = (batch[0].number, 1) if group else (batch[place].number, count)
+            write_page(page, At(number, count, time.monotonic(), delay_s=waited_s()))
 
         began = time.monotonic() - waited_s()
-        inputs, over_limit = [item.input for item in batch], batch[0].over_limit
-        scores = score_items(rewards[batch[0].reward], inputs, begin, over_limit=over_limit)
+        found = score_items(rewards[first.reward], inputs, begin, over_limit=first.over_limit, group=first.group)
         seconds = time.monotonic() - waited_s() - began
-        if any(score is None and is_slow(reason, seconds, slow_s) for score, reason, _ in scores):
-            suspicious.add(batch[0].reward)
-        results += [Result(item.number, *score, seconds) for item, score in zip(batch, scores, strict=True)]
+        if any(one.score is None and is_slow(one.reason, seconds, slow_s) for one in found):
+            suspicious.add(first.reward)
+        outcomes = iter(found)
+        results += [Result(item.number, list(itertools.islice(outcomes, len(item.inputs))), seconds) for item in batch]
     write_page(page, At(IDLE, 0, 0.0))
     _write(replies, pack(results))
 
@@ -164,9 +168,10 @@ def _note_allowance(page: mmap.mmap, seconds: float) -> None:
 
 
 def _batches(items: Sequence[ScoreItem], rewards: Mapping[str, Any]) -> Iterator[Sequence[ScoreItem]]:
-    """Yield neighbouring items of one batched reward together, and every other item alone."""
+    """Yield neighbouring items of one batched reward together, and every other item alone, as well as groups."""
     for name, group in itertools.groupby(items, key=lambda item: item.reward):
-        if getattr(rewards[name], "batched", False):
+        reward = rewards[name]
+        if getattr(reward, "batched", False) and not getattr(reward, "group", False):
             yield list(group)
         else:
             yield from ([item] for item in group)
@@ -194,7 +199,8 @@ def _set_up(setup: Setup, replies: int) -> Mapping[str, Any]:
         for name, reward in rewards.items()
     }
     batched = [name for name, reward in rewards.items() if getattr(reward, "batched", False)]
-    _write(replies, pack(Ready(rewards=names, batched=batched)))
+    grouped = [name for name, reward in rewards.items() if getattr(reward, "group", False)]
+    _write(replies, pack(Ready(rewards=names, batched=batched, grouped=grouped)))
     return rewards
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from rftstream.config.parts.reward_uses import RewardUse
 from rftstream.contracts.arrays import Array
 from rftstream.core.samples import plain_sum
 from rftstream.errors import RewardError
-from rftstream.rewards.base import Reward, RewardInput, Score
+from rftstream.rewards.base import Reward, RewardGroup, RewardInput, Score
 from rftstream.rewards.evaluating import begin_part
 from rftstream.rewards.event_loop import caught
 from rftstream.rewards.functions import BatchFailed, Outcome, to_score
@@ -34,11 +34,13 @@ class RewardPart:
     reward: Reward
     is_always_asked: bool = False
     """Whether the reward is called even if a gate is closed, since the algorithm needs its arrays."""
+    is_group: bool = False
+    """Whether the reward sees whole groups."""
 
     @property
     def version(self) -> str:
         """Return the reward's version, with all settings of its use that change the whole."""
-        use, version = self.use, self.reward.version
+        use, version = self.use, f"{'group*' if self.use.group else ''}{self.reward.version}"
         if use.use == "gate":
             return f"gate({use.at_least!r},{use.otherwise!r})*{version}"
         if use.use == "check":
@@ -59,6 +61,8 @@ class CompositeReward:
         self.version = ",".join(part.version for part in parts)
         self.batched = any(getattr(part.reward, "batched", False) for part in parts)
         """Whether any part scores several rollouts at once."""
+        self.group = any(part.is_group for part in parts)
+        """Whether any part sees whole groups."""
 
     @property
     def rewards(self) -> list[Reward]:
@@ -77,28 +81,74 @@ class CompositeReward:
             raise outcome
         return outcome
 
-    def score_all(self, items: Sequence[RewardInput], *, over_limit: int = 0) -> list[Score | BaseException]:
-        """Return for each item its score or its error. Gates are called first. The parts in the bits of `over_limit`
-        are 0 for these items, since the policy's answer exceeded their limits (evaluating.py)."""
+    def score_all(
+        self, items: Sequence[RewardInput], *, over_limit: Sequence[int] = (), group: RewardGroup | None = None
+    ) -> list[Score | BaseException]:
+        """Return for each item its score or its error. Gates are called first. `group`: the items are its siblings; for
+        rewards that see groups, each item is otherwise a group of its own. The parts in `over_limit` are 0
+        (ScoreItem.over_limit), since the policy's answer exceeded their limits (evaluating.py)."""
+        if self.group and group is None:
+            return [self.score_all([item], over_limit=over_limit, group=RewardGroup.of([item]))[0] for item in items]
         if len(self._parts) == 1:
-            return [self._weighed(outcome) for outcome in self._outcomes(self._parts[0], items, over_limit)]
+            part = self._parts[0]
+            if part.is_group and group is not None:
+                return [self._weighed(one) for one in self._together(part, group, over_limit)]
+            return [self._weighed(one) for one in self._outcomes(part, items, range(len(items)), over_limit)]
         found: list[dict[str, Outcome]] = [{} for _ in items]
-        for part in sorted(self._parts, key=lambda part: part.use.use != "gate"):
-            asked = [place for place, item in enumerate(items) if self._is_asked(part, item, found[place])]
-            outcomes = self._outcomes(part, [items[place] for place in asked], over_limit)
+        for part in sorted(self._parts, key=lambda part: (part.use.use != "gate", part.is_group)):
+            asked = [
+                place
+                for place, item in enumerate(items)
+                if self._is_asked(part, items[0] if part.is_group else item, found[place])
+            ]
+            if part.is_group and group is not None:
+                scores = [_scores_of(found[place]) for place in asked]
+                earlier = group.only(asked).after([self._so_far(found[place]) for place in asked], scores)
+                outcomes = self._together(part, earlier, over_limit)
+            else:
+                outcomes = self._outcomes(part, items, asked, over_limit)
             for place, outcome in zip(asked, outcomes, strict=True):
                 found[place][part.name] = outcome
         return [self._whole(outcomes) for outcomes in found]
 
-    def _outcomes(self, part: RewardPart, items: Sequence[RewardInput], over_limit: int) -> list[Outcome]:
-        place = self._parts.index(part)
-        begin_part(place + 1)
-        return [OVER_LIMIT] * len(items) if over_limit >> place & 1 else _outcomes(part, items)
+    def _outcomes(
+        self,
+        part: RewardPart,
+        items: Sequence[RewardInput],
+        asked: Sequence[int],
+        over_limit: Sequence[int],
+    ) -> list[Outcome]:
+        """Return the result of one reward for the items at the places in `asked`."""
+        number = self._parts.index(part) + 1
+        begin_part(number)
+        numbers = [number + len(self._parts) * place for place in asked]
+        if not set(numbers) & set(over_limit) and getattr(part.reward, "batched", False):
+            return _outcomes(part, [items[place] for place in asked])
+        outcomes: list[Outcome] = []
+        for one, place in zip(numbers, asked, strict=True):
+            begin_part(one)
+            outcomes += [OVER_LIMIT] if one in over_limit else _outcomes(part, [items[place]])
+        return outcomes
 
     def _is_asked(self, part: RewardPart, item: RewardInput, found: dict[str, Outcome]) -> bool:
         if part.use.use == "check":
             return _chance(part.name, item) < part.use.share
         return part.use.use == "gate" or part.is_always_asked or self._closed(found) is None
+
+    def _together(self, part: RewardPart, group: RewardGroup, over_limit: Sequence[int]) -> list[Outcome]:
+        """Return the result of one reward that compares siblings."""
+        number, count, reward = self._parts.index(part) + 1, len(group.siblings), part.reward
+        begin_part(number)
+        if not count or number in over_limit:
+            return [OVER_LIMIT] * count
+        return _listed(part, lambda: reward.score_group(group), count, together=True)  # type: ignore[attr-defined]
+
+    def _so_far(self, found: dict[str, Outcome]) -> float | None:
+        """Return the reward by the parts that were called already; None if none counts, or if one has failed."""
+        checks = {part.name for part in self._parts if part.use.use == "check"}
+        counted = {name: outcome for name, outcome in found.items() if name not in checks}
+        failed = any(isinstance(outcome, BaseException) for outcome in counted.values())
+        return None if failed else self._total(counted)
 
     def _closed(self, found: dict[str, Outcome]) -> RewardPart | None:
         """Return the first closed gate. A gate that failed or does not apply is not closed."""
@@ -162,6 +212,10 @@ class CompositeReward:
         return plain_sum(terms["sum"]) if terms["sum"] else None
 
 
+def _scores_of(found: dict[str, Outcome]) -> dict[str, float]:
+    return {name: outcome.reward for name, outcome in found.items() if isinstance(outcome, Score)}
+
+
 def _second_opinion(name: str, outcome: Outcome, total: float) -> dict[str, float]:
     """Return the metrics of a check: its own, and its distance from the whole, or its failure."""
     if not isinstance(outcome, Score):
@@ -183,10 +237,15 @@ def _outcomes(part: RewardPart, items: Sequence[RewardInput]) -> list[Outcome]:
         return []
     if not getattr(reward, "batched", False):
         return [caught(lambda one: to_score(reward(one), where=part.name), item) for item in items]
-    values = caught(lambda: list(reward.score_all(items)))
-    if not isinstance(values, BaseException) and len(values) != len(items):
-        values = RewardError(f"{part.name}: score_all returned {len(values)} values for {len(items)} rollouts")
+    return _listed(part, lambda: reward.score_all(items), len(items))
+
+
+def _listed(part: RewardPart, call: Callable[[], Any], count: int, *, together: bool = False) -> list[Outcome]:
+    """Return the values of a call for `count` rollouts. `together`: they cannot be scored one by one."""
+    values = caught(lambda: list(call()))
+    if not isinstance(values, BaseException) and len(values) != count:
+        values = RewardError(f"{part.name}: returned {len(values)} values for {count} rollouts")
     if isinstance(values, BaseException):
-        return [values if len(items) == 1 else BatchFailed(f"{part.name}: {values!r}")] * len(items)
+        return [values if together or count == 1 else BatchFailed(f"{part.name}: {values!r}")] * count
     known = (type(None), Score, BaseException)
     return [value if isinstance(value, known) else caught(to_score, value, where=part.name) for value in values]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rftstream.frames import frame
-from rftstream.rewards.base import RewardInput, Score
+from rftstream.rewards.base import RewardGroup, RewardInput, Score
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 PAGE_BYTES = 4096
@@ -44,25 +44,46 @@ class Ready(msgspec.Struct, kw_only=True):
     """Name of the reward -> scorer and its version."""
     batched: list[str] = []
     """Names of rewards that score several rollouts at once."""
+    grouped: list[str] = []
+    """Names of rewards that see whole groups."""
 
 
 class ScoreItem(msgspec.Struct, array_like=True):
-    """A rollout for a child to score. Its Result has the same number."""
+    """A rollout for a child to score, or a group of rollouts. Its Result has the same number."""
 
     number: int
     reward: str
-    input: RewardInput
-    over_limit: int = 0
-    """Parts of the reward whose limits the policy's answer exceeded, as bits; these parts are 0."""
+    inputs: tuple[RewardInput, ...]
+    over_limit: tuple[int, ...] = ()
+    """Parts of the reward whose limits the policy's answer exceeded; these parts are 0. Part p (from 1) of the sibling
+    at place i of n parts is p + n * i."""
+    numbers: tuple[int, ...] = ()
+    """Number of each sibling in its group; empty for a single rollout."""
+    absent: dict[int, str] = {}
+    """Numbers of the siblings that are not here -> why."""
+
+    @property
+    def group(self) -> RewardGroup | None:
+        """Return the group; None for a single rollout."""
+        if not self.numbers:
+            return None
+        return RewardGroup(siblings=self.inputs, numbers=self.numbers, absent=self.absent)
 
 
-class Result(msgspec.Struct, array_like=True):
-    """A child's answer to a ScoreItem: a score, or a reason and its detail."""
+class ScoreOutcome(NamedTuple):
+    """The result for a rollout: its score, or the reason for its absence with a detail."""
 
-    number: int
     score: Score | None
     reason: str | None = None
     detail: str = ""
+
+
+class Result(msgspec.Struct, array_like=True):
+    """A child's answer to a ScoreItem."""
+
+    number: int
+    outcomes: list[ScoreOutcome]
+    """The results for the rollouts of the item, in order."""
     seconds: float = 0.0
     """Seconds of the call, for all items that it scored, without the time in which others had the processor."""
     tried: bool = True

@@ -37,7 +37,7 @@ import numpy as np
 from rftstream.contracts.arrays import Array
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.arguments import OF_TRL_ALONE, RewardArguments, find_convention, is_conversation
-from rftstream.rewards.base import RewardInput, Score
+from rftstream.rewards.base import RewardGroup, RewardInput, Score
 from rftstream.rewards.event_loop import caught, run_together
 from rftstream.rewards.version import source_version
 
@@ -115,6 +115,17 @@ class FunctionReward:
             for place, outcome in zip(places, self._together([items[i] for i in places], form), strict=True):
                 outcomes[place] = outcome
         return outcomes
+
+    def score_group(self, group: RewardGroup) -> list[Outcome]:
+        """Return for each sibling its score or its error, from one call: over lists, or with the group itself."""
+        if self._over_lists:
+            return self.score_all(group.siblings)
+        values = self._function(group, **self._options)
+        if inspect.isawaitable(values):
+            values = run_together([values])[0]
+            if isinstance(values, BaseException):
+                raise values
+        return [self._outcome(value) for value in self._list_of(values, len(group.siblings))]
 
     @property
     def gets_texts(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rftstream.desk import Desk
@@ -25,12 +25,20 @@ class JoinedScore:
 class JoinedScorer:
     """A scorer as `Scorer` describes it. The verifier submits rollouts, and the loop takes them from the desk."""
 
+    grouped: Collection[str] = ()
+    """A loop of one's own gets one rollout after the other, whatever the run file says of its reward."""
+
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
     def submit(self, request: ScoreRequest) -> None:
         """Lay a rollout on the desk."""
         self._desk.offer(request.request_id, request)
+
+    def submit_group(self, requests: Sequence[ScoreRequest], absent: Mapping[int, str]) -> None:
+        """Lay the rollouts of a group on the desk, each for itself."""
+        for request in requests:
+            self.submit(request)
 
     def poll(self, wait_s: float = 0.0) -> Sequence[ScoreReply]:
         """Return the loop's answers. Wait up to `wait_s` seconds for the first."""

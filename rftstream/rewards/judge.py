@@ -33,7 +33,7 @@ MAX_REPEATED = 4000
 
 
 @dataclass(slots=True)
-class _Spent:
+class Spent:
     """The cost of one verdict."""
 
     requests: int = 0
@@ -58,6 +58,15 @@ class _Spent:
         self.prompt_tokens += prompt
         self.completion_tokens += completion
 
+    def add(self, other: Spent) -> None:
+        """Add another cost."""
+        self.requests += other.requests
+        self.prompt_tokens += other.prompt_tokens
+        self.completion_tokens += other.completion_tokens
+        self.is_counted = self.is_counted and other.is_counted
+        self.num_cached += other.num_cached
+        self.num_asked += other.num_asked
+
     def metrics(self, prices: tuple[float, float]) -> dict[str, float]:
         """Return the cost as metrics. Tokens are left out if the server did not count them."""
         metrics = {
@@ -73,136 +82,109 @@ class _Spent:
         return metrics
 
 
-class JudgeReward(Concurrent):
-    """The judgement as a reward from 0 to 1; the criteria of a rubric are its parts.
+@dataclass(frozen=True, kw_only=True)
+class JudgeConfig(ServedConfig):
+    """Settings of a reward that asks a judge."""
 
-    Metrics: `score` (in prose: the raw score), `orders_disagree` and `prefers_first` (in comparisons: whether the judge
-    contradicts itself; 1 if it chose the first shown answer both times, -1 the last), `cached` (share of the questions
-    that the cache answered), and the cost: `spent_requests`, `spent_prompt_tokens`, `spent_completion_tokens` and
-    `spent_money`.
-    """
+    system: str | None = None
+    """System prompt of the judge."""
+    max_tokens: Annotated[int, Meta(ge=1)] = 1024
+    """Largest number of tokens of the judge's answer."""
+    asks: Annotated[int, Meta(ge=1)] = 2
+    """Number of times that the judge is asked in all if its answer cannot be read. It is told what is wrong."""
+    response_format: Literal["schema", "object", "none"] = "schema"
+    """Way to tell the server that the answer is JSON. If a server refuses it, the request is repeated without
+    it."""
+    fenced: bool = True
+    """Enclose texts that are filled into `prompt` in tags that these texts cannot close. The default prompts always
+    do."""
+    cache_mib: Annotated[int, Meta(ge=0)] = 256
+    """Size of the cache of judges' answers, on disk. All runs of this user on a host share it. 0: no cache."""
+    cache_folder: str | None = None
+    """Folder of the cache, relative to the run file. Default: `rftstream/judge` in $XDG_CACHE_HOME, or in
+    ~/.cache."""
+    price_prompt: Annotated[float, Meta(ge=0)] = 0.0
+    """Price of a million tokens of prompts, for the metric `spent_money`."""
+    price_completion: Annotated[float, Meta(ge=0)] = 0.0
+    """Price of a million tokens of answers."""
 
-    takes_base = True
 
-    @dataclass(frozen=True, kw_only=True)
-    class Config(ServedConfig):
-        """The settings in `[rewards.judge]`."""
+class Judge:
+    """A served model that answers questions. A reward makes it, and calls `judgement` from any of its threads."""
 
-        prompt: str | None = None
-        """Prompt for the judge. {prompt}, {completion} and {answer} are filled in; with a rubric, {rubric}; with
-        `compare_with`, {first} and {second}. Default: a question about how well the completion solves the problem."""
-        system: str | None = None
-        """System prompt of the judge."""
-        rubric: tuple[JudgeCriterion, ...] = ()
-        """Criteria for which the judge gives numbers, in JSON. Each becomes a part of the verdict, from 0 to 1; the
-        reward is their weighted mean."""
-        compare_with: str = ""
-        """Text to compare the completion with, in both orders: `answer`, or a column with a baseline's answer. 1: the
-        completion is better, 0: worse, 0.5: equally good, or the orders disagree."""
-        pattern: str = r"(?i)score:\W*(-?\d+(?:\.\d+)?)"
-        """Without rubric and comparison: a regular expression. The first group of its last match in the judge's answer
-        is the score."""
-        low: float = 0.0
-        """The score that becomes a reward of 0. A lower score gives no reward."""
-        high: float = 10.0
-        """The score that becomes a reward of 1. A higher score gives no reward."""
-        max_tokens: Annotated[int, Meta(ge=1)] = 1024
-        """Largest number of tokens of the judge's answer."""
-        asks: Annotated[int, Meta(ge=1)] = 2
-        """Number of times that the judge is asked in all if its answer cannot be read. It is told what is wrong."""
-        response_format: Literal["schema", "object", "none"] = "schema"
-        """Way to tell the server that the answer is JSON. If a server refuses it, the request is repeated without
-        it."""
-        fenced: bool = True
-        """Enclose texts that are filled into `prompt` in tags that these texts cannot close. The default prompts always
-        do."""
-        cache_mib: Annotated[int, Meta(ge=0)] = 256
-        """Size of the cache of judges' answers, on disk. All runs of this user on a host share it. 0: no cache."""
-        cache_folder: str | None = None
-        """Folder of the cache, relative to the run file. Default: `rftstream/judge` in $XDG_CACHE_HOME, or in
-        ~/.cache."""
-        price_prompt: Annotated[float, Meta(ge=0)] = 0.0
-        """Price of a million tokens of prompts, for the metric `spent_money`."""
-        price_completion: Annotated[float, Meta(ge=0)] = 0.0
-        """Price of a million tokens of answers."""
-
-    def __init__(self, config: Config, *, base: str = ".") -> None:
+    def __init__(self, name: str, config: JudgeConfig, *, base: str) -> None:
+        self._name = name
         self._config = config
-        self._form = _form(config)
-        self._model = AskedModel("judge", config, "chat/completions")
-        self._takes_format = config.response_format != "none" and self._form.schema is not None
+        self._model = AskedModel(name, config, "chat/completions")
+        self._takes_format = config.response_format != "none"
         self._cache: JudgeCache | None = None
         if config.cache_mib:
             self._cache = JudgeCache(cache_folder(config.cache_folder, base), max_bytes=config.cache_mib << 20)
+
+    @staticmethod
+    def version(code: str, config: JudgeConfig) -> str:
+        """Return the version of a reward with this config, without what changes no score."""
         unseen = {**UNSEEN, "cache_mib": 0, "cache_folder": None, "price_prompt": 0.0, "price_completion": 0.0}
-        self.version = config_version("3", replace(config, **unseen))  # type: ignore[arg-type]
-        super().__init__(config.max_concurrent)
+        return config_version(code, replace(config, **unseen))  # type: ignore[arg-type]
 
-    def __call__(self, item: RewardInput) -> Score:
-        spent = _Spent()
-        found = [self._judgement(question, spent) for question in self._form.questions(item)]
-        score = self._form.score(found)
-        prices = (self._config.price_prompt, self._config.price_completion)
-        return replace(score, metrics={**score.metrics, **spent.metrics(prices)})
+    def cost(self, spent: Spent) -> dict[str, float]:
+        """Return what judgements have cost, as metrics."""
+        return spent.metrics((self._config.price_prompt, self._config.price_completion))
 
-    def check(self, item: RewardInput) -> None:
-        """Raise RewardError if the problem lacks the text that the completion is compared with."""
-        self._form.questions(item)
-
-    def _judgement(self, question: str, spent: _Spent) -> Any:
+    def judgement(self, question: str, form: JudgeForm, spent: Spent) -> Any:
         """Return the judgement of one question, from the cache if it is there."""
         system = [] if self._config.system is None else [{"role": "system", "content": self._config.system}]
         messages = [*system, {"role": "user", "content": question}]
         if self._cache is None:
-            return self._read(messages, spent)[0]
+            return self._read(messages, form, spent)[0]
         key = self._model.digest({**self._body(messages), "response_format": self._config.response_format})
         with self._cache.asking(key):
             if (kept := self._cache.get(key)) is not None:
                 with contextlib.suppress(UnreadableJudgement):  # it was cached by code that read it differently
-                    found = self._form.read(kept)
+                    found = form.read(kept)
                     spent.num_cached += 1
                     return found
-            found, said = self._read(messages, spent)
+            found, said = self._read(messages, form, spent)
             self._cache.put(key, said)
         return found
 
-    def _read(self, messages: list[dict[str, str]], spent: _Spent) -> tuple[Any, str]:
+    def _read(self, messages: list[dict[str, str]], form: JudgeForm, spent: Spent) -> tuple[Any, str]:
         """Ask until the answer can be read. Return the judgement and the judge's answer. RewardError if no answer can
         be read."""
         problem = ""
         for _ in range(self._config.asks):
-            said = self._said(messages, spent)
+            said = self._said(messages, form, spent)
             try:
-                found = self._form.read(said)
+                found = form.read(said)
             except UnreadableJudgement as error:
                 problem = str(error)
                 messages = [
                     *messages,
                     {"role": "assistant", "content": said[-MAX_REPEATED:]},
-                    {"role": "user", "content": f"That cannot be read. {self._form.wanted}"},
+                    {"role": "user", "content": f"That cannot be read. {form.wanted}"},
                 ]
             else:
                 spent.num_asked += 1
                 return found, said
         times = f"; it was asked {self._config.asks} times" if self._config.asks > 1 else ""
-        raise RewardError(f"judge: {problem}{times}")
+        raise RewardError(f"{self._name}: {problem}{times}")
 
-    def _said(self, messages: list[dict[str, str]], spent: _Spent) -> str:
-        answer = self._answer(messages)
+    def _said(self, messages: list[dict[str, str]], form: JudgeForm, spent: Spent) -> str:
+        answer = self._answer(messages, form)
         spent.count(answer.get("usage"))
         try:
             content = answer["choices"][0]["message"]["content"]
         except (LookupError, TypeError):
             content = None
         if not isinstance(content, str):
-            raise RewardError("judge: the server gave no message, expected choices[0].message.content")
+            raise RewardError(f"{self._name}: the server gave no message, expected choices[0].message.content")
         return content
 
-    def _answer(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+    def _answer(self, messages: list[dict[str, str]], form: JudgeForm) -> dict[str, Any]:
         body = self._body(messages)
-        if not self._takes_format:
+        if not self._takes_format or form.schema is None:
             return self._model.ask(body)
-        schema = {"name": "judgement", "strict": True, "schema": self._form.schema}
+        schema = {"name": "judgement", "strict": True, "schema": form.schema}
         told = {"type": "json_schema", "json_schema": schema}
         if self._config.response_format == "object":
             told = {"type": "json_object"}
@@ -218,6 +200,55 @@ class JudgeReward(Concurrent):
 
     def _body(self, messages: list[dict[str, str]]) -> dict[str, Any]:
         return {"messages": messages, "max_tokens": self._config.max_tokens}
+
+
+class JudgeReward(Concurrent):
+    """The judgement as a reward from 0 to 1; the criteria of a rubric are its parts.
+
+    Metrics: `score` (in prose: the raw score), `orders_disagree` and `prefers_first` (in comparisons: whether the judge
+    contradicts itself; 1 if it chose the first shown answer both times, -1 the last), `cached` (share of the questions
+    that the cache answered), and the cost: `spent_requests`, `spent_prompt_tokens`, `spent_completion_tokens` and
+    `spent_money`.
+    """
+
+    takes_base = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(JudgeConfig):
+        """The settings in `[rewards.judge]`."""
+
+        prompt: str | None = None
+        """Prompt for the judge. {prompt}, {completion} and {answer} are filled in; with a rubric, {rubric}; with
+        `compare_with`, {first} and {second}. Default: a question about how well the completion solves the problem."""
+        rubric: tuple[JudgeCriterion, ...] = ()
+        """Criteria for which the judge gives numbers, in JSON. Each becomes a part of the verdict, from 0 to 1; the
+        reward is their weighted mean."""
+        compare_with: str = ""
+        """Text to compare the completion with, in both orders: `answer`, or a column with a baseline's answer. 1: the
+        completion is better, 0: worse, 0.5: equally good, or the orders disagree."""
+        pattern: str = r"(?i)score:\W*(-?\d+(?:\.\d+)?)"
+        """Without rubric and comparison: a regular expression. The first group of its last match in the judge's answer
+        is the score."""
+        low: float = 0.0
+        """The score that becomes a reward of 0. A lower score gives no reward."""
+        high: float = 10.0
+        """The score that becomes a reward of 1. A higher score gives no reward."""
+
+    def __init__(self, config: Config, *, base: str = ".") -> None:
+        self._form = _form(config)
+        self._judge = Judge("judge", config, base=base)
+        self.version = Judge.version("3", config)
+        super().__init__(config.max_concurrent)
+
+    def __call__(self, item: RewardInput) -> Score:
+        spent = Spent()
+        found = [self._judge.judgement(question, self._form, spent) for question in self._form.questions(item)]
+        score = self._form.score(found)
+        return replace(score, metrics={**score.metrics, **self._judge.cost(spent)})
+
+    def check(self, item: RewardInput) -> None:
+        """Raise RewardError if the problem lacks the text that the completion is compared with."""
+        self._form.questions(item)
 
 
 def _form(config: JudgeReward.Config) -> JudgeForm:

@@ -169,9 +169,11 @@ class RubricForm:
 class PairForm:
     """A comparison of the policy's answer with a reference, in both orders."""
 
-    def __init__(self, prompt: str | None, column: str, *, fenced: bool) -> None:
+    def __init__(self, prompt: str | None, column: str, *, fenced: bool, name: str = "judge") -> None:
         if prompt is not None and not ("{first}" in prompt and "{second}" in prompt):
-            raise ConfigError("rewards.judge.prompt: expected {first} and {second}, the answers that are compared")
+            raise ConfigError(
+                f"rewards.{name}.prompt: expected {{first}} and {{second}}, the answers that are compared"
+            )
         self._prompt, self._column = prompt or PAIR, column
         self._fenced = fenced or prompt is None
         if "{format}" not in self._prompt:
@@ -181,15 +183,18 @@ class PairForm:
 
     def questions(self, item: RewardInput) -> list[str]:
         """Return the prompt with the policy's answer first, and with the reference first."""
-        reference = self.reference(item)
+        return self.pair(item.prompt, item.completion, self.reference(item))
+
+    def pair(self, prompt: str, one: str, other: str) -> list[str]:
+        """Return the prompt with `one` first, and with `other` first."""
         return [
             fill_prompt(
                 self._prompt,
-                {"prompt": item.prompt, "first": first, "second": second},
+                {"prompt": prompt, "first": first, "second": second},
                 {"format": PAIR_FORMAT},
                 fenced=self._fenced,
             )
-            for first, second in ((item.completion, reference), (reference, item.completion))
+            for first, second in ((one, other), (other, one))
         ]
 
     def reference(self, item: RewardInput) -> str:

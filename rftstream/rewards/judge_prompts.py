@@ -53,6 +53,22 @@ Which of the two answers solves the problem better? Their order means nothing, a
 
 {format}"""
 
+RULER = """\
+Here are several answers to the same problem. Score each of them from 0 to 1 by comparing it with the others. Their
+order means nothing.
+
+{prompt}
+
+{answers}
+
+{rubric}"""
+
+RULER_RUBRIC = """\
+- An answer that solves the problem gets clearly more than any that does not.
+- Of answers that solve it, the more direct one gets more.
+- Answers that solve a part of it get something for that part.
+- The differences between the scores say how much one answer is better than another; equally good ones get the same."""
+
 PAIR_FORMAT = (
     "Think it over briefly. Answer with one JSON object and nothing else: "
     '{"reasoning": "...", "better": X}, where X is "A", "B", or "tie" if neither is better.'
@@ -76,7 +92,7 @@ def fill_prompt(template: str, texts: Mapping[str, str], plain: Mapping[str, str
     if not fenced:
         return fill(template, {**texts, **plain})
     mark = fence_id(used.values())
-    blocks = {name: fence(_TAGS[name], text, mark) for name, text in used.items()}
+    blocks = {name: fence(_TAGS.get(name, name), text, mark) for name, text in used.items()}
     return (_NOTE.format(mark) if blocks else "") + fill(template, {**blocks, **plain})
 
 

@@ -101,6 +101,8 @@ class RewardChild:
         """Name of the reward -> scorer and version. Empty until the child is ready."""
         self.batched: frozenset[str] = frozenset()
         """Names of rewards that score several items at once."""
+        self.grouped: frozenset[str] | None = None
+        """Names of rewards that see whole groups; None until the child is ready."""
         self._sizes = sizes
         self.error: str | None = None
         """Why the rewards cannot be built; None if they can."""
@@ -280,7 +282,8 @@ class RewardChild:
         if not self.versions:
             ready: Any = msgspec.msgpack.decode(body, type=Ready)
             self.error = ready.error
-            self.versions, self.batched = ready.rewards, frozenset(ready.batched)
+            self.grouped = frozenset(ready.grouped)
+            self.versions, self.batched = ready.rewards, frozenset(ready.batched) - self.grouped
             return []
         results = _RESULTS.decode(body)
         now = time.monotonic()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from rftstream.error_kinds import last_line
-from rftstream.rewards.base import Score, ScoreReply, ScoreRequest
+from rftstream.rewards.base import ScoreReply, ScoreRequest
 from rftstream.rewards.breaker import FINAL_REASONS, SLOW_SHARE, Breaker, is_slow
+from rftstream.rewards.frames import ScoreItem, ScoreOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -22,10 +23,12 @@ HELD_SHARE = 0.25
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Pending:
-    """A request without a reply. `ScoringQueue.submit` makes it."""
+    """Work without a reply: one request, or those of a group. `ScoringQueue.submit` makes it."""
 
     number: int
-    request: ScoreRequest = field(repr=False)
+    requests: tuple[ScoreRequest, ...] = field(repr=False)
+    absent: Mapping[int, str] | None = None
+    """The other siblings of a group, and why they are missing; None for a single rollout."""
     item: msgspec.Raw = field(default_factory=msgspec.Raw, repr=False)
     """The item in the form in which it is sent to a child."""
     tries: int = 0
@@ -36,8 +39,20 @@ class Pending:
     batch: int = -1
     """Number of the first item in the request's batch."""
     held_at: float = 0.0
-    over_limit: int = 0
-    """Parts of the reward whose limits the policy's answer exceeded, as bits."""
+    over_limit: tuple[int, ...] = ()
+    """Parts of the reward whose limits the policy's answer exceeded (ScoreItem.over_limit)."""
+
+    @property
+    def request(self) -> ScoreRequest:
+        """Return the request, or the first one of a group."""
+        return self.requests[0]
+
+    def score_item(self) -> ScoreItem:
+        """Return the item for a child."""
+        inputs, numbers = tuple(one.item for one in self.requests), tuple(one.sibling for one in self.requests)
+        if self.absent is None:
+            return ScoreItem(self.number, self.reward, inputs, self.over_limit)
+        return ScoreItem(self.number, self.reward, inputs, self.over_limit, numbers, dict(self.absent))
 
     @property
     def reward(self) -> str:
@@ -88,12 +103,14 @@ class ScoringQueue:
         """Return the request with this number, or None if it has its reply."""
         return self._active.get(number)
 
-    def submit(self, request: ScoreRequest, encode: Callable[[int], msgspec.Raw] | None = None) -> None:
-        """Accept a request. `encode` makes the item for a child from the request's number."""
-        number = self._next_number
+    def submit(self, *requests: ScoreRequest, absent: Mapping[int, str] | None = None, encode: bool = False) -> None:
+        """Accept a request, or those of a group with the siblings that are absent. `encode`: make the item for a
+        child."""
+        pending = Pending(number=self._next_number, requests=requests, absent=absent)
+        if encode:
+            pending.item = msgspec.Raw(msgspec.msgpack.encode(pending.score_item()))
         self._next_number += 1
-        item = encode(number) if encode is not None else msgspec.Raw()
-        self._active[number] = pending = Pending(number=number, request=request, item=item)
+        self._active[pending.number] = pending
         self._queue(pending)
 
     def prepare(self) -> None:
@@ -117,18 +134,28 @@ class ScoringQueue:
 
     # ------------------------------------------------------------------------------------------ how a try ended
 
-    def ended(self, pending: Pending, score: Score | None, reason: str | None, detail: str, *, seconds: float) -> None:
-        """Record that a try ended by itself after these seconds: with a score, or with a reason for its absence."""
-        if score is None and reason not in FINAL_REASONS:
-            self.failed(pending, reason or "error", detail, seconds=seconds)
+    def ended(self, pending: Pending, outcomes: Sequence[ScoreOutcome], *, seconds: float) -> None:
+        """Record that a try ended by itself after these seconds: with a score of each rollout, or with a reason for its
+        absence. A group is tried again as a whole."""
+        failed = [one for one in outcomes if one.score is None and one.reason not in FINAL_REASONS]
+        if failed:
+            self.failed(pending, failed[0].reason or "error", failed[0].detail, seconds=seconds, outcomes=outcomes)
             return
         pending.tries += 1
         self._close(pending.reward)
-        self._reply(pending, score, reason, detail)
+        self._reply(pending, outcomes)
 
-    def failed(self, pending: Pending, reason: str, detail: str, *, seconds: float = math.inf) -> None:
+    def failed(
+        self,
+        pending: Pending,
+        reason: str,
+        detail: str,
+        *,
+        seconds: float = math.inf,
+        outcomes: Sequence[ScoreOutcome] = (),
+    ) -> None:
         """Record that a try ended without a score. `seconds` is the duration of an error. The default means that there
-        was no error: the process was lost."""
+        was no error: the process was lost. `outcomes`: those of all siblings, some of which may have a score."""
         pending.tries += 1
         pending.detail = detail
         pending.alone = True
@@ -150,7 +177,11 @@ class ScoringQueue:
         if pending.tries < tries:
             self._queue(pending)
         else:
-            self._reply(pending, None, reason, f"{detail.rstrip()} (tried {pending.tries} times)")
+            found = outcomes or [ScoreOutcome(None, reason, detail)] * len(pending.requests)
+            times = f" (tried {pending.tries} times)"
+            self._reply(
+                pending, [one if one.score else one._replace(detail=one.detail.rstrip() + times) for one in found]
+            )
         if given_up:
             self._give_up_held(pending.reward)
 
@@ -238,22 +269,23 @@ class ScoringQueue:
             detail = f"{pending.detail.rstrip()} (tried {pending.tries} times)"
         else:
             detail = f"not tried: {breaker.num_hung} tries of others in a row gave nothing: {breaker.detail}"
-        self._reply(pending, None, breaker.reason, detail)
+        self._reply(pending, [ScoreOutcome(None, breaker.reason, detail)] * len(pending.requests))
 
-    def _reply(self, pending: Pending, score: Score | None, reason: str | None, detail: str) -> None:
+    def _reply(self, pending: Pending, outcomes: Sequence[ScoreOutcome]) -> None:
         del self._active[pending.number]
         scorer, version = self.scorers.get(pending.reward, ("", ""))
-        self.finished.append(
+        self.finished += [
             ScoreReply(
-                request_id=pending.request.request_id,
-                score=score,
+                request_id=request.request_id,
+                score=outcome.score,
                 scorer=scorer,
                 scorer_version=version,
-                reason=reason,
-                detail=detail,
+                reason=outcome.reason,
+                detail=outcome.detail,
                 tries=pending.tries,
             )
-        )
+            for request, outcome in zip(pending.requests, outcomes, strict=True)
+        ]
 
     def _name(self, reward: str) -> str:
         scorer = self.scorers.get(reward, ("", ""))[0]

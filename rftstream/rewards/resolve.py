@@ -30,8 +30,14 @@ def build_reward(
     uses = reward_uses(named, where)
     for use, name in zip(uses, part_names(uses), strict=True):
         reward = _build_one(use, config, section, where=where)
-        always = registry.find_spec(RewardSpec, use.name).asks_teacher or gives_steps(config, use)
-        parts.append(RewardPart(name=name, use=use, reward=reward, is_always_asked=always))
+        spec = registry.find_spec(RewardSpec, use.name)
+        always, is_group = spec.asks_teacher or gives_steps(config, use), use.group or spec.group
+        if is_group and not hasattr(reward, "score_group"):
+            raise ConfigError(
+                f"{where}: {use.name!r} scores each rollout alone, expected a method score_group(group) for "
+                "group = true; remove `group`, or name a function, which needs no such method"
+            )
+        parts.append(RewardPart(name=name, use=use, reward=reward, is_always_asked=always, is_group=is_group))
     return CompositeReward(parts)
 
 

@@ -16,7 +16,7 @@ import logging
 import selectors
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -28,7 +28,7 @@ from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import ScoreReply, ScoreRequest
 from rftstream.rewards.breaker import SLOW_SHARE
 from rftstream.rewards.child import score_items
-from rftstream.rewards.frames import Result, ScoreItem, Setup, pack
+from rftstream.rewards.frames import Result, Setup, pack
 from rftstream.rewards.process import BatchSizes, RewardChild
 from rftstream.rewards.queue import Pending, ScoringQueue
 from rftstream.rewards.resolve import build_rewards, reward_specs
@@ -64,6 +64,7 @@ class ProcessScorer:
         self._selector = selectors.DefaultSelector()
         self._bad_starts = 0
         self._check_at = 0.0
+        self._grouped: Collection[str] | None = None
         self.num_replaced = 0
         """Number of children that were killed or died."""
         self._children = [self._start() for _ in range(processes or config.verifier.processes)]
@@ -76,10 +77,19 @@ class ProcessScorer:
     def submit(self, request: ScoreRequest) -> None:
         """Accept a request. RewardError if its taskset or evaluation is unknown."""
         _check_known(request.taskset, self._names)
-        self._queue.submit(
-            request,
-            lambda number: msgspec.Raw(msgspec.msgpack.encode(ScoreItem(number, request.taskset, request.item))),
-        )
+        self._queue.submit(request, encode=True)
+
+    def submit_group(self, requests: Sequence[ScoreRequest], absent: Mapping[int, str]) -> None:
+        """Accept the rollouts of one group. RewardError if its taskset or evaluation is unknown."""
+        _check_known(requests[0].taskset, self._names)
+        self._queue.submit(*requests, absent=absent, encode=True)
+
+    @property
+    def grouped(self) -> Collection[str] | None:
+        """Return the tasksets and evaluations whose reward sees whole groups. None until a child is ready."""
+        if self._grouped is None:
+            self._grouped = next((child.grouped for child in self._children if child.grouped is not None), None)
+        return self._grouped
 
     def poll(self, wait_s: float = 0.0) -> Sequence[ScoreReply]:
         """Return finished replies; wait up to `wait_s` seconds for the first. ConfigError if the rewards cannot be
@@ -88,7 +98,8 @@ class ProcessScorer:
         while True:
             self._feed()
             now = time.monotonic()
-            left = 0.0 if queue.finished or not queue.num_active else deadline - now
+            waits = not queue.finished and (queue.num_active > 0 or self.grouped is None)
+            left = deadline - now if waits else 0.0
             for key, events in self._selector.select(max(0.0, min(left, CHECK_S))):
                 self._serve(key.data, events)
             if time.monotonic() >= self._check_at:
@@ -133,7 +144,7 @@ class ProcessScorer:
             self._queue.scorers = child.versions
             self._bad_starts = 0
         for result in sorted(
-            results, key=lambda result: result.score is not None
+            results, key=lambda result: all(one.score is not None for one in result.outcomes)
         ):  # scores last: they close the breaker
             self._take(result)
         untried = [self._queue.find(result.number) for result in results if not result.tried]
@@ -143,7 +154,7 @@ class ProcessScorer:
     def _take(self, result: Result) -> None:
         pending = self._queue.find(result.number)
         if pending is not None and result.tried:
-            self._queue.ended(pending, result.score, result.reason, result.detail, seconds=result.seconds)
+            self._queue.ended(pending, result.outcomes, seconds=result.seconds)
 
     def _check(self) -> None:
         """Replace children that hang or are gone."""
@@ -184,10 +195,9 @@ class ProcessScorer:
     def _over_limit(self, pending: Pending, part: int, detail: str) -> None:
         """Score a rollout again, with 0 for the part of the reward whose limits the policy's answer exceeded."""
         logger.warning("%s: the answer cannot be evaluated: %s; it counts as a wrong one", pending.rollout_id, detail)
-        pending.over_limit |= 1 << (part - 1)
+        pending.over_limit += (part,)
         pending.alone = True
-        item = ScoreItem(pending.number, pending.reward, pending.request.item, pending.over_limit)
-        pending.item = msgspec.Raw(msgspec.msgpack.encode(item))
+        pending.item = msgspec.Raw(msgspec.msgpack.encode(pending.score_item()))
         self._queue.not_tried([pending])
 
 
@@ -236,6 +246,17 @@ class InlineScorer:
         self._queue.submit(request)
         self._begin()
 
+    def submit_group(self, requests: Sequence[ScoreRequest], absent: Mapping[int, str]) -> None:
+        """Accept the rollouts of one group, and begin them. RewardError if its taskset or evaluation is unknown."""
+        _check_known(requests[0].taskset, self._rewards)
+        self._queue.submit(*requests, absent=absent)
+        self._begin()
+
+    @property
+    def grouped(self) -> Collection[str]:
+        """Return the tasksets and evaluations whose reward sees whole groups."""
+        return [name for name, reward in self._rewards.items() if getattr(reward, "group", False)]
+
     def poll(self, wait_s: float = 0.0) -> Sequence[ScoreReply]:
         """Return due replies, ordered by due time and submission. Sleep on the clock up to `wait_s` for the first."""
         queue = self._queue
@@ -272,16 +293,19 @@ class InlineScorer:
                     self._queue.failed(begun.pending, "timeout", f"no result within {self._timeout_s:g} s")
             pendings = [begun.pending for begun in due if not begun.hangs]
             for name, group in itertools.groupby(pendings, key=lambda pending: pending.reward):
-                batched, same = getattr(self._rewards[name], "batched", False), list(group)
-                size = self._max_batch if batched else 1
+                reward, same = self._rewards[name], list(group)
+                alone = getattr(reward, "group", False) or not getattr(reward, "batched", False)
+                size = 1 if alone else self._max_batch
                 for start in range(0, len(same), size):
                     self._score(same[start : start + size])
             self._begin()
 
     def _score(self, pendings: Sequence[Pending]) -> None:
-        outcomes = score_items(self._rewards[pendings[0].reward], [pending.request.item for pending in pendings])
-        for pending, outcome in zip(pendings, outcomes, strict=True):
-            self._queue.ended(pending, *outcome, seconds=0.0)
+        items = [request.item for pending in pendings for request in pending.requests]
+        found = score_items(self._rewards[pendings[0].reward], items, group=pendings[0].score_item().group)
+        outcomes = iter(found)
+        for pending in pendings:
+            self._queue.ended(pending, list(itertools.islice(outcomes, len(pending.requests))), seconds=0.0)
 
 
 def _check_known(taskset: str, known: Collection[str]) -> None:

@@ -89,6 +89,8 @@ class Done:
 
     number: int
     outputs: tuple[Publish, ...]
+    also: tuple[int, ...] = ()
+    """Further items of the same partition that these outputs finish: all of them in one transaction, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,11 @@ class ConcurrentStep(Protocol):
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
         """Return the one record that an undecodable record still yields downstream, and any further outputs. The
         service calls this instead of `start` if at least the ids could be read. The service adds the dead letter."""
+
+    def hold_undecodable(self, item: Item, ids: RolloutIds, error: ContractError) -> bool:
+        """Return whether the step takes an undecodable record in hand, as in `start`. The item has no message, and
+        `advance` returns its Done. Asked before `undecodable`. By default the record is finished at once."""
+        return False
 
     def health(self) -> Mapping[str, object]:
         """Return the step's state for `/health`. Called at any time between two slices."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,26 @@ def test_mean_and_pass_at_k(tmp_path: Path) -> None:
         assert result.metrics.get(f"best@{k}", expected) == pytest.approx(expected)  # rewards are 0 and 1
     assert result.metrics["worst@4"] == pytest.approx(sum(count == 4 for count in passed.values()) / 5)
     assert 0 < result.metrics["std"] < 1
+
+
+def test_the_samples_of_a_problem_are_compared(tmp_path: Path) -> None:
+    """maj@k is the share of the problems whose most frequent answer is right, beside pass@k of each sample."""
+    reward = [{"name": "exact"}, {"name": "majority_vote", "weight": 0.0}]
+    scene = scene_of(tmp_path, evaluations={"held-out": {**HELD_OUT, "n": 5, "k": [1, 5], "reward": reward}})
+    scene.announce(0)
+    RoleDriver(scene, "evaluator").work()
+    (result,) = results_of(scene)
+    assert result.generations is not None
+    said: dict[str, list[str]] = {}
+    answers: dict[str, str] = {}
+    for line in map(json.loads, scene.store.get(result.generations).decode().splitlines()):
+        index = line["sample"].partition("#")[0]
+        said.setdefault(index, []).append(line["completion"][0]["content"].strip())
+        answers[index] = line["answer"]
+    right = [Counter(texts).most_common(1)[0][0] == answers[index] for index, texts in said.items()]
+    assert result.metrics["metric/majority_vote.maj@5"] == sum(right) / 5
+    assert result.metrics["mean"] == sum(text == answers[i] for i, texts in said.items() for text in texts) / 25
+    assert 0 < result.metrics["mean"] < 1, "the seeds of this test show nothing"
 
 
 def test_two_versions_differ_by_their_weights_alone(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rftstream.errors import StopRule
 from rftstream.rewards.base import ScoreRequest
 from rftstream.rewards.scorer import InlineScorer
 from rftstream.roles.verifier import VERIFIER
+from rftstream.roles.verifier.groups import WaitingGroups
 from rftstream.roles.verifier.step import VerifierStep
 from rftstream.service.role import Role, RoleContext
 from rftstream.testing import RoleDriver
@@ -39,6 +40,7 @@ def verifier_of(scene: Scene, latency_s: Latency, *, max_dead_share: float = 1.0
         step = VerifierStep(
             scorer=InlineScorer(context.config, clock=context.clock, latency_s=latency_s),
             max_concurrent=256, max_dead_share=max_dead_share, clock=context.clock,
+            groups=WaitingGroups(context.transport, context.clock, context.config.verifier),
         )  # fmt: skip
         return Role(spec=VERIFIER, step=step)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from rftstream.errors import ProducerLost, RewardError, StopRule, TransactionAbo
 from rftstream.metrics import REGISTRY
 from rftstream.rewards.base import RewardInput, Score, ScoreReply, ScoreRequest
 from rftstream.roles.verifier import VERIFIER
+from rftstream.roles.verifier.groups import WaitingGroups
 from rftstream.roles.verifier.step import VerifierStep
 from rftstream.service.loops import results
 from rftstream.service.role import Role, RoleContext
@@ -33,6 +34,8 @@ Judge = Callable[[RewardInput], Score | str]
 
 class StubScorer:
     """Judges at once, or when it is released."""
+
+    grouped: Collection[str] = ()
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
@@ -87,7 +90,11 @@ def stub_verifier(
 
     def build(context: RoleContext) -> Role:
         step = VerifierStep(
-            scorer=scorer, max_concurrent=max_concurrent, max_dead_share=max_dead_share, clock=context.clock
+            scorer=scorer,
+            max_concurrent=max_concurrent,
+            max_dead_share=max_dead_share,
+            clock=context.clock,
+            groups=WaitingGroups(context.transport, context.clock, context.config.verifier),
         )
         return Role(spec=VERIFIER, step=step)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from pathlib import Path
@@ -9,6 +10,7 @@ from random import Random
 from typing import Any
 
 from rftstream.config import loader
+from rftstream.config.parts.reward_uses import reward_names
 from rftstream.config.sections import DemonstrationsSection, RunConfig
 from rftstream.config.stages import taken_kinds
 from rftstream.contracts.batches import LossKind
@@ -19,6 +21,7 @@ from rftstream.roles.verifier.step import reward_input
 from rftstream.runs.writes.load_demonstrations import load_demonstrations
 from rftstream.testing import Faults, Simulation
 from rftstream.testing.faults import FaultScript
+from tests.simulation.compared import some_transactions_small, with_compared
 from tests.simulation.games import draw_games
 from tests.simulation.joined import with_joined
 from tests.simulation.laws import Judge, Laws
@@ -52,7 +55,7 @@ def unscorable_now_and_then(completion: str, answer: str, prompt: str, unscorabl
 def judge_by(config: RunConfig) -> Judge:
     """What the reward of these runs says; None where it raises."""
     share = config.rewards[UNSCORABLE]["unscorable_share"]
-    with_environment = not isinstance(config.tasksets["sums"].reward, str)
+    with_environment = "environment" in reward_names(config.tasksets["sums"].reward)
 
     def judge(rollout: Rollout) -> float | None:
         item, posted = reward_input(rollout), rollout.posted
@@ -274,16 +277,19 @@ def simulate(
     max_ticks: int | None = None,
     pipelines: bool = False,
     joined: bool = False,
+    compared: bool = False,
 ) -> tuple[Simulation, Laws]:
     """The run of this seed, to its end, all laws checked. `calm`: the same run with nothing going wrong; `faults`: with
     these instead of those of the seed. `pipelines`: with operators. `joined`: with users' loops for samplers and
-    trainer."""
+    trainer. `compared`: with a reward that compares siblings."""
     random = Random(f"grid {seed}")
     config, drawn = draw_config(random), draw_faults(random)
     if pipelines:
         config = with_pipelines(config, random)
     if joined:
         config = with_joined(config)
+    if compared:
+        config = with_compared(config, seed)
     if calm or isinstance(faults, FaultScript):
         drawn = Faults()
     elif faults is not None:
@@ -297,10 +303,11 @@ def simulate(
         simulation.plan = faults
     simulation.watch = laws = Laws(simulation, judge_by(config))
     try:
-        simulation.run(max_ticks or (MAX_TICKS_OF_PIPELINES if pipelines else MAX_TICKS))
+        with some_transactions_small(seed) if compared else contextlib.nullcontext():
+            simulation.run(max_ticks or (MAX_TICKS_OF_PIPELINES if pipelines else MAX_TICKS))
         laws.check_end()
     except BaseException as error:
-        kinds = {"calm": calm, "pipelines": pipelines, "joined": joined}
+        kinds = {"calm": calm, "pipelines": pipelines, "joined": joined, "compared": compared}
         again = f"python -m tests.simulation {seed}" + "".join(f" --{kind}" for kind, is_so in kinds.items() if is_so)
         error.add_note(f"{loader.to_toml(config)}\n{simulation.to_text()}\n\nagain: {again}")
         raise
@@ -315,11 +322,13 @@ def check_seed(
     max_ticks: int | None = None,
     pipelines: bool = False,
     joined: bool = False,
+    compared: bool = False,
 ) -> Simulation:
     """The run of this seed; where nothing that goes wrong may change batches or weights, compared with a calm one."""
-    simulation, laws = simulate(seed, folder, faults=faults, max_ticks=max_ticks, pipelines=pipelines, joined=joined)
+    more = {"pipelines": pipelines, "compared": compared}
+    simulation, laws = simulate(seed, folder, faults=faults, max_ticks=max_ticks, joined=joined, **more)
     if is_deterministic(simulation.config) and not laws.num_retried:
-        _, calm = simulate(seed, folder / "calm", calm=True, pipelines=pipelines)  # by our own roles
+        _, calm = simulate(seed, folder / "calm", calm=True, **more)  # by our own roles
         try:
             laws.compare(calm)
         except AssertionError as error:
@@ -335,5 +344,6 @@ def is_deterministic(config: RunConfig) -> bool:
         fake["answer_depends_on"] == "task"
         and config.feeder.on_stale == "wait"
         and config.buffer.group_deadline_s is None
+        and config.verifier.group_timeout_s is None
         and not uses_facts(config)
     )

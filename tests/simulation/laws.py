@@ -28,6 +28,7 @@ from rftstream.policies.fake_model import values_beside
 from rftstream.testing import Simulation
 from rftstream.testing.foreign import TRANSACTIONAL_ID
 from rftstream.transport.memory.log import MemoryTransaction
+from tests.simulation.compared import ComparedLaws, compares
 from tests.simulation.deletions import Deletions
 from tests.simulation.demonstrations import Demonstrations
 from tests.simulation.people import PeopleLaws
@@ -57,6 +58,7 @@ class Laws:
         """`judge`: what the reward says of a rollout with a completion."""
         self.simulation = simulation
         self._judge = judge
+        self.compared = ComparedLaws(simulation.config, judge) if judge and compares(simulation.config) else None
         self.config = simulation.config
         self.made = batches_of(self.config)
         """Of each batch, in a run with stages."""
@@ -97,6 +99,8 @@ class Laws:
         """By the place of the record."""
         self.letters: set[bytes | None] = set()
         self.rewards: dict[str, float] = {}
+        self._verified_together: list[VerifiedRollout] = []
+        """In one transaction."""
         self.steps: list[StepRecord] = []
         self.in_force: list[tuple[int, int, int]] = [(0, 0, 0)]
         """After so many StepRecords: epoch, version, trained groups."""
@@ -149,6 +153,7 @@ class Laws:
         new_tasks: list[Task] = []
         reuses: list[BatchReuse] = []
         manifests: list[BatchManifest] = []
+        self._verified_together.clear()
         if transaction.transactional_id == TRANSACTIONAL_ID:
             return  # what somebody else writes changes nothing
         if transaction.group is not None:
@@ -158,6 +163,8 @@ class Laws:
         for records in transaction.records.values():
             for record in records:
                 self._look(record, new_tasks, reuses, manifests)
+        if self.compared is not None:
+            self.compared.transaction(self._verified_together)
         for reuse in reuses:  # what it tells of is in this transaction
             self.reused.told(reuse)
         for batch, num_groups in {(one.batch_sequence, one.num_groups) for one in manifests}:
@@ -328,10 +335,11 @@ class Laws:
 
     def _verified(self, verified: VerifiedRollout) -> None:
         rollout, verdict = verified.rollout, verified.verdict
+        self._verified_together.append(verified)
         assert verified.ids == self.tasks[verified.ids.rollout_id].ids
         if rollout is None or rollout.status not in (RolloutStatus.completed, RolloutStatus.truncated):
             assert verdict is None
-        elif self._judge is not None:
+        elif self._judge is not None and self.compared is None:
             expected = self._judge(rollout)
             assert (verdict.reward if verdict else None) == expected, "unscorable is not zero"
         if verdict is not None:

@@ -56,6 +56,7 @@ from rftstream.transport.memory.transport import MemoryTransport
 from rftstream.weights.lineage import Lineage
 from tests.simulation import (
     agent_mutants,
+    group_mutants,
     people_mutants,
     piece_mutants,
     pipeline_mutants,
@@ -87,6 +88,8 @@ class Mutant:
     """Whether its runs have operators of data pipelines."""
     people: bool = False
     """Whether its runs are those with people."""
+    compared: bool = False
+    """Whether its runs have a reward that compares siblings."""
 
     def run(self, seed: int, *, changed: bool) -> None:
         change = contextmanager(self.change)() if changed else contextlib.nullcontext()
@@ -100,7 +103,8 @@ class Mutant:
             return
         faults = self.faults() if callable(self.faults) else self.faults
         with tempfile.TemporaryDirectory() as folder, change:
-            check_seed(seed, Path(folder), faults=faults, max_ticks=MAX_TICKS, pipelines=self.pipelines)
+            more = {"pipelines": self.pipelines, "compared": self.compared}
+            check_seed(seed, Path(folder), faults=faults, max_ticks=MAX_TICKS, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,8 +346,8 @@ def unscorable_as_zero() -> Iterator[None]:
     """What a reward cannot score has the reward 0."""
     judged = VerifierStep._judged
 
-    def mutated(self: VerifierStep, item: Any, reply: ScoreReply) -> None:
-        judged(self, item, reply if reply.score is not None else replace(reply, score=Score(reward=0.0)))
+    def mutated(self: VerifierStep, item: Any, reply: ScoreReply) -> Any:
+        return judged(self, item, reply if reply.score is not None else replace(reply, score=Score(reward=0.0)))
 
     with changed(VerifierStep, "_judged", mutated):
         yield
@@ -524,6 +528,10 @@ MUTANTS: Mapping[str, Mutant] = {
         for name, (law, what, change) in reuse_mutants.RULES.items()
     },
     **{name: Mutant(law, what, change, people=True) for name, (law, what, change) in people_mutants.RULES.items()},
+    **{
+        name: Mutant(law, what, change, WORKERS, compared=True)
+        for name, (law, what, change) in group_mutants.RULES.items()
+    },
 }  # fmt: skip
 
 

@@ -35,17 +35,17 @@ def prepare(verbose: bool) -> None:
     codec.decode = lru_cache(maxsize=4096)(codec.decode)  # type: ignore[assignment]  # each record has many readers
 
 
-def play(seed: int, *, calm: bool, verbose: bool, pipelines: bool = False, joined: bool = False) -> Played:
+def play(seed: int, *, calm: bool, verbose: bool, **kinds: bool) -> Played:
     try:
-        simulation = _run(seed, calm=calm, pipelines=pipelines, joined=joined)
+        simulation = _run(seed, calm=calm, **kinds)
     except Exception:
         return Played(seed, error=traceback.format_exc())
     story = simulation.to_text() if verbose else ""
     return Played(seed, simulation.num_ticks, simulation.plan.happened, story=story)
 
 
-def _run(seed: int, *, calm: bool, pipelines: bool, joined: bool) -> Simulation:
+def _run(seed: int, *, calm: bool, **more: bool) -> Simulation:
     with tempfile.TemporaryDirectory() as folder:
         if calm:
-            return simulate(seed, Path(folder), calm=True, pipelines=pipelines, joined=joined)[0]
-        return check_seed(seed, Path(folder), pipelines=pipelines, joined=joined)
+            return simulate(seed, Path(folder), calm=True, **more)[0]
+        return check_seed(seed, Path(folder), **more)

@@ -158,6 +158,8 @@ class RewardSpec(PartSpec):
     """Whether it runs programs of the policy in a sandbox, on this machine unless its setting `sandbox_url` is set."""
     asks_server: bool = False
     """Whether each score costs a call of a model server."""
+    group: bool = False
+    """Whether it compares siblings: it is called once for all rollouts of a group."""
 
 
 @dataclass(frozen=True, slots=True)

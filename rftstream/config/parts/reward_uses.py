@@ -37,6 +37,9 @@ class RewardUse:
     at_least: float = 1.0
     otherwise: float = 0.0
     share: Annotated[float, Meta(gt=0, le=1)] = 0.05
+    group: bool = False
+    """For your own function or class: it is called once with all rollouts of a group, and compares them. A reward that
+    declares `group = True` needs no such key."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Differences from `[rewards.NAME]`."""
 

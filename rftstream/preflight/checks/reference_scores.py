@@ -12,7 +12,7 @@ from rftstream.config.parts.reward_uses import RewardNamed, reward_uses
 from rftstream.contracts.tasks import Problem
 from rftstream.queries.formatting import number, plural
 from rftstream.queries.plain import Report
-from rftstream.rewards.base import RewardInput, message_seen, problem_input
+from rftstream.rewards.base import RewardGroup, RewardInput, message_seen, problem_input
 from rftstream.rewards.composite import CompositeReward
 from rftstream.rewards.functions import BatchFailed
 
@@ -96,10 +96,15 @@ def score_references(
     if not asked:
         return None
     items = [_answered(problem, said) for problem in asked for said in (problem.answer or "", "")]
+    groups = [(right, right, empty) for right, empty in zip(items[::2], items[1::2], strict=True)]
     found: list[object] = []
 
     def score() -> None:
         try:
+            if reward.group:  # once for each problem: two siblings give its answer, and one says nothing
+                for one in groups:
+                    found.extend(reward.score_all(one, group=RewardGroup.of(one))[1:])
+                return
             scored = reward.score_all(items)
             found.extend(
                 reward.score_all([item])[0] if isinstance(one, BatchFailed) else one

@@ -58,6 +58,8 @@ class _Running:
     due: DueEvaluation
     waiting: deque[str] = field(default_factory=deque)
     samples: dict[str, _Sample] = field(default_factory=dict)
+    unscored: deque[Attempt] = field(default_factory=deque)
+    """Samples that the scorer has not got yet."""
     started_at: float = 0.0
 
     @property
@@ -203,28 +205,49 @@ class EvaluatorStep(SingleStep):
         return running
 
     def _work(self, running: _Running) -> None:
-        evaluation = running.due.evaluation
         while running.waiting and self._num_open < self._config.evaluator.max_concurrent:
             self._start(running, running.waiting.popleft())
         for attempt in [*self._loop.step(), *(() if self._agents is None else self._agents.step())]:
-            sample = running.samples[attempt.key]
-            sample.attempt = attempt
-            if _scorable(attempt):
-                rollout = rollout_of(
-                    attempt, _ids(evaluation, sample, attempt), sample.problem, evaluation.sampling, self._clock.now()
-                )
-                self._scorer.submit(
-                    ScoreRequest(
-                        request_id=attempt.key,
-                        taskset=f"eval:{evaluation.name}",
-                        item=reward_input(rollout),
-                        rollout_id=f"{evaluation.name} {attempt.key}",
-                        group_id=str(sample.index),
-                    )
-                )
+            running.samples[attempt.key].attempt = attempt
+            running.unscored.append(attempt)
+        while running.unscored and self._scorer.grouped is not None:
+            self._score(running, running.unscored.popleft(), self._scorer.grouped)
         for reply in self._scorer.poll(0.0 if self._num_open else 0.02):
             if reply.request_id in running.samples:
                 running.samples[reply.request_id].reply = reply
+
+    def _score(self, running: _Running, attempt: Attempt, grouped: Collection[str]) -> None:
+        """Give a sample to the scorer. If the reward compares siblings, the last sample of a problem brings all."""
+        evaluation, index = running.due.evaluation, running.samples[attempt.key].index
+        taskset = f"eval:{evaluation.name}"
+        numbers = range(evaluation.section.n) if taskset in grouped else (int(attempt.key.partition("#")[2]),)
+        attempts = {number: running.samples[f"{index}#{number}"].attempt for number in numbers}
+        if None in attempts.values():
+            return
+        absent: dict[int, str] = {}
+        requests: list[ScoreRequest] = []
+        for number, one in attempts.items():
+            assert one is not None
+            if not _scorable(one):
+                absent[number] = str(one.status)
+                continue
+            sample = running.samples[one.key]
+            ids = _ids(evaluation, sample, one)
+            rollout = rollout_of(one, ids, sample.problem, evaluation.sampling, self._clock.now())
+            requests.append(
+                ScoreRequest(
+                    request_id=one.key,
+                    taskset=taskset,
+                    item=reward_input(rollout),
+                    rollout_id=f"{evaluation.name} {one.key}",
+                    group_id=str(index),
+                    sibling=number,
+                )
+            )
+        if requests and taskset in grouped:
+            self._scorer.submit_group(requests, absent)
+        elif requests:
+            self._scorer.submit(requests[0])
 
     @property
     def _num_open(self) -> int:

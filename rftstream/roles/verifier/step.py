@@ -15,7 +15,7 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rftstream import metrics
@@ -38,8 +38,9 @@ from rftstream.rewards.base import (
     problem_input,
 )
 from rftstream.roles.verifier import VERIFIER
+from rftstream.roles.verifier.groups import WaitingGroup, WaitingGroups
 from rftstream.service.dead_letters import dead_letter
-from rftstream.service.role import FOREVER, ConcurrentStep, Done, Item, Publish
+from rftstream.service.role import ConcurrentStep, Done, Item, Publish
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ _UNSCORED = {
     RolloutStatus.failed: UnscorableReason.failed,
     RolloutStatus.skipped: UnscorableReason.skipped,
     RolloutStatus.oversized: UnscorableReason.oversized,
+    RolloutStatus.undecodable: UnscorableReason.undecodable,
 }
 
 
@@ -112,15 +114,21 @@ class VerifierStep(ConcurrentStep):
     """The step of a verifier: it gives rollouts to a scorer and publishes the results. `workers/verifier.py` makes the
     step, and ConcurrentService calls it in this order:
 
-    - `start` gives a rollout to the scorer. A rollout that cannot be scored is passed on at once.
+    - `start` gives a rollout to the scorer. A rollout that cannot be scored is passed on at once. If its reward
+      compares siblings, it waits for them (groups.py).
     - `advance` collects the scorer's replies and returns one `verified` record for each. A rollout without a reward
       also gets a dead letter. `advance` raises StopRule if too many of the last rollouts have no reward.
     - `drop` forgets rollouts of lost partitions. Replies for them are ignored.
     - `close` ends the scorer.
     """
 
-    def __init__(self, *, scorer: Scorer, max_concurrent: int, max_dead_share: float, clock: Clock) -> None:
+    def __init__(
+        self, *, scorer: Scorer, max_concurrent: int, max_dead_share: float, clock: Clock, groups: WaitingGroups
+    ) -> None:
         self._scorer = scorer
+        self._groups = groups
+        self._judging: dict[str, JudgedGroup] = {}
+        """Groups that are being scored, by each of the request ids of their siblings."""
         self._max_concurrent = max_concurrent
         self._max_dead_share = max_dead_share
         self._clock = clock
@@ -132,76 +140,136 @@ class VerifierStep(ConcurrentStep):
 
     @property
     def room(self) -> int:
-        """Number of further rollouts that this worker can take now."""
-        return self._max_concurrent - len(self._active)
+        """Number of further rollouts that this worker can take now. Rollouts that wait for siblings take no room: those
+        siblings may be the next ones on the log."""
+        return 0 if self._scorer.grouped is None else self._max_concurrent - len(self._active)
 
     def start(self, item: Item) -> None:
-        """Give the rollout to the scorer. A rollout that cannot be scored is passed on at once."""
+        """Give the rollout to the scorer, or let it wait for its siblings. A rollout that cannot be scored is passed on
+        at once."""
         rollout = item.received.message
         assert isinstance(rollout, Rollout)
-        if rollout.status is RolloutStatus.undecodable:
-            verified = self._verified(rollout.ids, None, None, UnscorableReason.undecodable, rollout.error)
-            self._deaths.died("undecodable", rollout.error or "")
-            self._finish(item, verified)
+        if rollout.ids.taskset in (self._scorer.grouped or ()):
+            status = rollout.status
+            self._groups.add(item, rollout.ids, absent=str(status) if status in _UNSCORED else None)
         elif rollout.status in _UNSCORED:
-            self._pass_on(item, rollout)
+            self._finish([item], *self._passed_on(item, rollout))
         else:
-            key = str(item.number)
-            self._active[key] = item, self._clock.now()
-            self._scorer.submit(
-                ScoreRequest(
-                    request_id=key,
-                    taskset=rollout.ids.taskset,
-                    item=reward_input(rollout),
-                    rollout_id=rollout.ids.rollout_id,
-                    group_id=rollout.ids.group_id,
-                )
-            )
+            self._scorer.submit(self._request(item))
+
+    def hold_undecodable(self, item: Item, ids: RolloutIds, error: ContractError) -> bool:
+        """Let a rollout that cannot be decoded wait for its siblings, if their reward compares them."""
+        if ids.taskset not in (self._scorer.grouped or ()):
+            return False
+        self._groups.add(item, ids, absent=str(UnscorableReason.undecodable), error=str(error))
+        return True
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Forget rollouts. Replies for them are ignored."""
+        """Forget rollouts. Replies for them are ignored. The siblings of a group are lost together."""
         for key in map(str, numbers):
+            self._judging.pop(key, None)
             if self._active.pop(key, None) is not None and hasattr(self._scorer, "withdraw"):
                 self._scorer.withdraw(key)
+        self._groups.drop(numbers)
 
     def not_begun(self) -> Collection[int]:
-        """Return all rollouts that are being scored. A worker that leaves does not wait for them.
+        """Return all rollouts that are being scored or wait for siblings. A worker that leaves does not wait for them.
         Waiting could take long: a rollout whose reward hangs is finished only when its last try has timed out."""
-        return [item.number for item, _ in self._active.values()]
+        alone = {item.number for item, _ in self._active.values()}
+        judged = {number for one in self._judging.values() for number in one.group.numbers}
+        return sorted(alone | judged | set(self._groups.numbers))
 
     def advance(self) -> Sequence[Done]:
         """Collect replies, and return the rollouts that they finish. StopRule if too many rollouts have no reward; it
         is raised only after all finished rollouts have been returned."""
         if not self._done and self._deaths.share > self._max_dead_share:
             raise StopRule("dead_letters", f"verifier: {self._deaths.sentence(self._max_dead_share)}")
+        self._groups.waited(has_room=self.room > 0)
+        for group in self._groups.take_due():
+            self._judge(group)
         for reply in self._scorer.poll(0.0 if self._done else WAIT_S if self._active else 0.0):
             active = self._active.pop(reply.request_id, None)
             if active is not None:
                 item, began_at = active
                 metrics.VERDICT_SECONDS.observe(max(0.0, self._clock.now() - began_at))
-                self._judged(item, reply)
+                if (judged := self._judging.pop(reply.request_id, None)) is None:
+                    self._finish([item], *self._judged(item, reply))
+                else:
+                    judged.replies[item.number] = reply
+                    self._finish_group(judged)
         done, self._done = self._done, []
         return done
 
     def idle_s(self) -> float:
-        """Return 0 while rollouts are being scored, since `advance` itself waits for the scorer."""
-        return 0.0 if self._done or self._scorer.num_active else FOREVER
+        """Return 0 while rollouts are being scored, since `advance` itself waits for the scorer; else the seconds until
+        a group has waited long enough for its siblings."""
+        if self._done or self._scorer.num_active:
+            return 0.0
+        return WAIT_S if self._scorer.grouped is None else self._groups.due_in_s()
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
         """Return the `verified` record for a rollout that cannot be decoded."""
-        verified = self._verified(ids, None, None, UnscorableReason.undecodable, str(error))
         self._deaths.died("undecodable", str(error))
+        verified = self._verified(ids, None, None, UnscorableReason.undecodable, str(error))
         return (Publish("verified", record.partition, verified),)
 
     def health(self) -> Mapping[str, object]:
-        """Return how many rollouts are being scored."""
-        return {"scoring": len(self._active)}
+        """Return how many rollouts are being scored, and how many wait for siblings."""
+        return {"scoring": len(self._active), "waiting": len(self._groups)}
 
     def close(self) -> None:
         """End the scorer."""
         self._scorer.close()
 
-    def _judged(self, item: Item, reply: ScoreReply) -> None:
+    # ------------------------------------------------------------------------------------------ groups
+
+    def _judge(self, group: WaitingGroup) -> None:
+        """Give the siblings of a group to the scorer, or pass them on if there is nothing to compare."""
+        judged = JudgedGroup(group)
+        if group.is_majority:
+            requests = [self._request(sibling.item) for _, sibling in group.compared]
+            self._judging.update({request.request_id: judged for request in requests})
+            if requests:
+                self._scorer.submit_group(requests, group.absent)
+        self._finish_group(judged)
+
+    def _finish_group(self, judged: JudgedGroup) -> None:
+        """Finish all siblings of a group, once all of them have their replies."""
+        if judged in self._judging.values():
+            return
+        siblings = [sibling for _, sibling in sorted(judged.group.siblings.items())]
+        outputs: list[Publish] = []
+        for sibling in siblings:
+            item, reply = sibling.item, judged.replies.get(sibling.item.number)
+            rollout = item.received.message
+            if reply is not None:
+                outputs += self._judged(item, reply)
+            elif sibling.error is not None:
+                outputs += self.undecodable(item.received.record, sibling.ids, ContractError(sibling.error))
+            elif isinstance(rollout, Rollout) and sibling.absent is not None:
+                outputs += self._passed_on(item, rollout)
+            else:
+                outputs += self._judged(item, _too_late(judged.group))
+        self._finish([sibling.item for sibling in siblings], *outputs)
+
+    # ------------------------------------------------------------------------------------------ verdicts
+
+    def _request(self, item: Item) -> ScoreRequest:
+        """Return the request for a rollout, whose scoring begins now."""
+        rollout, key = item.received.message, str(item.number)
+        assert isinstance(rollout, Rollout)
+        self._active[key] = item, self._clock.now()
+        return ScoreRequest(
+            request_id=key,
+            taskset=rollout.ids.taskset,
+            item=reward_input(rollout),
+            rollout_id=rollout.ids.rollout_id,
+            group_id=rollout.ids.group_id,
+            sibling=rollout.ids.sibling,
+        )
+
+    def _judged(self, item: Item, reply: ScoreReply) -> tuple[Publish, ...]:
+        """Return the records of a rollout that the scorer replied to."""
         rollout = item.received.message
         assert isinstance(rollout, Rollout)
         if reply.score is not None:
@@ -223,24 +291,27 @@ class VerifierStep(ConcurrentStep):
                 for kind, amount in spent_amounts(verdict.metrics).items():
                     if 0 <= amount < math.inf:
                         metrics.count_named(metrics.REWARD_SPENT, kind, amount=amount)
-                self._finish(item, verified, value=value)
-                return
+                return (Publish("verified", item.received.record.partition, verified, value),)
         reply = replace(reply, detail=reply.detail.encode(errors="backslashreplace").decode())
         reason = UnscorableReason(reply.reason or "error")
         self._say(rollout, reply)
         self._deaths.died(reason, reply.detail, scorer=reply.scorer)
+        verified = self._verified(rollout.ids, rollout, None, reason, reply.detail[:2000])
         letter = self._letter(item, reason, reply.detail, reply.tries)
-        self._finish(item, self._verified(rollout.ids, rollout, None, reason, reply.detail[:2000]), letter)
+        return Publish("verified", item.received.record.partition, verified), letter
 
-    def _pass_on(self, item: Item, rollout: Rollout) -> None:
-        """Pass on a rollout that cannot be scored: it was skipped, it failed, or it was too large for one record."""
+    def _passed_on(self, item: Item, rollout: Rollout) -> tuple[Publish, ...]:
+        """Return the records of a rollout that cannot be scored: it was skipped, it failed, it was too large for one
+        record, or its task could not be decoded."""
         reason, detail = _UNSCORED[rollout.status], rollout.error
-        verified = self._verified(rollout.ids, rollout, None, reason, detail)
-        if reason is UnscorableReason.skipped:
-            self._finish(item, verified)
-        else:
+        left = None if reason is UnscorableReason.undecodable else rollout
+        verified = self._verified(rollout.ids, left, None, reason, detail)
+        output = Publish("verified", item.received.record.partition, verified)
+        if reason is not UnscorableReason.skipped:
             self._deaths.died(reason, detail or "")
-            self._finish(item, verified, self._letter(item, reason, detail or "", 1))
+        if reason in (UnscorableReason.skipped, UnscorableReason.undecodable):
+            return (output,)
+        return output, self._letter(item, reason, detail or "", 1)
 
     def _letter(self, item: Item, reason: UnscorableReason, detail: str, tries: int) -> Publish:
         metrics.DEAD.labels(VERIFIER.name, str(reason)).inc()
@@ -279,10 +350,31 @@ class VerifierStep(ConcurrentStep):
             ids=ids, rollout=rollout, verdict=verdict, reason=reason, detail=detail, verified_at=self._clock.now()
         )
 
-    def _finish(self, item: Item, verified: VerifiedRollout, *more: Publish, value: bytes | None = None) -> None:
-        metrics.VERDICTS.labels(str(verified.reason or "scored")).inc()
-        output = Publish("verified", item.received.record.partition, verified, value)
-        self._done.append(Done(item.number, (output, *more)))
+    def _finish(self, items: Sequence[Item], *outputs: Publish) -> None:
+        """Finish rollouts with their records, all in one transaction."""
+        for output in outputs:
+            if isinstance(output.message, VerifiedRollout):
+                metrics.VERDICTS.labels(str(output.message.reason or "scored")).inc()
+        first, *also = (item.number for item in items)
+        self._done.append(Done(first, outputs, tuple(also)))
+
+
+@dataclass(slots=True, eq=False)
+class JudgedGroup:
+    """A group that is being scored."""
+
+    group: WaitingGroup
+    replies: dict[int, ScoreReply] = field(default_factory=dict)
+    """By the number of the item."""
+
+
+def _too_late(group: WaitingGroup) -> ScoreReply:
+    """Return the reply for a sibling that is not compared, since less than half of its group is here."""
+    detail = (
+        f"{len(group.siblings)} of the group's {group.size} rollouts came together within verifier.group_timeout_s, "
+        "expected more than half; make it longer"
+    )
+    return ScoreReply(request_id="", score=None, scorer="", scorer_version="", reason="timeout", detail=detail)
 
 
 def reward_input(rollout: Rollout) -> RewardInput:

@@ -150,23 +150,26 @@ class ConcurrentService(Service):
             received = ContractError("$: got no value (a tombstone), expected a message", where=str(record))
         if isinstance(received, ContractError):
             self._in_hand[number] = work
-            self._finish(self._undecodable(number, record, received))
+            self._undecodable(Item(number, Received(record, None)), work, received)
         else:
             self.step.start(Item(number, received))
             self._in_hand[number] = work
 
-    def _undecodable(self, number: int, record: Record, error: ContractError) -> Done:
-        """Return the outputs for a record that cannot be decoded or is not in force: a dead letter and, if the record
-        is not foreign and its ids can be read, the step's outputs."""
+    def _undecodable(self, item: Item, work: InHand, error: ContractError) -> None:
+        """Finish a record that cannot be decoded or is not in force: with a dead letter and, if the record is not
+        foreign and its ids can be read, the step's outputs. The step may keep such a record in hand."""
+        record = item.received.record
         log.error("%s; message sent to dead", error)
         reason = reason_of(error)
         metrics.DEAD.labels(self.role, reason).inc()
-        letter = dead_letter(record, role=self.role, reason=reason, detail=str(error), tries=1, now=self.clock.now())
+        now = self.clock.now()
+        work.letters = (dead_letter(record, role=self.role, reason=reason, detail=str(error), tries=1, now=now),)
         is_foreign = codec.is_foreign(record) or isinstance(error, ForeignRecord)
         ids = None if is_foreign else codec.ids_from_headers(record)
         if ids is None:
-            return Done(number, (letter,))
-        return Done(number, (*self.step.undecodable(record, ids, error), letter))
+            self._finish(Done(item.number, ()))
+        elif not self.step.hold_undecodable(item, ids, error):
+            self._finish(Done(item.number, self.step.undecodable(record, ids, error)))
 
     def _advance(self) -> Sequence[Done]:
         if self._stop is not None:
@@ -179,10 +182,12 @@ class ConcurrentService(Service):
             return ()
 
     def _finish(self, done: Done) -> None:
-        """Make a pending result of a finished record. Do nothing if its partition was lost in the meantime."""
+        """Make a pending result of finished records. Do nothing if their partition was lost in the meantime."""
         work = self._in_hand.pop(done.number, None)
         if work is not None:
-            self._results.add(done.number, work, self.encode(done.outputs))
+            also = {number: self._in_hand.pop(number) for number in done.also}
+            letters = (letter for one in (work, *also.values()) for letter in one.letters)
+            self._results.add(done.number, work, self.encode((*done.outputs, *letters)), also=also)
 
     def _save(self) -> bool:
         """Make pending results of the work that the step wants saved. Save nothing while an earlier save is pending."""
@@ -200,7 +205,8 @@ class ConcurrentService(Service):
     def _drop(self, place: TopicPartition) -> None:
         """Drop the work of a partition that was lost."""
         self._give_back([number for number, work in self._in_hand.items() if work.place == place])
-        self.step.drop([result.number for result in self._results if result.finishes and result.work.place == place])
+        lost = [result for result in self._results if result.finishes and result.work.place == place]
+        self.step.drop([number for result in lost for number in result.numbers])
         self._results.drop(place)
 
     def _give_back(self, numbers: Collection[int]) -> None:
@@ -245,7 +251,7 @@ class ConcurrentService(Service):
             result
             for result in self._results
             if (
-                not finished[result.work.place].deliver(result.work.offset)
+                not any(finished[result.work.place].deliver(offset) for offset in result.offsets)
                 if result.finishes
                 else all((record.partition, record.key) in saved for record in result.records)
             )
@@ -264,7 +270,7 @@ class ConcurrentService(Service):
         if written:
             self.step.committed(
                 [result.number for result in written if not result.finishes],
-                [result.number for result in written if result.finishes],
+                [number for result in written if result.finishes for number in result.numbers],
             )
         self._give_back([result.number for result in written if result.leaves])
 

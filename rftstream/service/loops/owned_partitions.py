@@ -3,6 +3,7 @@ order."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -130,9 +131,9 @@ class OwnedPartitions:
         fitting: list[PendingResult] = []
         for place, results in by_place.items():
             _, tracker = self._owned[place]
-            finished = [result.work.offset for result in results if result.finishes]
+            finished = [result.offsets for result in results if result.finishes]
             position, held = tracker.position_after(finished, self._member.position(place))
-            fit = [result for result in results if not result.finishes or result.work.offset not in set(held)]
+            fit = [result for result in results if not result.finishes or result.offsets not in held]
             if fit:
                 # If nothing is finished, the unchanged position is committed, so that the log checks who owns the
                 # partition.
@@ -143,8 +144,8 @@ class OwnedPartitions:
     def committed(self, positions: Mapping[TopicPartition, Position], written: Sequence[PendingResult]) -> None:
         """Record that these positions are committed and that these results are on the log."""
         for place, position in positions.items():
-            finished = [result.work.offset for result in written if result.finishes and result.work.place == place]
-            self._owned[place][1].committed(position, finished)
+            mine = (result.offsets for result in written if result.finishes and result.work.place == place)
+            self._owned[place][1].committed(position, list(itertools.chain(*mine)))
 
     def stable_positions(self) -> dict[TopicPartition, Position]:
         """Return the committed positions of all owned partitions, once no commit for them is pending."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rftstream.clock import Clock
 from rftstream.contracts.records import NewRecord, TopicPartition
-from rftstream.service.role import Log
+from rftstream.service.role import Log, Publish
 from rftstream.transport.base import Transport
 
 MAX_TRANSACTION_BYTES = 8 << 20
@@ -29,16 +29,19 @@ class InHand:
     place: TopicPartition
     assignment: int
     offset: int
+    letters: tuple[Publish, ...] = ()
+    """The dead letter of a record that cannot be decoded."""
 
 
 @dataclass(slots=True)
 class PendingResult:
-    """The outputs for a record in hand. They are published together with the position of the record."""
+    """The outputs for a record in hand, or for several of one partition. They are published together with the positions
+    of these records."""
 
     number: int
-    """Number of the item."""
+    """Number of the item, or of the first of several."""
     work: InHand
-    """The record in hand."""
+    """The record in hand, or the first of several."""
     records: list[NewRecord]
     """Records to be published."""
     num_bytes: int
@@ -49,6 +52,18 @@ class PendingResult:
     """Whether a client outside of the log waits for this result."""
     leaves: bool = False
     """Whether the record is given back once the result is on the log."""
+    also: Mapping[int, InHand] = field(default_factory=dict)
+    """Number -> record in hand, for the other records that the result finishes."""
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of all items of the result."""
+        return [self.number, *self.also]
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Offsets of all its records, in order."""
+        return tuple(sorted((self.work.offset, *(work.offset for work in self.also.values()))))
 
 
 class PendingResults:
@@ -78,12 +93,13 @@ class PendingResults:
         finishes: bool = True,
         waits: bool = False,
         leaves: bool = False,
+        also: Mapping[int, InHand] | None = None,
     ) -> None:
         """Add a result. The arguments are the fields of PendingResult."""
         if not self._results:
             self._waiting_since = self._clock.now()
         num_bytes = sum(record.num_bytes for record in records)
-        self._results.append(PendingResult(number, work, records, num_bytes, finishes, waits, leaves))
+        self._results.append(PendingResult(number, work, records, num_bytes, finishes, waits, leaves, also or {}))
 
     def all_finish(self) -> bool:
         """Return whether every pending result finishes its record."""

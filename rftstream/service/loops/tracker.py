@@ -9,12 +9,17 @@ so a position without metadata was set by somebody else (owned_partitions.py).""
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 
 from rftstream.errors import ContractError
 from rftstream.transport.base import MAX_METADATA_BYTES, Position
 
 NOTHING = "0"
 """The metadata of a position above which nothing is finished."""
+
+RESERVED_BYTES = 1024
+"""Bytes of the metadata that only the result with the lowest open offset may use. Its other offsets, in a result of
+several, lie far apart at worst, and each of them takes up to eight bytes."""
 
 _DIGITS = string.digits + string.ascii_lowercase
 
@@ -50,25 +55,26 @@ class PartitionTracker:
         """Number of records that were delivered and are not yet committed as finished."""
         return len(self._open)
 
-    def position_after(self, offsets: list[int], next_offset: int) -> tuple[Position, list[int]]:
-        """Return the position to commit when these open offsets are finished, and the offsets for which the metadata
-        has no room. The latter are the highest ones, and their results must be held back. `next_offset` is the member's
-        delivery position."""
-        taken = sorted(offsets)
-        position = self._position(taken, next_offset)
-        if len(position.metadata) <= MAX_METADATA_BYTES:
-            return position, []
-        fits, too_many = 0, len(taken)
+    def position_after(
+        self, results: Sequence[tuple[int, ...]], next_offset: int
+    ) -> tuple[Position, list[tuple[int, ...]]]:
+        """Return the position to commit when these results are finished, and the results for which the metadata has no
+        room. The latter are the highest ones, and must be held back. A result has one open offset, or several that are
+        finished together. `next_offset` is the member's delivery position."""
+        taken = sorted(results)
+        if len(self._position(taken, next_offset).metadata) <= MAX_METADATA_BYTES - RESERVED_BYTES:
+            return self._position(taken, next_offset), []
+        fits, too_many = int(bool(taken) and taken[0][0] == next(iter(self._open))), len(taken)
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
-            if len(self._position(taken[:middle], next_offset).metadata) <= MAX_METADATA_BYTES:
+            if len(self._position(taken[:middle], next_offset).metadata) <= MAX_METADATA_BYTES - RESERVED_BYTES:
                 fits = middle
             else:
                 too_many = middle
         return self._position(taken[:fits], next_offset), taken[fits:]
 
-    def _position(self, taken: list[int], next_offset: int) -> Position:
-        finished = self._finished.union(taken)
+    def _position(self, taken: Sequence[tuple[int, ...]], next_offset: int) -> Position:
+        finished = self._finished.union(*taken)
         still_open = [offset for offset in self._open if offset not in finished]
         return encode_position(still_open, finished, max(next_offset, self.low_water))
 

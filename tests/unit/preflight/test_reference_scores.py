@@ -21,6 +21,7 @@ RUN_FILE: dict[str, Any] = {
 
 SCORES = {
     "exact": "1 for the problem's answer, 0 for an empty one, in 2 problems",
+    "majority_vote": "1 for the problem's answer, 0 for an empty one, in 2 problems",
     "own_check_rewards:kind": "1 for the problem's answer, 1 (0 expected) for an empty one, in 2 problems",
     "own_check_rewards:asleep": "could not be computed: no answer within 0.2 s",
     "own_check_rewards:broken": "could not be computed: TypeError: unsupported operand",

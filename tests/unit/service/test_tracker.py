@@ -25,7 +25,7 @@ def test_nothing_open_commits_the_delivery_position() -> None:
     tracker = PartitionTracker(Position(0))
     for offset in (0, 1, 4):  # 2 and 3 were transaction markers, as is 5
         tracker.deliver(offset)
-    assert tracker.position_after([0, 1, 4], 6) == (Position(6, "0"), [])
+    assert tracker.position_after([(0,), (1,), (4,)], 6) == (Position(6, "0"), [])
 
 
 def test_damaged_metadata_is_named() -> None:
@@ -38,13 +38,16 @@ def test_results_that_do_not_fit_are_held() -> None:
     tracker = PartitionTracker(Position(0))
     for offset in range(40_000):
         tracker.deliver(offset)
-    odd = list(range(1, 40_000, 2))
+    odd = [(offset,) for offset in range(1, 40_000, 2)]
     position, held = tracker.position_after(odd, 40_000)
     assert held and len(position.metadata) <= MAX_METADATA_BYTES
-    assert decode_finished(position) == set(odd) - set(held)
-    tracker.committed(position, [offset for offset in odd if offset not in set(held)])
-    after, still_held = tracker.position_after([0, *held], 40_000)
-    assert after.offset == 2 and len(still_held) <= len(held)
+    assert decode_finished(position) == {offset for (offset,) in odd} - {offset for (offset,) in held}
+    tracker.committed(position, sorted(decode_finished(position)))
+    together = (0, *range(20_000, 40_000, 200))  # the lowest one open is let through, with all that come with it
+    after, still_held = tracker.position_after([together, *(one for one in held if one[0] % 200)], 40_000)
+    assert after.offset == 2 and len(after.metadata) <= MAX_METADATA_BYTES
+    assert decode_finished(after) == decode_finished(position) - {1} | set(together[1:])
+    assert together not in still_held and len(still_held) == len([one for one in held if one[0] % 200])
 
 
 @given(st.integers(0, 2**32), st.integers(1, 30))
@@ -61,7 +64,9 @@ def test_every_offset_is_done_once_over_successors(seed: int, n: int) -> None:
                         mine.append(next_offset)
                     next_offset += 1
             finished = [offset for offset in mine if random.random() < 0.4]
-            position, held = tracker.position_after(finished, next_offset)
+            cut = random.randint(0, len(finished))  # some of them finish together
+            results = [*((offset,) for offset in finished[:cut]), *([tuple(finished[cut:])] if finished[cut:] else [])]
+            position, held = tracker.position_after(results, next_offset)
             assert not held
             tracker.committed(position, finished)
             mine = [offset for offset in mine if offset not in finished]
