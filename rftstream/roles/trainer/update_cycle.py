@@ -16,6 +16,7 @@ from rftstream.config.parts.part_specs import PolicySpec
 from rftstream.config.sampling_ranges import inexact_settings
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.batches import Experience
+from rftstream.contracts.token_values import EXPERTS
 from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced
 from rftstream.errors import StopRule
 from rftstream.roles.trainer.assembly import Batch
@@ -267,6 +268,11 @@ def cause_of_mismatch(config: RunConfig, values: Mapping[str, float], batch: Seq
         return (
             f"the rollouts are {staleness:.2g} versions old on average, and the policy moves fast: lower trainer.lr or "
             "feeder.max_staleness"
+        )
+    if "router_entropy" in values and EXPERTS not in config.trainer.replayed:
+        return (
+            "where scores of experts are close, the routers of sampler and trainer choose others: set "
+            "trainer.routing = 'replay'"
         )
     return (
         f"nothing here is old or truncated, so the two compute otherwise: the sampler in model.dtype = "

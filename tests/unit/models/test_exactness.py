@@ -24,12 +24,13 @@ from rftstream.backends.torch.inputs import make_inputs
 from rftstream.backends.torch.network import Network, NetworkSettings, load_model, recompute_activations
 from rftstream.backends.torch.scorer import load_scorer
 from rftstream.config import loader
+from rftstream.contracts.beside import uniform
 from rftstream.contracts.versions import WeightsKind
 from rftstream.errors import ConfigError
 from rftstream.models.exactness import check_model, outline
 from rftstream.models.folders.tiny_copy import VOCABULARY, tiny_config
 from rftstream.models.offload import held_tensors
-from rftstream.models.routers import Routers
+from rftstream.models.routers import Routers, Routing
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.checks.check import check
 from rftstream.weights.checkpoint_names import names_of
@@ -99,6 +100,29 @@ def assert_experts_are_whole(loaded):
     for router in () if routers is None else routers.routers:
         layer = loaded.get_submodule(router.name.rpartition(".")[0])
         assert not any(isinstance(module, torch.nn.ModuleList) for module in layer.modules())
+
+
+@torch.no_grad()
+def assert_experts_are_replayed(loaded, family):
+    """Forced on its own experts a mixture computes the same bits, and on others something else; but for Phi-MoE."""
+    if (routers := Routers.of(loaded)) is None:
+        return
+    token_ids = torch.arange(2, 9)[None]
+    before = loaded(input_ids=token_ids, use_cache=False).logits
+    if family == "phimoe":
+        with pytest.raises(ConfigError, match="does not choose experts by a topk"):
+            Routing.of(loaded, where="here")
+        return
+    routing = Routing.of(loaded, where="here")
+    assert len(routing.layers) == len(routers.routers)
+    with routing.recorded() as experts:
+        loaded(input_ids=token_ids, use_cache=False)
+    own = experts()
+    sizes = torch.tensor([layer.num_experts for layer in routing.layers for _ in range(layer.num_chosen)])
+    for forced, is_same in ((own, True), ((own + 1) % sizes, False)):
+        routing.force(uniform(forced.numpy().astype(routing.dtype)), CPU)
+        assert torch.equal(loaded(input_ids=token_ids, use_cache=False).logits, before) is is_same
+    routing.force(None, CPU)
 
 
 def rows():
@@ -200,6 +224,7 @@ def test_a_model_is_computed_as_it_is_or_refused(family, tmp_path):
     assert (paths.path_of(loaded).rows is paths.Rows.PACKED) == (family in PACKED)
     assert_checkpoint_names(spec, loaded)
     assert_experts_are_whole(loaded)
+    assert_experts_are_replayed(loaded, family)
     publisher = WeightsPublisher(ObjectStore("file://weights", base=tmp_path), family, "float32", anchor_every=9)
     follower = WeightsFollower(ObjectStore("file://weights", base=tmp_path), family)
     policy = tiny.policy(spec)

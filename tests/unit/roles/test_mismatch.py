@@ -44,6 +44,8 @@ def test_it_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:
     ({"explorer__policy": "hf"}, {}, {"top_p": 0.9, "presence_penalty": 0.1}, "sampling.presence_penalty change"),
     ({}, {}, {"temperature": 0.0}, "sampling.temperature change"),
     ({}, {"staleness_mean": 1.5}, {"temperature": 0.7, "stop": ("x",)}, "1.5 versions old on average"),
+    ({}, {"router_entropy": 0.5}, {}, "set trainer.routing = 'replay'"),
+    ({"trainer__routing": "replay"}, {"router_entropy": 0.5}, {}, "the trainer in float32"),
     ({"model__dtype": "bfloat16"}, {"staleness_mean": 0.5}, {}, "model.dtype = 'bfloat16', the trainer in float32"),
 ])  # fmt: skip
 def test_the_likely_cause(
