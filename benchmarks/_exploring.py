@@ -72,7 +72,7 @@ def make_load(model: dict[str, Any], threads: int, folder: str, policy: str, **o
             "model": {**model, "dtype": "bfloat16"},
             "tasksets": {"sums": {"source": "arithmetic"}},
             "transport": {"partitions": PARTITIONS},
-            "explorer": {"policy": policy, "threads": threads, "max_concurrent": CONCURRENT},
+            "explorer": {"policy": policy, "devices": ["cpu"], "threads": threads, "max_concurrent": CONCURRENT},
             "policies": {policy: {"batch_size": CONCURRENT, **options}},
             "base": folder,
         }

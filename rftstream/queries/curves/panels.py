@@ -336,7 +336,7 @@ PANELS: tuple[tuple[Panel, str], ...] = (
             optional=True,
             from_zero=True,
         ),
-        "router_max_load=largest load | router_entropy=entropy of routers | router_dead_experts=unused percent",
+        "router_max_load=largest load | router_entropy=entropy of routers | router_dead_experts=unused, % percent",
     ),
     (
         Panel(
