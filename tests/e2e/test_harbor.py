@@ -86,8 +86,7 @@ def test_explorers_and_containers_are_killed_at_twenty_moments(place: Workplace)
     for number in range(MOMENTS):
         wanted = rng.choice((1, 2, 4))
         place.wait_for(lambda wanted=wanted: len(places_left()) >= wanted or not run.alive, "places", LONG_S)
-        if not run.alive:
-            break
+        assert run.alive, f"it came to its end after {number} kills"
         if number % 3 == 0:
             place.kill_worker("explorer-0")
         else:

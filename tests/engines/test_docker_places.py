@@ -38,8 +38,10 @@ MANY = "mkdir /many; cd /many; for i in $(seq 30); do head -c 9000000 /dev/zero 
 @pytest.fixture(autouse=True)
 def engine() -> Iterator[None]:
     start_engine()
+    before = docker("ps", "--all", "--quiet", "--filter", "status=exited")
     yield
     assert places_left() == []
+    assert docker("ps", "--all", "--quiet", "--filter", "status=exited") == before, "of builds that failed"
 
 
 @pytest.fixture

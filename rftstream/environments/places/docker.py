@@ -36,6 +36,7 @@ FAILURE_S = 60.0
 """Seconds for which an image that could not be made is not tried again."""
 DISK_LOOK_S = 5.0
 """Seconds between two looks at how much a place has written."""
+CPU_PERIOD_US = 100_000
 READY = "rftstream-ready"
 KEEPER = f"echo {READY}; exec cat >/dev/null"
 """First process of a container. It ends with its stdin, and the container with it."""
@@ -75,18 +76,20 @@ class DockerPlaces:
             self._is_swept = True
             await self.sweep()
         image = await self._image(order.source)
+        if order.model_url:
+            await self._pulled(self._settings.relay_image, order.source.build_timeout_s)
         return await DockerPlace.start(self, self._settings, image, order)
 
     async def sweep(self) -> None:
         """Remove the containers whose owner on this machine is dead, and those that have outlived their time."""
-        text = await self.ask(
-            "ps", "--all", "--filter", f"label={LABEL}", "--format", f'{{{{.ID}}}} {{{{.Label "{LABEL}"}}}}'
-        )
-        for line in text.splitlines():
-            number, host, pid, started, until = line.split(" ")
-            is_dead = host == socket.gethostname() and start_time(int(pid)) != started
-            if is_dead or time.time() > float(until):
-                await self.remove(number)
+        found = (await self.ask("ps", "--all", "--quiet", "--filter", f"label={LABEL}")).split()
+        for number in found:
+            with contextlib.suppress(HostError):  # it may have gone by itself
+                owner = await self.ask("inspect", "--format", f'{{{{index .Config.Labels "{LABEL}"}}}}', number)
+                host, pid, started, until = owner.split()
+                is_dead = host == socket.gethostname() and start_time(int(pid)) != started
+                if is_dead or time.time() > float(until):
+                    await self.remove(number)
 
     async def remove(self, name: str) -> None:
         """Remove a container, whatever its state."""
@@ -116,7 +119,9 @@ class DockerPlaces:
 
     async def _built(self, context: bytes, timeout_s: float, what: str, also: str = "") -> str:
         name = f"{IMAGE}:{hashlib.sha256(context + also.encode()).hexdigest()[:32]}"
-        await self._made(name, ["build", "--tag", name, "-"], context, timeout_s, f"{what} does not build")
+        await self._made(
+            name, ["build", "--force-rm", "--tag", name, "-"], context, timeout_s, f"{what} does not build"
+        )
         return name
 
     async def _made(self, image: str, command: Sequence[str], data: bytes, timeout_s: float, trouble: str) -> None:
@@ -228,7 +233,8 @@ class DockerPlace:
     async def _start(self, image: str, order: PlaceOrder) -> None:
         limits = order.limits
         options = [
-            f"--cpus={min(limits.cpus, await self._num_cpus()):g}",
+            f"--cpu-period={CPU_PERIOD_US}",
+            f"--cpu-quota={round(limits.cpus * CPU_PERIOD_US)}",  # `--cpus` refuses more than there are
             f"--memory={limits.memory_mb}m",
             f"--memory-swap={limits.memory_mb}m",
             f"--pids-limit={limits.pids}",
@@ -264,7 +270,6 @@ class DockerPlace:
             "--user=65534:65534",
             "--entrypoint=python3",
         ]
-        await self._engine._pulled(image, COMMAND_S)
         process = await self._engine.spawn(
             [*self._begin(f"{self._name}-relay", order), *options, image, "-c", RELAY, str(MODEL_PORT)],
             errors=asyncio.subprocess.DEVNULL,
@@ -285,10 +290,6 @@ class DockerPlace:
         labels = {LABEL: owner, **{f"rftstream.{key}": value for key, value in order.labels.items()}}
         begin = ["run", "--interactive", "--rm", "--init", f"--name={name}", "--log-driver=none"]
         return [*begin, *(f"--label={key}={value}" for key, value in labels.items())]
-
-    async def _num_cpus(self) -> float:
-        """Return the number of processors of the engine, which refuses to give more."""
-        return float(await self._engine.ask("info", "--format", "{{.NCPU}}"))
 
     @property
     def has_called(self) -> bool:
