@@ -10,6 +10,7 @@ import pytest
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from tests.docker_engine import docker, places_left, start_engine
 from tests.e2e.workplace import Workplace
+from tests.surroundings import ROOT
 from tests.unit.data.test_harbor_tasks import EXAMPLES, task_at
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
@@ -122,4 +123,23 @@ def test_check_runs_a_solution_and_try_shows_rollouts(place: Workplace) -> None:
     missing = place.call("check", "harbor.toml")
     assert missing.code != 0 and "'no-such-engine' cannot be run" in missing.out + missing.err
     assert "install Docker or Podman, or name the command" in missing.out + missing.err
+    assert places_left() == []
+
+
+def test_the_page_leads_from_an_empty_folder_to_a_trained_step(place: Workplace) -> None:
+    """docs/harbor.md, with mini-swe-agent: every call of it is on the log, and each sampled token is trained once."""
+    task_at(place.folder / "tasks" / "find-token")
+    place.write("harbor.toml", (ROOT / "tests" / "docs" / "examples" / "harbor.toml").read_text())
+    checked = place.call("check", "harbor.toml", timeout_s=LONG_S)
+    assert checked.code == 0 and "the solution of" not in checked.out, checked.out
+    done = place.call("run", "harbor.toml", "--json", timeout_s=LONG_S)
+    assert done.code == 0 and done.result["steps"] == 1, done.err
+    view = place.view("runs/harbor")
+    view.assert_nothing_lost()
+    trained = {item.ids.rollout_id: item for item in view.verified()}
+    assert len(trained) == 2
+    for verified in trained.values():
+        rollout = verified.rollout
+        assert rollout is not None and rollout.status is RolloutStatus.completed and rollout.calls
+        assert rollout.num_tokens == sum(int(segment.loss_mask.numpy().sum()) for segment in rollout.segments) > 0
     assert places_left() == []

@@ -40,7 +40,7 @@ def engine() -> Iterator[None]:
     start_engine()
     before = docker("ps", "--all", "--quiet", "--filter", "status=exited")
     yield
-    assert places_left() == []
+    wait_until(lambda: places_left() == [])  # the engine may be removing one by itself
     assert docker("ps", "--all", "--quiet", "--filter", "status=exited") == before, "of builds that failed"
 
 
@@ -116,7 +116,7 @@ async def test_limits(place: DockerPlace) -> None:
 @pytest.mark.parametrize("part", ["", "-relay"])
 async def test_a_place_that_is_killed_is_lost(place: DockerPlace, part: str) -> None:
     docker("kill", place._name + part)
-    with pytest.raises(HostError, match=r"the place has (ended|lost the model)"):
+    with pytest.raises(HostError, match=r"the place has ended"):
         await place.run("sleep 2", timeout_s=60)
 
 

@@ -12,7 +12,6 @@ import hashlib
 import math
 import os
 import secrets
-import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from rftstream.environments.places.base import MODEL_PORT, PlaceLimits, PlaceOrder, PlaceSettings, PlaceSource, Ran
 from rftstream.environments.places.packing import TAR_BYTES, pack_files, pack_folder, unpack_file
+from rftstream.environments.places.processes import OUTPUT_BYTES, communicate, drain, end_process, read_up_to
 from rftstream.environments.places.relay import RELAY, Tunnel
 from rftstream.errors import ConfigError, HostedCodeError, HostError
 from rftstream.sandbox.cgroups import start_time
@@ -30,8 +30,6 @@ IMAGE = "rftstream-place"
 """Name of the images that are built here; the tag is the digest of what they are made from."""
 COMMAND_S = 120.0
 """Largest number of seconds of one command of the engine, except builds and what a place runs."""
-OUTPUT_BYTES = 16_000
-"""Number of bytes of a command's output that are kept."""
 FAILURE_S = 60.0
 """Seconds for which an image that could not be made is not tried again."""
 DISK_LOOK_S = 5.0
@@ -51,7 +49,6 @@ exit $code
 background would keep a pipe open."""
 KILL = 'for one in /proc/[0-9]*; do grep -qs "$1" "$one/environ" && kill -9 "${one#/proc/}"; done 2>/dev/null; true'
 """Ends all processes with a mark among their variables."""
-NO_PROCESS = "OCI runtime exec failed"
 NO_ENGINE = (
     "Cannot connect to",
     "permission denied while trying",
@@ -133,7 +130,7 @@ class DockerPlaces:
             if await self._has(image):
                 return
             try:
-                code, output = await self._call(command, data, timeout_s=timeout_s)
+                code, output = await self.call(command, data, timeout_s=timeout_s)
                 why = _last(output) if code else ""
             except HostError as error:
                 why = str(error)
@@ -142,30 +139,31 @@ class DockerPlaces:
                 raise HostedCodeError(f"{trouble}: {why}")
 
     async def _has(self, image: str) -> bool:
-        code, output = await self._call(["image", "inspect", "--format", "{{.Id}}", image])
+        code, output = await self.call(["image", "inspect", "--format", "{{.Id}}", image])
         if code and not any(one in output.lower() for one in ("no such image", "not found", "not known")):
-            raise self._error(output)
+            raise self.error(output)
         return not code
 
     async def ask(self, *arguments: str, data: bytes = b"") -> str:
         """Return the output of a command of the engine. HostError if it fails, ConfigError if there is no engine."""
-        code, output = await self._call(list(arguments), data)
+        code, output = await self.call(list(arguments), data)
         if code:
-            raise self._error(output)
+            raise self.error(output)
         return output
 
-    async def _call(
+    async def call(
         self, arguments: Sequence[str], data: bytes = b"", *, timeout_s: float = COMMAND_S
     ) -> tuple[int, str]:
+        """Return the exit code and the output of a command of the engine. HostError if it does not end."""
         process = await self.spawn(arguments)
         try:
             async with asyncio.timeout(timeout_s):
-                output = await _communicated(process, data)
+                output = await communicate(process, data)
                 return await process.wait(), output
         except TimeoutError:
             raise HostError(f"{self._settings.engine} {arguments[0]}: no end within {timeout_s:g} s") from None
         finally:
-            await _ended(process)
+            await end_process(process)
 
     async def spawn(
         self,
@@ -192,7 +190,8 @@ class DockerPlaces:
                 "Podman, or name the command"
             ) from None
 
-    def _error(self, output: str) -> Exception:
+    def error(self, output: str) -> Exception:
+        """Return the error of a command of the engine that failed with this output."""
         if any(one in output for one in NO_ENGINE):
             return ConfigError(
                 f"environments.harbor.engine: {self._settings.engine!r} reaches no engine: {_last(output)}; start it, "
@@ -255,8 +254,8 @@ class DockerPlace:
             if line.strip() == READY.encode():
                 break
         else:
-            raise self._engine._error(seen.decode(errors="replace") or "the container ended at once")
-        self._tasks.append(asyncio.create_task(_drained(process.stdout)))
+            raise self._engine.error(seen.decode(errors="replace") or "the container ended at once")
+        self._tasks.append(asyncio.create_task(drain(process.stdout)))
         self._tasks.append(asyncio.create_task(self._watch_disk()))
 
     async def _start_relay(self, image: str, order: PlaceOrder) -> None:
@@ -322,20 +321,17 @@ class DockerPlace:
         )
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                output = await _communicated(process)
+                output = await communicate(process)
                 code = await process.wait()
         except TimeoutError:
             if not limit.expired():
                 raise
-            await self._engine._call(["exec", "--user=0", self._name, "sh", "-c", KILL, "sh", mark])
+            await self._engine.call(["exec", "--user=0", self._name, "sh", "-c", KILL, "sh", mark])
             return Ran(exit_code=None, output="")
         finally:
-            await _ended(process)
-        self._check(output if code in (125, 137) else "")
-        if code == 126 and NO_PROCESS in output:
-            raise HostedCodeError(
-                f"the place takes no more commands, perhaps since its pids are used up: {_last(output)}"
-            )
+            await end_process(process)
+        if code:
+            await self._must_live()
         return Ran(exit_code=code, output=output)
 
     async def get(self, path: str, *, max_bytes: int) -> bytes | None:
@@ -345,9 +341,9 @@ class DockerPlace:
         assert process.stdout
         try:
             async with asyncio.timeout(COMMAND_S):
-                data = await _read(process.stdout, max_bytes + TAR_BYTES)
+                data = await read_up_to(process.stdout, max_bytes + TAR_BYTES)
         finally:
-            await _ended(process)
+            await end_process(process)
         member, content = unpack_file(data)
         if member is not None and member.size > max_bytes:
             raise HostedCodeError(f"{path}: got {member.size} bytes, expected at most {max_bytes}")
@@ -365,17 +361,32 @@ class DockerPlace:
         for process, name in ((self._relay, f"{self._name}-relay"), (self._keeper, self._name)):
             if process is not None:
                 await self._engine.remove(name)
-                await _ended(process)
+                await end_process(process)
 
-    def _check(self, output: str = "") -> None:
-        """Raise the error of a place that has ended."""
+    def _check(self) -> None:
+        """Raise the error of a place that is known to have ended."""
         if self._exceeded:
             raise HostedCodeError(f"the place was ended: {self._exceeded}")
         assert self._keeper
-        if self._keeper.returncode is not None or "No such container" in output or "is not running" in output:
+        if self._keeper.returncode is not None:
             raise HostError("the place has ended: its container is gone")
         if self._relay is not None and self._relay.returncode is not None:
             raise HostError("the place has lost the model: its relay is gone")
+
+    async def _must_live(self) -> None:
+        """Raise the error of a place that cannot go on. What a command has printed proves nothing, so the engine is
+        asked."""
+        for name in [self._name] + [f"{self._name}-relay"] * (self._relay is not None):
+            code, output = await self._engine.call(["inspect", "--format", "{{.State.Running}}", name])
+            if code or output.strip() != "true":
+                self._check()
+                raise HostError(f"the place has ended: its container {name} is gone")
+        self._check()
+        code, output = await self._engine.call(["exec", "--user=0", self._name, "true"])
+        if code:
+            raise HostedCodeError(
+                f"the place takes no more commands, perhaps since its pids are used up: {_last(output)}"
+            )
 
     async def _watch_disk(self) -> None:
         """End the container when it has written too much."""
@@ -395,49 +406,6 @@ def _given(variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     own = {name for name in variables if name in ("PATH", "HOME") or name.startswith(("DOCKER", "LD_"))}
     options = [f"--env={name}={variables[name]}" if name in own else f"--env={name}" for name in variables]
     return options, {name: value for name, value in variables.items() if name not in own}
-
-
-async def _communicated(process: asyncio.subprocess.Process, data: bytes = b"") -> str:
-    """Send data to a process, and return the last part of its output."""
-    assert process.stdin and process.stdout
-    reading = asyncio.create_task(_drained_tail(process.stdout))
-    try:
-        with contextlib.suppress(ConnectionError):
-            process.stdin.write(data)
-            await process.stdin.drain()
-        process.stdin.close()
-        return (await reading).decode(errors="replace")
-    finally:
-        reading.cancel()
-
-
-async def _drained_tail(reader: asyncio.StreamReader) -> bytes:
-    tail = b""
-    while data := await reader.read(1 << 16):
-        tail = (tail + data)[-OUTPUT_BYTES:]
-    return tail
-
-
-async def _drained(reader: asyncio.StreamReader) -> None:
-    await _drained_tail(reader)
-
-
-async def _read(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
-    """Return what comes, up to a number of bytes."""
-    data = b""
-    while len(data) < max_bytes and (more := await reader.read(max_bytes - len(data))):
-        data += more
-    return data
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    """End a process that may have ended."""
-    if process.stdin:
-        process.stdin.close()
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)  # `process.kill` would take its exit status from whoever waits for it
-        await asyncio.shield(process.wait())
 
 
 def _last(output: str) -> str:
