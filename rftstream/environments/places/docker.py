@@ -330,6 +330,7 @@ class DockerPlace:
             return Ran(exit_code=None, output="")
         finally:
             await end_process(process)
+        self._check()
         if code:
             await self._must_live()
         return Ran(exit_code=code, output=output)
