@@ -18,6 +18,7 @@ from rftstream.backends.deepspeed import backend as deepspeed_backend
 from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.backends.torch.inputs import make_inputs
 from rftstream.backends.torch.network import load_model
+from rftstream.config.sections import LoraSection
 from rftstream.contracts.beside import Beside, fill_columns, uniform
 from rftstream.contracts.token_values import EXPERTS
 from rftstream.errors import ConfigError
@@ -26,7 +27,7 @@ from rftstream.models.routers import Routers, Routing
 from rftstream.roles.explorer.open_segment import OpenSegment
 from tests.unit import tiny
 
-GRPO = Grpo(Grpo.Config())
+GRPO, KL = Grpo(Grpo.Config()), Grpo(Grpo.Config(kl_coef=0.1))
 PROMPT = (4, 11, 5, 15)
 GATES = {
     "qwen3_moe": lambda logits_NE, chosen: logits_NE.softmax(-1).gather(1, chosen),
@@ -235,6 +236,26 @@ def test_ranks_force_what_one_process_forces(tmp_path, kept, monkeypatch, config
         backend.close()
     for name, one in whole.served_tensors().items():
         np.testing.assert_allclose(after[name], np.frombuffer(one.data, np.float32), atol=2e-3, err_msg=name)
+
+
+@pytest.mark.slow
+def test_policy_reference_and_all_settings_of_a_backend_are_forced(tmp_path):
+    pytest.importorskip("peft")
+    spec = mixture(tmp_path, "qwen3_moe")
+    rows, plain = forced_at_random(tiny.rows(6), spec), tiny.backend(spec)
+    expected, own = np.concatenate(plain.logprobs(rows)), np.concatenate(plain.logprobs(without(rows)))
+    assert np.abs(expected - own).max() > 0.1
+    adapted = dataclasses.replace(spec, lora=LoraSection(rank=4, alpha=8.0))
+    for model, config, near in (
+        (spec, {"parameters": "bfloat16", "gradient_checkpointing": True}, 0.01),
+        (spec, {"offload_parameters": True}, 1e-5),
+        (adapted, {}, 1e-5),
+    ):
+        backend = tiny.backend(model, **config)
+        for found in backend.logprobs(rows), backend.reference_logprobs(rows, 1000):
+            np.testing.assert_allclose(np.concatenate(found), expected, atol=near)
+        update = backend.update(rows, KL, tiny.plan(updates_per_batch=2)).metrics
+        assert update["routing_mismatch"] > 0.5
 
 
 def mismatch(rows, found):
