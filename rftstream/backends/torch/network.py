@@ -313,7 +313,7 @@ def network_of(
     seeing = SeeingModel.of(model, spec.folder)
     routing = Routing.of(model, where="trainer.routing") if spec.replays_experts else None
     if routing is not None and model.is_gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": routing.recompute})
+        recompute_activations(model, context_fn=routing.recompute)
     return Network(
         model,
         settings,
@@ -356,17 +356,18 @@ def recomputed_layers(model: Any) -> list[Any]:
     return layers
 
 
-def recompute_activations(model: Any) -> None:
-    """Let the backward pass recompute activations, layer by layer. ConfigError if the model cannot do so.
+def recompute_activations(model: Any, **settings: Any) -> None:
+    """Let the backward pass recompute activations, layer by layer. ConfigError if the model cannot do so. `settings`:
+    further ones of torch's `checkpoint`.
 
     transformers does that only for layers in training mode, in which there would be dropout, and noise in routers. So
     only the question whether to recompute sees that mode; the layers compute without it."""
     for layer in recomputed_layers(model):
         layer.gradient_checkpointing = layer.training = True
-        layer._gradient_checkpointing_func = partial(_recomputed, layer)
+        layer._gradient_checkpointing_func = partial(_recomputed, layer, settings)
 
 
-def _recomputed(layer: nn.Module, compute: Callable[..., Any], *inputs: Any) -> Any:
+def _recomputed(layer: nn.Module, settings: Any, compute: Callable[..., Any], *inputs: Any) -> Any:
     def compute_without_dropout(*inputs: Any) -> Any:
         layer.training = False
         try:
@@ -374,7 +375,7 @@ def _recomputed(layer: nn.Module, compute: Callable[..., Any], *inputs: Any) -> 
         finally:
             layer.training = True
 
-    return torch.utils.checkpoint.checkpoint(compute_without_dropout, *inputs, use_reentrant=False)
+    return torch.utils.checkpoint.checkpoint(compute_without_dropout, *inputs, use_reentrant=False, **settings)
 
 
 def compile_layers(model: Any) -> None:
