@@ -36,14 +36,16 @@ def better_than_siblings(group: RewardGroup, unscorable_share: float = 0.0) -> l
 def with_compared(config: RunConfig, seed: object) -> RunConfig:
     """The run with such a reward beside those that it has. Siblings may come too late, and bodies may not fit."""
     random, values = Random(f"compared {seed}"), loader.to_dict(config)
-    quick = config.policies["fake"]["tokens_per_s"] == 0.0  # else hardly a group would come together in time
+    quick = (
+        config.policies["fake"]["tokens_per_s"] == 0.0 and not config.environments
+    )  # else hardly a group would come together in time
     for section in values["tasksets"].values():
         before = section["reward"] if isinstance(section["reward"], list) else [{"name": section["reward"]}]
         section["reward"] = [*before, {"name": COMPARED, "weight": WEIGHT, "group": True}]
     values["rewards"][COMPARED] = {"unscorable_share": random.choice([0.0, 0.0, 0.1])}
     values["verifier"] |= {
         "max_waiting_bytes": random.choice([1, 2000, 1 << 28]),
-        "group_timeout_s": random.choice([None, None, 1.0, 5.0] if quick else [None, None, 20.0, 60.0]),
+        "group_timeout_s": random.choice([None, None, 3.0, 20.0] if quick else [None, None, 60.0, 200.0]),
     }
     return loader.from_dict(values)
 
