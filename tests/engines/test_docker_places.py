@@ -133,14 +133,17 @@ async def attempted(problem: Problem, model: HttpServer, command: str, **setting
 
 
 async def test_solutions_of_the_examples_get_1_and_doing_nothing_gets_what_it_is_worth(model: HttpServer) -> None:
+    """The numbers are those of Harbor 0.26 on the same engine, by its agents `oracle` and `nop`."""
     taskset = open_source(f"harbor:{EXAMPLES}")
     parts = {"broken-slug": {"fixed": 1, "limit": 1, "committed": 1}, "fix-median": {"cases": 6}}
-    untouched = {"fix-median": 1 / 3}
+    untouched = {"fix-median": (pytest.approx(1 / 3), {"cases": 2})}
+    untouched["broken-slug"] = (0.0, {"fixed": 0, "limit": 1, "committed": 0})
     for index, name in enumerate(NAMES):
         problem = taskset.problem(index)
         found = await rehearsed(problem)
         assert found is not None and (found.reward, found.parts) == (1.0, parts.get(name, {})), name
-        assert (await attempted(problem, model, ASK)).reward == pytest.approx(untouched.get(name, 0.0)), name
+        idle = await attempted(problem, model, ASK)
+        assert (idle.reward, idle.parts) == untouched.get(name, (0.0, {})), name
 
 
 BAD: dict[str, tuple[dict[str, str], str, str | float]] = {
