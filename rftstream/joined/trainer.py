@@ -280,7 +280,7 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     found = {}
     for name, value in metrics.items():
         try:
-            found[str(name)] = float(value)
+            found[str(name)] = float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError, RuntimeError):
             raise AnswerRefused(f"metrics: {name!r} is a {type(value).__name__}, expected a number") from None
     return found
