@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import rftstream
-from benchmarks import _longrun
+from benchmarks import _joined, _longrun
 from rftstream.runs.folder import open_run
 from rftstream.service.role import Log
 
@@ -33,7 +33,11 @@ IMPORTS = 15
 
 
 def run() -> list[dict[str, Any]]:
-    return [_import_row(), *_look_rows()]
+    return [
+        _import_row(),
+        *_look_rows(),
+        _row("a joined sampler and trainer", "rollouts/s", *_joined.rates(), "our roles"),
+    ]
 
 
 def _import_row() -> dict[str, Any]:

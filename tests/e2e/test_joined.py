@@ -1,0 +1,90 @@
+"""Own samplers and training loops as processes, which are killed in the middle: nothing is lost, nothing twice."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import rftstream
+from rftstream.errors import ConfigError
+from tests.e2e.test_kills import SLOW, drain, reach
+from tests.e2e.workplace import Process, Workplace, sets
+
+pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.law("lost", "twice", "conservation", "replay")]
+
+SAMPLER = """
+import rftstream, time
+
+with rftstream.join("runs/tiny", role="explorer") as me:
+    for task in me.tasks():
+        if me.new_version:
+            me.weights_folder()
+        tokens = [*str(eval(bytes(task.prompt_ids).decode().strip("= "))).encode(), 0]
+        me.save(task, tokens=tokens[:1], logprobs=[-0.1], version=me.version)
+        time.sleep(0.02)
+        me.finish(task, tokens=tokens, logprobs=[-0.1] * len(tokens), version=me.version)
+"""
+TRAINER = """
+import rftstream
+
+with rftstream.join("runs/tiny", role="trainer") as me:
+    weights, done = me.state(), me.kept["done"] if me.kept else 0
+    assert done <= (me.kept["version"] if me.kept else 0)
+    for batch in me.batches():
+        weights = {name: one + 0.01 for name, one in weights.items()}
+        done += 1
+        me.step(batch, weights=weights, metrics={"done": done})
+        me.checkpoint({"model": weights, "done": done, "version": batch.version + 1})
+"""
+NUM_KILLS = 8
+
+
+def start(place: Workplace, name: str) -> Process:
+    return place.start(place.folder / f"{name}.py", command=[sys.executable])
+
+
+def test_joined_loops_are_killed_in_the_middle(place: Workplace) -> None:
+    place.write("tiny.toml", SLOW)
+    for name, text in (("sampler", SAMPLER), ("trainer", TRAINER)):
+        place.write(f"{name}.py", text)
+    joined = sets("trainer.backend=joined", "trainer.checkpoint_every=3")
+    run = place.start("run", "tiny.toml", "--json", *joined)
+    view = place.view("runs/tiny")
+    place.wait_for(lambda: view.control().manifest, "the manifest")
+    loops = {name: start(place, name) for name in ("sampler", "trainer")}
+    for number in range(NUM_KILLS):
+        reach(place, view, 2 * number + 1)
+        name = ("trainer", "sampler")[number % 2]
+        loops[name].send(9)
+        loops[name].finish()
+        loops[name] = start(place, name)
+    reach(place, view, 2 * NUM_KILLS + 1)
+    assert "a loop of its user's own (rftstream.join)" in place.look("status", "runs/tiny").out
+    version = drain(place, run)
+    assert all(loop.finish().code == 0 for loop in loops.values()), place.report()
+    view.assert_nothing_lost()
+    steps = {step.name.version: step for step in view.steps() if not step.resumed}
+    assert sorted(steps) == list(range(1, version + 1))
+    assert all(step.metrics["done"] == number for number, step in steps.items())  # each of them once, in order
+    replayed = place.look("replay", "runs/tiny")
+    assert (replayed.code, "made by a joined loop" in replayed.err) == (2, True)
+    with pytest.raises(ConfigError, match=r"the run has ended \(drained\) with version \d+"):
+        rftstream.join(place.folder / "runs/tiny", role="explorer")
+
+
+@pytest.mark.parametrize(
+    ("run", "role", "text"),
+    [
+        ("nowhere", "explorer", "no such file, expected a run folder or a run file"),
+        (".", "explorer", "no config.toml in it, so it is not a run folder"),
+        ("runs/tiny", "gardener", "role: got 'gardener', expected one of explorer, trainer, verifier"),
+        ("runs/tiny", "trainer", "is trained by 'fake', expected 'joined' for a loop of your own"),
+    ],
+)
+def test_where_nobody_can_join(place: Workplace, run: str, role: str, text: str) -> None:
+    place.write("tiny.toml", SLOW)
+    assert place.call("run", "tiny.toml", "--no-workers").code == 0
+    with pytest.raises(ConfigError, match=text) as error:
+        rftstream.join(place.folder / run, role=role)  # type: ignore[call-overload]
+    assert "\n" not in str(error.value)
