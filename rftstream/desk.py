@@ -63,6 +63,8 @@ class Desk:
         """Why the role has ended; None if it ended as it should, or has not."""
         self._open: dict[str, WorkItem] = {}
         self._answered: list[WorkItem] = []
+        self._num_taken = 0
+        """Number of open pieces in the loop's hands."""
         self._listeners: list[Callable[[], object]] = []
 
     # ------------------------------------------------------------------------------------------ for the role
@@ -87,13 +89,15 @@ class Desk:
             if (piece := self._open.pop(key, None)) is not None:
                 pieces.append(piece)
             for piece in pieces:
+                self._num_taken -= piece.place is WorkPlace.taken
                 piece.place = WorkPlace.withdrawn
 
     def collect(self, wait_s: float = 0.0) -> list[WorkItem]:
-        """Return the pieces that were answered, each once. Wait at most `wait_s` seconds for the first."""
+        """Return the pieces that were answered, each once. Wait at most `wait_s` seconds for the answers to all that
+        the loop has in hand: a role that wakes for each one alone takes the processor from the loop."""
         with self.changed:
-            if wait_s and not self._answered:
-                self.changed.wait_for(lambda: self._answered or self.stops, wait_s)
+            if wait_s:
+                self.changed.wait_for(lambda: (self._answered and not self._num_taken) or self.stops, wait_s)
             answered, self._answered = self._answered, []
         return answered
 
@@ -153,6 +157,7 @@ class Desk:
         with self.changed:
             for piece in self._open.values():
                 piece.place = WorkPlace.waiting
+            self._num_taken = 0
             self.notify()
 
     def draft(self, piece: WorkItem, draft: Any) -> bool:
@@ -171,7 +176,9 @@ class Desk:
             piece.place, piece.answer = WorkPlace.answered, answer
             del self._open[piece.key]
             self._answered.append(piece)
-            self.notify()
+            self._num_taken = max(0, self._num_taken - 1)
+            if not self._num_taken:
+                self.notify()
         return True
 
     def stop(self) -> None:
@@ -205,6 +212,7 @@ class Desk:
         found = self._waiting(most)
         for piece in found:
             piece.place = WorkPlace.taken
+        self._num_taken += len(found)
         return found
 
 
