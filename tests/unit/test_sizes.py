@@ -49,7 +49,7 @@ BUDGETS = {
     "service": 2_550,
     "studio": 3_050,
     "testing": 2_000,
-    "top": 750,
+    "top": 800,
     "trackers": 550,
     "transport": 4_600,
     "weights": 2_600,
