@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rftstream.config.parts.part_names import compares_siblings
 from rftstream.config.sections import RunConfig
 from rftstream.preflight.estimate import CHARACTERS_PER_TOKEN
 from rftstream.rewards.process import MAX_CHUNK_BYTES
@@ -75,9 +76,11 @@ class RolloutsHeld:
         return {"samples": 2 * num * self.record, **self.log}
 
     def verifier(self) -> dict[str, int]:
-        """Return the bytes of rollouts that are being scored."""
+        """Return the bytes of rollouts that are being scored, and of those that wait for siblings."""
         num = min(self.config.verifier.max_concurrent, self.open)
-        return {"rollouts": 4 * num * self.record, **self.log}
+        waiting = 2 * min(self.open * self.record, self.config.verifier.max_waiting_bytes)
+        siblings = {"siblings": waiting} if compares_siblings(self.config) else {}
+        return {"rollouts": 4 * num * self.record, **siblings, **self.log}
 
     def scorer(self) -> dict[str, int]:
         """Return the bytes of rollouts that one scoring process has been given."""

@@ -95,6 +95,12 @@ def gives_steps(config: RunConfig, use: RewardUse) -> bool:
     return bool(setting and {**config.rewards.get(use.name, {}), **use.settings}.get(setting))
 
 
+def compares_siblings(config: RunConfig) -> bool:
+    """Return whether the reward of any taskset sees whole groups."""
+    uses = (use for name, one in config.tasksets.items() for use in reward_uses(one.reward, f"tasksets.{name}.reward"))
+    return any(use.group or registry.find_spec(RewardSpec, use.name).group for use in uses)
+
+
 def check_server_updates(config: RunConfig) -> None:
     """Raise ConfigError if two roles would send weights to the same server: one would sample with the weights of the
     other."""

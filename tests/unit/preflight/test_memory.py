@@ -59,6 +59,7 @@ def test_what_leaves_a_shared_device_is_in_main_memory(tmp_path, backend, bytes_
 
 
 RECORD = 1000 * (TOKEN_BYTES + CHARACTERS_PER_TOKEN) + RECORD_BYTES
+COMPARED = {"source": "arithmetic", "reward": "majority_vote"}
 
 
 @pytest.mark.law("bounded")
@@ -70,6 +71,9 @@ RECORD = 1000 * (TOKEN_BYTES + CHARACTERS_PER_TOKEN) + RECORD_BYTES
     ("explorer", {"explorer.partial_every_s": 0.0}, "saved pieces", 0),
     ("verifier", {"verifier.max_concurrent": 7}, "rollouts", 4 * 7 * RECORD),
     ("verifier", {}, "rollouts", 4 * 24 * RECORD),
+    ("verifier", {}, "siblings", 0),
+    ("verifier", {"tasksets.sums": COMPARED}, "siblings", 2 * 24 * RECORD),
+    ("verifier", {"tasksets.sums": COMPARED, "verifier.max_waiting_bytes": RECORD}, "siblings", 2 * RECORD),
     ("scorer", {"verifier.max_concurrent": 7}, "rollouts", 2 * 7 * RECORD),
     ("buffer", {}, "bodies", 24 * RECORD),
     ("buffer", {"feeder.max_staleness": 3}, "bodies", 32 * RECORD),
