@@ -64,7 +64,8 @@ class HfModel:
         self._names, self.parameters = names, held_tensors(model)
         self.expected = {} if names is None else names.layout(str(model.dtype).removeprefix("torch."))
         """Name -> dtype and shape of the tensors of a version."""
-        self._packs, self._continues = packs, continues
+        self._packs, self.continues = packs, continues
+        """Whether rows go on from kept turns."""
         self._takes = frozenset(inspect.signature(model.forward).parameters)
         self._cache_name = name_of_cache(model)
         self.family: FamilyCache | None = None
@@ -159,10 +160,7 @@ class HfModel:
 
     def extends(self, prompt: TokenIds, turn: KeptTurn) -> bool:
         """Return whether a prompt that begins with a turn may continue from it. If it has a new image whose tokens
-        attend to each other, it must be computed whole, since packed tokens attend only to earlier ones. So must it if
-        the model cannot compute several tokens from a state."""
-        if not self._continues and len(prompt) > len(turn.token_ids) + 1:
-            return False
+        attend to each other, it must be computed whole, since packed tokens attend only to earlier ones."""
         ahead = self.seeing is not None and self.seeing.looks_ahead
         return not (ahead and any(token < 0 for token in prompt[len(turn.token_ids) :]))
 

@@ -120,7 +120,8 @@ class HfPolicy(SleepsByMoving):
             forms=self._forms,
             records_sets=ALLOWED in records,
         )
-        self._turns = TurnStore(config.turn_tokens, self._cache, self._model.extends)
+        turn_tokens = config.turn_tokens if self._model.continues else 0
+        self._turns = TurnStore(turn_tokens, self._cache, self._model.extends)
         holders = (self._model, self._images, self._cache, self._prompts, self._turns)
         self._state = DeviceState(
             self._model.device,

@@ -91,7 +91,7 @@ def test_turns_go_on_from_their_states(case):
     done = {one.request_id: one for one in policy.step()}
     for number in range(3):
         policy.submit(request(number, longer[f"r{number}"]))
-    assert all(policy._turns.find(one) for one in longer.values()) == policy._model._continues
+    assert all(policy._turns.find(one) for one in longer.values()) == policy._model.continues
     done |= tiny.drain(policy)
     for name, token_ids in {**longer, "r5": prompt(0)}.items():
         assert_true(model, token_ids, done[name])
