@@ -26,10 +26,11 @@ ROUNDING = 1e-5
 class SampleTask:
     """A completion to sample. `JoinedExplorer.tasks` hands it out."""
 
-    __slots__ = ("_piece", "_request")
+    __slots__ = ("_before", "_piece", "_request")
 
     def __init__(self, piece: WorkItem) -> None:
         self._piece, self._request = piece, _request_of(piece)
+        self._before: Sampled | None = piece.draft  # by a loop that was interrupted
 
     @property
     def id(self) -> str:
@@ -44,12 +45,12 @@ class SampleTask:
     @property
     def prompt_ids(self) -> list[int]:
         """The tokens before the next one: the prompt, and what another process has sampled of the completion."""
-        return list(self._request.token_ids)
+        return [*self._request.token_ids, *([] if self._before is None else self._before.token_ids.tolist())]
 
     @property
     def num_sampled(self) -> int:
         """How many tokens at the end of `prompt_ids` belong to the completion already."""
-        return self._request.num_sampled
+        return self._request.num_sampled + self._num_before
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -66,7 +67,11 @@ class SampleTask:
     @property
     def max_tokens(self) -> int:
         """Most tokens that may be handed in."""
-        return self._request.max_tokens
+        return self._request.max_tokens - self._num_before
+
+    @property
+    def _num_before(self) -> int:
+        return 0 if self._before is None else len(self._before.token_ids)
 
     @property
     def min_version(self) -> int:
@@ -254,12 +259,12 @@ class JoinedExplorer(JoinedLoop):
             logprobs=np.minimum(found, 0.0).astype(np.float32),
             versions=self._versions(task, len(ids), version),
         )
-        return _going_on(task, task._piece.draft, sampled)
+        return _going_on(task, task._piece.draft, _after(task._before, sampled))
 
     def _versions(self, task: SampleTask, count: int, version: int | Sequence[int] | None) -> tuple[VersionName, ...]:
         """Return the version of each token. `version` may name them all, or those that were not saved."""
         draft: Sampled | None = task._piece.draft
-        saved = () if draft is None else draft.versions[:count]
+        saved = () if draft is None else draft.versions[task._num_before :][:count]
         version = self.version if version is None else version
         if version is None:
             raise AnswerRefused(f"{task.id}: version: got none, expected one; load `weights_folder()` first")
@@ -284,6 +289,17 @@ class JoinedExplorer(JoinedLoop):
                 "takes no older tokens; load `me.weights_folder()` and sample again"
             )
         return known[version]
+
+
+def _after(before: Sampled | None, sampled: Sampled) -> Sampled:
+    """Return the tokens with those before them that an interrupted loop has saved."""
+    if before is None:
+        return sampled
+    return Sampled(
+        token_ids=np.concatenate([before.token_ids, sampled.token_ids]),
+        logprobs=np.concatenate([before.logprobs, sampled.logprobs]),
+        versions=(*before.versions, *sampled.versions),
+    )
 
 
 def _going_on(task: SampleTask, draft: Sampled | None, sampled: Sampled) -> Sampled:

@@ -16,6 +16,7 @@ from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.fake import STATE_FILE, FakeBackend
 from rftstream.backends.joined import JoinedBackend, TrainerDesk
+from rftstream.backends.joined_state import write_state
 from rftstream.backends.joined_weights import FakeWeights
 from rftstream.clock import Clock
 from rftstream.config import loader
@@ -182,8 +183,16 @@ class PlayedBackend(JoinedBackend):
         desk.weights = FakeWeights(model, seed, config)
         super().__init__(JoinedBackend.Config(), model=model, optimizer=optimizer, seed=seed, desk=desk)
         desk.loop = PlayedLoop(desk, FakeBackend(config, model=model, optimizer=optimizer, seed=seed))
-        self._engine = desk.loop.engine
+        self._engine, self._loop = desk.loop.engine, desk.loop
         self.is_on_device = False
+
+    def save(self, folder: Path) -> None:
+        """Take the loop's state at once: nobody waits here, and a loop that is asked later has trained on."""
+        super().save(folder)
+        write_state(folder, self._loop.state())
+
+    def complete(self, folder: Path) -> None:
+        return
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         """Return what runs with held-out demonstrations ask for, which users' loops cannot have."""
@@ -226,8 +235,6 @@ class PlayedLoop:
         me, desk = self._me, self._desk
         if desk.generation != me._generation:
             self._load()
-        elif desk.awaited is not None:
-            assert me.checkpoint(self._state()), "it is due"
         else:
             batch = next(me.batches())
             if self._random.random() < LEAVES_SHARE:
@@ -258,7 +265,7 @@ class PlayedLoop:
                 (Path(folder) / STATE_FILE).write_text(kept["fake"])
                 self.engine.load(Path(folder))
 
-    def _state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             self.engine.save(Path(folder))
             return {"fake": (Path(folder) / STATE_FILE).read_text()}
