@@ -196,6 +196,7 @@ class PlayedBackend(JoinedBackend):
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         """Return what runs with held-out demonstrations ask for, which users' loops cannot have."""
+        self._loop.load()
         return self._engine.logprobs(rows, tokens_per_microbatch)
 
 
@@ -234,7 +235,7 @@ class PlayedLoop:
         """Do what a loop does next."""
         me, desk = self._me, self._desk
         if desk.generation != me._generation:
-            self._load()
+            self.load()
         else:
             batch = next(me.batches())
             if self._random.random() < LEAVES_SHARE:
@@ -257,7 +258,10 @@ class PlayedLoop:
         self._me.step(batch, weights=weights, metrics=update.metrics)
         _refused(lambda: self._me.step(batch, weights=weights))
 
-    def _load(self) -> None:
+    def load(self) -> None:
+        """Load the state to go on from, unless the loop has it."""
+        if self._desk.generation == self._me._generation:
+            return
         self._me.state()
         self.engine.open()
         if (kept := self._me.kept) is not None:
@@ -266,6 +270,7 @@ class PlayedLoop:
                 self.engine.load(Path(folder))
 
     def state(self) -> dict[str, Any]:
+        self.load()
         with tempfile.TemporaryDirectory() as folder:
             self.engine.save(Path(folder))
             return {"fake": (Path(folder) / STATE_FILE).read_text()}
