@@ -33,7 +33,7 @@ FOREIGN = {
     "docs/extending.md": {"rftstream/contracts/likes.py", "schemas/golden/like.v1.json"},
     "docs/operations.md": {"AbortIncompleteMultipartUpload", "enable_prefix_caching", "KAFKA_PASSWORD_explorer"},
     "docs/scale.md": {"__transaction_state"},
-    "docs/vision.md": {"qwen2_vl", "qwen2_5_vl", "qwen3_vl"},
+    "docs/vision.md": {"qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_vl"},
 }  # fmt: skip
 """Page -> names that look like ours, and are others' or are to be made by the reader."""
 

@@ -32,6 +32,8 @@ REACHED: dict[str, str] = {
     "environment.agent patience_s": f"{_UNIT}/environments/test_called.py",
     "environment.agent timeout_s": f"{_UNIT}/environments/hosts/test_agents.py",
     "environment.attempts max_attempts": f"{_UNIT}/environments/test_attempts.py",
+    "environment.harbor agent_timeout_s": NO_BOUND + " of its own: a time that the task or its user gives",
+    "environment.harbor disk_mb memory_mb pids places": "tests/engines/test_docker_places.py",
     "environment.hosted idle_timeout_s processes start_timeout_s timeout_s":
         f"{_UNIT}/environments/hosts/test_hosted.py",
     "environment.hosted_agent idle_timeout_s processes start_timeout_s timeout_s":
