@@ -83,7 +83,9 @@ def find_training_signs(
 
 
 def _truncated(steps: Sequence[StepRecord]) -> Iterator[Sign]:
-    first, last = _ends(steps, "truncated_share")
+    if (ends := _ends(steps, "truncated_share")) is None:
+        return
+    ((first, last),) = ends
     if last < MANY_CUT or (len(steps) >= LEAST_STEPS and last < NOT_FALLING * first):
         return
     text = f"{last:.0%} of the newest completions are cut off by sampling.max_tokens or model.context"
@@ -101,8 +103,9 @@ def _no_signal(steps: Sequence[StepRecord], config: RunConfig) -> Iterator[Sign]
 
 
 def _entropy(steps: Sequence[StepRecord]) -> Iterator[Sign]:
-    first, last = _ends(steps, "entropy")
-    (_, alike), (_, reward), (_, std) = (_ends(steps, name) for name in ("zero_variance_share", "reward", "reward_std"))
+    if (ends := _ends(steps, "entropy", "zero_variance_share", "reward", "reward_std")) is None:
+        return
+    (first, last), (_, alike), (_, reward), (_, std) = ends
     fell = len(steps) >= LEAST_STEPS and last <= LOW_ENTROPY * first
     if fell and alike >= ALIKE and std >= UNEVEN * abs(reward):
         text = (
@@ -114,10 +117,11 @@ def _entropy(steps: Sequence[StepRecord]) -> Iterator[Sign]:
 
 
 def _length(steps: Sequence[StepRecord]) -> Iterator[Sign]:
-    first, last = _ends(steps, "length_mean")
+    if (ends := _ends(steps, "length_mean", "reward", "truncated_share")) is None:
+        return
+    (first, last), (reward_first, reward_last), (cut_first, cut_last) = ends
     if len(steps) < LEAST_STEPS or not first or last < LENGTH_FACTOR * first:
         return
-    (reward_first, reward_last), (cut_first, cut_last) = (_ends(steps, name) for name in ("reward", "truncated_share"))
     if reward_last - reward_first < RISE or cut_last - cut_first >= CUT_RISE:
         text = (
             f"completions went from {first:,.0f} to {last:,.0f} tokens, the reward from {number(reward_first)} to "
@@ -157,9 +161,15 @@ def _reward_at(steps: Sequence[StepRecord], version: int) -> float | None:
     return sum(rewards) / len(rewards) if rewards else None
 
 
-def _ends(steps: Sequence[StepRecord], name: str) -> tuple[float, float]:
-    """Return the means of a metric over the first and over the newest steps; 0 if no step has it."""
-    first, last = (
-        [step.metrics[name] for step in some if name in step.metrics] for some in (steps[:WINDOW], steps[-WINDOW:])
-    )
-    return (sum(first) / len(first) if first else 0.0), (sum(last) / len(last) if last else 0.0)
+def _ends(steps: Sequence[StepRecord], *names: str) -> list[tuple[float, float]] | None:
+    """Return the means of each metric over the first and over the newest steps. None if one of them is missing there,
+    as in steps of a training loop that gives none."""
+    ends = []
+    for name in names:
+        first, last = (
+            [step.metrics[name] for step in some if name in step.metrics] for some in (steps[:WINDOW], steps[-WINDOW:])
+        )
+        if not first or not last:
+            return None
+        ends.append((sum(first) / len(first), sum(last) / len(last)))
+    return ends

@@ -89,6 +89,22 @@ def test_an_evaluation_that_falls_while_the_reward_rises(
     assert "evaluation" not in found(run, results(name, means, num_tasks=4)), "of few samples it may be chance"
 
 
+UNEVEN = {**WELL, "reward": (0.1, 0.74), "reward_std": (0.3, 0.44), "length_mean": (100, 300)}
+OF_SIGNS = {
+    "entropy": ("entropy", "zero_variance_share", "reward", "reward_std"),
+    "length": ("length_mean", "reward", "truncated_share"), "truncated": ("truncated_share",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("missing", ["entropy", "zero_variance_share", "reward", "reward_std", "length_mean",
+                                     "truncated_share"])  # fmt: skip
+def test_a_metric_that_no_step_has_is_missing_and_not_0(missing: str) -> None:
+    run = {**UNEVEN, "truncated_share": (0.1, 0.9)}
+    assert found(steps(60, run), []).keys() == OF_SIGNS.keys()
+    told = found(steps(60, {name: ends for name, ends in run.items() if name != missing}), [])
+    assert told.keys() == {kind for kind, names in OF_SIGNS.items() if missing not in names}
+
+
 def test_a_sign_says_what_it_saw() -> None:
     signs = found(steps(3, DEAD, without=3), [])
     assert (
