@@ -107,6 +107,15 @@ class Routers:
             yield calls
 
 
+def check_sees_all(together: int) -> None:
+    """Raise ConfigError if a rank's routers see a part of the tokens, since `together` ranks compute a sequence."""
+    if together > 1:
+        raise ConfigError(
+            f"trainer.router_aux_coef: the load of the experts is that of all tokens, and {together} ranks see a part "
+            "of them each; set backends.deepspeed.sequence_parallel to 1, or remove the setting"
+        )
+
+
 def check_balanced(routers: Routers | None) -> None:
     """Raise ConfigError unless transformers has a load-balancing loss for these routers."""
     if routers is None:

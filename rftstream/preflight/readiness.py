@@ -308,16 +308,18 @@ def check_computed(config: RunConfig, spec: ModelSpec) -> list[str]:
         return []
     from rftstream.backends.torch.network import recomputed_layers
     from rftstream.models.exactness import check_model, outline
-    from rftstream.models.routers import Routers, check_balanced
+    from rftstream.models.routers import Routers, check_balanced, check_sees_all
     from rftstream.weights.checkpoint_names import names_of
 
     model = outline(spec)
     check_model(model)
     if trained:
         names_of(model, spec.folder)
-        if getattr(config.build_part("backend", config.trainer.backend)[1], "gradient_checkpointing", False):
+        options = config.build_part("backend", config.trainer.backend)[1]
+        if getattr(options, "gradient_checkpointing", False):
             recomputed_layers(model)
         if config.trainer.router_aux_coef:
+            check_sees_all(getattr(options, "sequence_parallel", 1))
             check_balanced(Routers.of(model))
     warnings = _check_replay(config, spec, model) if EXPERTS in config.trainer.replayed else []
     parts = {policy: registry.resolve("policy", policy) for policy in _policies(config)}

@@ -53,6 +53,7 @@ from rftstream.backends.torch import lora
 from rftstream.backends.torch.training import LearnedBatch, check_saved, in_order
 from rftstream.errors import BackendError, ConfigError, pip_install, require_package
 from rftstream.models.folders import folder as model_folder
+from rftstream.models.routers import check_sees_all
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
 from rftstream.weights.snapshot import RawTensor
@@ -182,6 +183,8 @@ class DeepSpeedBackend(LeavesDevice):
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         check_needs(algorithm, "deepspeed", critic=self._critic is not None)
+        if plan.router_aux_coef:
+            check_sees_all(self._config.sequence_parallel)
         size = self._ranks.place.size
         groups = size // self._config.sequence_parallel
         plan = dataclasses.replace(plan, tokens_per_microbatch=even_budget(rows, plan, groups))

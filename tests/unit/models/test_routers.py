@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from rftstream.backends.base import OptimizerSettings
+from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.config import loader
 from rftstream.core.balance import balance_loss, count_experts, load_metrics, router_entropy
 from rftstream.errors import ConfigError
@@ -104,3 +106,15 @@ def test_what_cannot_be_balanced_is_said(family, said, tmp_path):
         tiny.backend(spec).update(sampled_rows(), GRPO, tiny.plan(router_aux_coef=COEF))
     run = run_of(tmp_path) | {"trainer": {"router_aux_coef": COEF}}
     assert said in " ".join(check(loader.from_dict(run)).errors)
+
+
+def test_ranks_that_see_a_part_of_the_tokens_cannot_balance(tmp_path):
+    """A mixture of experts is not called a dense model because its ranks share the tokens."""
+    _, spec = made("qwen3_moe", tmp_path)
+    said = "2 ranks see a part of them each; set backends.deepspeed.sequence_parallel to 1"
+    settings = {"processes": 2, "sequence_parallel": 2}
+    run = run_of(tmp_path) | {"trainer": {"router_aux_coef": COEF, "backend": "deepspeed"}}
+    assert said in " ".join(check(loader.from_dict(run | {"backends": {"deepspeed": settings}})).errors)
+    backend = DeepSpeedBackend(DeepSpeedBackend.Config(**settings), model=spec, optimizer=OptimizerSettings(), seed=0)
+    with pytest.raises(ConfigError, match=said):
+        backend.update(sampled_rows(), GRPO, tiny.plan(router_aux_coef=COEF))
