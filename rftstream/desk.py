@@ -63,9 +63,11 @@ class Desk:
         """Why the role has ended; None if it ended as it should, or has not."""
         self._open: dict[str, WorkItem] = {}
         self._answered: list[WorkItem] = []
-        self._num_taken = 0
+        self.num_taken = 0
         """Number of open pieces in the loop's hands."""
         self._listeners: list[Callable[[], object]] = []
+        self.was_told = False
+        """Whether the loop was told that there will be no more work."""
 
     # ------------------------------------------------------------------------------------------ for the role
 
@@ -89,7 +91,7 @@ class Desk:
             if (piece := self._open.pop(key, None)) is not None:
                 pieces.append(piece)
             for piece in pieces:
-                self._num_taken -= piece.place is WorkPlace.taken
+                self.num_taken -= piece.place is WorkPlace.taken
                 piece.place = WorkPlace.withdrawn
 
     def collect(self, wait_s: float = 0.0) -> list[WorkItem]:
@@ -97,7 +99,7 @@ class Desk:
         the loop has in hand: a role that wakes for each one alone takes the processor from the loop."""
         with self.changed:
             if wait_s:
-                self.changed.wait_for(lambda: (self._answered and not self._num_taken) or self.stops, wait_s)
+                self.changed.wait_for(lambda: (self._answered and not self.num_taken) or self.stops, wait_s)
             answered, self._answered = self._answered, []
         return answered
 
@@ -121,6 +123,7 @@ class Desk:
             for piece in self._open.values():
                 piece.place = WorkPlace.withdrawn
             self._open.clear()
+            self.num_taken = 0
             self.has_ended = True
             self.error = self.error or error
             self.notify()
@@ -157,7 +160,7 @@ class Desk:
         with self.changed:
             for piece in self._open.values():
                 piece.place = WorkPlace.waiting
-            self._num_taken = 0
+            self.num_taken = 0
             self.notify()
 
     def draft(self, piece: WorkItem, draft: Any) -> bool:
@@ -176,8 +179,8 @@ class Desk:
             piece.place, piece.answer = WorkPlace.answered, answer
             del self._open[piece.key]
             self._answered.append(piece)
-            self._num_taken = max(0, self._num_taken - 1)
-            if not self._num_taken:
+            self.num_taken = max(0, self.num_taken - 1)
+            if not self.num_taken:
                 self.notify()
         return True
 
@@ -208,11 +211,12 @@ class Desk:
     def _take(self, most: int) -> list[WorkItem]:
         self.check()
         if self.has_ended or self.stops:
+            self.was_told = True
             return []
         found = self._waiting(most)
         for piece in found:
             piece.place = WorkPlace.taken
-        self._num_taken += len(found)
+        self.num_taken += len(found)
         return found
 
 

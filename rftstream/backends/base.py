@@ -197,6 +197,7 @@ class CompletedBackend(Backend, Protocol):
     update = backend.update(rows, algorithm, plan)
     backend.save(folder)
     backend.complete(folder)
+    backend.give_up()
     """
 
     def begin_batch(self, sequence: int, experiences: Sequence[Experience]) -> None:
@@ -205,6 +206,10 @@ class CompletedBackend(Backend, Protocol):
     def complete(self, folder: Path) -> None:
         """Wait until the rest of a checkpoint is in the folder that `save` has filled. The trainer calls it once the
         step is on the log, in the thread that writes checkpoints."""
+
+    def give_up(self) -> None:
+        """End all waiting for somebody else by an error. The trainer calls it in its own thread, before it loads
+        another state or leaves."""
 
 
 def on_device(backend: Backend) -> AbstractContextManager[None]:

@@ -36,7 +36,8 @@ BATCH = "batch"
 
 
 class LoopLeft(RftError):
-    """The loop has left without an answer. The batch is trained by whoever comes next."""
+    """The loop has left without an answer, or the role does not wait for it any more. The batch is trained by whoever
+    comes next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,8 @@ class TrainerDesk(Desk):
         """Newest version after which the loop has asked for another batch, so that no more state of it comes."""
         self.keeps_state = False
         """Whether the loop has handed in a state for a checkpoint, now or before."""
+        self.is_given_up = False
+        """Whether the role needs nothing that it waits for: it is about to begin with another state, or to end."""
 
     def ticked(self, health: Callable[[], Mapping[str, object]]) -> None:
         """Tell the loop which version is on the log."""
@@ -110,17 +113,17 @@ class TrainerDesk(Desk):
         self.withdraw(BATCH)
         with self.changed:
             self.generation += 1
-            self.state, self.kept, self.is_ready = state, kept, False
+            self.state, self.kept, self.is_ready, self.is_given_up = state, kept, False, False
             self.version = self.due = self.moved_on = -1
             self.awaited, self.keeps_state = None, self.keeps_state or kept is not None
             self.notify()
 
     def wait_answer(self, item: WorkItem) -> TrainedWeights:
         """Return the loop's answer. LoopLeft if none will come."""
-        self.wait(lambda: item.place is WorkPlace.answered or self.left or self.has_ended)
+        self.wait(lambda: item.place is WorkPlace.answered or self.is_given_up or self.left or self.has_ended)
         if item.place is not WorkPlace.answered:
             self.withdraw(item.key)
-            raise LoopLeft("the loop left before it answered the batch; whoever trains next trains it")
+            raise LoopLeft("there is no answer to the batch; whoever trains next trains it")
         self.collect()
         answer: TrainedWeights = item.answer
         return answer
@@ -218,11 +221,25 @@ class JoinedBackend:
             desk.awaited = folder
             desk.notify()
         version = desk.due
-        desk.wait(lambda: desk.awaited is None or desk.moved_on >= version or desk.left or desk.has_ended)
+
+        def is_settled() -> bool:
+            return desk.awaited is None or desk.moved_on >= version or desk.left or desk.has_ended
+
+        desk.wait(lambda: is_settled() or desk.is_given_up)
         with desk.changed:
+            if not is_settled():
+                desk.awaited = None
+                raise LoopLeft(f"the role did not wait for the loop's state of version {version}")
             if desk.awaited is not None and desk.keeps_state:
                 log.warning("the checkpoint of version %d lacks the loop's state; call `checkpoint`", version)
             desk.awaited = None
+
+    def give_up(self) -> None:
+        """Wait for nothing of the loop any more, until a state is loaded. The loop itself may be waiting for a step
+        that will never be on the log."""
+        with self.desk.changed:
+            self.desk.is_given_up = True
+            self.desk.notify()
 
     def load(self, folder: Path) -> None:
         """Begin with the state in a checkpoint: of a joined loop, or of the backend torch."""

@@ -140,12 +140,14 @@ class JoinedExplorer(JoinedLoop):
 
     @property
     def new_version(self) -> bool:
-        """Whether there is a version that the loop has not asked `weights_folder` for."""
-        return self._desk.folders and self._desk.newest != self._version
+        """Whether there is a version that the loop has not asked `weights_folder` for. True from the first task on.
+        False once the loop was told that no more tasks come, and has none in hand."""
+        desk = self._desk
+        return desk.folders and desk.newest != self._version and bool(desk.num_taken or not desk.was_told)
 
     def weights_folder(self) -> Path:
         """Return a model folder with the newest version, as transformers, vLLM and SGLang load it. `version` is its
-        number from now on. The folder stays until the next call."""
+        number from now on. The folder stays until the next call, the last one until `close`."""
         desk = self._desk
         with desk.changed:
             if not desk.folders:
@@ -160,6 +162,13 @@ class JoinedExplorer(JoinedLoop):
             shutil.rmtree(before, ignore_errors=True)
         return desk.in_use
 
+    def close(self) -> None:
+        """Commit what was handed in, give back the rest, and leave the run. Errors of the role are raised."""
+        try:
+            super().close()
+        finally:
+            self._desk.remove_folders()
+
     # ------------------------------------------------------------------------------------------ tasks
 
     def tasks(self) -> Tasks:
@@ -171,7 +180,7 @@ class JoinedExplorer(JoinedLoop):
 
     def take(self, most: int = 1, *, wait_s: float | None = None) -> list[SampleTask]:
         """Return up to `most` waiting tasks, for an engine that samples many at once. Wait for the first one, at most
-        `wait_s` seconds."""
+        `wait_s` seconds. An empty list without `wait_s` says that no more tasks come: leave the loop."""
         return [SampleTask(piece) for piece in self._desk.take(most, wait_s=wait_s)]
 
     def finish(
@@ -330,8 +339,11 @@ def _with(sampled: Sampled, finish_reason: str, error: str | None = None) -> Sam
 
 def _array(values: Any, what: str) -> np.ndarray:
     """Return a sequence of numbers (list, array, tensor) as an array with one axis."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
+    if isinstance(values, list | tuple):
+        values = [one.detach() if hasattr(one, "detach") else one for one in values]
+    elif hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = (values.double() if values.is_floating_point() else values).numpy()  # numpy has no bfloat16
     try:
         found = np.asarray(values)
     except ValueError:

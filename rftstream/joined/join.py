@@ -9,7 +9,8 @@ from typing import Literal, overload
 from rftstream.backends.joined import TrainerDesk
 from rftstream.config import loader
 from rftstream.config.parts import registry
-from rftstream.config.parts.part_specs import BackendSpec
+from rftstream.config.parts.part_specs import BackendSpec, RewardSpec
+from rftstream.config.parts.reward_uses import reward_uses
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.role_names import RoleName
 from rftstream.desk import Desk
@@ -64,6 +65,7 @@ def join(run: str | Path, role: str, *, weights: bool = True) -> JoinedExplorer 
         trainer_desk = TrainerDesk()
         config = loader.replace(config, trainer__device="cpu")
         return JoinedTrainer(trainer_desk, _start(role, config, folder, trainer_desk))
+    check_scored_alone(config)
     scorer_desk = Desk()
     return JoinedVerifier(scorer_desk, _start(role, config, folder, scorer_desk))
 
@@ -72,6 +74,17 @@ def _start(role: str, config: RunConfig, folder: RunFolder, desk: Desk) -> RoleT
     thread = RoleThread(role, plan(config, Purpose.join).config, folder, desk)
     thread.start()
     return thread
+
+
+def check_scored_alone(config: RunConfig) -> None:
+    """Raise ConfigError if the reward of a taskset compares siblings, which a joined verifier gets one by one."""
+    for name, section in config.tasksets.items():
+        for use in reward_uses(section.reward, where := f"tasksets.{name}.reward"):
+            if use.group or registry.find_spec(RewardSpec, use.name).group:
+                raise ConfigError(
+                    f"{where}: {use.name!r} compares all rollouts of a group, expected rewards that score each alone: "
+                    "a joined verifier gets one rollout after the other; leave such tasksets to verifiers of rftstream"
+                )
 
 
 def _check_open(config: RunConfig, folder: RunFolder, role: str) -> None:

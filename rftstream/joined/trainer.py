@@ -15,7 +15,7 @@ from rftstream.backends.joined import BatchWork, TrainedWeights, TrainerDesk
 from rftstream.contracts.batches import Experience
 from rftstream.desk import AnswerRefused, WorkItem, WorkPlace
 from rftstream.errors import RftError
-from rftstream.joined.worker import JoinedLoop, RoleThread
+from rftstream.joined.worker import JoinedLoop, RoleThread, plain_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -218,9 +218,14 @@ class JoinedTrainer(JoinedLoop):
         desk.wait(lambda: desk.awaited is not None or desk.has_ended or desk.generation != generation)
         desk.check()
         self._check_state()
-        if desk.awaited is None:
+        if (folder := desk.awaited) is None:
             return False
-        write_state(desk.awaited, state)
+        try:
+            write_state(folder, state)
+        except OSError:
+            if not desk.is_given_up:
+                raise
+            return False  # the role has dropped this checkpoint, and the next call says why
         with desk.changed:
             desk.keeps_state, desk.awaited, desk.due = True, None, -1
             desk.notify()
@@ -250,7 +255,9 @@ class JoinedTrainer(JoinedLoop):
             raise AnswerRefused(f"batch {batch.version}: handed in for the second time, expected once")
 
     def _hand_in(self, batch: TrainingBatch, answer: TrainedWeights) -> None:
-        if not self._desk.answer(batch._item, answer):
+        desk, generation = self._desk, self._generation
+        if not desk.answer(batch._item, answer):
+            desk.wait(lambda: desk.has_ended or desk.generation != generation)  # it says why
             self._check_state()
             raise RftError(f"batch {batch.version}: the role has left, so the step is not on the log; join again")
         self._stepped = batch.version + 1
@@ -276,11 +283,4 @@ class JoinedTrainer(JoinedLoop):
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return metrics as plain numbers; tensors with one element are numbers, too."""
-    found = {}
-    for name, value in metrics.items():
-        try:
-            found[str(name)] = float(value.detach() if hasattr(value, "detach") else value)
-        except (TypeError, ValueError, RuntimeError):
-            raise AnswerRefused(f"metrics: {name!r} is a {type(value).__name__}, expected a number") from None
-    return found
+    return {str(name): plain_number(value, f"metrics.{name}") for name, value in metrics.items()}

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from rftstream.desk import AnswerRefused, Desk, WorkItem, WorkPlace
-from rftstream.joined.worker import JoinedLoop
+from rftstream.joined.worker import JoinedLoop, plain_number
 from rftstream.rewards.base import RewardInput, Score, ScoreRequest
 from rftstream.rewards.joined import JoinedScore
 
@@ -95,7 +95,7 @@ class JoinedVerifier(JoinedLoop):
 
     def take(self, most: int = 1, *, wait_s: float | None = None) -> list[ScoreTask]:
         """Return up to `most` waiting rollouts, for a service that scores many at once. Wait for the first one, at most
-        `wait_s` seconds."""
+        `wait_s` seconds. An empty list without `wait_s` says that no more rollouts come: leave the loop."""
         return [ScoreTask(item) for item in self._desk.take(most, wait_s=wait_s)]
 
     def score(
@@ -144,10 +144,7 @@ def _numbers(values: Mapping[str, Any], what: str) -> dict[str, float]:
 
 
 def _number(value: Any, what: str) -> float:
-    try:
-        found = float(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise AnswerRefused(f"{what}: got a {type(value).__name__}, expected a number") from None
+    found = plain_number(value, what)
     if not math.isfinite(found):
         raise AnswerRefused(f"{what}: got {found}, expected a finite number; `fail` says that there is no reward")
     return found

@@ -8,11 +8,11 @@ import os
 import socket
 import threading
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rftstream.backends.joined import LoopLeft
 from rftstream.config.sections import RunConfig
-from rftstream.desk import Desk
+from rftstream.desk import AnswerRefused, Desk
 from rftstream.errors import RftError
 from rftstream.launch.host import DEADLINE_S, WAIT_S, StoppedError, Worker
 from rftstream.runs.folder import RunFolder
@@ -63,18 +63,20 @@ class RoleThread:
         self._thread.join()
 
     def _work(self) -> None:
-        error: BaseException | None = None
+        error: BaseException | None = RftError("the role's thread has died without saying why")
         try:
             self._worker.run(metrics_port=0)
+            error = None
         except (StoppedError, LoopLeft):
-            pass
+            error = None
         except RftError as found:
             error = found
             log.info("%s: %s", self.process, found)
         except BaseException as found:
             error = found
             log.exception("%s", self.process)
-        self._desk.end(error)
+        finally:  # nothing else wakes the loop
+            self._desk.end(error)
 
     def _ticked(self, service: Service) -> None:
         if service.view.manifest is not None and not self._desk.has_begun:
@@ -93,6 +95,14 @@ class _Stop:
     @property
     def requested(self) -> bool:
         return self._desk.stops
+
+
+def plain_number(value: Any, what: str) -> float:
+    """Return a number that a loop hands in; a tensor with one element is a number, too. AnswerRefused for others."""
+    try:
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise AnswerRefused(f"{what}: got a {type(value).__name__}, expected a number") from None
 
 
 class JoinedLoop:
@@ -130,11 +140,16 @@ class JoinedLoop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        num_left = self._desk.num_taken
         try:
             self.close()
         except BaseException:
             if error is None:
                 raise
+            return
+        if isinstance(error, KeyboardInterrupt):
+            text = "%s: interrupted; it has left the run in order, what was handed in counts, and %d in hand went back"
+            log.warning(text, self.process, num_left)
 
     def __repr__(self) -> str:
         state = "ended" if self.has_ended else "works"

@@ -82,8 +82,15 @@ class SamplerDesk(Desk):
         """Model folder of the newest version."""
         self.in_use: Path | None = None
         """Model folder that the loop was given last."""
+        self.parent: Path | None = None
+        """Folder of the model folders; None before the first."""
         self.vocabulary_size = 0
         self.stop_token_ids: frozenset[int] = frozenset()
+
+    def remove_folders(self) -> None:
+        """Delete the model folders. The loop does so, last: it may load one when the role has left."""
+        if self.parent is not None:
+            shutil.rmtree(self.parent, ignore_errors=True)
 
 
 class JoinedPolicy:
@@ -114,7 +121,6 @@ class JoinedPolicy:
         self._desk, self._model, self._context = desk, model, renderer.context
         self._version: VersionName | None = None
         self._names = None if model.lora is None else _names(model)
-        self._parent: Path | None = None
         self._rejected: list[Completion] = []
         desk.vocabulary_size, desk.stop_token_ids = renderer.vocabulary_size, renderer.stop_token_ids
 
@@ -173,17 +179,15 @@ class JoinedPolicy:
         return 0.0 if self.num_active else math.inf
 
     def close(self) -> None:
-        """Withdraw all requests, and delete the model folders."""
+        """Withdraw all requests. The model folders stay, since the loop may be about to load one."""
         self._desk.end()
-        if self._parent is not None:
-            shutil.rmtree(self._parent, ignore_errors=True)
 
     def _write(self, tensors: Mapping[str, RawTensor], name: VersionName) -> Path:
-        if self._parent is None:
+        if self._desk.parent is None:
             where, prefix = Path(tempfile.gettempdir()), name_prefix("joined")
             remove_left_behind(where, prefix)
-            self._parent = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=where))
-        folder = self._parent / f"{name.trainer_epoch:06}-{name.version:08}"
+            self._desk.parent = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=where))
+        folder = self._desk.parent / f"{name.trainer_epoch:06}-{name.version:08}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         where_from = f"weights {name.trainer_epoch}/{name.version} of {self._model.name}"

@@ -22,6 +22,7 @@ from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.desk import AnswerRefused, Desk
 from rftstream.errors import ConfigError, TakenOver
 from rftstream.joined.explorer import JoinedExplorer, SampleTask
+from rftstream.joined.join import check_scored_alone
 from rftstream.joined.trainer import JoinedTrainer, StateOutdated
 from rftstream.joined.verifier import JoinedVerifier
 from rftstream.policies.fake_model import SKILL
@@ -29,6 +30,7 @@ from rftstream.policies.joined import JoinedPolicy, SamplerDesk
 from rftstream.roles.build import role_builder
 from rftstream.service.role import Role, RoleContext
 from rftstream.testing import RoleDriver
+from tests.configs import small_run
 from tests.flow.scene import Scene
 
 
@@ -89,7 +91,9 @@ def test_a_joined_sampler_makes_the_rollouts(scene: Scene) -> None:
     assert bytes(tasks[0].prompt_ids) == b"1+2=" and tasks[0].sampling["max_tokens"] == tasks[0].max_tokens
     for number, task in enumerate(tasks[:3]):
         given = [ids_of("3"), np.array(ids_of("4")), tuple(ids_of("5"))][number]
-        assert me.finish(task, tokens=given, logprobs=[-0.5, 1e-7], version=me.version)
+        learnt = torch.tensor([-0.5, 1e-7], requires_grad=True)
+        logprobs = [[-0.5, 1e-7], learnt.bfloat16(), list(learnt)][number]
+        assert me.finish(task, tokens=given, logprobs=logprobs, version=me.version)
     assert me.fail(tasks[3], "no memory")
     work_for(driver, 1.0)
     found = rollouts_of(scene)
@@ -222,6 +226,31 @@ def test_a_loop_that_leaves_gives_its_tasks_back(scene: Scene) -> None:
     assert again == {tasks[1].id: 1, tasks[2].id: 0, tasks[3].id: 0}
 
 
+def test_the_newest_folder_stays_until_the_loop_leaves(scene: Scene) -> None:
+    driver, me = sampler(scene)
+    with me:
+        take(driver, me)
+        first = me.weights_folder()
+        scene.announce(1)
+        take(driver, me)
+        driver.stop()
+        assert me.has_ended and me.new_version  # of a task in hand, nobody has said that it counts for nothing
+        assert me.take(64) == [] and not me.new_version
+        newest = me.weights_folder()
+        assert (newest / "model.safetensors").is_file() and me.version == 1 and not first.exists()
+    assert not newest.parent.exists()
+
+
+def test_an_interrupted_loop_says_that_all_is_well(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    driver, me = sampler(scene)
+    first, *_ = take(driver, me)
+    me.weights_folder()
+    me.finish(first, **GOOD)
+    with caplog.at_level(logging.WARNING), pytest.raises(KeyboardInterrupt), me:
+        raise KeyboardInterrupt
+    assert "it has left the run in order, what was handed in counts, and 3 in hand went back" in caplog.text
+
+
 def test_the_policy_needs_a_loop(scene: Scene) -> None:
     with pytest.raises(ConfigError, match="has no loop that samples"):
         RoleDriver(scene, "explorer")
@@ -282,7 +311,7 @@ def test_a_joined_loop_trains_the_batches_and_goes_on_where_it_was(batches: Scen
         assert batch.tokens.shape == batch.masks.shape == batch.advantages.shape == batch.logprobs.shape
         assert len(batch.groups) == 2 and batch.segments.tolist() == [row.group for row in batch.rows]
         weights, momentum = plus_one(weights), momentum + 1
-        me.step(batch, weights=weights, metrics={"loss": torch.tensor(0.5)})
+        me.step(batch, weights=weights, metrics={"loss": torch.tensor(0.5, requires_grad=True)})
         assert steps_of(batches)[-1].name.version == batch.version + 1
         assert me.checkpoint_due is (batch.version in (1, 3))
         assert me.checkpoint({"momentum": momentum, "nested": [(1, weights)]}) is (batch.version in (1, 3))
@@ -323,7 +352,7 @@ def test_weights_that_are_not_the_models_are_refused(batches: Scene, change: Any
     batch = next(me.batches())
     with pytest.raises(AnswerRefused, match=text):
         me.step(batch, weights=change(weights))
-    with pytest.raises(AnswerRefused, match="metrics: 'loss' is a str, expected a number"):
+    with pytest.raises(AnswerRefused, match=r"metrics\.loss: got a str, expected a number"):
         me.step(batch, weights=weights, metrics={"loss": "low"})
     assert not [step for step in steps_of(batches) if not step.resumed]
     me.skip(batch, metrics={"loss": math.nan})
@@ -363,7 +392,54 @@ def test_the_newer_of_two_loops_wins(batches: Scene) -> None:
     newer.close()
 
 
+@pytest.mark.parametrize("ends_by", [TakenOver, KeyError, StateOutdated])
+def test_a_loop_that_waits_for_its_step_hears_what_became_of_the_role(batches: Scene, ends_by: type[Exception]) -> None:
+    """The next batch lies on the desk by then, and nobody will answer it."""
+    loop, is_ready, others = Loop(batches), threading.Event(), []
+    service: Any = loop.driver.service
+    ticked, commit = loop.desk.ticked, service._commit
+
+    def look(health: Callable[[], Any]) -> None:
+        ticked(health)
+        batches.clock.advance(1.0)
+        if health()["batches_ready"]:
+            is_ready.set()
+
+    def lose(in_force: Any, transaction: Any) -> bool:
+        service._commit = commit
+        loop.desk.wait(lambda: loop.desk.find("batch"))
+        if ends_by is KeyError:
+            raise KeyError("a fault of the role")
+        if ends_by is TakenOver:
+            others.append(Loop(batches, process="second"))
+            others[0].me.state()
+        else:  # another producer under the role's name, and no claim
+            batches.transport().producer(f"{batches.folder.run_id}.trainer", timeout_s=60.0).start()
+        return bool(commit(in_force, transaction))
+
+    weights = loop.me.state()
+    batch = next(loop.me.batches())
+    loop.desk.ticked = look  # type: ignore[method-assign]
+    is_ready.wait()
+    service._commit = lose
+    with pytest.raises(ends_by):
+        loop.me.step(batch, weights=weights)
+    if ends_by is StateOutdated:
+        weights = loop.me.state()
+        loop.me.step(next(loop.me.batches()), weights=weights)
+        assert [step.name.version for step in steps_of(batches) if not step.resumed] == [1]
+    for one in (loop, *others):
+        one.close()
+
+
 # --------------------------------------------------------------------------------------------- scorer
+
+
+@pytest.mark.parametrize("reward", ["diversity", [{"name": "exact"}, {"name": "my:own", "group": True}]])
+def test_a_joined_scorer_takes_no_rewards_that_compare_siblings(reward: Any) -> None:
+    check_scored_alone(small_run())
+    with pytest.raises(ConfigError, match=r"tasksets\.more\.reward: '.*' compares all rollouts of a group, expected"):
+        check_scored_alone(small_run(tasksets={"more": {"source": "arithmetic", "reward": reward}}))
 
 
 def test_a_joined_scorer_makes_the_verdicts(tmp_path: Path) -> None:
@@ -380,7 +456,7 @@ def test_a_joined_scorer_makes_the_verdicts(tmp_path: Path) -> None:
                         ({"reward": 1, "parts": {"form": math.inf}}, "parts.form: got inf")):  # fmt: skip
         with pytest.raises(AnswerRefused, match=text):
             me.score(first, **wrong)
-    assert me.score(first, 0.5, parts={"form": 1}, version="2")
+    assert me.score(first, torch.tensor(0.5, requires_grad=True), parts={"form": 1}, version="2")
     with pytest.raises(AnswerRefused, match="for the second time"):
         me.score(first, 1.0)
     assert me.fail(second, "the service is down")

@@ -40,6 +40,12 @@ class BackendThread:
             self.asked(self.backend.open)()
             self._is_open = True
 
+    def give_up(self) -> None:
+        """Let a backend that waits for somebody else, in its thread or in that of the checkpoints, wait no more. The
+        next recovery gives it another state."""
+        if self.is_touched and hasattr(self.backend, "give_up"):
+            self.backend.give_up()
+
     def load(self, folder: Path) -> None:
         """Load the state of a checkpoint into the backend."""
         self.is_touched = True

@@ -197,6 +197,7 @@ class TrainerStep(SingleStep):
 
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
         """Read the log, and load the newest checkpoint in force."""
+        self._backend.give_up()
         self._checkpoints.abandon()
         self._reset(log_, claim.epoch)
         evals = log_.ends("evals")  # records that come while the rest is read are read again
@@ -432,6 +433,7 @@ class TrainerStep(SingleStep):
 
     def close(self) -> None:
         """Abandon the update and the version being written, and close the backend."""
+        self._backend.give_up()
         self._updates.abandon()
         if self._publication is not None:
             self._publication.abandon()
