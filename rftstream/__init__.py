@@ -13,7 +13,7 @@ from rftstream.version import __version__
 
 TYPE_CHECKING = False  # as type checkers read it; to import it from typing takes longer than all the rest
 if TYPE_CHECKING:
-    from rftstream.api.rollouts import RunRollout
+    from rftstream.api.rollouts import RolloutTable, RunRollout
     from rftstream.api.run import Run
     from rftstream.api.run import open_run as open  # noqa: A004
     from rftstream.api.tables import Table
@@ -34,6 +34,7 @@ PUBLIC = {
     "JoinedTrainer": "rftstream.joined.trainer:JoinedTrainer",
     "JoinedVerifier": "rftstream.joined.verifier:JoinedVerifier",
     "RftError": "rftstream.errors:RftError",
+    "RolloutTable": "rftstream.api.rollouts:RolloutTable",
     "Run": "rftstream.api.run:Run",
     "RunRollout": "rftstream.api.rollouts:RunRollout",
     "RunVersion": "rftstream.api.versions:RunVersion",
@@ -55,6 +56,7 @@ __all__ = [
     "JoinedTrainer",
     "JoinedVerifier",
     "RftError",
+    "RolloutTable",
     "Run",
     "RunRollout",
     "RunVersion",

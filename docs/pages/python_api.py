@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import rftstream
+from rftstream.api.looking import COLUMNS
 
 FILE = Path(__file__).resolve().parent.parent.parent / "tests" / "docs" / "public_api.txt"
-HIDDEN = ("index", "limit", "name", "read", "to_row")
+HIDDEN = ("index", "limit", "name", "order", "read", "texts", "to_row", "wanted")
 """Fields of public classes that only their makers set."""
 
 
@@ -55,7 +56,11 @@ def _described(name: str) -> Iterator[tuple[str, str]]:
         if isinstance(value, property):
             yield f"{name}.{member}: {_type(inspect.signature(value.fget).return_annotation)}", _said(value)  # type: ignore[arg-type]
         elif inspect.isfunction(value):
-            yield f"{name}.{member}{_signature(value, bound=True)}", _said(value)
+            columns = ", ".join(f"`{one}`" for one in COLUMNS.get(member, ())) if name == "Run" else ""
+            yield (
+                f"{name}.{member}{_signature(value, bound=True)}",
+                _said(value) + (columns and f" Columns: {columns}."),
+            )
         elif member in annotated:
             yield f"{name}.{member}: {_type(annotated[member])}", ""
 
@@ -83,4 +88,4 @@ def _type(annotation: Any) -> str:
 
 def _said(thing: Any) -> str:
     paragraphs = (inspect.getdoc(thing) or "").split("\n\n")
-    return "\n\n".join(" ".join(one.split()) for one in paragraphs)
+    return "\n\n".join(f"```python\n{one}\n```" if "\n    " in one else " ".join(one.split()) for one in paragraphs)

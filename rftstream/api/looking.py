@@ -8,8 +8,9 @@ from dataclasses import fields
 from typing import Any, Never
 
 from rftstream.api.index import Page, RunIndex
+from rftstream.api.rollouts import COLUMNS as ROLLOUT_COLUMNS
 from rftstream.api.rollouts import PAGE, RolloutTable, RunRollout, rollout_of_row, rollout_table
-from rftstream.api.tables import Table, check_word, pages
+from rftstream.api.tables import T, Table, check_word, pages
 from rftstream.config.parts.registry import suggest
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.versions import EvalResult, StepRecord
@@ -36,6 +37,33 @@ from rftstream.queries.plain import pick
 from rftstream.queries.records.weights import VersionLine, list_versions
 from rftstream.runs.published import read_published
 from rftstream.service.role import Log
+
+STEP = "version=name.version trainer_epoch=name.trainer_epoch batch=batch_sequence recorded_at"
+EVALUATION = "evaluation version=name.version num_tasks num_samples num_unscored evaluated_at"
+VOTE = "rollout_id kind reward choice correction annotator"
+JUDGED = "effect=judgement.effect at=record.timestamp_s recorded"
+INTERNAL = ("siblings", "task_offset", "outcome_offset")
+"""Fields of a group that are no columns."""
+
+
+def _columns(of: str | type) -> tuple[str, ...]:
+    if isinstance(of, str):
+        return tuple(one.partition("=")[0] for one in of.split())
+    return tuple(one.name for one in fields(of) if one.name not in INTERNAL)
+
+
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "rollouts": ROLLOUT_COLUMNS,
+    "groups": _columns(GroupRow),
+    "batches": _columns(BatchRow),
+    "dead_letters": _columns(Letter),
+    "problems": _columns(ProblemRow),
+    "steps": _columns(STEP),
+    "evaluations": _columns(EVALUATION),
+    "versions": _columns(VersionLine),
+    "feedback": _columns(f"{VOTE} {JUDGED}"),
+}
+"""Table -> the columns that its frames have, also without a row; metrics of steps and evaluations come to these."""
 
 
 class RunTables:
@@ -112,7 +140,7 @@ class RunTables:
             "groups",
             lambda page, before, size: find_groups(*page, wanted, before=before, limit=size, with_siblings=False),
             lambda group: group.sequence,
-            lambda group: _row(group, leave_out=("siblings", "task_offset", "outcome_offset")),
+            _row,
         )
 
     def group(self, group_id: str) -> GroupRow:
@@ -180,33 +208,33 @@ class RunTables:
 
             return pages(page, _page_size(limit))
 
-        return Table(name="problems", read=read, to_row=_row)
+        return _table("problems", read=read, to_row=_row)
 
     def steps(self) -> Table[StepRecord]:
         """Return the trained steps in force, oldest first. A frame has a column for each of their metrics."""
-        return Table(
-            name="steps",
+        return _table(
+            "steps",
             read=lambda _: iter(self._index.history().history().steps),
             to_row=lambda step: {
-                **pick(step, "version=name.version trainer_epoch=name.trainer_epoch batch=batch_sequence recorded_at"),
+                **pick(step, STEP),
                 **step.metrics,
             },
         )
 
     def evaluations(self) -> Table[EvalResult]:
         """Return the results of evaluations in force, by version. A frame has a column for each of their metrics."""
-        return Table(
-            name="evaluations",
+        return _table(
+            "evaluations",
             read=lambda _: iter(self._index.history().history().evaluations),
             to_row=lambda result: {
-                **pick(result, "evaluation version=name.version num_tasks num_samples num_unscored evaluated_at"),
+                **pick(result, EVALUATION),
                 **result.metrics,
             },
         )
 
     def versions(self) -> Table[VersionLine]:
         """Return the published versions in force, oldest first, each with whether its weights are still held."""
-        return Table(name="versions", read=lambda _: iter(list_versions(read_published(self._index.run))), to_row=_row)
+        return _table("versions", read=lambda _: iter(list_versions(read_published(self._index.run))), to_row=_row)
 
     def feedback(self) -> Table[VoteLine]:
         """Return what people said of rollouts, oldest first, each with how it was judged."""
@@ -215,7 +243,7 @@ class RunTables:
             run = self._index.run
             return iter(read_feedback(Log(run.transport), run.config).votes)
 
-        return Table(name="feedback", read=read, to_row=_vote_row)
+        return _table("feedback", read=read, to_row=_vote_row)
 
     def _paged(
         self,
@@ -234,20 +262,24 @@ class RunTables:
 
             return pages(page, _page_size(limit))
 
-        return Table(name=name, read=read, to_row=to_row)
+        return _table(name, read=read, to_row=to_row)
+
+
+def _table(name: str, read: Callable[[int | None], Iterator[T]], to_row: Callable[[T], Mapping[str, Any]]) -> Table[T]:
+    return Table(name=name, read=read, to_row=to_row, columns=COLUMNS[name])
 
 
 def _page_size(limit: int | None) -> int:
     return PAGE if limit is None else max(1, min(limit, PAGE))
 
 
-def _row(item: Any, *, leave_out: Sequence[str] = ()) -> dict[str, Any]:
-    return {one.name: getattr(item, one.name) for one in fields(item) if one.name not in leave_out}
+def _row(item: Any) -> dict[str, Any]:
+    return {name: getattr(item, name) for name in _columns(type(item))}
 
 
 def _vote_row(line: VoteLine) -> dict[str, Any]:
-    said = pick(line.vote, "rollout_id kind reward choice correction annotator") if line.vote is not None else {}
-    return {**said, **pick(line, "effect=judgement.effect at=record.timestamp_s recorded")}
+    said = pick(line.vote, VOTE) if line.vote is not None else {}
+    return {**said, **pick(line, JUDGED)}
 
 
 def _check_filters(table: Callable[..., Any], unknown: Mapping[str, object]) -> None:

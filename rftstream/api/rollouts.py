@@ -166,7 +166,8 @@ def rollout_of_row(row: RolloutRow, index: RunIndex, place: _Placed) -> RunRollo
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutTable(Table[RunRollout]):
-    """The rollouts of a run. Frames can have the columns BODIES, too, which are read from the log."""
+    """The rollouts of a run. Frames can have the columns prompt, completion, messages, token_ids, logprobs, loss_mask
+    and segment_lengths, too, which are read from the log."""
 
     index: RunIndex
     wanted: RolloutFilter
@@ -187,12 +188,13 @@ class RolloutTable(Table[RunRollout]):
         best: int | None = None,
         margin: float = 0.0,
         tag: str = "",
-        tell: Callable[[int, int], None] = lambda done, total: None,
+        tell: Callable[[int, int], None] | None = None,
     ) -> Export:
         """Write these rollouts as a data set that `datasets.load_dataset` opens, as `rftstream export` does.
 
         `form`: sft, pairs, openai, atif or parquet. `best`: only so many of each group, by reward. `margin`: least
-        distance of the rewards of a pair. `tag`: only rollouts, or groups, with this tag. ConfigError if the folder is
+        distance of the rewards of a pair. `tag`: only rollouts, or groups, with this tag. `tell` is called with the
+        number of those written and of all. ConfigError if the folder is
         there already, or if there is no such rollout.
         """
         import numpy as np
@@ -225,7 +227,9 @@ class RolloutTable(Table[RunRollout]):
             **_asked_for(self.wanted),
             **{k: v for k, v in (("best", best), ("margin", margin), ("tag", tag)) if v},
         }
-        return write_dataset(index.run, chosen, Path(folder), form, filters=filters, margin=margin, tell=tell)
+        return write_dataset(
+            index.run, chosen, Path(folder), form, filters=filters, margin=margin, tell=tell or _tell_nobody
+        )
 
     def _columns(self, opened: Page, names: Sequence[str], since: int = 0) -> dict[str, Any]:
         from rftstream.queries.catalog.columns import read_columns
@@ -277,6 +281,10 @@ class RolloutTable(Table[RunRollout]):
         return rows
 
 
+def _tell_nobody(done: int, total: int) -> None:
+    return
+
+
 def _asked_for(wanted: RolloutFilter) -> dict[str, Any]:
     """Return the conditions of a filter, by the names that a user gives them."""
     found: dict[str, Any] = {}
@@ -324,4 +332,13 @@ def rollout_table(index: RunIndex, wanted: RolloutFilter, order: str) -> Rollout
     def to_row(one: RunRollout) -> dict[str, Any]:
         return {name: getattr(one, name) for name in COLUMNS}
 
-    return RolloutTable(name="rollouts", read=read, to_row=to_row, index=index, wanted=wanted, order=order, texts=texts)
+    return RolloutTable(
+        name="rollouts",
+        read=read,
+        to_row=to_row,
+        columns=COLUMNS,
+        index=index,
+        wanted=wanted,
+        order=order,
+        texts=texts,
+    )

@@ -39,6 +39,8 @@ class Table(Generic[T]):
     """Yields at most so many rows; None: all."""
     to_row: Callable[[T], Mapping[str, Any]]
     """Returns the columns of a row."""
+    columns: Sequence[str]
+    """Columns of its frames that need no record of the log. Frames of steps and evaluations have their metrics, too."""
     limit: int | None = None
     """Most rows of the table; None: as many as there are."""
 
@@ -88,7 +90,7 @@ class Table(Generic[T]):
 
     def _chosen(self, columns: Sequence[str] | None, known: Iterable[str]) -> list[str]:
         """Return the columns that are wanted of those that there are. ConfigError for one that is not there."""
-        names = list(known)
+        names = list(dict.fromkeys((*self.columns, *known)))
         return names if columns is None else [check_word(f"{self.name}: column", one, names) for one in columns]
 
     def __repr__(self) -> str:

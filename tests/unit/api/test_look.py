@@ -195,6 +195,7 @@ def test_each_table_is_iterated_framed_and_shown(demo: Run, name: str) -> None:
     table = make(demo)
     rows, frame = list(table), table.to_pandas()
     assert len(rows) == len(frame) == table.count()
+    assert tuple(frame.columns)[: len(table.columns)] == table.columns, "as the reference says, also without a row"
     expected = wanted(demo)
     found = frame[column].tolist() if expected else []
     assert found == expected or sorted(set(found)) == expected
