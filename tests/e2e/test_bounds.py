@@ -92,6 +92,8 @@ ELSEWHERE: dict[str, str] = {
     "explorer.reply_timeout_s": "tests/flow/test_replies.py",
     "explorer.rollout_timeout_s": "tests/flow/test_agents.py",
     "verifier.timeout_s": "tests/flow/test_hanging_rewards.py",
+    "verifier.group_timeout_s": "tests/flow/test_compared_siblings.py",
+    "verifier.max_waiting_bytes": "tests/flow/test_compared_siblings.py",
     "buffer.group_deadline_s": "tests/flow/test_buffer.py",
     "feedback.quorum": "tests/flow/test_feedback.py",
     "feedback.expires_s": "tests/flow/test_feedback.py",

@@ -306,7 +306,7 @@ class Laws:
 
     def _beside(self, ids: RolloutIds, segments: Sequence[Segment]) -> None:
         """Each token has its own values beside it, up to the last one that was sampled."""
-        if not (most := self.config.policies["fake"].get("values_beside", 0)):
+        if not (most := self.config.policies.get("fake", {}).get("values_beside", 0)):
             return
         for segment in segments:
             wanted = values_beside(segment.token_ids.numpy(), most)

@@ -53,6 +53,9 @@ class Table:
     def flops(self, inputs: Inputs, *, backward: bool) -> float:
         return 0.0
 
+    def routed(self) -> dict[str, torch.Tensor]:
+        return {}
+
 
 def scored(sizes: list[int], *, taskset: str = "sums", seed: int = 0) -> list[Experience]:
     """Groups of so many rollouts, of one to three segments."""
