@@ -233,7 +233,7 @@ def _characters(measured: Mapping[str, TasksetLine]) -> Iterator[str]:
 
 def _end(config: RunConfig, measured: Mapping[str, TasksetLine]) -> Iterator[str]:
     drawn = {f"tasksets.{name}": section for name, section in config.tasksets.items() if section.weight}
-    if config.steps is None or not all(place in measured and one.passes for place, one in drawn.items()):
+    if config.steps is None or not drawn or not all(place in measured and one.passes for place, one in drawn.items()):
         return
     groups = sum((section.passes or 0) * measured[place].problems for place, section in drawn.items())
     batches = groups // config.feeder.groups_per_batch

@@ -498,6 +498,14 @@ def test_warnings(write: Write, changes: dict[str, Any], text: str) -> None:
     assert text in "\n".join(fine(write(**{"sampling__max_tokens": 8, **changes})).warnings)
 
 
+def test_a_run_of_demonstrations_alone_has_no_tasksets_that_could_end(write: Write, tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": chat}))
+    experts = {"source": f"{tmp_path}/chats.jsonl", "per_batch": 1}
+    report = fine(write(tasksets={}, experts=experts, trainer__algorithm="sft", run__steps=1))
+    assert not any("tasksets" in warning for warning in report.warnings)
+
+
 def test_a_prompt_that_holds_its_solution(write: Write, tmp_path: Path) -> None:
     config = write(sampling__max_tokens=8)
     chat = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
