@@ -32,6 +32,7 @@ def test_what_can_be_run_is_marked() -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
+@pytest.mark.heavy("every command of the page runs, with processes of their own")
 def test_on_this_machine(place: Workplace) -> None:
     follow("local", place)
 

@@ -108,6 +108,7 @@ def nodes(tree: dict[str, Any]) -> list[dict[str, Any]]:
     return [tree, *itertools.chain.from_iterable(map(nodes, tree.get("children", ())))]
 
 
+@pytest.mark.heavy("a run of all roles, one of which is killed while it asks a server")
 @pytest.mark.law("twice", "lineage")
 def test_what_a_model_makes_of_seeds_is_all_that_is_learned_from(place: Workplace) -> None:
     """Nothing is there at first, and the feeder waits. Then somebody adds seeds, and the synthesiser is killed while it
