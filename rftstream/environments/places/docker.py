@@ -11,13 +11,14 @@ import contextlib
 import hashlib
 import math
 import os
+import re
 import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rftstream.environments.places.base import MODEL_PORT, PlaceLimits, PlaceOrder, PlaceSettings, PlaceSource, Ran
+from rftstream.environments.places.base import MODEL_PORT, PlaceOrder, PlaceSettings, PlaceSource, Ran
 from rftstream.environments.places.packing import TAR_BYTES, pack_files, pack_folder, unpack_file
 from rftstream.environments.places.processes import OUTPUT_BYTES, communicate, drain, end_process, read_up_to
 from rftstream.environments.places.relay import RELAY, Tunnel
@@ -49,6 +50,12 @@ exit $code
 background would keep a pipe open."""
 KILL = 'for one in /proc/[0-9]*; do grep -qs "$1" "$one/environ" && kill -9 "${one#/proc/}"; done 2>/dev/null; true'
 """Ends all processes with a mark among their variables."""
+OF_ENGINE = re.compile(
+    r"PATH|HOME|TMPDIR|(HTTPS?|ALL|NO)_PROXY|STORAGE_(DRIVER|OPTS)|REGISTRY_AUTH_FILE|GODEBUG|SSH_AUTH_SOCK"
+    r"|(DOCKER|BUILDKIT_|_?CONTAINERS?_|PODMAN_|XDG_|LD_|SSL_CERT_).*",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Variables that the engine's command reads itself. A task that sets one does not set it for the engine."""
 NO_ENGINE = (
     "Cannot connect to",
     "permission denied while trying",
@@ -203,8 +210,8 @@ class DockerPlaces:
 class DockerPlace:
     """One container. `start` makes it; see `base.Place`."""
 
-    def __init__(self, engine: DockerPlaces, name: str, limits: PlaceLimits) -> None:
-        self._engine, self._name, self._limits = engine, name, limits
+    def __init__(self, engine: DockerPlaces, name: str, order: PlaceOrder) -> None:
+        self._engine, self._name, self._order = engine, name, order
         self._keeper: asyncio.subprocess.Process | None = None
         self._relay: asyncio.subprocess.Process | None = None
         self._tunnel: Tunnel | None = None
@@ -215,12 +222,12 @@ class DockerPlace:
     @classmethod
     async def start(cls, engine: DockerPlaces, settings: PlaceSettings, image: str, order: PlaceOrder) -> DockerPlace:
         """Start a container and its relay. `base.Places.create` lists the errors."""
-        place = cls(engine, f"rftstream-{secrets.token_hex(8)}", order.limits)
+        place = cls(engine, f"rftstream-{secrets.token_hex(8)}", order)
         try:
             async with asyncio.timeout(COMMAND_S):
-                await place._start(image, order)
+                await place._start(image)
                 if order.model_url:
-                    await place._start_relay(settings.relay_image, order)
+                    await place._start_relay(settings.relay_image)
         except TimeoutError:
             await place.close()
             raise HostError(f"a place of {image} did not start within {COMMAND_S:g} s") from None
@@ -229,8 +236,8 @@ class DockerPlace:
             raise
         return place
 
-    async def _start(self, image: str, order: PlaceOrder) -> None:
-        limits = order.limits
+    async def _start(self, image: str) -> None:
+        limits = self._order.limits
         options = [
             f"--cpu-period={CPU_PERIOD_US}",
             f"--cpu-quota={round(limits.cpus * CPU_PERIOD_US)}",  # `--cpus` refuses more than there are
@@ -240,25 +247,22 @@ class DockerPlace:
             f"--ulimit=fsize={limits.disk_mb << 20}",
             "--cap-drop=NET_RAW",
             "--cap-drop=MKNOD",
-            f"--network={'bridge' if order.has_internet else 'none'}",
+            f"--network={'bridge' if self._order.has_internet else 'none'}",
         ]
-        given, variables = _given(order.variables)
-        process = await self._engine.spawn(
-            [*self._begin(self._name, order), *options, *given, image, "sh", "-c", KEEPER], variables=variables
-        )
+        process = await self._engine.spawn([*self._begin(self._name), *options, image, "sh", "-c", KEEPER])
         self._keeper = process
         assert process.stdout
         seen = b""
         while line := await process.stdout.readline():
-            seen += line
+            seen = (seen + line)[-OUTPUT_BYTES:]
             if line.strip() == READY.encode():
                 break
-        else:
-            raise self._engine.error(seen.decode(errors="replace") or "the container ended at once")
+        else:  # the image's entry point may have printed anything, also what an engine says
+            raise HostError(f"the container of {image} ended at once: {_last(seen.decode(errors='replace'))}")
         self._tasks.append(asyncio.create_task(drain(process.stdout)))
         self._tasks.append(asyncio.create_task(self._watch_disk()))
 
-    async def _start_relay(self, image: str, order: PlaceOrder) -> None:
+    async def _start_relay(self, image: str) -> None:
         options = [
             f"--network=container:{self._name}",
             "--memory=256m",
@@ -270,23 +274,23 @@ class DockerPlace:
             "--entrypoint=python3",
         ]
         process = await self._engine.spawn(
-            [*self._begin(f"{self._name}-relay", order), *options, image, "-c", RELAY, str(MODEL_PORT)],
+            [*self._begin(f"{self._name}-relay"), *options, image, "-c", RELAY, str(MODEL_PORT)],
             errors=asyncio.subprocess.DEVNULL,
         )
         self._relay = process
         assert process.stdout and process.stdin
-        self._tunnel = Tunnel(process.stdout, process.stdin, order.model_url)
+        self._tunnel = Tunnel(process.stdout, process.stdin, self._order.model_url)
         try:
             await self._tunnel.ready()
         except asyncio.IncompleteReadError:
             raise HostError(f"the relay to the model does not start in {image}, which needs python3") from None
         self._tasks.append(asyncio.create_task(self._tunnel.run()))
 
-    def _begin(self, name: str, order: PlaceOrder) -> list[str]:
+    def _begin(self, name: str) -> list[str]:
         """Return the beginning of a command that runs a container of this place."""
-        until = time.time() + order.limits.life_s
+        until = time.time() + self._order.limits.life_s
         owner = f"{socket.gethostname()} {os.getpid()} {start_time(os.getpid())} {until:.0f}"
-        labels = {LABEL: owner, **{f"rftstream.{key}": value for key, value in order.labels.items()}}
+        labels = {LABEL: owner, **{f"rftstream.{key}": value for key, value in self._order.labels.items()}}
         begin = ["run", "--interactive", "--rm", "--init", f"--name={name}", "--log-driver=none"]
         return [*begin, *(f"--label={key}={value}" for key, value in labels.items())]
 
@@ -314,7 +318,7 @@ class DockerPlace:
         """Run a shell command in the container."""
         self._check()
         mark = f"RFTSTREAM_COMMAND={secrets.token_hex(8)}"
-        options, variables = _given(variables or {})
+        options, variables = _given({**self._order.variables, **(variables or {})})
         options += [f"--user={user}"] * bool(user) + [f"--workdir={cwd}"] * bool(cwd)
         process = await self._engine.spawn(
             ["exec", f"--env={mark}", *options, self._name, "sh", "-c", SHELL, "sh", command], variables=variables
@@ -391,20 +395,21 @@ class DockerPlace:
 
     async def _watch_disk(self) -> None:
         """End the container when it has written too much."""
+        most_mb = self._order.limits.disk_mb
         while True:
             await asyncio.sleep(DISK_LOOK_S)
-            with contextlib.suppress(HostError, ValueError, TimeoutError):
+            with contextlib.suppress(HostError, ConfigError, ValueError):  # `run` asks whether the engine is there
                 size = await self._engine.ask("container", "inspect", "--size", "--format", "{{.SizeRw}}", self._name)
-                if int(size) > self._limits.disk_mb << 20:
-                    self._exceeded = f"it wrote {int(size) >> 20} MB, expected at most {self._limits.disk_mb}"
+                if int(size) > most_mb << 20:
+                    self._exceeded = f"it wrote {int(size) >> 20} MB, expected at most {most_mb}"
                     await self._engine.remove(self._name)
                     return
 
 
 def _given(variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Return the options that give variables to a command in a container, and the variables of the engine's command,
-    from which it takes their values: a list of processes shows none of them."""
-    own = {name for name in variables if name in ("PATH", "HOME") or name.startswith(("DOCKER", "LD_"))}
+    from which it takes their values: a list of processes shows none of them but those of OF_ENGINE."""
+    own = {name for name in variables if OF_ENGINE.fullmatch(name)}
     options = [f"--env={name}={variables[name]}" if name in own else f"--env={name}" for name in variables]
     return options, {name: value for name, value in variables.items() if name not in own}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -184,4 +186,52 @@ async def test_engines_that_are_not_there(
         engine.write_text(f"#!/bin/sh\n{script}\n")
         engine.chmod(0o755)
     with pytest.raises(kind, match=error):
+        await DockerPlaces(PlaceSettings(engine=str(engine))).create(PlaceOrder(source=PlaceSource(image="x")))
+
+
+ENGINE = f"""#!{sys.executable}
+import json, os, sys
+words = sys.argv[1:]
+with open(sys.argv[0] + ".asked", "a") as file:
+    file.write(json.dumps([words, {{name: os.environ.get(name) for name in ("KEY", "XDG_CONFIG_HOME")}}]) + "\\n")
+if words[0] == "run" and os.path.exists(sys.argv[0] + ".entry"):
+    print(open(sys.argv[0] + ".entry").read())
+    sys.exit(1)
+if words[0] == "run":
+    print("rftstream-ready", flush=True)
+    sys.stdin.read()
+"""
+"""An engine that notes what it was asked for, and from which variables. Its containers print `.entry`, or live."""
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    path = tmp_path / "engine"
+    path.write_text(ENGINE)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.process
+async def test_no_argument_of_the_engine_shows_a_variable_and_none_is_the_engines_own(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that has variables shows them to `inspect`, so commands have them."""
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    order = PlaceOrder(source=PlaceSource(image="x"), variables={"KEY": "secret", "XDG_CONFIG_HOME": "/bad"})
+    place = await DockerPlaces(PlaceSettings(engine=str(engine))).create(order)
+    await place.run("true", timeout_s=240)
+    await place.close()
+    asked = [json.loads(line) for line in (engine.parent / "engine.asked").read_text().splitlines()]
+    (started,) = [words for words, _ in asked if words[0] == "run"]
+    assert not any(word.startswith("--env") for word in started)
+    ((words, variables),) = [one for one in asked if one[0][0] == "exec"]
+    assert words[2:4] == ["--env=KEY", "--env=XDG_CONFIG_HOME=/bad"]
+    assert variables == {"KEY": "secret", "XDG_CONFIG_HOME": None}
+
+
+@pytest.mark.process
+async def test_what_an_entry_point_prints_is_not_taken_for_the_engine(engine: Path) -> None:
+    (engine.parent / "engine.entry").write_text("Cannot connect to the database")
+    with pytest.raises(HostError, match="the container of x ended at once: Cannot connect to the database"):
         await DockerPlaces(PlaceSettings(engine=str(engine))).create(PlaceOrder(source=PlaceSource(image="x")))
