@@ -27,6 +27,8 @@ from rftstream.errors import ConfigError, HostedCodeError
 
 Seconds = Annotated[float, Meta(gt=0)]
 Megabytes = Annotated[int, Meta(gt=0)]
+ImageName = Annotated[str, Meta(pattern=r"\A[^-\s]\S*\Z")]
+"""No option, and nothing that ends a line of a Dockerfile."""
 
 MAX_BYTES = 1 << 30
 """Largest size of all files of a task."""
@@ -51,7 +53,7 @@ class HarborMachine:
     """The settings of the machine."""
 
     build_timeout_sec: Seconds = 600.0
-    docker_image: str | None = None
+    docker_image: ImageName | None = None
     os: Literal["linux"] = "linux"
     cpus: Annotated[float, Meta(gt=0)] | None = None
     memory_mb: Megabytes | None = None
@@ -77,7 +79,7 @@ class HarborSettings:
     """The settings in task.toml that have an effect here. Others are read past."""
 
     agent: HarborPhase = HarborPhase()
-    verifier: HarborPhase = HarborPhase(timeout_sec=600.0)
+    verifier: HarborPhase = HarborPhase()
     environment: HarborMachine = HarborMachine()
     solution: HarborSolution = HarborSolution()
     steps: Annotated[list[Any], Meta(max_length=0)] = field(default_factory=list)
@@ -138,9 +140,11 @@ def read_task(folder: Path) -> HarborTask:
 
 
 def digest_task(folder: Path) -> str:
-    """Return the digest of all files of a task. ConfigError if they are too large."""
+    """Return the digest of all files of a task. ConfigError if they are too large, or if one lies elsewhere."""
     found, num_bytes = hashlib.sha256(), 0
     for path in sorted(folder.rglob("*")):
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(folder.resolve()):
+            raise ConfigError(f"{path}: is a link out of the task, expected its own files; copy the file")
         if path.is_file():
             num_bytes += path.stat().st_size
             if num_bytes > MAX_BYTES:

@@ -41,7 +41,8 @@ class HarborTaskset(GeneratedTaskset):
                     if not config.skip_unsupported:
                         raise
         self._digests = [digest_task(task.folder) for task in self._tasks]
-        super().__init__(where, size=len(self._tasks), system=system, decided_by=[system, names, self._digests])
+        taken = [task.name for task in self._tasks]
+        super().__init__(where, size=len(taken), system=system, decided_by=[system, taken, self._digests])
 
     def make_problem(self, index: int) -> Problem:
         """Return the task with this index as a problem."""

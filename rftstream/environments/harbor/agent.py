@@ -120,7 +120,7 @@ class HarborAgent:
 
     def _order(self, task: HarborTask, labels: Mapping[str, str], model_url: str = "", install: str = "") -> PlaceOrder:
         config, machine = self._config, task.settings.environment
-        tests_s = task.settings.verifier.timeout_sec or 0.0
+        network_mode = task.settings.agent.network_mode or machine.network_mode
         return PlaceOrder(
             source=PlaceSource(
                 image=machine.docker_image or "",
@@ -133,12 +133,12 @@ class HarborAgent:
                 memory_mb=min(machine.memory_mb or config.memory_mb, config.memory_mb),
                 disk_mb=min(machine.storage_mb or config.disk_mb, config.disk_mb),
                 pids=config.pids,
-                life_s=self._agent_timeout_s(task) + tests_s + 10 * SHORT_S,
+                life_s=self._agent_timeout_s(task) + _tests_timeout_s(task) + 10 * SHORT_S,
             ),
             labels=labels,
             variables=_given(machine.env, task),
             model_url=model_url,
-            has_internet=config.internet and machine.network_mode == "public",
+            has_internet=config.internet and network_mode == "public",
         )
 
     async def _attempt(self, place: Place, task: HarborTask, api_key: str) -> AgentResult:
@@ -163,7 +163,7 @@ class HarborAgent:
     async def _judged(self, place: Place, task: HarborTask) -> AgentResult:
         """Run the task's tests, and return the reward that they write. What the agent has put in their stead is
         removed."""
-        limit_s = task.settings.verifier.timeout_sec or 600.0
+        limit_s = _tests_timeout_s(task)
         await _prepare(place, task.folder / "tests", "/tests")
         ran = await place.run(
             "/tests/test.sh",
@@ -185,6 +185,10 @@ class HarborAgent:
 
     def _agent_timeout_s(self, task: HarborTask) -> float:
         return task.settings.agent.timeout_sec or self._config.agent_timeout_s
+
+
+def _tests_timeout_s(task: HarborTask) -> float:
+    return task.settings.verifier.timeout_sec or 600.0
 
 
 def _harness(config: HarborConfig) -> Harness:

@@ -42,6 +42,10 @@ def test_the_examples_are_a_taskset(tmp_path: Path) -> None:
     assert len(one) == 1 and one.digest != other.digest
     only = open_source(f"harbor:{EXAMPLES}", options={"only": ["fix-median"]})
     assert [only.problem(0).info["task"], len(only)] == ["fix-median", 1]
+    task_at(tmp_path / "a third")
+    same = [open_source(f"harbor:{tmp_path}", options={"only": ["other"]}).digest]
+    shutil.rmtree(tmp_path / "a third")
+    assert same == [open_source(f"harbor:{tmp_path}", options={"only": ["other"]}).digest], "others do not count"
 
 
 def test_settings_of_older_schemas_and_marks_of_benchmarks(tmp_path: Path) -> None:
@@ -50,7 +54,7 @@ def test_settings_of_older_schemas_and_marks_of_benchmarks(tmp_path: Path) -> No
     task = read_task(task_at(tmp_path / "task", toml=toml, instruction=text))
     machine = task.settings.environment
     assert (machine.memory_mb, machine.storage_mb, machine.network_mode) == (2048, 500, "no-network")
-    assert task.instruction == "Do it.\n" and task.settings.verifier.timeout_sec == 600.0
+    assert task.instruction == "Do it.\n"
 
 
 REFUSED = {
@@ -67,6 +71,11 @@ REFUSED = {
         {"toml": '[verifier]\nenvironment_mode = "separate"'},
         "environment_mode: .* not supported",
     ),
+    "an option for an image": (
+        {"toml": "[environment]\ndocker_image = '--help'"},
+        "environment.docker_image: expected",
+    ),
+    "lines for an image": ({"toml": '[environment]\ndocker_image = "a\\nRUN b"'}, "environment.docker_image: expected"),
     "GPUs": ({"toml": "[environment]\ngpus = 1"}, "environment.gpus: .* not supported here"),
 }
 
@@ -136,6 +145,17 @@ def test_variables_of_this_machine() -> None:
     assert resolve_variables(wanted, "x", {"HERE": "1"}) == {"A": "1", "B": "b", "C": "plain $HERE", "D": ""}
     with pytest.raises(HostedCodeError, match="x: A wants the variable NOT, which the explorer does not have"):
         resolve_variables({"A": "${NOT}"}, "x", {})
+
+
+def test_links_of_a_task_stay_in_it(tmp_path: Path) -> None:
+    """Files of this machine never get into a place."""
+    folder = task_at(tmp_path / "task")
+    (folder / "tests" / "again.sh").symlink_to("test.sh")
+    digest_task(folder)
+    (tmp_path / "secret").write_text("key")
+    (folder / "environment" / "data").symlink_to(tmp_path / "secret")
+    with pytest.raises(ConfigError, match="environment/data: is a link out of the task"):
+        digest_task(folder)
 
 
 def test_a_task_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

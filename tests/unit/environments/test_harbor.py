@@ -212,6 +212,22 @@ def engine(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("toml", "has_internet"),
+    [
+        ("", True),
+        ("[environment]\nnetwork_mode = 'no-network'", False),
+        ("[environment]\nnetwork_mode = 'no-network'\n[agent]\nnetwork_mode = 'public'", True),
+        ("[agent]\nnetwork_mode = 'no-network'", False),
+        ("[agent]\nnetwork_mode = 'allowlist'", False),
+    ],
+)
+async def test_the_internet_is_for_agents_that_may_have_it(tmp_path: Path, toml: str, has_internet: bool) -> None:
+    places = ToldPlaces(files=REWARD)
+    await run(problem_at(tmp_path, toml), places, internet=True)
+    assert places.orders[0].has_internet is has_internet
+
+
 @pytest.mark.process
 async def test_no_argument_of_the_engine_shows_a_variable_and_none_is_the_engines_own(
     engine: Path, monkeypatch: pytest.MonkeyPatch
