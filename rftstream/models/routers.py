@@ -259,8 +259,10 @@ class Routing:
     def _again(self, forced: tuple[Tensor, Tensor] | None) -> Iterator[None]:
         before = self._forced, self.counts
         self._forced, self.counts = forced, []
-        yield
-        self._forced, self.counts = before
+        try:
+            yield
+        finally:  # torch leaves by an exception once it has what it needs
+            self._forced, self.counts = before
 
     def _mode(self, layer: _Layer) -> contextlib.AbstractContextManager[Any]:
         if self._own is None and self._forced is None:

@@ -195,7 +195,9 @@ def test_gradients_are_those_of_routers_that_are_forced_by_hand(tmp_path, family
             halves = [make_inputs(part, torch.device("cpu"), packed=network.packs) for part in (rows[:3], rows[3:])]
             found = [(network.logprobs(one)[0] * one.rows.advantages_BT).sum() for one in halves]
             network.routing.force(None, torch.device("cpu"))
+            counts = network.routed()
             sum(found).backward()
+            assert network.routed() == counts, "passes that recompute count nothing"
             torch.testing.assert_close(sum(found).detach(), total.detach(), atol=1e-4, rtol=1e-4)
             for name, one in network.model.named_parameters():
                 torch.testing.assert_close(one.grad, expected[name], atol=2e-5, rtol=1e-3, msg=lambda m, n=name: n + m)
