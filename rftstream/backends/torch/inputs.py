@@ -84,18 +84,7 @@ def make_inputs(rows: Sequence[TrainingRow], device: torch.device, *, packed: bo
     begins_B = np.cumsum(lengths_B) - lengths_B if packed else np.arange(len(rows)) * lengths_B.max()
     token_ids_BT = pad_rows([np.asarray(row.token_ids, np.int64) for row in rows])
     temperatures_B = np.asarray([row.temperature for row in rows], np.float32)
-    images = {span.image.digest: span.image for row in rows for span in row.images}
-    numbers = {digest: number for number, digest in enumerate(images)}
-    shown = [
-        ShownImage(
-            row=number,
-            start=int(begins_B[number]) + span.start,
-            token_ids=np.asarray(row.token_ids[span.start : span.start + span.count], np.int64),
-            number=numbers[span.image.digest],
-        )
-        for number, row in enumerate(rows)
-        for span in row.images
-    ]
+    images, shown = _images_in(rows, begins_B)
     return Inputs(
         token_ids=on_device(np.concatenate(read)[None] if packed else pad_rows(read)),
         position_ids=on_device(np.concatenate([np.arange(one) for one in lengths_B])[None]) if packed else None,
@@ -115,8 +104,8 @@ def make_inputs(rows: Sequence[TrainingRow], device: torch.device, *, packed: bo
                 if all(name in row.additions for row in rows)
             },
         ),
-        images=tuple(images.values()),
-        shown=tuple(shown),
+        images=images,
+        shown=shown,
         read=tuple(read),
         begins=tuple(begins_B.tolist()),
         beside=sources(
@@ -125,3 +114,20 @@ def make_inputs(rows: Sequence[TrainingRow], device: torch.device, *, packed: bo
             None if packed else int(lengths_B.max()),
         ),
     )
+
+
+def _images_in(rows: Sequence[TrainingRow], begins_B: np.ndarray) -> tuple[tuple[Media, ...], tuple[ShownImage, ...]]:
+    """Return the images of all rows, each once, and their places. begins_B: index of each row's first token."""
+    images = {span.image.digest: span.image for row in rows for span in row.images}
+    numbers = {digest: number for number, digest in enumerate(images)}
+    shown = (
+        ShownImage(
+            row=number,
+            start=int(begins_B[number]) + span.start,
+            token_ids=np.asarray(row.token_ids[span.start : span.start + span.count], np.int64),
+            number=numbers[span.image.digest],
+        )
+        for number, row in enumerate(rows)
+        for span in row.images
+    )
+    return tuple(images.values()), tuple(shown)
