@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -271,8 +271,9 @@ def at_targets(calls: Sequence[Sequence[Routed]], inputs: Inputs) -> list[Routed
             logits, chosen = (
                 [nn.functional.pad(one, (0, 0, 0, width - len(one))) for one in rows] for rows in (logits, chosen)
             )
-        found.append(Routed(torch.cat(logits)[inputs.sources_N], torch.cat(chosen)[inputs.sources_N]))
-    return [replace(one, logits_NE=_as_logits(one.logits_NE)) for one in found]
+        logits_NE = _as_logits(torch.cat(logits)[inputs.sources_N])
+        found.append(Routed(logits_NE, torch.cat(chosen)[inputs.sources_N]))
+    return found
 
 
 def _as_logits(found_NE: Tensor) -> Tensor:
