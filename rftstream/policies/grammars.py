@@ -19,7 +19,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError, PolicyError, pip_install, require_package
 from rftstream.models.spec import ModelSpec
 from rftstream.models.tokenizer import open_tokenizer
-from rftstream.policies.base import Constraint, form_of
+from rftstream.policies.base import Constraint, SampleRequest, form_of
 
 if TYPE_CHECKING:
     import llguidance
@@ -81,12 +81,12 @@ class Grammars:
         self._tokens = _open_tokens(spec, sorted(stop_ids), vocabulary)
         self._compiled = functools.lru_cache(256)(self._compile)
 
-    def begin(self, constraint: Constraint, token_ids: Sequence[int] = ()) -> AnswerForm:
-        """Return the form of a completion that begins with these tokens. ConfigError for an invalid constraint,
-        PolicyError for tokens that break it."""
+    def begin(self, constraint: Constraint, request: SampleRequest) -> AnswerForm:
+        """Return the form of a request's completion after the tokens that are sampled already. ConfigError for an
+        invalid constraint, PolicyError for tokens that break it."""
         matcher = self._compiled(constraint.kind, json.dumps(constraint.value), constraint.setting)
         form = AnswerForm(matcher.deep_copy(), self._stop_ids, self._vocabulary)
-        for token_id in token_ids:
+        for token_id in request.token_ids[len(request.token_ids) - request.num_sampled :]:
             form.accept(token_id)
         if form.error:
             raise PolicyError(f"{constraint.setting}: the tokens sampled so far break it: {form.error}")

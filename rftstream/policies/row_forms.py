@@ -35,8 +35,7 @@ class RowForms:
         try:
             if self._grammars is None:
                 self._grammars = Grammars(self._spec, self._stop_ids, self._vocabulary)
-            sampled = request.token_ids[len(request.token_ids) - request.num_sampled :]
-            self._forms[request.request_id] = self._grammars.begin(request.constraint, sampled)
+            self._forms[request.request_id] = self._grammars.begin(request.constraint, request)
         except RftError as error:
             return str(error)
         return None

@@ -72,8 +72,7 @@ class PackedRows:
         sequence, and the tokens of a pass over them alone."""
         for count in np.unique(self._counts):
             of_count = np.flatnonzero(self._counts == count)
-            ends = np.cumsum(self._counts)[of_count]
-            places_N = (ends[:, None] - count + np.arange(count)).ravel()
+            places_N = (self.ends_B[of_count, None] - count + np.arange(count)).ravel()
             group = PackedRows(self._slots[of_count], self._starts[of_count], self._counts[of_count], self._device)
             yield self.order_B[of_count], places_N, group
 

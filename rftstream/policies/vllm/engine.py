@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rftstream.contracts.beside import uniform
+from rftstream.contracts.beside import Beside, uniform
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.token_values import EXPERTS
@@ -146,16 +146,9 @@ class Engine(SleepingEngine):
             return None  # finished
         token_ids = state.detokenizer.output_token_ids
         spans = state._weight_version_spans()
-        completion = self._completion(request, token_ids, state.logprobs_processor.logprobs, spans, "unfinished")
-        return self._with_experts(completion, getattr(state, "routed_experts_chunks", ()))
-
-    def _completion(
-        self, request: SampleRequest, token_ids: Sequence[int], logprobs: Any, spans: Any, reason: str | None
-    ) -> Completion:
-        completion = _completion(request, token_ids, logprobs, spans, reason)
-        if self._sets is None or completion.error is not None:
-            return completion
-        return dataclasses.replace(completion, beside=self._sets.columns(request, completion.token_ids, logprobs))
+        logprobs = state.logprobs_processor.logprobs
+        completion = _completion(request, token_ids, logprobs, spans, "unfinished")
+        return self._with_values(completion, request, logprobs, getattr(state, "routed_experts_chunks", ()))
 
     async def _sample(self, unique: str, request: SampleRequest) -> None:
         queued: Any = None
@@ -166,12 +159,10 @@ class Engine(SleepingEngine):
                 self._queues[unique] = (request, queued)
                 output = (await queued.get()).outputs[0]
                 reason = output.finish_reason
-                completion = self._completion(
-                    request, output.token_ids, output.logprobs, output.weight_versions, reason
-                )
+                completion = _completion(request, output.token_ids, output.logprobs, output.weight_versions, reason)
                 routed = getattr(output, "routed_experts", None)
-                completion = self._with_experts(completion, () if routed is None else [routed])
-                self._outcomes.put((unique, completion))
+                parts = () if routed is None else [routed]
+                self._outcomes.put((unique, self._with_values(completion, request, output.logprobs, parts)))
         except asyncio.CancelledError:
             if queued is not None and not self._engine.errored:
                 await self._engine.abort(queued.request_id, internal=True)
@@ -183,14 +174,19 @@ class Engine(SleepingEngine):
             self._queues.pop(unique, None)
             self._plan_sleep()
 
-    def _with_experts(self, completion: Completion, parts: Sequence[np.ndarray]) -> Completion:
-        """Return the completion with the experts that the engine told, [tokens, layers, experts] of each part. The last
-        sampled token has none, since no pass has read it."""
-        if not self._expert_layers or not parts:
-            return completion
-        routed = np.concatenate(parts)[:, self._expert_layers].astype(np.uint16)
-        dtype = np.uint8 if routed.max(initial=0) <= 255 else np.uint16
-        return dataclasses.replace(completion, beside={**completion.beside, EXPERTS: uniform(routed.astype(dtype))})
+    def _with_values(
+        self, completion: Completion, request: SampleRequest, logprobs: Any, experts: Sequence[np.ndarray]
+    ) -> Completion:
+        """Return the completion with the values beside its tokens. `experts`: parts that the engine told, [tokens,
+        layers, experts] each. The last sampled token has none, since no pass has read it."""
+        beside: dict[str, Beside] = {}
+        if self._sets is not None and completion.error is None:
+            beside |= self._sets.columns(request, completion.token_ids, logprobs)
+        if self._expert_layers and experts:
+            routed = np.concatenate(experts)[:, self._expert_layers].astype(np.uint16)
+            dtype = np.uint8 if routed.max(initial=0) <= 255 else np.uint16
+            beside[EXPERTS] = uniform(routed.astype(dtype))
+        return dataclasses.replace(completion, beside=beside)
 
     async def _prepare(self, request: SampleRequest) -> Sequence[PreparedImage]:
         """Return the images of a request in the engine's form. Other requests may enter meanwhile."""

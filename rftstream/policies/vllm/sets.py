@@ -22,7 +22,7 @@ from rftstream.errors import ConfigError
 from rftstream.models.spec import ModelSpec
 from rftstream.models.tokenizer import open_tokenizer
 from rftstream.policies.base import SampleRequest
-from rftstream.policies.grammars import Grammars
+from rftstream.policies.grammars import AnswerForm, Grammars
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,8 @@ class SampledSets:
             # with none left out among those listed, there may be more: ties, which are as good as never so many
             return column_of([b"" if left > listed else one for left, one in zip(left_T, written, strict=True)])
         if request.constraint is not None and self.grammars is not None:
-            return self._of_grammar(self.grammars, request, token_ids)
+            form = self.grammars.begin(request.constraint, request)
+            return self._of_form(form, request, token_ids)
         early = max(request.sampling.min_tokens - request.num_sampled, 0)
         if not early or not self._stop_ids:
             return {}
@@ -86,10 +87,7 @@ class SampledSets:
         [without_stops] = encode_sets(allowed_1V)
         return column_of([without_stops if place < early else b"" for place in range(num)])
 
-    def _of_grammar(self, grammars: Grammars, request: SampleRequest, token_ids: np.ndarray) -> Columns:
-        assert request.constraint is not None
-        sampled = request.token_ids[len(request.token_ids) - request.num_sampled :]
-        form = grammars.begin(request.constraint, sampled)
+    def _of_form(self, form: AnswerForm, request: SampleRequest, token_ids: np.ndarray) -> Columns:
         early = request.sampling.min_tokens - request.num_sampled
         written: list[bytes] = []
         allowed: list[np.ndarray] = []

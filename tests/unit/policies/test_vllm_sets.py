@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rftstream.contracts.tasks import Sampling
-from rftstream.core.allowed import column_of, encode_sets, written_in
+from rftstream.core.allowed import column_of, encode_sets, read_sets, written_in
 from rftstream.policies.base import Constraint
 from rftstream.policies.sampling import Sampler, SamplingTable
 from rftstream.policies.vllm import sets
@@ -31,11 +31,8 @@ def drawn(settings, vocabulary):
     )
     allowed_TV = torch.ones_like(logits_TV, dtype=torch.bool)
     allowed_TV[: settings.get("min_tokens", 0), list(STOPS)] = False
-    if written is not None:
-        from rftstream.core.allowed import read_sets
-
-        if (found := read_sets(written, tokens_T, vocabulary)) is not None:
-            allowed_TV = ~found.forbidden(slice(0, NUM), logits_TV.shape, torch.device("cpu"))
+    if written is not None and (found := read_sets(written, tokens_T, vocabulary)) is not None:
+        allowed_TV = ~found.forbidden(slice(0, NUM), logits_TV.shape, torch.device("cpu"))
     return tokens_T, written, logits_TV.masked_fill(~allowed_TV, -torch.inf).log_softmax(-1)
 
 
