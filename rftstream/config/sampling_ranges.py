@@ -63,8 +63,10 @@ SAMPLING_RANGES = {
 """Setting of [sampling] -> its bounds, as numbers and in words. Settings without bounds are left out."""
 
 
-CUTS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "min_tokens": 0}
-"""Setting of [sampling] that leaves tokens out -> the value that turns it off."""
+TRUNCATIONS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+"""Setting of [sampling] that leaves unlikely tokens out -> the value that turns it off."""
+CUTS = TRUNCATIONS | {"min_tokens": 0}
+"""The same, of all settings that leave tokens out."""
 MOST_LISTED = 1000
 """Largest `top_k` up to which a policy with `lists_sets` records what could be sampled."""
 PENALTIES = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
@@ -78,7 +80,7 @@ def inexact_settings(sampling: Sampling, config: RunConfig) -> list[str]:
     off = CUTS | PENALTIES
     if ALLOWED in config.trainer.replayed.intersection(policy.records):
         is_listed = not policy.lists_sets or 0 < sampling.top_k <= MOST_LISTED
-        off = PENALTIES if is_listed else {"top_p": 1.0, "top_k": 0, "min_p": 0.0} | PENALTIES
+        off = PENALTIES if is_listed else TRUNCATIONS | PENALTIES
     changed = [name for name, value in off.items() if getattr(sampling, name) != value]
     return [*changed, "temperature"] if sampling.temperature == 0 else changed
 
