@@ -60,8 +60,7 @@ def token_logprobs(
     [N], above 0; None: 1. `allowed`: the ids that each token could be, over which all sums run; None: all ids. `dtype`:
     what the head computes in; default: that of the hidden states, and float32 where these are float16, in which logits
     may overflow. At most `chunk_tokens` rows of logits exist at once. Returns float [N] twice, of float32 at least; the
-    entropy has a gradient only if wished. Gradients are exact, of first
-    order.
+    entropy has a gradient only if wished. Gradients are exact, of first order.
     """
     if hidden_ND.ndim != 2 or token_ids_N.shape != hidden_ND.shape[:1]:
         raise ValueError(

@@ -38,7 +38,7 @@ class Constraint:
     kind: str
     """One of FORMS."""
     value: Any
-    """A JSON schema, True, a regular expression, the texts to choose from, or a grammar in EBNF."""
+    """A JSON schema, True, a regular expression, the texts to choose from, or a grammar in GBNF."""
     setting: str = ""
     """The setting that requires the form, for messages."""
 

@@ -132,9 +132,9 @@ class TurnLoop:
         `environment` is the environment's name. `where` is the place in the run file that names it, and that may have
         settings for it. With `truncate`, a prompt longer than the context is cut from the left; otherwise the attempt
         fails. `renderer` is for a chat template other than the loop's. `name` identifies the rollout in log lines; by
-        default it is the key. `group` is the common name of the rollouts of one problem. `min_version` is the
-        oldest version that may sample a token. `states` stores large states
-        of the environment; with None all states are returned unchanged."""
+        default it is the key. `group` is the common name of the rollouts of one problem. `min_version` is the oldest
+        version that may sample a token. `states` stores large states of the environment; with None all states are
+        returned unchanged."""
 
         def make_session() -> EnvironmentSession:
             return EnvironmentSession(

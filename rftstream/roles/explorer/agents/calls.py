@@ -42,8 +42,8 @@ class CallSampler:
     """Submits agents' calls to the policy. The agent loop makes it. For each call it asks `refusal`, then calls
     `begin`. In each slice it calls `sample`, then `complete` for each completion of the policy, or `cancel`.
 
-    `explorer` is the name of this process. `check_form` raises ConfigError for a form that
-    the policy cannot hold answers to; None if it can hold them to none."""
+    `explorer` is the name of this process. `check_form` raises ConfigError for a form that the policy cannot constrain
+    tokens to; None if it cannot constrain tokens."""
 
     policy: Policy
     limits: AgentLimits

@@ -71,8 +71,8 @@ class AgentLoop:
         now: Callable[[], float],
         check_form: Callable[[Constraint], object] | None = None,
     ) -> None:
-        """`policy` must be stepped by this loop alone. `explorer` is the name of this process. `check_form`
-        raises ConfigError for a form that the policy cannot hold answers to; None if it can hold them to none."""
+        """`policy` must be stepped by this loop alone. `explorer` is the name of this process. `check_form` raises
+        ConfigError for a form that the policy cannot constrain tokens to; None if it cannot constrain tokens."""
         self._inbox, self._limits, self._explorer, self._now = inbox, limits, explorer, now
         self._calls = CallSampler(
             policy=policy, limits=limits, context=context, explorer=explorer, now=now, check_form=check_form
