@@ -114,7 +114,7 @@ class HarborAgent:
             try:
                 return await self._judged(place, task)
             except HostedCodeError as error:
-                raise HostedCodeError(f"{error}; solve.sh before: {_shown(ran.exit_code, ran.output)}") from None
+                raise HostedCodeError(f"{error}; solve.sh before: {ran.summary}") from None
         finally:
             await place.close()
 
@@ -153,7 +153,7 @@ class HarborAgent:
         )
         took_s = time.monotonic() - began
         if not place.has_called:
-            raise HostedCodeError(f"the agent never called the model: {_shown(ran.exit_code, ran.output)}")
+            raise HostedCodeError(f"the agent never called the model: {ran.summary}")
         found = await self._judged(place, task)
         metrics = {"agent_s": took_s, "agent_timed_out": float(ran.exit_code is None)}
         if ran.exit_code is not None:
@@ -180,7 +180,7 @@ class HarborAgent:
         try:
             reward, parts = read_rewards(text, named)
         except HostedCodeError as error:
-            raise HostedCodeError(f"{error}; test.sh: {_shown(ran.exit_code, ran.output)}") from None
+            raise HostedCodeError(f"{error}; test.sh: {ran.summary}") from None
         return AgentResult(reward=reward, parts=parts)
 
     def _agent_timeout_s(self, task: HarborTask) -> float:
@@ -242,7 +242,7 @@ async def _prepare(place: Place, source: Path | None = None, target: str = "") -
 async def _must(place: Place, command: str) -> None:
     ran = await place.run(command, timeout_s=SHORT_S, user="0")
     if ran.exit_code != 0:
-        raise HostedCodeError(f"the place cannot be prepared: {command}: {_shown(ran.exit_code, ran.output)}")
+        raise HostedCodeError(f"the place cannot be prepared: {command}: {ran.summary}")
 
 
 def _given(values: Mapping[str, str], task: HarborTask) -> dict[str, str]:
@@ -251,10 +251,3 @@ def _given(values: Mapping[str, str], task: HarborTask) -> dict[str, str]:
 
 def _user(user: str | int | None) -> str:
     return "" if user is None else str(user)
-
-
-def _shown(exit_code: int | None, output: str) -> str:
-    """Return the end of a command in one line."""
-    end = "it took too long" if exit_code is None else f"exit code {exit_code}"
-    last = " / ".join(line.strip() for line in output.strip().splitlines()[-4:])[-600:]
-    return f"{end}: {last}" if last else f"{end}, no output"

@@ -5,11 +5,13 @@ network, except one address at which it reaches the model."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+_SEQUENCE = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 MODEL_PORT = 8900
 """Port on the place's loopback at which it reaches the model."""
 
@@ -75,6 +77,18 @@ class Ran:
     """None if it was ended because it took too long."""
     output: str
     """The last part of its stdout and stderr."""
+
+    @property
+    def summary(self) -> str:
+        """Return how it ended, and its last lines, in one line."""
+        end = "it took too long" if self.exit_code is None else f"exit code {self.exit_code}"
+        return f"{end}: {last_lines(self.output)}"
+
+
+def last_lines(output: str) -> str:
+    """Return the last lines of an output in one line, without characters that a terminal would obey."""
+    text = " / ".join(line.strip() for line in _SEQUENCE.sub("", output).strip().splitlines()[-4:])
+    return "".join(filter(str.isprintable, text))[-600:] or "no output"
 
 
 class Place(Protocol):

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rftstream.environments.places.base import MODEL_PORT, PlaceOrder, PlaceSettings, PlaceSource, Ran
+from rftstream.environments.places.base import MODEL_PORT, PlaceOrder, PlaceSettings, PlaceSource, Ran, last_lines
 from rftstream.environments.places.packing import TAR_BYTES, pack_files, pack_folder, unpack_file
 from rftstream.environments.places.processes import OUTPUT_BYTES, communicate, drain, end_process, read_up_to
 from rftstream.environments.places.relay import RELAY, Tunnel
@@ -138,7 +138,7 @@ class DockerPlaces:
                 return
             try:
                 code, output = await self.call(command, data, timeout_s=timeout_s)
-                why = _last(output) if code else ""
+                why = last_lines(output) if code else ""
             except HostError as error:
                 why = str(error)
             if why:
@@ -201,10 +201,10 @@ class DockerPlaces:
         """Return the error of a command of the engine that failed with this output."""
         if any(one in output for one in NO_ENGINE):
             return ConfigError(
-                f"environments.harbor.engine: {self._settings.engine!r} reaches no engine: {_last(output)}; start it, "
-                "and let this user use it"
+                f"environments.harbor.engine: {self._settings.engine!r} reaches no engine: {last_lines(output)}; start "
+                "it, and let this user use it"
             )
-        return HostError(f"{self._settings.engine}: {_last(output)}")
+        return HostError(f"{self._settings.engine}: {last_lines(output)}")
 
 
 class DockerPlace:
@@ -258,7 +258,7 @@ class DockerPlace:
             if line.strip() == READY.encode():
                 break
         else:  # the image's entry point may have printed anything, also what an engine says
-            raise HostError(f"the container of {image} ended at once: {_last(seen.decode(errors='replace'))}")
+            raise HostError(f"the container of {image} ended at once: {last_lines(seen.decode(errors='replace'))}")
         self._tasks.append(asyncio.create_task(drain(process.stdout)))
         self._tasks.append(asyncio.create_task(self._watch_disk()))
 
@@ -390,7 +390,7 @@ class DockerPlace:
         code, output = await self._engine.call(["exec", "--user=0", self._name, "true"])
         if code:
             raise HostedCodeError(
-                f"the place takes no more commands, perhaps since its pids are used up: {_last(output)}"
+                f"the place takes no more commands, perhaps since its pids are used up: {last_lines(output)}"
             )
 
     async def _watch_disk(self) -> None:
@@ -412,8 +412,3 @@ def _given(variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     own = {name for name in variables if OF_ENGINE.fullmatch(name)}
     options = [f"--env={name}={variables[name]}" if name in own else f"--env={name}" for name in variables]
     return options, {name: value for name, value in variables.items() if name not in own}
-
-
-def _last(output: str) -> str:
-    """Return the last lines of an output."""
-    return " / ".join(line.strip() for line in output.strip().splitlines()[-3:])[-600:] or "no output"

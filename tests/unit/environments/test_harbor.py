@@ -102,9 +102,9 @@ ENDS = {
     "an agent that takes too long is tested": ({"solve": LATE}, REWARD, 0.5),
     "tests that hang": ({"/tests/test.sh": LATE}, REWARD, "the tests took longer than 600 s"),
     "no reward": (
-        {"/tests/test.sh": Ran(exit_code=2, output="a\nno module")},
+        {"/tests/test.sh": Ran(exit_code=2, output="a\n\x1b[31mno\x1b[0m\x1b]0;me\x07 module\x1b")},
         {},
-        "wrote no reward.*exit code 2: a / no m",
+        "wrote no reward.*exit code 2: a / no]0;me module$",
     ),
     "a lost place": ({"/tests/test.sh": HostError("gone")}, REWARD, "gone"),
     "no root": ({"mkdir": Ran(exit_code=1, output="mkdir: no")}, REWARD, "the place cannot be prepared: .*mkdir: no"),
