@@ -41,7 +41,7 @@ REACHED: dict[str, str] = {
     "data/tasksets/columns.py MAX_DEPTH MAX_PROBLEM_BYTES": "tests/unit/data/test_tasksets_tables.py",
     "data/harbor_tasks.py MAX_BYTES": "tests/unit/data/test_harbor_tasks.py",
     "environments/harbor/agent.py MAX_REWARD_BYTES": "tests/engines/test_docker_places.py",
-    "environments/places/relay.py MAX_WAITING": "tests/unit/environments/places/test_relay.py",
+    "environments/places/relay.py MAX_CONNECTIONS MAX_WAITING": "tests/unit/environments/places/test_relay.py",
     "environments/called.py MAX_ANSWER_BYTES": "tests/unit/environments/test_called.py",
     "environments/hosts/host.py MAX_FRAME_BYTES": "tests/unit/environments/hosts/test_hosted.py",
     "environments/tools.py MAX_HANGING": "tests/unit/environments/test_tools.py",

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 HEAD = struct.Struct("<II")
 READ_BYTES = 1 << 16
+MAX_CONNECTIONS = 256
+"""Most connections of a place at once. Further ones are closed."""
 MAX_WAITING = 64
 """Most frames of one connection that wait for the model to read them."""
 
@@ -77,12 +79,15 @@ class Tunnel:
             while True:
                 number, length = HEAD.unpack(await self._reader.readexactly(HEAD.size))
                 data = await self._reader.readexactly(length)
-                if number > self.newest:  # an older number without a connection is of one that the model has closed
+                if number > self.newest:  # an older number without a connection is of a closed one
                     self.newest = number
-                    self._connections[number] = asyncio.Queue(MAX_WAITING)
-                    task = asyncio.create_task(self._connect(number, self._connections[number]))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    if len(self._connections) < MAX_CONNECTIONS:
+                        self._connections[number] = asyncio.Queue(MAX_WAITING)
+                        task = asyncio.create_task(self._connect(number, self._connections[number]))
+                        self._tasks.add(task)
+                        task.add_done_callback(self._tasks.discard)
+                    else:
+                        self._writer.write(HEAD.pack(number, 0))
                 if number in self._connections:
                     await self._connections[number].put(data)
 

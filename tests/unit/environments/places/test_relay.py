@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
+from rftstream.environments.places import relay
 from rftstream.environments.places.relay import RELAY, Tunnel
 from tests.loopback import free_ports
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
@@ -31,7 +33,9 @@ async def asked(port: int, data: bytes) -> bytes:
     return answer
 
 
-async def test_connections_pass_through_at_once_and_are_closed_with_their_partner() -> None:
+async def test_connections_pass_through_at_once_and_are_closed_with_their_partner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pipe = asyncio.subprocess.PIPE
     port, silent = free_ports(2)
     server = await asyncio.start_server(echo, "127.0.0.1", 0, limit=4 << 20)
@@ -47,6 +51,16 @@ async def test_connections_pass_through_at_once_and_are_closed_with_their_partne
     answers = await asyncio.gather(*(asked(port, bytes([number]) + data) for number in range(20, 28)))
     assert answers == [(bytes([number]) + data + b"\n") * 2 for number in range(20, 28)]
     assert tunnel.newest == 8
+
+    monkeypatch.setattr(relay, "MAX_CONNECTIONS", 1)
+    await asyncio.to_thread(wait_until, lambda: not tunnel._connections)
+    kept_reader, kept = await asyncio.open_connection("127.0.0.1", port)
+    kept.write(b"one ")
+    await asyncio.to_thread(wait_until, lambda: list(tunnel._connections) == [9])
+    assert await asked(port, b"one more?") == b"", "more than a place may have: closed"
+    kept.write(b"goes on\n")
+    assert await kept_reader.read() == b"one goes on\n" * 2
+    kept.close()
 
     server.close()
     await server.wait_closed()
