@@ -170,7 +170,7 @@ def read_rewards(text: bytes | None, named: bytes | None) -> tuple[float | None,
         if not isinstance(found, dict) or not found:
             raise ValueError("expected an object of numbers")
         parts = {str(key): _number(value) for key, value in found.items()}
-    except ValueError as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         shown = data[:80].decode(errors="replace")
         raise HostedCodeError(f"{name}: got {shown!r}, expected finite numbers: {error}") from None
     reward = parts.get("reward", next(iter(parts.values())) if len(parts) == 1 else None)

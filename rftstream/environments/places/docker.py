@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import math
 import os
@@ -179,7 +180,8 @@ class DockerPlaces:
         variables: Mapping[str, str] | None = None,
         errors: int = asyncio.subprocess.STDOUT,
     ) -> asyncio.subprocess.Process:
-        """Start a command of the engine. ConfigError if the engine is not installed."""
+        """Start a command of the engine. ConfigError if the engine is not installed, HostedCodeError for arguments or
+        variables that no command can have, HostError if this machine can start no process now."""
         pipe = asyncio.subprocess.PIPE
         try:
             return await asyncio.create_subprocess_exec(
@@ -191,7 +193,15 @@ class DockerPlaces:
                 env={**os.environ, **(variables or {})},
                 start_new_session=True,  # a Ctrl-C is for rftstream, which then closes its places
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            number = getattr(error, "errno", errno.E2BIG)  # a ValueError is about a NUL
+            if number == errno.E2BIG:
+                raise HostedCodeError(
+                    f"{self._settings.engine} {arguments[0]}: {error}; expected words and variables without NUL, of at "
+                    "most 128 KiB each: the agent's prompt is one"
+                ) from None
+            if number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+                raise HostError(f"{self._settings.engine} {arguments[0]}: cannot be started now: {error}") from None
             raise ConfigError(
                 f"environments.harbor.engine: {self._settings.engine!r} cannot be run: {error}; install Docker or "
                 "Podman, or name the command"

@@ -133,6 +133,8 @@ def test_rewards(text: bytes | None, named: bytes | None, reward: float | None, 
         (None, b'{"reward": "1"}', "found '1'"),
         (None, b'{"reward": Infinity}', "found inf"),
         (b"\xff", None, "expected finite numbers"),
+        (None, b'{"reward": 1' + 400 * b"0" + b"}", "expected finite numbers: int too large"),
+        (None, 100_000 * b"[", "expected finite numbers: maximum recursion depth"),
     ],
 )
 def test_bad_rewards(text: bytes | None, named: bytes | None, error: str) -> None:

@@ -247,6 +247,17 @@ async def test_no_argument_of_the_engine_shows_a_variable_and_none_is_the_engine
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(
+    ("value", "error"), [(200_000 * "x", "Argument list too long"), ("a\0b", "null byte")], ids=["large", "NUL"]
+)
+async def test_a_prompt_that_no_command_can_have_ends_its_rollout_alone(engine: Path, value: str, error: str) -> None:
+    place = await DockerPlaces(PlaceSettings(engine=str(engine))).create(PlaceOrder(source=PlaceSource(image="x")))
+    with pytest.raises(HostedCodeError, match=f"{error}.*; expected words and variables without NUL"):
+        await place.run("true", timeout_s=240, variables={"INSTRUCTION": value})
+    await place.close()
+
+
+@pytest.mark.process
 async def test_what_an_entry_point_prints_is_not_taken_for_the_engine(engine: Path) -> None:
     (engine.parent / "engine.entry").write_text("Cannot connect to the database")
     with pytest.raises(HostError, match="the container of x ended at once: Cannot connect to the database"):
