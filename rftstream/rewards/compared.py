@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -183,11 +184,12 @@ class Diversity:
     def score_group(self, group: RewardGroup) -> list[float]:
         """Return the score of each sibling."""
         grams = [self._grams(item) for item in group.siblings]
-        others = max(1, len(grams) - 1)
-        return [
-            sum(_distance(one, other) for place, other in enumerate(grams) if place != own) / others
-            for own, one in enumerate(grams)
-        ]
+        apart = [0.0] * len(grams)
+        for (own, one), (place, other) in combinations(enumerate(grams), 2):
+            distance = _distance(one, other)
+            apart[own] += distance
+            apart[place] += distance
+        return [total / max(1, len(grams) - 1) for total in apart]
 
     def _grams(self, item: RewardInput) -> set[tuple[Any, ...]]:
         units: Sequence[Any] = item.completion_ids or item.completion.split()
