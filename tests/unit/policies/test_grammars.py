@@ -8,7 +8,6 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from rftstream.contracts.beside import join_columns
 from rftstream.contracts.token_values import ALLOWED
 from rftstream.errors import ConfigError
 from rftstream.policies.base import Constraint
@@ -72,10 +71,7 @@ def test_each_answer_has_its_form_and_the_trainers_logprobs(policy, backend, kin
             text = policy._renderer.decode(completion.token_ids)
             assert has_form(kind, text), text
             stopped += 1
-        made = row(request, completion, sampling.get("temperature", 1.0) or 1.0)
-        beside = join_columns([(len(request.token_ids), {}), (len(completion.token_ids), completion.beside)])
-        logprobs = np.concatenate([np.zeros(2, np.float32), completion.behavior_logprobs])
-        rows.append(dataclasses.replace(made, beside=beside, behavior_logprobs=logprobs))
+        rows.append(row(request, completion, sampling.get("temperature", 1.0) or 1.0))
     assert stopped or sampling.get("temperature") == 0  # the likeliest may go on and on
     for one, found in zip(rows, backend.logprobs(rows), strict=True):
         np.testing.assert_allclose(found, one.behavior_logprobs, atol=1e-5)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rftstream.algorithms.base import TrainingRow
-from rftstream.contracts.beside import join_columns
+from rftstream.contracts.beside import fill_columns
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.contracts.token_values import ALLOWED
 from rftstream.errors import WeightsError
@@ -49,7 +49,11 @@ def row(request, completion, temperature=1.0):
     ids = np.asarray([*request.token_ids, *completion.token_ids], np.int32)
     mask = np.zeros(len(ids), np.float32)
     mask[len(request.token_ids) :] = 1
-    return TrainingRow(token_ids=ids, loss_mask=mask, behavior_logprobs=mask, advantages=mask, temperature=temperature)
+    return TrainingRow(
+        token_ids=ids, loss_mask=mask, advantages=mask, temperature=temperature,
+        behavior_logprobs=np.concatenate([0 * mask[: len(request.token_ids)], completion.behavior_logprobs]),
+        beside=fill_columns({}, len(ids), completion.beside),
+    )  # fmt: skip
 
 
 def logits_of(backend, request, completion):
@@ -352,12 +356,8 @@ def test_inversion_finds_the_first_token_over_the_number(vocabulary):
 @pytest.mark.parametrize("truncation", [{"top_p": 0.5}, {"min_p": 0.4}, {"top_k": 6, "top_p": 0.7, "min_tokens": 4}])
 def test_over_the_recorded_sets_the_trainer_finds_the_samplers_logprobs(spec, backend, truncation):
     recording = tiny.policy(spec, backend.served_tensors(), batch_size=16, records=[ALLOWED])
-    rows = []
-    for request, completion in sample(recording, count=40, temperature=0.8, max_tokens=12, **truncation):
-        beside = join_columns([(len(request.token_ids), {}), (len(completion.token_ids), completion.beside)])
-        logprobs = np.concatenate([np.zeros(len(request.token_ids), np.float32), completion.behavior_logprobs])
-        one = row(request, completion, 0.8)
-        rows.append(dataclasses.replace(one, beside=beside, behavior_logprobs=logprobs))
+    done = sample(recording, count=40, temperature=0.8, max_tokens=12, **truncation)
+    rows = [row(request, completion, 0.8) for request, completion in done]
     for one, found in zip(rows, backend.logprobs(rows), strict=True):
         np.testing.assert_allclose(found, one.behavior_logprobs, atol=1e-5)
     own = backend.logprobs([dataclasses.replace(one, beside={}) for one in rows])
