@@ -15,13 +15,14 @@ import threading
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from rftstream.errors import RftError
 
 
-class WorkPlace(Enum):
-    """Where a piece of work is."""
+class WorkState(Enum):
+    """State of a work item."""
 
     waiting = "waiting"
     """On the desk, for the loop to take."""
@@ -36,11 +37,11 @@ class WorkPlace(Enum):
 class WorkItem:
     """Work on a desk. `Desk.offer` makes it."""
 
-    __slots__ = ("answer", "draft", "key", "place", "work")
+    __slots__ = ("answer", "draft", "key", "state", "work")
 
     def __init__(self, key: str, work: Any) -> None:
         self.key, self.work = key, work
-        self.place = WorkPlace.waiting
+        self.state = WorkState.waiting
         self.draft: Any = None
         """Part of the answer that the loop has saved."""
         self.answer: Any = None
@@ -64,7 +65,7 @@ class Desk:
         self._open: dict[str, WorkItem] = {}
         self._answered: list[WorkItem] = []
         self.num_taken = 0
-        """Number of open pieces in the loop's hands."""
+        """Number of open items in the loop's hands."""
         self._listeners: list[Callable[[], object]] = []
         self.was_told = False
         """Whether the loop was told that there will be no more work."""
@@ -72,30 +73,30 @@ class Desk:
     # ------------------------------------------------------------------------------------------ for the role
 
     def offer(self, key: str, work: Any) -> WorkItem:
-        """Lay a piece of work on the desk. No two open pieces share a key."""
-        piece = WorkItem(key, work)
+        """Lay a work item on the desk. No two open items share a key."""
+        item = WorkItem(key, work)
         with self.changed:
-            self._open[key] = piece
+            self._open[key] = item
             self.notify()
-        return piece
+        return item
 
     def find(self, key: str) -> WorkItem | None:
-        """Return an open piece, which has no answer yet."""
+        """Return an open item, which has no answer yet."""
         return self._open.get(key)
 
     def withdraw(self, key: str) -> None:
-        """Take a piece back, also from the loop's hands. Unknown keys are ignored."""
+        """Take an item back, also from the loop's hands. Unknown keys are ignored."""
         with self.changed:
-            pieces = [piece for piece in self._answered if piece.key == key]
-            self._answered = [piece for piece in self._answered if piece.key != key]
-            if (piece := self._open.pop(key, None)) is not None:
-                pieces.append(piece)
-            for piece in pieces:
-                self.num_taken -= piece.place is WorkPlace.taken
-                piece.place = WorkPlace.withdrawn
+            items = [item for item in self._answered if item.key == key]
+            self._answered = [item for item in self._answered if item.key != key]
+            if (item := self._open.pop(key, None)) is not None:
+                items.append(item)
+            for item in items:
+                self.num_taken -= item.state is WorkState.taken
+                item.state = WorkState.withdrawn
 
     def collect(self, wait_s: float = 0.0) -> list[WorkItem]:
-        """Return the pieces that were answered, each once. Wait at most `wait_s` seconds for the answers to all that
+        """Return the items that were answered, each once. Wait at most `wait_s` seconds for the answers to all that
         the loop has in hand: a role that wakes for each one alone takes the processor from the loop."""
         with self.changed:
             if wait_s:
@@ -105,7 +106,7 @@ class Desk:
 
     @property
     def num_active(self) -> int:
-        """Number of pieces that are open, or answered and not collected."""
+        """Number of items that are open, or answered and not collected."""
         return len(self._open) + len(self._answered)
 
     def wait(self, until: Callable[[], object]) -> None:
@@ -118,10 +119,10 @@ class Desk:
         return
 
     def end(self, error: BaseException | None = None) -> None:
-        """Hand out no more work. Open pieces are withdrawn. `error` is raised in the loop."""
+        """Hand out no more work. Open items are withdrawn. `error` is raised in the loop."""
         with self.changed:
-            for piece in self._open.values():
-                piece.place = WorkPlace.withdrawn
+            for item in self._open.values():
+                item.state = WorkState.withdrawn
             self._open.clear()
             self.num_taken = 0
             self.has_ended = True
@@ -138,10 +139,10 @@ class Desk:
     # ------------------------------------------------------------------------------------------ for the loop
 
     def take(self, most: int = 1, *, wait_s: float | None = None) -> list[WorkItem]:
-        """Return up to `most` waiting pieces, oldest first. Wait for the first one, at most `wait_s` seconds. Empty if
+        """Return up to `most` waiting items, oldest first. Wait for the first one, at most `wait_s` seconds. Empty if
         the time is over, or if there will be no more. Errors of the role are raised."""
         with self.changed:
-            self.changed.wait_for(lambda: self.has_ended or self.stops or self._waiting(1), wait_s)
+            self.changed.wait_for(self._can_take, wait_s)
             return self._take(most)
 
     async def take_async(self, most: int = 1) -> list[WorkItem]:
@@ -149,7 +150,7 @@ class Desk:
         loop = asyncio.get_running_loop()
         while True:
             with self.changed:
-                if self.has_ended or self.stops or self._waiting(1):
+                if self._can_take():
                     return self._take(most)
                 has_changed = asyncio.Event()
                 self._listeners.append(partial(loop.call_soon_threadsafe, has_changed.set))
@@ -158,28 +159,28 @@ class Desk:
     def take_back(self) -> None:
         """Lay what the loop has in hand on the desk again, for a new loop: the old one was interrupted."""
         with self.changed:
-            for piece in self._open.values():
-                piece.place = WorkPlace.waiting
+            for item in self._open.values():
+                item.state = WorkState.waiting
             self.num_taken = 0
             self.notify()
 
-    def draft(self, piece: WorkItem, draft: Any) -> bool:
-        """Replace what there is of an answer. Return False if the piece was withdrawn."""
+    def draft(self, item: WorkItem, draft: Any) -> bool:
+        """Replace what there is of an answer. Return False if the item was withdrawn."""
         with self.changed:
-            if piece.place is not WorkPlace.withdrawn:
-                piece.draft = draft
-            return piece.place is not WorkPlace.withdrawn
+            if item.state is not WorkState.withdrawn:
+                item.draft = draft
+            return item.state is not WorkState.withdrawn
 
-    def answer(self, piece: WorkItem, answer: Any) -> bool:
-        """Hand in an answer. Return False if the piece was withdrawn. Errors of the role are raised."""
+    def answer(self, item: WorkItem, answer: Any) -> bool:
+        """Hand in an answer. Return False if the item was withdrawn. Errors of the role are raised."""
         with self.changed:
             self.check()
-            if piece.place is WorkPlace.withdrawn:
+            if item.state is WorkState.withdrawn:
                 return False
-            piece.place, piece.answer = WorkPlace.answered, answer
-            del self._open[piece.key]
-            self._answered.append(piece)
-            self.num_taken = max(0, self.num_taken - 1)
+            self.num_taken -= item.state is WorkState.taken
+            item.state, item.answer = WorkState.answered, answer
+            del self._open[item.key]
+            self._answered.append(item)
             if not self.num_taken:
                 self.notify()
         return True
@@ -199,23 +200,17 @@ class Desk:
         if self.error is not None:
             raise self.error
 
-    def _waiting(self, most: int) -> list[WorkItem]:
-        found = []
-        for piece in self._open.values():
-            if piece.place is WorkPlace.waiting:
-                found.append(piece)
-                if len(found) >= most:
-                    break
-        return found
+    def _can_take(self) -> bool:
+        return self.has_ended or self.stops or len(self._open) > self.num_taken
 
     def _take(self, most: int) -> list[WorkItem]:
         self.check()
         if self.has_ended or self.stops:
             self.was_told = True
             return []
-        found = self._waiting(most)
-        for piece in found:
-            piece.place = WorkPlace.taken
+        found = list(islice((item for item in self._open.values() if item.state is WorkState.waiting), most))
+        for item in found:
+            item.state = WorkState.taken
         self.num_taken += len(found)
         return found
 

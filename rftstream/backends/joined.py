@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends.base import MASTERS_FILE, POLICY, OptimizerSettings, Update, UpdatePlan
 from rftstream.contracts.batches import Experience
-from rftstream.desk import Desk, WorkItem, WorkPlace
+from rftstream.desk import Desk, WorkItem, WorkState
 from rftstream.errors import ConfigError, RftError, WeightsError
 from rftstream.models.folders.folder import FAKE, copy_companions
 from rftstream.models.spec import ModelSpec
@@ -120,8 +120,8 @@ class TrainerDesk(Desk):
 
     def wait_answer(self, item: WorkItem) -> TrainedWeights:
         """Return the loop's answer. LoopLeft if none will come."""
-        self.wait(lambda: item.place is WorkPlace.answered or self.is_given_up or self.left or self.has_ended)
-        if item.place is not WorkPlace.answered:
+        self.wait(lambda: item.state is WorkState.answered or self.is_given_up or self.left or self.has_ended)
+        if item.state is not WorkState.answered:
             self.withdraw(item.key)
             raise LoopLeft("there is no answer to the batch; whoever trains next trains it")
         self.collect()

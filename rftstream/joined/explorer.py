@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rftstream.contracts.versions import VersionName
-from rftstream.desk import AnswerRefused, WorkItem, WorkPlace
+from rftstream.desk import AnswerRefused, WorkItem, WorkState
 from rftstream.joined.worker import JoinedLoop, RoleThread
 from rftstream.policies.base import SampleRequest
 from rftstream.policies.joined import Sampled, SamplerDesk
@@ -26,11 +26,11 @@ ROUNDING = 1e-5
 class SampleTask:
     """A completion to sample. `JoinedExplorer.tasks` hands it out."""
 
-    __slots__ = ("_before", "_piece", "_request")
+    __slots__ = ("_before", "_item", "_request")
 
-    def __init__(self, piece: WorkItem) -> None:
-        self._piece, self._request = piece, _request_of(piece)
-        self._before: Sampled | None = piece.draft  # by a loop that was interrupted
+    def __init__(self, item: WorkItem) -> None:
+        self._item, self._request = item, _request_of(item)
+        self._before: Sampled | None = item.draft  # by a loop that was interrupted
 
     @property
     def id(self) -> str:
@@ -81,10 +81,10 @@ class SampleTask:
     @property
     def is_lost(self) -> bool:
         """Whether the task was given to another process, or is not needed any more. Nothing can be handed in then."""
-        return self._piece.place is WorkPlace.withdrawn
+        return self._item.state is WorkState.withdrawn
 
     def __repr__(self) -> str:
-        return f"<SampleTask {self.id}: {len(self._request.token_ids)} prompt tokens, {self._piece.place.value}>"
+        return f"<SampleTask {self.id}: {len(self._request.token_ids)} prompt tokens, {self._item.state.value}>"
 
 
 class Tasks:
@@ -97,19 +97,19 @@ class Tasks:
         return self
 
     def __next__(self) -> SampleTask:
-        pieces = self._desk.take()
-        if not pieces:
+        items = self._desk.take()
+        if not items:
             raise StopIteration
-        return SampleTask(pieces[0])
+        return SampleTask(items[0])
 
     def __aiter__(self) -> AsyncIterator[SampleTask]:
         return self
 
     async def __anext__(self) -> SampleTask:
-        pieces = await self._desk.take_async()
-        if not pieces:
+        items = await self._desk.take_async()
+        if not items:
             raise StopAsyncIteration
-        return SampleTask(pieces[0])
+        return SampleTask(items[0])
 
 
 class JoinedExplorer(JoinedLoop):
@@ -181,7 +181,7 @@ class JoinedExplorer(JoinedLoop):
     def take(self, most: int = 1, *, wait_s: float | None = None) -> list[SampleTask]:
         """Return up to `most` waiting tasks, for an engine that samples many at once. Wait for the first one, at most
         `wait_s` seconds. An empty list without `wait_s` says that no more tasks come: leave the loop."""
-        return [SampleTask(piece) for piece in self._desk.take(most, wait_s=wait_s)]
+        return [SampleTask(item) for item in self._desk.take(most, wait_s=wait_s)]
 
     def finish(
         self,
@@ -213,7 +213,7 @@ class JoinedExplorer(JoinedLoop):
         """Save what there is of a completion: all tokens after `task.prompt_ids` so far. It is written to the log at
         intervals (`explorer.partial_every_s`), and when this process leaves; whoever has the task then goes on from
         there. The arguments are those of `finish`. Saved tokens cannot be taken back."""
-        if self._desk.draft(task._piece, self._sampled(task, tokens, logprobs, version)):
+        if self._desk.draft(task._item, self._sampled(task, tokens, logprobs, version)):
             return True
         _say_lost(task)
         return False
@@ -227,7 +227,7 @@ class JoinedExplorer(JoinedLoop):
     # ------------------------------------------------------------------------------------------ checks
 
     def _hand_in(self, task: SampleTask, sampled: Sampled) -> bool:
-        if self._desk.answer(task._piece, sampled):
+        if self._desk.answer(task._item, sampled):
             return True
         _say_lost(task)
         return False
@@ -236,7 +236,7 @@ class JoinedExplorer(JoinedLoop):
         self._desk.check()
         if not isinstance(task, SampleTask):
             raise AnswerRefused(f"got a {type(task).__name__}, expected a task that `tasks` or `take` has given")
-        if task._piece.place is WorkPlace.answered:
+        if task._item.state is WorkState.answered:
             raise AnswerRefused(f"{task.id}: handed in for the second time, expected once; the first answer counts")
 
     def _sampled(self, task: SampleTask, tokens: Any, logprobs: Any, version: int | Sequence[int] | None) -> Sampled:
@@ -268,11 +268,11 @@ class JoinedExplorer(JoinedLoop):
             logprobs=np.minimum(found, 0.0).astype(np.float32),
             versions=self._versions(task, len(ids), version),
         )
-        return _going_on(task, task._piece.draft, _after(task._before, sampled))
+        return _going_on(task, task._item.draft, _after(task._before, sampled))
 
     def _versions(self, task: SampleTask, count: int, version: int | Sequence[int] | None) -> tuple[VersionName, ...]:
         """Return the version of each token. `version` may name them all, or those that were not saved."""
-        draft: Sampled | None = task._piece.draft
+        draft: Sampled | None = task._item.draft
         saved = () if draft is None else draft.versions[task._num_before :][:count]
         version = self.version if version is None else version
         if version is None:
@@ -365,6 +365,6 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": message["role"], "content": message["content"], **kept}
 
 
-def _request_of(piece: WorkItem) -> SampleRequest:
-    request: SampleRequest = piece.work
+def _request_of(item: WorkItem) -> SampleRequest:
+    request: SampleRequest = item.work
     return request

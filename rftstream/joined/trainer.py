@@ -13,7 +13,7 @@ import numpy as np
 from rftstream.algorithms.base import TrainingRow
 from rftstream.backends.joined import BatchWork, TrainedWeights, TrainerDesk
 from rftstream.contracts.batches import Experience
-from rftstream.desk import AnswerRefused, WorkItem, WorkPlace
+from rftstream.desk import AnswerRefused, WorkItem, WorkState
 from rftstream.errors import RftError
 from rftstream.joined.worker import JoinedLoop, RoleThread, plain_number
 
@@ -172,7 +172,7 @@ class JoinedTrainer(JoinedLoop):
                 return
             batch = TrainingBatch(items[0])
             yield batch
-            if batch._item.place is WorkPlace.taken and not self.has_ended:
+            if batch._item.state is WorkState.taken and not self.has_ended:
                 raise AnswerRefused(
                     f"batch {batch.version}: no answer, expected one before the next batch; call `step`, or `skip` to "
                     "leave it out"
@@ -251,7 +251,7 @@ class JoinedTrainer(JoinedLoop):
         self._desk.check()
         if not isinstance(batch, TrainingBatch):
             raise AnswerRefused(f"got a {type(batch).__name__}, expected a batch that `batches` has given")
-        if batch._item.place is WorkPlace.answered:
+        if batch._item.state is WorkState.answered:
             raise AnswerRefused(f"batch {batch.version}: handed in for the second time, expected once")
 
     def _hand_in(self, batch: TrainingBatch, answer: TrainedWeights) -> None:

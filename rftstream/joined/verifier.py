@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
-from rftstream.desk import AnswerRefused, Desk, WorkItem, WorkPlace
+from rftstream.desk import AnswerRefused, Desk, WorkItem, WorkState
 from rftstream.joined.worker import JoinedLoop, plain_number
 from rftstream.rewards.base import RewardInput, Score, ScoreRequest
 from rftstream.rewards.joined import JoinedScore
@@ -48,10 +48,10 @@ class ScoreTask:
     @property
     def is_lost(self) -> bool:
         """Whether the rollout was given to another process. Nothing can be handed in then."""
-        return self._item.place is WorkPlace.withdrawn
+        return self._item.state is WorkState.withdrawn
 
     def __repr__(self) -> str:
-        return f"<ScoreTask {self.id}: {self._item.place.value}>"
+        return f"<ScoreTask {self.id}: {self._item.state.value}>"
 
 
 class ScoreTasks:
@@ -129,7 +129,7 @@ class JoinedVerifier(JoinedLoop):
         self._desk.check()
         if not isinstance(task, ScoreTask):
             raise AnswerRefused(f"got a {type(task).__name__}, expected a rollout that `rollouts` or `take` has given")
-        if task._item.place is WorkPlace.answered:
+        if task._item.state is WorkState.answered:
             raise AnswerRefused(f"{task.id}: handed in for the second time, expected once; the first answer counts")
 
     def _hand_in(self, task: ScoreTask, answer: JoinedScore) -> bool:

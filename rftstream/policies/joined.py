@@ -21,7 +21,7 @@ import numpy as np
 from rftstream.clock import Clock
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.contracts.versions import VersionName
-from rftstream.desk import Desk, WorkPlace
+from rftstream.desk import Desk, WorkState
 from rftstream.errors import ConfigError
 from rftstream.models.folders.folder import FAKE, copy_companions
 from rftstream.models.rendering import Renderer
@@ -155,12 +155,12 @@ class JoinedPolicy:
 
     def so_far(self, request_id: str) -> Completion | None:
         """Return what the loop has saved of a request; None if the request is answered or unknown."""
-        piece = self._desk.find(request_id)
-        if piece is None or piece.place is WorkPlace.answered:
+        item = self._desk.find(request_id)
+        if item is None or item.state is WorkState.answered:
             return None
-        if piece.draft is None:
-            return without_tokens(piece.work, "unfinished", None)
-        draft: Sampled = piece.draft
+        if item.draft is None:
+            return without_tokens(item.work, "unfinished", None)
+        draft: Sampled = item.draft
         return draft.completion(request_id)
 
     def abort(self, request_id: str) -> None:
@@ -171,8 +171,8 @@ class JoinedPolicy:
     def step(self) -> list[Completion]:
         """Return the requests that the loop has answered. Wait a moment for the first."""
         rejected, self._rejected = self._rejected, []
-        pieces = self._desk.collect(0.0 if rejected else self.wait_s)
-        return [*rejected, *(piece.answer.completion(piece.key) for piece in pieces)]
+        items = self._desk.collect(0.0 if rejected else self.wait_s)
+        return [*rejected, *(item.answer.completion(item.key) for item in items)]
 
     def idle_s(self) -> float:
         """Return 0 while requests are open, since `step` itself waits."""

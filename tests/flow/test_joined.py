@@ -176,13 +176,15 @@ def test_a_new_loop_begins_with_what_the_interrupted_one_had_in_hand(scene: Scen
     me.weights_folder()
     had = [task for _, task in zip(range(2), me.tasks(), strict=False)]
     me.save(had[0], tokens=[32], logprobs=[-1.0])
-    again = [task for _, task in zip(range(4), me.tasks(), strict=False)][:2]
-    assert [task.id for task in again] == [task.id for task in had]
-    assert [task.num_sampled for task in again] == [1, 0] and bytes(again[0].prompt_ids) == b"1+2= "
+    again = [task for _, task in zip(range(4), me.tasks(), strict=False)]
+    assert [task.id for task in again[:2]] == [task.id for task in had]
+    assert [task.num_sampled for task in again] == [1, 0, 0, 0] and bytes(again[0].prompt_ids) == b"1+2= "
     assert me.finish(again[0], tokens=[51, 0], logprobs=[-2.0, -3.0])
     work_for(driver, 1.0)
     (segment,) = rollouts_of(scene)[again[0].id].segments
     assert segment.behavior_logprobs.numpy()[4:].tolist() == [-1, -2, -3]
+    assert next(me.tasks()).id == had[1].id
+    assert me.finish(again[3], **GOOD) and me._desk.num_taken == 1  # the last task waited on the desk again
 
 
 def test_saved_tokens_outlive_the_process_and_keep_their_version(scene: Scene) -> None:
