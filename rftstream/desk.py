@@ -66,7 +66,7 @@ class Desk:
         self._answered: list[WorkItem] = []
         self.num_taken = 0
         """Number of open items in the loop's hands."""
-        self._listeners: list[Callable[[], object]] = []
+        self._listeners: set[Callable[[], object]] = set()
         self.was_told = False
         """Whether the loop was told that there will be no more work."""
 
@@ -132,7 +132,7 @@ class Desk:
     def notify(self) -> None:
         """Wake everybody who waits for a change. The caller holds `changed`."""
         self.changed.notify_all()
-        listeners, self._listeners = self._listeners, []
+        listeners, self._listeners = self._listeners, set()
         for listener in listeners:
             listener()
 
@@ -153,8 +153,13 @@ class Desk:
                 if self._can_take():
                     return self._take(most)
                 has_changed = asyncio.Event()
-                self._listeners.append(partial(loop.call_soon_threadsafe, has_changed.set))
-            await has_changed.wait()
+                wake = partial(loop.call_soon_threadsafe, has_changed.set)
+                self._listeners.add(wake)
+            try:
+                await has_changed.wait()
+            finally:  # an event loop that was interrupted is closed, and waking it is an error
+                with self.changed:
+                    self._listeners.discard(wake)
 
     def take_back(self) -> None:
         """Lay what the loop has in hand on the desk again, for a new loop: the old one was interrupted."""

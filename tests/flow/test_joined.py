@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import math
@@ -185,6 +186,29 @@ def test_a_new_loop_begins_with_what_the_interrupted_one_had_in_hand(scene: Scen
     assert segment.behavior_logprobs.numpy()[4:].tolist() == [-1, -2, -3]
     assert next(me.tasks()).id == had[1].id
     assert me.finish(again[3], **GOOD) and me._desk.num_taken == 1  # the last task waited on the desk again
+
+
+def test_an_event_loop_waits_for_tasks_and_may_be_interrupted(scene: Scene) -> None:
+    driver, me = sampler(scene)
+    found: list[str] = []
+
+    async def sample(*, interrupted: bool) -> None:
+        tasks = me.tasks()
+        first = asyncio.ensure_future(anext(tasks))
+        await asyncio.sleep(0)
+        if interrupted:
+            return  # `asyncio.run` cancels what waits, and closes the event loop
+        for _ in range(5):
+            driver.tick()
+        found.append((await first).id)
+        async for task in tasks:
+            found.append(task.id)
+            if len(found) == 4:
+                me.stop()
+
+    for interrupted in (True, False):
+        asyncio.run(sample(interrupted=interrupted))
+    assert len(set(found)) == 4
 
 
 def test_saved_tokens_outlive_the_process_and_keep_their_version(scene: Scene) -> None:
