@@ -14,6 +14,7 @@ What the loop hands in is checked in the user's thread, before the role sees it.
 loop at its next call. An error of the loop ends the `with` block: the role gives back what is not answered, and leaves.
 
     worker     the role's thread, and what all joined loops share
+    tasks      what samplers and scorers share
     explorer   tasks to sample
     trainer    batches to train on
     verifier   rollouts to score

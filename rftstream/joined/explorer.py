@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rftstream.contracts.versions import VersionName
-from rftstream.desk import AnswerRefused, WorkItem, WorkState
-from rftstream.joined.worker import JoinedLoop, RoleThread
+from rftstream.desk import AnswerRefused, WorkItem
+from rftstream.joined.tasks import JoinedTask, TaskIterator, TaskLoop
+from rftstream.joined.worker import RoleThread
 from rftstream.policies.base import SampleRequest
 from rftstream.policies.joined import Sampled, SamplerDesk
-
-log = logging.getLogger(__name__)
 
 ROUNDING = 1e-5
 """A logprob may be above 0 by this much, by rounding, and then counts as 0."""
 
 
-class SampleTask:
+class SampleTask(JoinedTask):
     """A completion to sample. `JoinedExplorer.tasks` hands it out."""
 
-    __slots__ = ("_before", "_item", "_request")
+    __slots__ = ("_before",)
+
+    _request: SampleRequest
 
     def __init__(self, item: WorkItem) -> None:
-        self._item, self._request = item, _request_of(item)
+        super().__init__(item)
         self._before: Sampled | None = item.draft  # by a loop that was interrupted
-
-    @property
-    def id(self) -> str:
-        """Id of the rollout on the log."""
-        return self._request.rollout_id or self._request.request_id
-
-    @property
-    def group_id(self) -> str:
-        """Id that the rollouts of one problem share. Their prompts begin alike."""
-        return self._request.group_id
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -78,41 +68,8 @@ class SampleTask:
         """Oldest version that may sample a token of this task."""
         return self._request.min_version
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether the task was given to another process, or is not needed any more. Nothing can be handed in then."""
-        return self._item.state is WorkState.withdrawn
 
-    def __repr__(self) -> str:
-        return f"<SampleTask {self.id}: {len(self._request.token_ids)} prompt tokens, {self._item.state.value}>"
-
-
-class Tasks:
-    """The loop over tasks, for `for` and for `async for`. `JoinedExplorer.tasks` makes it."""
-
-    def __init__(self, desk: SamplerDesk) -> None:
-        self._desk = desk
-
-    def __iter__(self) -> Iterator[SampleTask]:
-        return self
-
-    def __next__(self) -> SampleTask:
-        items = self._desk.take()
-        if not items:
-            raise StopIteration
-        return SampleTask(items[0])
-
-    def __aiter__(self) -> AsyncIterator[SampleTask]:
-        return self
-
-    async def __anext__(self) -> SampleTask:
-        items = await self._desk.take_async()
-        if not items:
-            raise StopAsyncIteration
-        return SampleTask(items[0])
-
-
-class JoinedExplorer(JoinedLoop):
+class JoinedExplorer(TaskLoop[SampleTask]):
     """An explorer whose engine is the user's own. `rftstream.join(RUN, role="explorer")` makes it.
 
     with rftstream.join("runs/x", role="explorer") as me:
@@ -124,6 +81,7 @@ class JoinedExplorer(JoinedLoop):
     """
 
     _desk: SamplerDesk
+    _kind = SampleTask
 
     def __init__(self, desk: SamplerDesk, thread: RoleThread | None = None) -> None:
         super().__init__(desk, thread)
@@ -171,17 +129,16 @@ class JoinedExplorer(JoinedLoop):
 
     # ------------------------------------------------------------------------------------------ tasks
 
-    def tasks(self) -> Tasks:
+    def tasks(self) -> TaskIterator[SampleTask]:
         """Return the loop over tasks, oldest first. It waits for the next task, and ends when the run has finished or
         `stop` was called. Several tasks may be in hand; `explorer.max_concurrent` are claimed at once. A loop that was
         interrupted is followed by one that begins with what is still in hand."""
-        self._desk.take_back()
-        return Tasks(self._desk)
+        return self._begin()
 
     def take(self, most: int = 1, *, wait_s: float | None = None) -> list[SampleTask]:
         """Return up to `most` waiting tasks, for an engine that samples many at once. Wait for the first one, at most
         `wait_s` seconds. An empty list without `wait_s` says that no more tasks come: leave the loop."""
-        return [SampleTask(item) for item in self._desk.take(most, wait_s=wait_s)]
+        return self._take(most, wait_s)
 
     def finish(
         self,
@@ -207,37 +164,28 @@ class JoinedExplorer(JoinedLoop):
             is_full = len(sampled.token_ids) >= task.max_tokens
             is_cut = is_full and int(sampled.token_ids[-1]) not in self._desk.stop_token_ids
             finish_reason = "length" if is_cut else "stop"
-        return self._hand_in(task, _with(sampled, finish_reason))
+        return self._answer(task, replace(sampled, finish_reason=finish_reason))
 
     def save(self, task: SampleTask, *, tokens: Any, logprobs: Any, version: int | Sequence[int] | None = None) -> bool:
         """Save what there is of a completion: all tokens after `task.prompt_ids` so far. It is written to the log at
         intervals (`explorer.partial_every_s`), and when this process leaves; whoever has the task then goes on from
         there. The arguments are those of `finish`. Saved tokens cannot be taken back."""
-        if self._desk.draft(task._item, self._sampled(task, tokens, logprobs, version)):
-            return True
-        _say_lost(task)
-        return False
+        sampled = self._sampled(task, tokens, logprobs, version)
+        return self._if_counts(task, self._desk.draft(task._item, sampled))
 
     def fail(self, task: SampleTask, reason: str) -> bool:
         """Say that the task cannot be sampled. The rollout is recorded as failed, with the reason."""
         self._check_open(task)
-        none = Sampled(token_ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), versions=())
-        return self._hand_in(task, _with(none, "error", reason or "the joined sampler gave no reason"))
+        failed = Sampled(
+            token_ids=np.zeros(0, np.int32),
+            logprobs=np.zeros(0, np.float32),
+            versions=(),
+            finish_reason="error",
+            error=reason or "the joined sampler gave no reason",
+        )
+        return self._answer(task, failed)
 
     # ------------------------------------------------------------------------------------------ checks
-
-    def _hand_in(self, task: SampleTask, sampled: Sampled) -> bool:
-        if self._desk.answer(task._item, sampled):
-            return True
-        _say_lost(task)
-        return False
-
-    def _check_open(self, task: SampleTask) -> None:
-        self._desk.check()
-        if not isinstance(task, SampleTask):
-            raise AnswerRefused(f"got a {type(task).__name__}, expected a task that `tasks` or `take` has given")
-        if task._item.state is WorkState.answered:
-            raise AnswerRefused(f"{task.id}: handed in for the second time, expected once; the first answer counts")
 
     def _sampled(self, task: SampleTask, tokens: Any, logprobs: Any, version: int | Sequence[int] | None) -> Sampled:
         self._check_open(task)
@@ -320,21 +268,7 @@ def _going_on(task: SampleTask, draft: Sampled | None, sampled: Sampled) -> Samp
         raise AnswerRefused(
             f"{task.id}: tokens: got others than the {count} that were saved, expected these and what follows"
         )
-    return Sampled(
-        token_ids=sampled.token_ids,
-        logprobs=np.concatenate([draft.logprobs, sampled.logprobs[count:]]),
-        versions=sampled.versions,
-    )
-
-
-def _with(sampled: Sampled, finish_reason: str, error: str | None = None) -> Sampled:
-    return Sampled(
-        token_ids=sampled.token_ids,
-        logprobs=sampled.logprobs,
-        versions=sampled.versions,
-        finish_reason=finish_reason,
-        error=error,
-    )
+    return replace(sampled, logprobs=np.concatenate([draft.logprobs, sampled.logprobs[count:]]))
 
 
 def _array(values: Any, what: str) -> np.ndarray:
@@ -353,18 +287,7 @@ def _array(values: Any, what: str) -> np.ndarray:
     return found
 
 
-def _say_lost(task: SampleTask) -> None:
-    log.warning(
-        "%s: not this process's any more, so what it sampled counts for nothing; another does the task", task.id
-    )
-
-
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message without its empty fields."""
     kept = {name: list(value) if isinstance(value, tuple) else value for name, value in message.items() if value}
     return {"role": message["role"], "content": message["content"], **kept}
-
-
-def _request_of(item: WorkItem) -> SampleRequest:
-    request: SampleRequest = item.work
-    return request

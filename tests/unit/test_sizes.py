@@ -35,7 +35,7 @@ BUDGETS = {
     "gateway": 1_450,
     "http": 650,
     "integrations": 3_000,
-    "joined": 750,
+    "joined": 700,
     "launch": 3_350,
     "models": 3_950,
     "policies": 4_700,
