@@ -62,8 +62,9 @@ class PartitionTracker:
         room. The latter are the highest ones, and must be held back. A result has one open offset, or several that are
         finished together. `next_offset` is the member's delivery position."""
         taken = sorted(results)
-        if len(self._position(taken, next_offset).metadata) <= MAX_METADATA_BYTES - RESERVED_BYTES:
-            return self._position(taken, next_offset), []
+        position = self._position(taken, next_offset)
+        if len(position.metadata) <= MAX_METADATA_BYTES - RESERVED_BYTES:
+            return position, []
         fits, too_many = int(bool(taken) and taken[0][0] == next(iter(self._open))), len(taken)
         while too_many - fits > 1:
             middle = (fits + too_many) // 2
