@@ -96,7 +96,7 @@ async def test_it_reaches_the_model_and_nothing_else(place: DockerPlace) -> None
 
 
 async def test_limits(place: DockerPlace) -> None:
-    late = await place.run("setsid sleep 600 & echo begun > /begun; sleep 600", timeout_s=5)
+    late = await place.run("setsid sleep 600 & echo begun > /begun; sleep 600", timeout_s=20)
     assert late.exit_code is None
     left = await place.run("cat /begun; grep -ls sleep /proc/[0-9]*/comm | xargs cat", timeout_s=60)
     assert left.output == "begun\n", "what it started is gone, also in a session of its own"
@@ -166,7 +166,7 @@ BAD: dict[str, tuple[dict[str, str], str, str | float]] = {
     "a network that it does not get": ({}, f"{ASK}; pip download -q --retries 0 six || exit 9", 0.0),
     "a full disk": ({}, f"{ASK}; {MANY}", "the place was ended: it wrote .* MB, expected at most 64"),
     "forks without end": ({}, f"{ASK}; f() {{ f | f & }}; f; sleep 5", "no more commands|cannot be prepared|no reward"),
-    "an agent that hangs": ({"toml": "[agent]\ntimeout_sec = 8.0"}, f"{ASK}; sleep 600", 0.0),
+    "an agent that hangs": ({"toml": "[agent]\ntimeout_sec = 30.0"}, f"{ASK}; sleep 600", 0.0),
     "an install step that fails": ({}, ASK, "the harness's install step does not build"),
 }  # fmt: skip
 
