@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rftstream.contracts.tasks import Problem
-from rftstream.data.harbor_tasks import digest_task, find_tasks, read_task
+from rftstream.data.harbor_tasks import HarborTask, digest_task, find_tasks, read_task
 from rftstream.data.tasksets.generated import GeneratedTaskset
 from rftstream.errors import ConfigError
 
@@ -32,23 +32,23 @@ class HarborTaskset(GeneratedTaskset):
         names = [folder.name for folder in folders]
         if unknown := [name for name in config.only if name not in names]:
             raise ConfigError(f"{where}: options.only: no task {unknown[0]!r}; there are {', '.join(names[:20])}")
-        self._tasks = []
+        self._tasks: list[tuple[HarborTask, str]] = []
+        """The tasks with their digests."""
         for folder in folders:
             if not config.only or folder.name in config.only:
                 try:
-                    self._tasks.append(read_task(folder))
+                    self._tasks.append((read_task(folder), digest_task(folder)))
                 except ConfigError:
                     if not config.skip_unsupported:
                         raise
-        self._digests = [digest_task(task.folder) for task in self._tasks]
-        taken = [task.name for task in self._tasks]
-        super().__init__(where, size=len(taken), system=system, decided_by=[system, taken, self._digests])
+        taken, digests = [task.name for task, _ in self._tasks], [digest for _, digest in self._tasks]
+        super().__init__(where, size=len(taken), system=system, decided_by=[system, taken, digests])
 
     def make_problem(self, index: int) -> Problem:
         """Return the task with this index as a problem."""
-        task = self._tasks[index]
+        task, digest = self._tasks[index]
         return Problem(
             messages=self.messages(task.instruction),
-            info={"task": task.name, "folder": str(task.folder), "digest": self._digests[index]},
+            info={"task": task.name, "folder": str(task.folder), "digest": digest},
             data_source=f"harbor/{task.name}",
         )

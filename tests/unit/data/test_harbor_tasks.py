@@ -158,6 +158,8 @@ def test_links_of_a_task_stay_in_it(tmp_path: Path) -> None:
     (folder / "environment" / "data").symlink_to(tmp_path / "secret")
     with pytest.raises(ConfigError, match="environment/data: is a link out of the task"):
         digest_task(folder)
+    task_at(tmp_path / "whole")
+    assert len(open_source(f"harbor:{tmp_path}", options={"skip_unsupported": True})) == 1
 
 
 def test_a_task_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
