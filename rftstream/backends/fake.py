@@ -18,6 +18,7 @@ from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
 from rftstream.core.samples import plain_sum
 from rftstream.errors import ConfigError
+from rftstream.models.folders.folder import copy_companions
 from rftstream.models.spec import ModelSpec
 from rftstream.policies import fake_model
 from rftstream.weights.snapshot import RawTensor, write_snapshot
@@ -122,7 +123,7 @@ class FakeBackend:
         """Write `model.safetensors` and a minimal `config.json`."""
         with (folder / "model.safetensors").open("wb") as file:
             write_snapshot(file, self.served_tensors(), {"format": "np"})
-        (folder / "config.json").write_text(json.dumps({"model_type": "fake", "dtype": self._spec.dtype}) + "\n")
+        copy_companions(self._spec, folder)
 
     def leave_device(self) -> None:
         """Note that a device would be free now."""

@@ -18,7 +18,7 @@ from rftstream.backends.base import MASTERS_FILE, POLICY, OptimizerSettings, Upd
 from rftstream.contracts.batches import Experience
 from rftstream.desk import Desk, WorkItem, WorkState
 from rftstream.errors import ConfigError, RftError, WeightsError
-from rftstream.models.folders.folder import FAKE, copy_companions
+from rftstream.models.folders.folder import copy_companions
 from rftstream.models.spec import ModelSpec
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
 
@@ -48,8 +48,6 @@ class BatchWork:
     experiences: Sequence[Experience]
     rows: Sequence[TrainingRow]
     plan: UpdatePlan
-    generation: int
-    """The state of TrainerDesk from which the batch is to be trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +174,7 @@ class JoinedBackend:
         """Lay the batch on the desk, and wait for the loop's answer."""
         desk = self.desk
         sequence, experiences = self._batch
-        work = BatchWork(sequence=sequence, experiences=experiences, rows=rows, plan=plan, generation=desk.generation)
+        work = BatchWork(sequence=sequence, experiences=experiences, rows=rows, plan=plan)
         answer = desk.wait_answer(desk.offer(BATCH, work))
         self._version = sequence + 1
         if answer.served is not None:
@@ -262,10 +260,7 @@ class JoinedBackend:
         """Write a model folder with the newest weights."""
         from rftstream.weights.tensors import write_tensors
 
-        if self._model.name == FAKE:
-            (folder / "config.json").write_text(json.dumps({"model_type": "fake", "dtype": self._model.dtype}) + "\n")
-        else:
-            copy_companions(self._model, folder)
+        copy_companions(self._model, folder)
         write_tensors(folder / "model.safetensors", self.desk.state, {"format": "pt"})
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ class RoleThread:
             role=role,
             process=self.process,
             device=None,
-            stop=_Stop(desk),
+            stop=lambda: desk.stops,
             deadline_s=DEADLINE_S,
             wait_s=WAIT_S,
             parent=None,
@@ -50,8 +50,7 @@ class RoleThread:
         self._thread.start()
         desk = self._desk
         try:
-            with desk.changed:
-                desk.changed.wait_for(lambda: desk.has_begun or desk.has_ended)
+            desk.wait(lambda: desk.has_begun or desk.has_ended)
         except BaseException:  # ctrl-C
             desk.stop()
             raise
@@ -84,17 +83,6 @@ class RoleThread:
                 self._desk.has_begun = True
                 self._desk.notify()
         self._desk.ticked(service.health)
-
-
-class _Stop:
-    """The request to leave, as the loop of `Worker` asks for it."""
-
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-
-    @property
-    def requested(self) -> bool:
-        return self._desk.stops
 
 
 def plain_number(value: Any, what: str) -> float:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rftstream import faults, metrics
 from rftstream.clock import SystemClock
@@ -71,22 +71,18 @@ class Stop:
     ends the process at once."""
 
     def __init__(self) -> None:
-        self.requested = False
+        self._requested = False
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._on_signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self._requested:
             os._exit(128 + signum)
-        self.requested = True
+        self._requested = True
 
-
-class JoinedStop(Protocol):
-    """The request to leave, by the loop of a joined worker."""
-
-    @property
-    def requested(self) -> bool:
-        """Whether the worker is to leave."""
+    def __call__(self) -> bool:
+        """Return whether a signal has come."""
+        return self._requested
 
 
 class StoppedError(Exception):
@@ -158,7 +154,8 @@ class Worker:
     role: str
     process: str
     device: str | None
-    stop: Stop | JoinedStop
+    stop: Callable[[], bool]
+    """Says whether the worker is to leave."""
     deadline_s: float
     wait_s: float
     parent: int | None
@@ -233,7 +230,7 @@ class Worker:
             if self.log_watch is not None:
                 self.log_watch.close()
             _close(close)
-        log.info("left: %s", "stopped" if self.stop.requested else "the run is finished")
+        log.info("left: %s", "stopped" if self.stop() else "the run is finished")
 
     def _prepare(self, manifest: RunManifest) -> None:
         """Make the run's model if this machine does not have it, in the same way as the run's start made it."""
@@ -254,7 +251,7 @@ class Worker:
     def _loop(self, service: Service) -> None:
         deadline: float | None = None
         while not service.done:
-            if self.stop.requested and deadline is None:
+            if self.stop() and deadline is None:
                 log.info("stopping: finishing what is in hand", extra={"deadline_s": self.deadline_s})
                 deadline = time.monotonic() + self.deadline_s
                 if self.desk is None:
@@ -274,7 +271,7 @@ class Worker:
     def _look(self) -> None:
         """Check that there is still a reason to wait for a device. StoppedError if not."""
         self.health.beat()
-        if self.stop.requested:
+        if self.stop():
             raise StoppedError
         self._check_parent()
 
@@ -312,7 +309,7 @@ def wait_until(
     what: str,
     *,
     wait_s: float,
-    stop: Stop | JoinedStop,
+    stop: Callable[[], bool],
     say: Callable[[str], None],
     beat: Callable[[], None] = lambda: None,
 ) -> Any:
@@ -330,7 +327,7 @@ def wait_until(
             if not error.retriable or isinstance(error, LogRefused):
                 raise
             trouble = f" ({error})"
-        if stop.requested:
+        if stop():
             raise StoppedError
         now = time.monotonic()
         if now - began >= wait_s:
@@ -346,7 +343,13 @@ def wait_until(
 
 
 def join(
-    files: Sequence[Path], run_dir: Path | None, *, role: str, wait_s: float, stop: Stop, say: Callable[[str], None]
+    files: Sequence[Path],
+    run_dir: Path | None,
+    *,
+    role: str,
+    wait_s: float,
+    stop: Callable[[], bool],
+    say: Callable[[str], None],
 ) -> tuple[RunConfig, RunFolder]:
     """Wait for the run of a worker of this role, and return its folder and the config that it was started with.
 

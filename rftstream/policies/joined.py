@@ -7,7 +7,6 @@ load it."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -23,7 +22,7 @@ from rftstream.contracts.rollouts import VersionSpan
 from rftstream.contracts.versions import VersionName
 from rftstream.desk import Desk, WorkState
 from rftstream.errors import ConfigError
-from rftstream.models.folders.folder import FAKE, copy_companions
+from rftstream.models.folders.folder import copy_companions
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, room_for, without_tokens
@@ -119,7 +118,6 @@ class JoinedPolicy:
             )
         self.slots = max_concurrent
         self._desk, self._model, self._context = desk, model, renderer.context
-        self._version: VersionName | None = None
         self._names = None if model.lora is None else _names(model)
         self._rejected: list[Completion] = []
         desk.vocabulary_size, desk.stop_token_ids = renderer.vocabulary_size, renderer.stop_token_ids
@@ -127,7 +125,7 @@ class JoinedPolicy:
     @property
     def version(self) -> VersionName | None:
         """The newest fetched version; None before the first `load`."""
-        return self._version
+        return self._desk.newest
 
     @property
     def num_active(self) -> int:
@@ -140,7 +138,7 @@ class JoinedPolicy:
         desk = self._desk
         with desk.changed:
             before, desk.folder = desk.folder, folder
-            desk.newest = desk.known[name.version] = self._version = name
+            desk.newest = desk.known[name.version] = name
             in_use = desk.in_use
             desk.notify()
         if before is not None and before not in (folder, in_use):
@@ -191,10 +189,7 @@ class JoinedPolicy:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         where_from = f"weights {name.trainer_epoch}/{name.version} of {self._model.name}"
-        if self._model.name == FAKE:
-            (folder / "config.json").write_text(json.dumps({"model_type": "fake", "dtype": self._model.dtype}) + "\n")
-        else:
-            copy_companions(self._model, folder)
+        copy_companions(self._model, folder)
         whole = tensors if self._names is None else whole_tensors(self._model, tensors, self._names, where=where_from)
         with (folder / "model.safetensors").open("wb") as file:
             write_snapshot(file, whole, {"format": "pt"})

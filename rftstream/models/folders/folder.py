@@ -269,6 +269,9 @@ def template_digest(spec: ModelSpec) -> str:
 
 def copy_companions(spec: ModelSpec, target: Path) -> None:
     """Copy a model folder without its weights: config, tokenizer, the template in use, and generation config."""
+    if spec.name == FAKE:
+        (target / "config.json").write_text(json.dumps({"model_type": FAKE, "dtype": spec.dtype}) + "\n")
+        return
     for path in sorted(spec.folder.iterdir()):
         weights = path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json")
         if path.is_file() and not weights and path.name not in (RECIPE, INITIAL):

@@ -171,7 +171,7 @@ import os, signal
 from rftstream.launch.host import Stop
 stop = Stop()
 os.kill(os.getpid(), signal.SIGTERM)
-assert stop.requested
+assert stop()
 os.kill(os.getpid(), signal.SIGINT)
 raise SystemExit("still there")
 """
@@ -186,15 +186,11 @@ raise SystemExit("still there")
 def test_join_waits_until_there_is_a_run(run_file: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs" / "tiny")
 
-    class MakesTheRun:
-        """It is asked whether to stop after each look that found no run."""
+    def stop() -> bool:
+        """Is asked after each look that found no run."""
+        make_run(folder, run_file)
+        return False
 
-        @property
-        def requested(self) -> bool:
-            make_run(folder, run_file)
-            return False
-
-    stop = MakesTheRun()
     _, found = host.join([run_file], None, role="feeder", wait_s=300.0, stop=stop, say=lambda text: None)
     assert found == folder
 
