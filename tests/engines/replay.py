@@ -20,12 +20,16 @@ class Replay:
         self._versions = {}
 
     def add(self, name, tensors):
-        """A version's weights, which may be changed later."""
+        """A version's weights under the names of the checkpoint. They may be changed later."""
         dtypes = {"F32": torch.float32, "BF16": torch.bfloat16}
-        self._versions[name] = {
+        state = {
             key: torch.frombuffer(bytearray(one.data), dtype=dtypes[one.dtype]).reshape(one.shape).float()
             for key, one in tensors.items()
         }
+        if not self._parameters.keys() <= state.keys():  # transformers fuses the experts when it loads them
+            kind, config = type(self._model), self._model.config
+            state = dict(kind.from_pretrained(None, config=config, state_dict=state).named_parameters())
+        self._versions[name] = state
 
     @torch.no_grad()
     def _become(self, name):

@@ -38,6 +38,10 @@ STEPS = [
 ]  # fmt: skip
 """What changes from one version to the next, and what an engine's loader has to be given for it."""
 
+EXPERT = f"{LAYER}mlp.experts.1.down_proj.weight"
+EXPERTS = [f"{LAYER}mlp.experts.{one}.{what}_proj.weight" for one in range(4) for what in ("down", "gate", "up")]
+MIXTURE = [STEPS[0], ("one tensor of one expert of four", [EXPERT], EXPERTS), STEPS[2]]
+
 
 class Followed:
     """Versions on their way from a trainer to an engine, with a follower in between. `calls`: what the engine's
@@ -113,7 +117,7 @@ def check_nearest(replay, request, completion, names):
             assert own < other / 2, name
 
 
-def check_followed(policy, spec, folder, num_workers, subtests, *, check=check_stamps):
+def check_followed(policy, spec, folder, num_workers, subtests, *, check=check_stamps, steps=STEPS):
     """All versions arrive whole at all workers, which read from one memory what they need of it."""
     followed = Followed(policy, spec, folder, check)
     followed.publish()
@@ -121,7 +125,7 @@ def check_followed(policy, spec, folder, num_workers, subtests, *, check=check_s
     assert len(first) == len(followed.state)
     followed.check(0)
     followed.listen()
-    for number, (what, changed, given) in enumerate(STEPS):
+    for number, (what, changed, given) in enumerate(steps):
         with subtests.test(what):
             followed.publish(changed)
             tensors = followed.load()
@@ -135,7 +139,7 @@ def check_followed(policy, spec, folder, num_workers, subtests, *, check=check_s
         for request in requests.values():
             policy.submit(request)
         done = {}
-        for changed in (FUSED[:1], [f"{LAYER}mlp.down_proj.weight"]):
+        for changed in (FUSED[:1], [EXPERT if EXPERT in followed.state else f"{LAYER}mlp.down_proj.weight"]):
             while len(done) < 4 and so_far(policy, {n: r for n, r in requests.items() if n not in done}) < 20:
                 done |= {one.request_id: one for one in policy.step()}
             followed.publish(changed)
@@ -167,6 +171,15 @@ def test_workers_read_what_changed_where_it_is_followed(tmp_path, subtests, rank
     policy = open_policy(spec, kv_cache_memory_bytes=1 << 26, tensor_parallel_size=ranks)
     try:
         check_followed(policy, spec, tmp_path, ranks, subtests)
+    finally:
+        policy.close()
+
+
+def test_experts_change_while_it_samples(tmp_path, subtests):
+    spec = tiny.make(tmp_path, family="qwen3_moe", seed=3, width=128, context=256)
+    policy = open_policy(spec, kv_cache_memory_bytes=1 << 26)
+    try:
+        check_followed(policy, spec, tmp_path, 1, subtests, steps=MIXTURE)
     finally:
         policy.close()
 

@@ -38,7 +38,7 @@ BUDGETS = {
     "joined": 700,
     "launch": 3_350,
     "models": 3_950,
-    "policies": 4_700,
+    "policies": 4_750,
     "preflight": 3_900,
     "queries": 12_450,
     "replay": 800,

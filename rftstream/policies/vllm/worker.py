@@ -70,6 +70,7 @@ class WeightsReceiver:
         worker = cast(Any, self)
         if worker.device.type == "cpu":
             _spare_generators(worker.model_runner)
+            _repack_experts(worker.get_model())
         self._end_with(client)
 
     def _end_with(self, client: int) -> None:
@@ -209,6 +210,20 @@ def _tied(model: Module) -> Iterator[tuple[Module, Any]]:
         owner = owners.setdefault(weight.data_ptr(), module)
         if owner is not module and hasattr(module, "cpu_linear"):
             yield owner, module
+
+
+def _repack_experts(model: Module) -> None:
+    """Keep vLLM from loading new weights of experts in the order of the checkpoint, where its CPU kernels need them
+    packed: it packs them only while it makes a layer's kernel, which it does not do again when weights are replaced."""
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if hasattr(getattr(method, "moe_kernel", None), "fused_experts"):
+            method.process_weights_after_loading = functools.partial(_with_new_kernel, method)
+
+
+def _with_new_kernel(method: Any, layer: Module) -> None:
+    method.moe_kernel = None
+    type(method).process_weights_after_loading(method, layer)
 
 
 def _spare_generators(runner: Any) -> None:
