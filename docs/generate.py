@@ -104,13 +104,13 @@ def filled(text: str) -> str:
 
 
 def wanted_texts() -> Iterator[tuple[Path, str]]:
-    """Yield each file with its text as it should be now."""
+    """Yield each file with its text as it should be now. Pages are made of the schemas, which come first."""
+    yield from contract_schemas.documents().items()
     for page in sorted((ROOT / "docs").glob("*.md")):
         yield page, filled(page.read_text(encoding="utf-8"))
     for name, picture in PICTURES.items():
         yield ROOT / "docs" / "pictures" / f"{name}.svg", picture.draw()
     yield ROOT / "schemas" / "run_file" / run_file_schema.FILE_NAME, run_file_schema.schema_text()
-    yield from contract_schemas.documents().items()
     for dashboard in DASHBOARDS:
         yield ROOT / "deploy" / "grafana" / "dashboards" / f"{dashboard.name}.json", dashboard.to_text()
     yield rights.FILE, rights.to_json()
@@ -123,12 +123,15 @@ def is_stale(file: Path, text: str) -> bool:
 
 def main() -> int:
     check = "--check" in sys.argv[1:]
-    stale = [(file, text) for file, text in wanted_texts() if is_stale(file, text)]
-    for file, text in stale:
+    num_stale = 0
+    for file, text in wanted_texts():
+        if not is_stale(file, text):
+            continue
+        num_stale += 1
         if not check:
             file.write_text(text, encoding="utf-8")
         print(f"{file.relative_to(ROOT)}: {'out of date; run python docs/generate.py' if check else 'written'}")
-    return int(check and bool(stale))
+    return int(check and bool(num_stale))
 
 
 if __name__ == "__main__":

@@ -11,5 +11,5 @@ own. Modules in the order of reading:
     tables     a lazy table, and the frames that are made of it
     rollouts   rollouts, with their bodies and tokens
     final_rows the columns of rollouts that do not change any more, as a file beside the index
-    frames, html, index, on_log
+    frames, html, on_log
 """

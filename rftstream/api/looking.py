@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Never
 
-from rftstream.api.index import Page, RunIndex
 from rftstream.api.rollouts import COLUMNS as ROLLOUT_COLUMNS
 from rftstream.api.rollouts import PAGE, RolloutTable, RunRollout, rollout_of_row, rollout_table
 from rftstream.api.tables import T, Table, check_word, pages
@@ -32,6 +31,7 @@ from rftstream.queries.catalog.finding import (
 from rftstream.queries.catalog.listing import FATES as ROLLOUT_FATES
 from rftstream.queries.catalog.listing import ORDERS as ROLLOUT_ORDERS
 from rftstream.queries.catalog.listing import RolloutFilter
+from rftstream.queries.catalog.run_index import Page, RunIndex
 from rftstream.queries.people.feedback import VoteLine, read_feedback
 from rftstream.queries.plain import pick
 from rftstream.queries.records.weights import VersionLine, list_versions

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rftstream.api.index import RunIndex
 from rftstream.queries.audits.audit import audit
 from rftstream.queries.audits.balance import AuditReport
+from rftstream.queries.catalog.run_index import RunIndex
 from rftstream.queries.decisions.run_difference import RunDifference, compare
 from rftstream.queries.facts.database import opened_index
 from rftstream.queries.state.status import Status, read_status

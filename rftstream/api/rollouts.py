@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from markupsafe import Markup
 
 import rftstream.studio
-from rftstream.api.index import Page, RunIndex
 from rftstream.api.tables import Table, check_word, pages
 from rftstream.contracts.ids import split_group_id
 from rftstream.contracts.records import TopicPartition
@@ -19,12 +18,12 @@ from rftstream.contracts.rollouts import Rollout
 from rftstream.errors import ConfigError
 from rftstream.queries.catalog.finding import GroupFilter, RolloutRow, find_batch, find_group
 from rftstream.queries.catalog.listing import Cursor, RolloutFilter, find_rollouts
+from rftstream.queries.catalog.run_index import Page, RunIndex
 from rftstream.queries.decoding import decoded
 from rftstream.queries.records.group_view import NO_ADVANTAGES, GroupAdvantages, compute_advantages
 from rftstream.queries.records.problem_list import text_of
 from rftstream.queries.records.rollout_view import ShownRollout, TokenRow, list_tokens, read_rollout
 from rftstream.queries.records.shown import open_reader
-from rftstream.runs.notes import RunNotes
 from rftstream.service.reading import read_many
 from rftstream.studio.rendering import render
 from rftstream.studio.token_colors import COLORINGS, color_tokens
@@ -194,42 +193,14 @@ class RolloutTable(Table[RunRollout]):
 
         `form`: sft, pairs, openai, atif or parquet. `best`: only so many of each group, by reward. `margin`: least
         distance of the rewards of a pair. `tag`: only rollouts, or groups, with this tag. `tell` is called with the
-        number of those written and of all. ConfigError if the folder is
-        there already, or if there is no such rollout.
+        number of those written and of all. ConfigError if the folder is there already, or if there is no such rollout.
+        The run's log gets to know of it.
         """
-        import numpy as np
+        from rftstream.queries.datasets.choosing import Conditions, export_rollouts
 
-        from rftstream.queries.datasets.forms import FORMS
-        from rftstream.queries.datasets.writing import Chosen, write_dataset
-
-        check_word("rollouts: form", form, (*FORMS, "pairs"))
-        if best is not None and best < 1:
-            raise ConfigError(f"rollouts: best: got {best}, expected at least 1")
-        index = self.index
-        with index.catalog(texts=self.texts) as opened:
-            found = {} if opened is None else self._columns(opened, ("reward", "verified_offset"))
-        if not len(found.get("sequence", ())):
-            raise ConfigError(
-                f"{index.run.run_id}: no rollout meets these conditions, expected at least one; widen them"
-            )
-        offsets_N = np.nan_to_num(found["verified_offset"], nan=-1).astype(np.int64)
-        chosen = Chosen(sequences_N=found["sequence"], offsets_N=offsets_N, rewards_N=found["reward"])
-        if tag:
-            targets = {note.target for note in RunNotes(index.run.folder).notes(tag=tag)}
-            ids = zip(found["group_id"].codes.tolist(), found["sibling"].tolist(), strict=True)
-            groups = found["group_id"].words
-            chosen = chosen.only(
-                np.asarray([bool({groups[code], f"{groups[code]}/{sibling}"} & targets) for code, sibling in ids])
-            )
-        if best is not None and form != "pairs":
-            chosen = chosen.best(best)
-        filters = {
-            **_asked_for(self.wanted),
-            **{k: v for k, v in (("best", best), ("margin", margin), ("tag", tag)) if v},
-        }
-        return write_dataset(
-            index.run, chosen, Path(folder), form, filters=filters, margin=margin, tell=tell or _tell_nobody
-        )
+        values = {"form": form, "best": best, "margin": margin, "tag": tag, "limit": self.limit, "order": self.order}
+        wanted = Conditions.of({**_asked_for(self.wanted), **values}, where="rollouts")
+        return export_rollouts(self.index, wanted, Path(folder), tell=tell or _tell_nobody)
 
     def _columns(self, opened: Page, names: Sequence[str], since: int = 0) -> dict[str, Any]:
         from rftstream.queries.catalog.columns import read_columns

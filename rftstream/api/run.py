@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.api.acting import RunActions
-from rftstream.api.index import RunIndex
 from rftstream.api.looking import RunTables
 from rftstream.api.on_log import open_on_log
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.messages import Message
+from rftstream.queries.catalog.run_index import RunIndex
 from rftstream.runs import folder as run_folder
 from rftstream.runs.folder import OpenRun
 from rftstream.service.control_view import ControlReader

@@ -37,7 +37,9 @@ def experts() -> None:
     group=experts,
 )
 @run_argument
-@from_option("JSON lines, JSON, CSV, Parquet, a folder of a Hugging Face dataset, or hf:NAME of one on the hub.")
+@from_option(
+    "JSON lines, JSON, CSV, Parquet, a folder of a Hugging Face dataset, hf:NAME of one on the hub, or run:RUN."
+)
 @columns_option("Which column is what: messages, prompt, completion, chosen, rejected, system, tools, weight.")
 @click.option("--system", metavar="TEXT", help="System prompt put in front, where there is none.")
 @click.option("--split", help="Of a Hugging Face dataset; default: train.")
@@ -65,6 +67,7 @@ def load(
     from rftstream.config.loader import demonstrations_source
     from rftstream.config.sections import DemonstrationsSection
     from rftstream.preflight.plan import Purpose, plan
+    from rftstream.queries.datasets.taking import take_rollouts
     from rftstream.runs.writes.load_demonstrations import load_demonstrations
 
     options = {name: value for name, value in (("split", split), ("subset", subset)) if value is not None}
@@ -78,5 +81,6 @@ def load(
 
     with opened_run(run) as opened:
         plan(opened.config, Purpose.join)
+        take_rollouts(opened.config, section, opened.folder.demonstrations, is_recorded=not dry_run)
         loaded = load_demonstrations(opened.transport, opened.config, opened.folder, section, say=say, dry_run=dry_run)
     print_out(loaded.to_json() if as_json else loaded.to_text())

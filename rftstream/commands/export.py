@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import click
 from rftstream.commands.options import command, json_option, run_argument
 from rftstream.commands.param_types import AnyPath
 from rftstream.commands.views import print_out
+from rftstream.errors import ConfigError
 
 
 @command(
     "rftstream export runs/gsm8k data/good --reward-from 0.9 --best 1",
     "rftstream export runs/gsm8k data/pairs --as pairs --margin 0.5",
     "rftstream export runs/agent data/trajectories --as atif --tag keep",
-    "rftstream run sft.toml --set experts.source=data/good/data/train-00000.jsonl",
+    "rftstream export runs/gsm8k data/once-more --again data/good",
+    "rftstream run sft.toml --set experts.source=run:runs/gsm8k",
 )
 @run_argument
 @click.argument("folder", metavar="FOLDER", type=AnyPath(file_okay=False))
@@ -25,9 +28,7 @@ from rftstream.commands.views import print_out
     "--as",
     "form",
     type=click.Choice(["sft", "pairs", "openai", "atif", "parquet"]),
-    default="sft",
-    show_default=True,
-    help="Chats; best and worst of a group; OpenAI's messages; Harbor's trajectories; or all with tokens.",
+    help="Chats (default), best and worst of a group, OpenAI's messages, Harbor's trajectories, or all with tokens.",
 )
 @click.option("--reward-from", type=float, metavar="R", help="Least reward.")
 @click.option("--reward-to", type=float, metavar="R", help="Greatest reward.")
@@ -41,23 +42,32 @@ from rftstream.commands.views import print_out
 @click.option("--text", default="", help="Text that the completion has.")
 @click.option("--tag", default="", help="Only rollouts, or groups, that somebody tagged so in the studio.")
 @click.option("--best", type=click.IntRange(1), metavar="N", help="Only the N best of each group.")
-@click.option("--margin", type=float, default=0.0, help="Least distance of the two rewards of a pair.")
+@click.option("--margin", type=float, metavar="R", help="Least distance of the two rewards of a pair.")
+@click.option("--again", metavar="DIGEST", help="The same data set as before: its digest, or its folder.")
 @json_option
-def export(run: Path, folder: Path, form: str, as_json: bool, **conditions: Any) -> None:
+def export(run: Path, folder: Path, again: str | None, as_json: bool, **conditions: Any) -> None:
     """Write rollouts as a data set: a folder that `datasets.load_dataset` opens, with a card.
 
     Rows that teach the same are written once. Each row names its rollout, versions, reward and scorer. The folder
-    appears when all of it is written. RUN is a run folder, or a run file (then its newest run), live or over.
+    appears when all of it is written. The run's log keeps who took which rollouts, and the digest of the rows, by which
+    `trace` and --again know them. RUN is a run folder, or a run file (then its newest run), live or over.
     """
-    from rftstream.api.run import open_run
+    from rftstream.queries.catalog.run_index import RunIndex
+    from rftstream.queries.datasets.choosing import Conditions, export_again, export_rollouts
+    from rftstream.runs.folder import open_run
 
-    chosen = {name: conditions.pop(name) for name in ("best", "margin", "tag")}
     is_terminal = sys.stderr.isatty()
 
     def tell(done: int, total: int) -> None:
         if is_terminal:
             click.echo(f"\r{done:,} of {total:,} rollouts", err=True, nl=done == total)
 
-    with open_run(run) as opened:
-        found = opened.rollouts(**conditions).export(folder, form, tell=tell, **chosen)
+    chosen = {name: value for name, value in conditions.items() if value not in (None, "")}
+    with closing(RunIndex(open_run(run))) as index:
+        if again is None:
+            found = export_rollouts(index, Conditions.of(chosen, where="export"), folder, tell=tell)
+        elif chosen:
+            raise ConfigError(f"export: got --again and conditions ({', '.join(chosen)}), expected one of them")
+        else:
+            found = export_again(index, again, folder, tell=tell)
     print_out(found.to_json() if as_json else found.to_text())

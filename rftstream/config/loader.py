@@ -349,10 +349,10 @@ def location_kind(scheme: str) -> Location:
 
 def demonstrations_source(text: str, base: Path) -> str:
     """Return KIND:LOCATION for a plain path. The kind follows from the file or folder there, else from the path's
-    ending."""
+    ending. `run:RUN` stays as it is."""
     scheme = text.partition(":")[0]
     spec = registry.built_in(TasksetSpec).get(scheme)
-    if scheme == PLAIN_FILE or (spec is not None and spec.has_rows):
+    if scheme in (PLAIN_FILE, "run") or (spec is not None and spec.has_rows):
         return text
     if (base / Path(text).expanduser()).is_dir():
         return f"hf:{text}"

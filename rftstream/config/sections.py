@@ -169,16 +169,17 @@ class DemonstrationsSection:
     `dpo` and `reward_model` alone."""
 
     source: str | tuple[str, ...] | None = None
-    """`jsonl:PATH`, `parquet:PATH`, `hf:FOLDER-OR-NAME`, or the path alone; or several of them, such as chats for one
-    stage and pairs for another. The source is loaded when the run is made; `resume` loads new rows of it. `rftstream
-    experts load` can add more at any time."""
+    """`jsonl:PATH`, `parquet:PATH`, `hf:FOLDER-OR-NAME`, `run:RUN` (rollouts of another run), or the path alone; or
+    several of them, such as chats for one stage and pairs for another. The source is loaded when the run is made;
+    `resume` loads new rows of it. `rftstream experts load` can add more at any time."""
     columns: dict[str, str] = field(default_factory=dict)
     """Our name (messages, prompt, completion, chosen, rejected, system, tools, chat_template_kwargs, weight) -> the
     name of the source's column, or the path of a field in it."""
     system: str | None = None
     """System prompt that is put before the messages."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Settings of the source."""
+    """Settings of the source. Of `run:`, the conditions of `rftstream export`, such as `{ reward_from = 0.9, best = 1
+    }`, and `form = "pairs"`."""
     ratio: Annotated[float, Meta(gt=0)] = 0.2
     """Demonstrations in each batch, beside its rollouts: this share of `groups_per_batch` times `group_size`, rounded
     up. 0.2: MIX."""

@@ -170,6 +170,30 @@ class Request(Message):
     """Name of the person or process that made the request; empty in version 1."""
 
 
+@message("dataset_exported", topic="control", key=lambda exported: f"exported/{exported.export_id}")
+class DatasetExported(Message):
+    """Rollouts that left the run as a data set. `control`, key `exported/<id>`."""
+
+    export_id: str
+    """Derived from the folder, the rows and the time."""
+    digest: str
+    """`sha256:<hex>` of all rows."""
+    form: str
+    """sft, pairs, openai, atif or parquet."""
+    filters: dict[str, Any]
+    """The conditions that the rollouts met; plain values only."""
+    through: tuple[_Count, ...]
+    """The first offset of `verified`, per partition, that was not looked at."""
+    num_rows: NonNegativeInt
+    """Number of rows."""
+    folder: str
+    """Folder that was written, by its absolute path on the host of `by`."""
+    by: str
+    """Name of the person or process that took them."""
+    exported_at: float = 0.0
+    """When they were taken."""
+
+
 @message("trimmed", topic="control", key=lambda trimmed: "trimmed")
 class Trimmed(Message):
     """The record of all deletions of the run so far, written before they happen. `control`, key `trimmed`; the newest

@@ -28,6 +28,7 @@ from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import is_light, open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.queries.curves.model_card import write_model_card
+from rftstream.queries.datasets.taking import take_rollouts
 from rftstream.queries.records.newest_samples import SampleTables
 from rftstream.queries.state.disk import disk_bytes
 from rftstream.runs.ending import RUN_LOG, note_ending, noting_failure
@@ -89,6 +90,7 @@ class RunSession:
         try:
             if new:
                 fetch_initial(self._config, self._folder.model)
+                take_rollouts(self._config, self._config.experts, self._folder.demonstrations)
             model = prepare_model(self._config.model, self._folder.model, self._config.run.seed)
             transport = open_transport(self._config, self._folder, create=new)
             if new:

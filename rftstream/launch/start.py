@@ -29,6 +29,7 @@ from rftstream.models.folders.made import make_as_recorded
 from rftstream.models.machine import read_machine
 from rftstream.preflight.folder_choice import choose_folder, folder_after, newest_folder, run_state
 from rftstream.preflight.plan import Purpose, RunPlan, plan
+from rftstream.queries.datasets.taking import take_rollouts
 from rftstream.roles.trainer.schedule import rate_change
 from rftstream.runs.folder import (
     RunFolder,
@@ -212,6 +213,7 @@ def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None)
         if folder.exists():
             return folder, False
         fetch_initial(config, folder.model)
+        take_rollouts(config, config.experts, folder.demonstrations)
         prepare_model(config.model, folder.model, config.run.seed)
         with closing(open_transport(config, folder, create=True)) as transport:
             begin(transport, config, folder)
@@ -263,6 +265,7 @@ def reopen(
     check_log(transport, config, folder.run_id, begun=True)
     complete_log(transport, config)
     if config.experts is not None and config.experts.source is not None:
+        take_rollouts(config, config.experts, folder.demonstrations)
         load_demonstrations(transport, config, folder, config.experts, say=say_aside)
     imported = config.run.imported_from is not None
     if imported and control.ended is None:

@@ -8,6 +8,7 @@ runs/<name>/            the run folder; its name is the run's id (a second run o
   weights/              the default object store: versions, checkpoints, generations
   anchors/              the newest anchor and the deltas since, where the object store is elsewhere
   exports/              what `weights export` wrote, unless it was told where
+  demonstrations/       rollouts of other runs, from `experts.source = "run:..."`
   logs/<process>.log    one file a process
   final/                the trained model, once the run is finished
   index/, plots/        the index of `audit`, `trace` and `studio`, locks of readers, the output of `plot`
@@ -89,7 +90,7 @@ class RunFolder:
     logs = _FolderPart("logs")
     targets_file = _FolderPart("targets.json")
     notes_file = _FolderPart("notes.jsonl")
-    exports_file = _FolderPart("exports.jsonl")
+    demonstrations = _FolderPart("demonstrations")
     modules_file = _FolderPart("modules.json")
     placement_file = _FolderPart("placement.json")
     config_file = _FolderPart("config.toml")

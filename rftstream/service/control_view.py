@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from rftstream.contracts.control import (
     Claim,
+    DatasetExported,
     DesiredState,
     Drawn,
     Request,
@@ -48,6 +49,8 @@ class ControlView:
     """The newest claim of each role."""
     retries: dict[bytes, Request] = field(default_factory=dict)
     """Unanswered requests to retry dead groups, by record key."""
+    exports: tuple[DatasetExported, ...] = ()
+    """Data sets that rollouts of the run were written to, oldest first."""
 
     @property
     def deleted(self) -> Trimmed:
@@ -74,6 +77,8 @@ class ControlView:
                 self.trimmed = message
             case Drawn():
                 self.drawn = message
+            case DatasetExported():
+                self.exports = (*self.exports, message)
             case Claim():
                 known = self.claims.get(message.role)
                 if known is None or message.epoch > known.epoch:

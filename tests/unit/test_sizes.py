@@ -23,12 +23,12 @@ def test_classes_are_small() -> None:
 STEP = 50
 """Budgets are multiples of it, so that a line more or less moves none."""
 BUDGETS = {
-    "api": 1_100,
+    "api": 1_000,
     "algorithms": 1_800,
     "backends": 4_150,
     "commands": 3_000,
     "config": 2_200,
-    "contracts": 2_250,
+    "contracts": 2_300,
     "core": 1_150,
     "data": 4_550,
     "environments": 4_200,
@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 3_950,
     "policies": 4_750,
     "preflight": 3_900,
-    "queries": 12_450,
+    "queries": 12_750,
     "replay": 800,
     "rewards": 8_100,
     "roles": 9_950,

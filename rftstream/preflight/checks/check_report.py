@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from rftstream.config.sections import RunConfig
@@ -17,6 +19,7 @@ from rftstream.models.spec import ModelSpec
 from rftstream.preflight.checks.reference_scores import ReferenceScores
 from rftstream.preflight.estimate import DiskEstimate
 from rftstream.preflight.memory import MemoryEstimate, memory_lines, place_line
+from rftstream.queries.datasets.taking import take_rollouts
 from rftstream.queries.formatting import columns, duration, image_text, plural, size
 from rftstream.queries.plain import Report, pick
 from rftstream.queries.records.shown import LINE_END
@@ -59,7 +62,9 @@ def demonstrations_line(config: RunConfig, spec: ModelSpec | None, show: Show) -
     section = config.experts
     if section is None or section.source is None or spec is None:
         return None
-    loaded, sides = look_at_demonstrations(section, spec, taken_kinds(config))
+    with tempfile.TemporaryDirectory() as place:
+        take_rollouts(config, section, Path(place), is_recorded=False)
+        loaded, sides = look_at_demonstrations(section, spec, taken_kinds(config), Path(place))
     first = {
         side or "": [part for segment in segments for part in _parts(segment, show)] for side, segments in sides.items()
     }

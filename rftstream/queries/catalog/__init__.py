@@ -10,6 +10,7 @@ in a place where the run writes. Bodies (turns, tokens, verdicts) are not in it,
 - `writer`    turns records into rows
 - `texts`     reads what rollouts and samples of evaluations said
 - `updating`  reads the log on from where the catalog ends
+- `run_index` answers questions about an open run, up to date for each
 - `moments`   a moment of the past that is asked about, `as_of`
 - `counts`    counts of a run: fates of groups and rollouts, waiting ones, rates
 - `listing`   rollouts by what they said and how they fared, a page of them at a time

@@ -1,13 +1,12 @@
 """Writes rollouts of a run as a data set: a folder that `datasets.load_dataset` opens, with a card.
 
 The rows come in the order of the log, partition after partition, so that the same rollouts give the same bytes. The
-folder appears as a whole at the end. What was written is noted in the run folder (`exports.jsonl`): who, when, the
-filter, and the digest of the rows, by which a data set is known again.
+folder appears as a whole at the end. Before that the run's `control` gets to know who took which rollouts, with the
+digest of the rows, by which a data set is known again.
 """
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import json
 import os
@@ -22,13 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rftstream.contracts import codec
+from rftstream.contracts.control import DatasetExported
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.data.tasksets.arrow_writer import write_parquet
 from rftstream.errors import ConfigError, ContractError
 from rftstream.queries.datasets.forms import FORMS, LEARNED, Row, pair_of
 from rftstream.queries.plain import Report
-from rftstream.runs.folder import OpenRun
+from rftstream.runs.folder import OpenRun, naming
+from rftstream.runs.writes.requests import say, user_here
 from rftstream.service.reading import read_many
 
 ROWS_OF_A_FILE = 50_000
@@ -109,11 +110,14 @@ def write_dataset(
     form: str,
     *,
     filters: Mapping[str, Any],
+    through: tuple[int, ...],
     margin: float = 0.0,
     tell: Tell = lambda done, total: None,
+    again: DatasetExported | None = None,
+    is_recorded: bool = True,
 ) -> Export:
     """Write rollouts in one of FORMS, or their groups' extremes as `pairs`. ConfigError if the folder is there already,
-    or if no rollout is left."""
+    if no rollout is left, or if the rows are not those of `again`. `through`: as in DatasetExported."""
     if folder.exists():
         raise ConfigError(f"{folder}: exists already, and is not written over; name another folder, or remove it")
     chosen = chosen.only(chosen.offsets_N >= 0)
@@ -123,31 +127,58 @@ def write_dataset(
         raise ConfigError(f"{run.run_id}: no rollout meets these conditions, expected at least one; widen them")
     scratch = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        writer = _RowWriter(scratch / "data", form)
-        for row in _rows(run, chosen, form, tell):
-            writer.add(row)
-        export = Export(
-            run=run.run_id,
-            folder=folder,
-            form=form,
-            filters=filters,
-            num_rows=writer.num_rows,
-            num_alike=writer.num_alike,
-            num_unreadable=writer.num_unreadable,
-            digest=writer.close(),
-            by=getpass.getuser(),
-            at=time.time(),
-        )
-        if not export.num_rows:
-            raise ConfigError(f"{run.run_id}: no row is left of {writer.num_unreadable:,}: none has a text")
-        (scratch / "README.md").write_text(_card(export, writer.suffix), encoding="utf-8")
-        scratch.rename(folder)
+        with naming(folder):
+            writer = _RowWriter(scratch / "data", form)
+            for row in _rows(run, chosen, form, tell):
+                writer.add(row)
+            export = _export(run, folder, form, filters, writer)
+            if again is not None and export.digest != again.digest:
+                raise ConfigError(
+                    f"{run.run_id}: the same conditions give {export.num_rows:,} rows with the digest {export.digest}, "
+                    f"expected {again.num_rows:,} with {again.digest}; fates, tags or judgements have changed since"
+                )
+            (scratch / "README.md").write_text(_card(export, writer.suffix), encoding="utf-8")
+            if is_recorded:
+                say(run, [_recorded(export, through)])
+            scratch.rename(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    if run.folder.path.is_dir():
-        with run.folder.exports_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(export.to_json()) + "\n")
     return export
+
+
+def _export(run: OpenRun, folder: Path, form: str, filters: Mapping[str, Any], writer: _RowWriter) -> Export:
+    """End the files, and return what was written. ConfigError if that is nothing."""
+    digest = writer.close()
+    if not writer.num_rows:
+        raise ConfigError(f"{run.run_id}: no row is left of {writer.num_unreadable:,}: none has a text")
+    return Export(
+        run=run.run_id,
+        folder=folder,
+        form=form,
+        filters=filters,
+        num_rows=writer.num_rows,
+        num_alike=writer.num_alike,
+        num_unreadable=writer.num_unreadable,
+        digest=digest,
+        by=user_here(),
+        at=time.time(),
+    )
+
+
+def _recorded(export: Export, through: tuple[int, ...]) -> DatasetExported:
+    folder = str(export.folder.absolute())
+    identity = hashlib.sha256(f"{folder}\0{export.digest}\0{export.at}".encode("utf-8", "surrogatepass"))
+    return DatasetExported(
+        export_id=identity.hexdigest()[:32],
+        digest=export.digest,
+        form=export.form,
+        filters=dict(export.filters),
+        through=through,
+        num_rows=export.num_rows,
+        folder=folder,
+        by=export.by,
+        exported_at=export.at,
+    )
 
 
 def _rows(run: OpenRun, chosen: Chosen, form: str, tell: Tell) -> Iterator[Row | None]:
@@ -232,9 +263,13 @@ class _RowWriter:
         return f"sha256:{self._digest.hexdigest()}"
 
 
+def said_of(filters: Mapping[str, Any]) -> str:
+    """Return conditions as text."""
+    return ", ".join(f"{name} = {value}" for name, value in filters.items()) or "all"
+
+
 def _card(export: Export, suffix: str) -> str:
     """Return the card of a data set, as the Hugging Face hub shows it."""
-    asked = ", ".join(f"{name} = {value}" for name, value in export.filters.items()) or "all"
     return f"""---
 configs:
 - config_name: default
@@ -247,7 +282,7 @@ tags:
 ---
 # Rollouts of {export.run}
 
-{export.num_rows:,} rows in the form `{export.form}`, of the rollouts with: {asked}.
+{export.num_rows:,} rows in the form `{export.form}`, of the rollouts with: {said_of(export.filters)}.
 
 `rollout_id` names the rollout that a row is of: `rftstream trace RUN ROLLOUT_ID` shows where it came from and which
 versions learned from it. Digest of the rows: `{export.digest}`.

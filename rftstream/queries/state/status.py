@@ -43,6 +43,8 @@ from rftstream.service.records.losses import WHOLE, deleted_unsaid
 from rftstream.service.role import Log
 
 NUM_DEAD_ERRORS = 3
+NUM_EXPORTS = 3
+"""Most data sets that are shown, the newest ones."""
 ERROR_WIDTH = 300
 """Most characters of an error."""
 FLOW = ("tasks", "rollouts", "verified", "batches")
@@ -55,10 +57,11 @@ class Status(Report):
 
     JSON = (
         "run run_dir=folder state live elsewhere stopped desired finished=finished_to_json origin "
-        "created_at=control.manifest.created_at version=history.version trainer_epoch step=history.num_steps "
-        "steps=num_steps stage reward no_signal training_signs reward_signs spent=history.spent staleness failing "
-        "standstill evaluations=evaluations_to_json groups left_out operators growing deleted lag lost dead_letters "
-        "dead_errors disk_bytes=disk_bytes_with_total disk_room claims=claims_to_json workers=workers_to_json"
+        "exports=exports_to_json created_at=control.manifest.created_at version=history.version trainer_epoch "
+        "step=history.num_steps steps=num_steps stage reward no_signal training_signs reward_signs spent=history.spent "
+        "staleness failing standstill evaluations=evaluations_to_json groups left_out operators growing deleted lag "
+        "lost dead_letters dead_errors disk_bytes=disk_bytes_with_total disk_room "
+        "claims=claims_to_json workers=workers_to_json"
     )
 
     run: str
@@ -158,6 +161,10 @@ class Status(Report):
         """Return how the run finished; None if it has not."""
         finished = self.control.finished
         return None if finished is None else pick(finished, "reason version=name.version at=finished_at exit_code")
+
+    def exports_to_json(self) -> list[dict[str, Any]]:
+        """Return the data sets that left the run, oldest first."""
+        return [pick(one, "digest form filters num_rows folder by at=exported_at") for one in self.control.exports]
 
     def evaluations_to_json(self) -> dict[str, Any]:
         """Return the newest and the best result of each evaluation."""
@@ -382,6 +389,8 @@ def _flow(status: Status) -> Iterator[tuple[str, str]]:
     yield from (("died of", f"{end.error} ({end.count:,} {end.reason})") for end in status.dead_errors)
     if (deleted := status.control.deleted).version:
         yield "deleted", f"{plural(deleted.sequence, 'group')}, batches below version {deleted.version:,}"
+    for one in status.control.exports[-NUM_EXPORTS:]:
+        yield "exported", f"{one.num_rows:,} rows ({one.form}) to {one.folder} by {one.by}, {one.digest}"
     disk = ", ".join(f"{name} {size(count)}" for name, count in status.disk_bytes.items())
     yield "disk", f"{size(sum(status.disk_bytes.values()))} ({disk})"
     if status.disk_room.is_little:

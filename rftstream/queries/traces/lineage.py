@@ -41,7 +41,8 @@ M = TypeVar("M", bound=Message)
 FORMS = (
     "a rollout (sums/0/17/0/3), a group (sums/0/17/0), a batch (batch:17), a version (v12, or 1/12 for trainer "
     "epoch 1), a demonstration (experts/0/17/0, or its id), a problem that joined (more/5, or its id), a record "
-    "(rollouts[3]@8172), or a dead letter (verifier/rollouts/3/8172)"
+    "(rollouts[3]@8172), a dead letter (verifier/rollouts/3/8172), or a data set that was exported (its digest, or its "
+    "folder)"
 )
 
 
@@ -50,7 +51,7 @@ class Target:
     """The target of a trace. Only the fields of its kind are set."""
 
     kind: str
-    """rollout, group, batch, version, demonstration, problem or record."""
+    """rollout, group, batch, version, demonstration, problem, export or record."""
     group_id: str = ""
     sibling: int | None = None
     batch: int = 0
@@ -63,6 +64,8 @@ class Target:
     """Id of the demonstration."""
     problem: str = ""
     """`taskset/index`, or the id of the problem."""
+    export: str = ""
+    """Digest of a data set, or its folder."""
 
 
 _PATTERNS: tuple[tuple[str, str], ...] = (
@@ -74,6 +77,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("version", r"v?(?P<epoch>\d+)/(?P<version>\d+)"),
     ("problem", r"(?P<problem>[a-z0-9_-]*[a-z_-][a-z0-9_-]*/\d+)"),
     ("problem", r"(?P<problem>[a-z0-9_-]+/\d+/\d+/\d+/[a-z]+/[a-z]+/\d+|[a-z0-9_-]+/given/[0-9a-f]{32})"),
+    ("export", r"(?P<export>sha256:[0-9a-f]{6,64})"),
     ("record", r"(?P<topic>[a-z]+)\[(?P<partition>\d+)\]@(?P<offset>\d+)"),
     ("record", r"[a-z]+/(?P<topic>[a-z]+)/(?P<partition>\d+)/(?P<offset>\d+)"),
 )
@@ -95,11 +99,14 @@ def parse_target(text: str) -> Target:
             batch=int(found.get("batch") or 0),
             demonstration=found.get("demonstration") or "",
             problem=found.get("problem") or "",
+            export=found.get("export") or "",
             version=int(found.get("version") or 0),
             trainer_epoch=None if epoch is None else int(epoch),
             place=None if topic is None else TopicPartition(topic, int(found["partition"])),
             offset=int(found.get("offset") or 0),
         )
+    if "/" in text or Path(text).is_dir():
+        return Target("export", export=text)
     hint = f"; a number alone may be batch:{text} or v{text}" if text.isdigit() else ""
     raise ConfigError(f"trace: got {text!r}, expected {FORMS}{hint}")
 

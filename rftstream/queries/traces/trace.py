@@ -10,6 +10,7 @@ from __future__ import annotations
 from rftstream.contracts.dead import DeadLetter
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ConfigError
+from rftstream.queries.datasets.exports import export_node
 from rftstream.queries.facts.database import Index, StoreError
 from rftstream.queries.records.shown import CompletionReader, open_reader
 from rftstream.queries.traces.lineage import (
@@ -73,6 +74,8 @@ class _Tracer:
                 return node
             case "problem":
                 return self._problems.problem(target.problem)
+            case "export":
+                return export_node(self._run, text)
             case "batch":
                 return self._batches.batch_or_error(target.batch)
             case "version":

@@ -74,5 +74,5 @@ def discard(folder: RunFolder, transport: Transport) -> None:
     folder.modules_file.unlink(missing_ok=True)
     if not folder.log.exists():
         transport.admin.delete_topics(list(transport.admin.topics()))
-    for part in (folder.log, folder.model, folder.weights):
+    for part in (folder.log, folder.model, folder.weights, folder.demonstrations):
         shutil.rmtree(part, ignore_errors=True)

@@ -8,8 +8,11 @@ next load continues after them.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rftstream.config.sections import DemonstrationsSection, RunConfig, name_of_part
@@ -27,6 +30,26 @@ from rftstream.runs.folder import RunFolder
 from rftstream.runs.writes.additions import Say, adding, progress_sayer
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
+
+FROM_RUN = "run:"
+"""Begin of a source that is another run. `queries.datasets.taking` writes a data set of it."""
+
+
+def dataset_of(folder: Path, source: str, section: DemonstrationsSection) -> Path:
+    """Return the place below `folder` of the rollouts that a source `run:` brings."""
+    digest = hashlib.sha256(json.dumps([source, section.options], sort_keys=True).encode()).hexdigest()
+    return folder / f"{Path(source.removeprefix(FROM_RUN)).stem}-{digest[:8]}"
+
+
+def _with_datasets(section: DemonstrationsSection, folder: Path) -> DemonstrationsSection:
+    """Return the section with data sets below `folder` in place of runs."""
+    if not any(source.startswith(FROM_RUN) for source in section.sources):
+        return section
+    sources = (
+        f"hf:{dataset_of(folder, source, section)}" if source.startswith(FROM_RUN) else source
+        for source in section.sources
+    )
+    return replace(section, source=tuple(sources), options={})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -126,11 +149,11 @@ def _check_stages(config: RunConfig) -> None:
 
 
 def look_at_demonstrations(
-    section: DemonstrationsSection, spec: ModelSpec, kinds: frozenset[LossKind]
+    section: DemonstrationsSection, spec: ModelSpec, kinds: frozenset[LossKind], datasets: Path = Path()
 ) -> tuple[Loaded, Sides]:
     """Return what a load into a new run would find, with the tokens of the first row. ConfigError names the first bad
-    row."""
-    rows, renderer = Demonstrations(section), open_renderer(spec)
+    row. `datasets`: the folder of what was taken from other runs."""
+    rows, renderer = Demonstrations(_with_datasets(section, datasets)), open_renderer(spec)
     loaded = Loaded(rows=len(rows), dry_run=True)
     context = spec.context if spec.context is not None else renderer.context
     _choose(rows, set(), loaded, section, renderer, context, kinds, lambda count: None)
@@ -149,7 +172,7 @@ def load_demonstrations(
 ) -> Loaded:
     """Load the rows of `section.source` that are not on the topic yet. ConfigError names the first bad row; then
     nothing is written."""
-    rows = Demonstrations(section)
+    rows = Demonstrations(_with_datasets(section, folder.demonstrations))
     spec = prepare_model(config.model, folder.model, config.run.seed)
     renderer = open_renderer(spec)
     writer, lost = f"{folder.run_id}.experts", f"experts: another load into {folder.run_id} began meanwhile"

@@ -81,5 +81,5 @@ def user_here() -> str:
     """Return the user of this process, with the host."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
-    except OSError:  # a uid without a name, as in containers
+    except (KeyError, OSError):  # a uid without a name, as in containers
         return f"{os.getuid()}@{socket.gethostname()}"

@@ -10,23 +10,32 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from rftstream.api.run import Run
-from rftstream.commands import cli
 from rftstream.config import loader
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.assistant import ToolCall
+from rftstream.contracts.records import NewRecord
 from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment, Turn, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.data.demonstrations.rows import DemonstrationColumns
 from rftstream.errors import ConfigError
+from rftstream.launch.start import create
+from rftstream.queries.audits.audit import audit
+from rftstream.queries.datasets import writing
+from rftstream.queries.datasets.choosing import export_again
 from rftstream.queries.datasets.forms import FORMS, pair_of
 from rftstream.queries.datasets.writing import Chosen
-from rftstream.runs.folder import OpenRun
+from rftstream.queries.traces.trace import trace
+from rftstream.runs.folder import OpenRun, RunFolder, create_log
 from rftstream.runs.notes import RunNotes
+from rftstream.runs.writes.requests import say
+from rftstream.service.control_view import read_control
+from rftstream.service.role import Log
 from rftstream.testing import Simulation
+from rftstream.transport.embedded.transport import EmbeddedTransport
+from tests.commands import call, called
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "é"}}\n</tool_call>'
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -188,9 +197,49 @@ def test_every_good_rollout_is_there_once_and_the_same_again(run: Run, tmp_path:
     assert {row["trajectory_id"] for row in rows} <= scored
     assert len(rows) + first.num_unreadable == len(scored)
     assert all(row["extra"]["reward"] >= 0.5 for row in rows)
-    noted = [json.loads(line) for line in run._index.run.folder.exports_file.read_text().splitlines()]
-    assert [one["digest"] for one in noted[-2:]] == [first.digest] * 2
-    assert noted[-1]["filters"] == {"reward_from": 0.5}
+
+
+def test_what_was_exported_is_on_the_log_and_can_be_found_and_taken_again(run: Run, tmp_path: Path) -> None:
+    opened = run._index.run
+    exported = run.rollouts(reward_from=0.5).head(20).export(tmp_path / "a", "atif", best=2)
+    recorded = read_control(opened.transport).exports[-1]
+    assert (recorded.digest, recorded.form, recorded.folder) == (exported.digest, "atif", str(tmp_path / "a"))
+    assert recorded.filters == {"reward_from": 0.5, "best": 2, "limit": 20}
+    (tmp_path / "a").rename(tmp_path / "moved")
+    for name in (exported.digest, exported.digest[:20], str(tmp_path / "a"), str(tmp_path / "moved")):
+        assert trace(opened, name).to_json()["facts"]["folder"] == str(tmp_path / "a")
+    again = export_again(run._index, exported.digest, tmp_path / "again")
+    assert (again.digest, again.num_rows) == (exported.digest, exported.num_rows)
+    assert audit(opened.transport).balanced
+    with pytest.raises(ConfigError, match=r"no data set of this digest or folder left the run demo"):
+        trace(opened, "sha256:000000")
+    changed = replace(recorded, export_id="x", digest="sha256:" + "0" * 64)
+    say(opened, [changed])
+    with pytest.raises(ConfigError, match=r"the same conditions give .* expected .* have changed since"):
+        export_again(run._index, changed.digest, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_later_rollouts_do_not_change_what_is_taken_again(run: Run, tmp_path: Path) -> None:
+    whole = run.rollouts().export(tmp_path / "a", "atif")
+    first = read_control(run._index.run.transport).exports[-1]
+    half = replace(first, export_id="half", through=tuple(end // 2 for end in first.through), digest="sha256:1")
+    say(run._index.run, [half])
+    with pytest.raises(ConfigError) as refused:
+        export_again(run._index, "sha256:1", tmp_path / "b")
+    assert 0 < int(str(refused.value).split("give ")[1].split(" rows")[0].replace(",", "")) < whole.num_rows
+
+
+def test_a_full_disk_names_the_folder(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        with open("/dev/full", "wb", buffering=0) as file:
+            file.write(b"x")
+
+    monkeypatch.setattr(writing._RowWriter, "add", full)
+    with pytest.raises(OSError, match="No space left") as refused:
+        run.rollouts().export(tmp_path / "full")
+    assert refused.value.filename == str(tmp_path / "full")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_teaches_the_same_is_written_once(run: Run, tmp_path: Path) -> None:
@@ -230,8 +279,8 @@ def test_only_what_has_a_tag(run: Run, tmp_path: Path) -> None:
     ("filters", "options", "said"),
     [
         ({"reward_from": 9.0}, {}, "no rollout meets these conditions"),
-        ({}, {"form": "csv"}, "unknown 'csv'"),
-        ({}, {"best": 0}, "got 0, expected at least 1"),
+        ({}, {"form": "csv"}, "got 'csv'; known: atif"),
+        ({}, {"best": 0}, "rollouts.best: got 0"),
         ({}, {"form": "pairs", "margin": 5.0}, "no rollout meets these conditions"),
         ({}, {"tag": "nobody"}, "no rollout meets these conditions"),
     ],
@@ -250,5 +299,67 @@ def test_a_folder_that_is_there_is_not_written_over(run: Run, tmp_path: Path) ->
         run.rollouts().export(tmp_path / "mine")
 
 
-def test_the_command_says_what_it_needs() -> None:
-    assert "--margin" in CliRunner().invoke(cli, ["export", "--help"]).output
+# --------------------------------------------------------------------------------------------- a run in a folder
+
+
+def on_disk(run: Run, folder: Path) -> Path:
+    """The run's log in a run folder."""
+    opened, made = run._index.run, RunFolder(folder)
+    made.path.mkdir(parents=True)
+    transport = EmbeddedTransport(made.log)
+    create_log(transport, opened.config)
+    producer = transport.producer("copy")
+    producer.start()
+    for topic in set(opened.transport.admin.topics()) - {"summaries"}:
+        records = list(Log(opened.transport).read(topic))
+        records = [one for one in records if one.header("contract") != b"dataset_exported"]
+        producer.commit([NewRecord(one.topic, one.partition, one.key, one.value, one.headers) for one in records])
+    producer.close()
+    transport.close()
+    made.config_file.write_text(loader.to_toml(opened.config))
+    return made.path
+
+
+SECOND = """
+[run]
+name = "second"
+[model]
+path = "fake"
+[experts]
+source = "run:demo"
+options = { reward_from = 0.5, best = 1 }
+[trainer]
+algorithm = "sft"
+backend = "fake"
+"""
+
+
+@pytest.mark.slow
+def test_the_rollouts_of_a_run_are_demonstrations_of_the_next(run: Run, tmp_path: Path) -> None:
+    first = on_disk(run, tmp_path / "runs" / "demo")
+    file = tmp_path / "second.toml"
+    file.write_text(SECOND)
+    checked = called("check", file)
+    assert not called("status", first)["exports"], "a check takes nothing"
+    made, _ = create(loader.load([file], env={}))
+    (taken,) = called("status", first)["exports"]
+    assert taken["filters"] == {"reward_from": 0.5, "best": 1}
+    assert Path(taken["folder"]).parent == made.demonstrations
+    assert taken["num_rows"] == checked["experts"]["new"]
+    there = call("inspect", made.path, "experts", "--json").stdout.splitlines()
+    assert len(there) == taken["num_rows"]
+    assert taken["digest"] in call("trace", first, taken["folder"]).stdout
+    again = called("export", first, tmp_path / "again", "--again", taken["digest"][:20])
+    assert again["digest"] == taken["digest"]
+    assert "exported" in call("status", first).stdout
+    refused = call("export", first, tmp_path / "other", "--again", taken["digest"], "--best", "2")
+    assert (refused.exit_code, "got --again and conditions (best)" in refused.stderr) == (2, True)
+    bad = {
+        "source=run:nowhere": "run:nowhere: no such run",
+        "options.form=parquet": "got 'parquet'",
+        "options.best=0": "experts.options.best: got 0",
+        "options.reward_from=9": "no rollout meets",
+    }
+    for given, said in bad.items():
+        wrong = call("check", file, "--set", f"experts.{given}")
+        assert (wrong.exit_code, said in wrong.output) == (2, True), wrong.output
