@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests import surroundings
 from tests.load import LoadReport
 from tests.made import made_once, shared_folder
 from tests.s3 import S3Server
+from tests.suite.sampling import SEED, draw_seed, mark_rest
 from tests.suite.storeys import StoreyMarks, StoreyReport
 
 # The conformance suite lives in the package; its assertions shall explain themselves all the same.
@@ -28,6 +30,8 @@ SLOW = ("e2e", "simulation", "parity")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # till the tests are collected: imports leave little to collect, and it took a quarter of that time
+    draw_seed()
     surroundings.enter()  # before test modules import what reads variables: torch, transformers, matplotlib
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as `make test &` in a script has it, for all that it starts
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,12 +57,20 @@ def pytest_collection_finish() -> None:
     """Take what was imported out of what the garbage collector looks through, which takes half a second each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow = tuple(f"{HERE / name}{os.sep}" for name in SLOW)
     for item in items:
-        if item.path.is_relative_to(HERE) and item.path.relative_to(HERE).parts[0] in SLOW:
+        if str(item.path).startswith(slow):
             item.add_marker(pytest.mark.slow)
+    mark_rest(items, config.option.markexpr)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"the same tests of each sample again: {SEED}={os.environ[SEED]}")
 
 
 @pytest.fixture(autouse=True)

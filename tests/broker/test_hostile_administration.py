@@ -193,6 +193,7 @@ GONE: dict[str, tuple[Callable[[Administrator], None], str, str]] = {
 """What becomes of a topic -> how, who reads it, and what ends the reader."""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", GONE)
 def test_a_topic_that_is_gone_ends_its_readers_with_its_name(
     run: DrivenRun, administrator: Administrator, what: str
@@ -220,6 +221,7 @@ GROUPS: dict[str, Callable[[Administrator], None]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("what", GROUPS)
 def test_groups_that_somebody_resets_or_deletes_lose_and_repeat_nothing(
     run: DrivenRun, administrator: Administrator, what: str, caplog: pytest.LogCaptureFixture
@@ -252,6 +254,7 @@ THROTTLES = {"producer_byte_rate": ("feeder", 20.0), "consumer_byte_rate": ("exp
 """Quota -> whose client it is for, and how little."""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.heavy("a broker that lets its clients wait")
 @pytest.mark.parametrize("quota", THROTTLES)
 def test_brokers_that_throttle_are_named(

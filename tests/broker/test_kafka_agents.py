@@ -39,6 +39,7 @@ PLAYS: list[tuple[Kill, Sequence[str]]] = [
 """Explorers die at every call, at one of its points in each round; with nothing told it is hosts that die."""
 
 
+@pytest.mark.sampled(5, "kills")
 @pytest.mark.heavy("an explorer that starts five times, and sessions that run out")
 @pytest.mark.law("lost", "twice")
 def test_explorers_or_hosts_die_at_every_call(play: Play) -> None:

@@ -323,6 +323,7 @@ def test_pages_and_votes_of_the_studio(place: Workplace, make: Make) -> None:
     watched.stop()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.heavy("two whole runs on a real broker, whose transactions wait for one another")
 @pytest.mark.law("bounded", "conservation")
 @pytest.mark.parametrize("number", [0, *(pytest.param(one, marks=pytest.mark.long) for one in (1, 2)), 3], ids=COLUMNS)

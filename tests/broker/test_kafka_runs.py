@@ -46,6 +46,7 @@ def owned(worker: Process) -> list[int]:
     return [int(count) for count in re.findall(r"owns (\d+) partitions", worker.err)]
 
 
+@pytest.mark.sampled(1, "brokers")
 @pytest.mark.heavy("ten processes, three of which are killed or stopped")
 def test_workers_on_another_host_are_killed_and_stopped_and_anybody_can_read_the_topics(
     place: Workplace, elsewhere: Workplace, servers: str, run_id: Callable[[], str], monkeypatch: pytest.MonkeyPatch
@@ -138,6 +139,7 @@ def check_with_kcat(servers: str, name: str, num_rollouts: int) -> None:
     assert min(seen[topic] for topic in ("tasks", "verified", "batches", "outcomes", "weights", "steps", "control")) > 0
 
 
+@pytest.mark.sampled(1, "brokers")
 @pytest.mark.heavy("a run whose processes start twice, on a broker that does so, too")
 def test_a_broker_that_is_gone_stops_nobody_and_what_dies_with_it_is_resumed(
     place: Workplace, own_broker: OwnBroker, run_id: Callable[[], str]

@@ -55,6 +55,7 @@ def run(image: Image, command: str, mounts: Mapping[str, Path], code: int = 0) -
     return done.stdout + done.stderr
 
 
+@pytest.mark.sampled(2, "installed")
 @pytest.mark.slow
 def test_the_small_image_does_the_work_of_roles(tmp_path: Path) -> None:
     """As a user without rights, and without PyTorch; with `fake` parts it can be every role of a run."""

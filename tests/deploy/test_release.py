@@ -87,6 +87,7 @@ def _not_yet_known_to_git() -> set[str]:
     return set(subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"))
 
 
+@pytest.mark.sampled(2, "installed")
 @pytest.mark.heavy("it installs PyTorch into an empty environment")
 @pytest.mark.slow
 def test_the_wheel_works_in_an_empty_environment(built: Path, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_it_is_kept_without_outputs() -> None:
     assert not [cell for cell in code if cell["outputs"] or cell["execution_count"] is not None]
 
 
+@pytest.mark.sampled(2, "installed")
 @pytest.mark.heavy("a kernel of its own trains a real model")
 @pytest.mark.process
 @pytest.mark.slow

@@ -30,6 +30,7 @@ def test_what_can_be_run_is_marked() -> None:
     assert_all_are_marked(PAGE)
 
 
+@pytest.mark.sampled(1, "tutorial")
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.heavy("every command of the page runs, with processes of their own")
@@ -37,6 +38,7 @@ def test_on_this_machine(place: Workplace) -> None:
     follow("local", place)
 
 
+@pytest.mark.sampled(1, "tutorial")
 @pytest.mark.broker
 def test_on_kafka(place: Workplace, servers: str, run_id: Callable[[], str]) -> None:  # noqa: F811
     name = run_id()

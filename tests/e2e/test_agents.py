@@ -216,6 +216,7 @@ def test_agents_find_the_explorer_that_has_rollouts(place: Workplace, monkeypatc
     place.assert_nobody_left()
 
 
+@pytest.mark.sampled(5, "kills")
 @pytest.mark.law("lost", "twice")
 @pytest.mark.timeout(600)
 def test_an_explorer_is_killed_under_its_agents(place: Workplace) -> None:

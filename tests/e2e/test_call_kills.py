@@ -23,14 +23,17 @@ def told() -> Sequence[str]:
     return told
 
 
+@pytest.mark.sampled(5, "kills")
 def test_an_explorer_dies_at_every_call_of_agents_elsewhere(place: Workplace, told: Sequence[str]) -> None:
     kill_under_agents(place, "tiny", told, TRANSPORT)
 
 
+@pytest.mark.sampled(5, "kills")
 def test_an_explorer_dies_at_every_call_of_its_own_agents(place: Workplace, told: Sequence[str]) -> None:
     kill_under_hosted(place, "tiny", told, TRANSPORT)
 
 
+@pytest.mark.sampled(5, "kills")
 def test_hosts_die_at_every_call(place: Workplace) -> None:
     kill_under_hosted(place, "tiny", (), TRANSPORT)
 

@@ -103,6 +103,7 @@ def ask(call: dict[str, Any], path: str, body: dict[str, Any]) -> str:
         return text
 
 
+@pytest.mark.sampled(5, "kills")
 @pytest.mark.law("lost", "twice")
 def test_an_explorer_is_killed_under_the_agents_that_it_called(place: Workplace) -> None:
     """All agents wait behind their first model call when their explorer dies. The next one calls them again."""

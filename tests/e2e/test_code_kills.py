@@ -104,6 +104,7 @@ def mounts(place: Workplace) -> set[str]:
     return {line for line in lines if str(place.folder) in line or others not in line}
 
 
+@pytest.mark.sampled(5, "kills")
 def test_verifiers_are_killed_at_any_moment_and_nothing_of_them_is_left(place: Workplace) -> None:
     write_problems(place)
     place.write("tiny.toml", CODE)
@@ -167,6 +168,7 @@ def ask_for(url: str, results: list[ProgramResult], source: str = SLEEPER, expec
         results.append(run_program(source, expected=expected, backend=backend))
 
 
+@pytest.mark.sampled(5, "kills")
 def test_a_server_is_killed_and_nothing_of_it_is_left(place: Workplace) -> None:
     for late_s in (0.0, random.uniform(0.0, 0.5)):
         server, url = start_server(place)

@@ -41,6 +41,7 @@ def check(view: RunView, steps: int) -> None:
     assert evaluated == {*range(0, steps + 1, 4), steps}
 
 
+@pytest.mark.sampled(5, "kills")
 @pytest.mark.law("lost", "never-waits")
 def test_whoever_is_killed_nobody_waits_for_ever(place: Workplace) -> None:
     """Each of them once, in an order that is another one each time."""

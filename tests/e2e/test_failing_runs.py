@@ -77,6 +77,7 @@ ERRORS = {
 """Environment -> what it fails with, and the line of it."""
 
 
+@pytest.mark.sampled(1, "failing")
 def test_environments_that_always_fail(place: Workplace) -> None:
     """One answers at once, and one is awaited."""
     place.write("mine.py", ENVIRONMENT)
@@ -107,6 +108,7 @@ def test_environments_that_always_fail(place: Workplace) -> None:
     assert place.view("runs/tiny").assert_nothing_lost().version == 6
 
 
+@pytest.mark.sampled(1, "failing")
 def test_a_reward_that_always_hangs(place: Workplace) -> None:
     place.write("mine.py", HANGS)
     many = "feeder.groups_per_batch=16"  # for each round of what waits together one process is lost

@@ -143,6 +143,7 @@ def test_how_agents_end(place: Workplace) -> None:
     assert_nobody_left(place, log)
 
 
+@pytest.mark.sampled(5, "kills")
 @pytest.mark.law("lost", "twice")
 @pytest.mark.parametrize("on_restart", ["replay", "anew"])
 def test_host_and_explorer_are_killed_in_the_middle(place: Workplace, on_restart: str) -> None:

@@ -44,6 +44,7 @@ def start(place: Workplace, name: str) -> Process:
     return place.start(place.folder / f"{name}.py", command=[sys.executable])
 
 
+@pytest.mark.sampled(5, "kills")
 @pytest.mark.heavy("eight kills, each of a process that loads what a sampler or trainer needs")
 def test_joined_loops_are_killed_in_the_middle(place: Workplace) -> None:
     place.write("tiny.toml", SLOW)

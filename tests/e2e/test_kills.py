@@ -86,6 +86,7 @@ def check_the_laws(view: RunView, steps: int) -> None:
     assert order == list(range(len(order)))
 
 
+@pytest.mark.sampled(2, "roles-killed")
 def test_workers_by_hand_are_killed_and_stopped_and_single_roles_are_restarted(place: Workplace) -> None:
     run, view = start_run(place, "explorer.count=0", "verifier.count=0")
     hands = {
@@ -127,6 +128,7 @@ def test_workers_by_hand_are_killed_and_stopped_and_single_roles_are_restarted(p
     place.assert_nobody_left()
 
 
+@pytest.mark.sampled(2, "roles-killed")
 def test_everything_is_killed_and_then_the_supervisor_and_its_workers_end_with_it(place: Workplace) -> None:
     run, view = start_run(place)
     for version in (2, 4):
@@ -161,6 +163,7 @@ def test_everything_is_killed_and_then_the_supervisor_and_its_workers_end_with_i
     place.assert_nobody_left()
 
 
+@pytest.mark.sampled(2, "roles-killed")
 @pytest.mark.law("fencing")
 def test_other_trainers_take_over_and_the_first_comes_back_when_they_die(place: Workplace) -> None:
     """The first one lives when the second one comes; it stands still when the third one comes, and is fenced."""

@@ -58,6 +58,7 @@ def health(url: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.sampled(5, "kills")
 @pytest.mark.law("lost", "twice")
 @pytest.mark.slow
 def test_the_process_is_killed_and_ended(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return f"s3://{BUCKET}/late/{{run}}"
 
 
+@pytest.mark.sampled(1)
 def test_a_late_follower_has_the_weights_without_a_trainer(place: Workplace, store: str) -> None:
     done = place.call("run", "tiny.toml", *sets(
         f"run.steps={VERSION}", "model.dtype=bfloat16",

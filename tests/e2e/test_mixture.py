@@ -51,6 +51,7 @@ def share(completion):
 """
 
 
+@pytest.mark.sampled(5, "kills")
 def test_killed_again_and_again_it_trains_on_the_experts_that_were_taken(place: Workplace) -> None:
     place.write("mixture.toml", RUN)
     place.write("digits.py", DIGITS)

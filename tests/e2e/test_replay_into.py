@@ -67,6 +67,7 @@ def test_a_real_model_gets_the_same_weights_again_and_others_under_other_setting
     place.assert_nobody_left()
 
 
+@pytest.mark.sampled(5, "kills")
 @pytest.mark.law("lost", "twice")
 def test_killed_in_the_middle_it_goes_on_and_is_a_run_like_any_other(place: Workplace) -> None:
     place.write("turns.toml", WITHOUT_A_MODEL + EVALUATION)

@@ -61,6 +61,7 @@ def output(place: Workplace, job: str) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
+@pytest.mark.sampled(2, "slurm")
 @pytest.mark.law("lost")
 def test_a_job_goes_on_with_the_run_when_its_time_was_up(place: Workplace, cluster: SlurmCluster) -> None:
     """A trainer that dies and an explorer that leaves are started again meanwhile. Each attempt has its own logs."""
@@ -102,6 +103,7 @@ def test_a_job_goes_on_with_the_run_when_its_time_was_up(place: Workplace, clust
     assert not (place.folder / "runs" / "tiny-2").exists(), "a node that fails at the end begins no other run"
 
 
+@pytest.mark.sampled(2, "slurm")
 @pytest.mark.law("lost")
 def test_a_job_that_is_cancelled_stays_cancelled(place: Workplace, cluster: SlurmCluster) -> None:
     place.write("tiny.toml", LONG)
@@ -116,6 +118,7 @@ def test_a_job_that_is_cancelled_stays_cancelled(place: Workplace, cluster: Slur
     assert view.assert_nothing_lost().version >= 2
 
 
+@pytest.mark.sampled(2, "slurm")
 def test_what_another_try_cannot_mend_ends_the_job(place: Workplace, cluster: SlurmCluster) -> None:
     place.write("tiny.toml", LONG)
     call = f'#!/usr/bin/env bash\n[[ "$*" != *verifier* ]] || exit 2\nexec {sys.executable} -m rftstream "$@"\n'
@@ -134,6 +137,7 @@ def test_what_another_try_cannot_mend_ends_the_job(place: Workplace, cluster: Sl
     assert "trainer.lrr" in output(place, again)
 
 
+@pytest.mark.sampled(2, "slurm")
 def test_workers_start_on_their_nodes_all_at_once(place: Workplace, cluster: SlurmCluster) -> None:
     """Also where nodes have no more than one of them needs."""
     kafka = '[transport]\nkind = "kafka"\nservers = "localhost:1"\n'
@@ -151,6 +155,7 @@ def test_workers_start_on_their_nodes_all_at_once(place: Workplace, cluster: Slu
     assert nodes == {step.name: f"n{step.node + 1}" for step in planned}
 
 
+@pytest.mark.sampled(2, "slurm")
 def test_a_script_that_was_printed_can_be_submitted(place: Workplace, cluster: SlurmCluster) -> None:
     options = ("--sbatch=--partition=all", "--before", "echo loaded")
     done = place.look("launch", "slurm", "tiny.toml", "--dry-run", *options)

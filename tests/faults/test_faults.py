@@ -66,6 +66,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     gc.collect()  # here, and not in a test of others
 
 
+@pytest.mark.sampled(1, "brokers")
 @pytest.mark.law("lost", "twice", "conservation")
 @pytest.mark.broker
 @pytest.mark.heavy("three brokers, one of which is killed, and a run on them")

@@ -13,6 +13,7 @@ def name_of(row: dict[str, Any]) -> str:
     return "-".join([row["algorithm"], *(f"{key}={value}" for key, value in row["settings"].items())])
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("row", RECORDED, ids=name_of)
 def test_curve(row: dict[str, Any]) -> None:

@@ -41,6 +41,7 @@ def run(spec, policy):
     return batches, steps
 
 
+@pytest.mark.sampled(2, "curve")
 def test_reward_rises_as_it_did(run):
     _, steps = run
     rewards = np.asarray([step.reward for step in steps])
@@ -52,6 +53,7 @@ def test_reward_rises_as_it_did(run):
     assert all(np.isfinite(step.metrics["grad_norm"]) for step in steps)
 
 
+@pytest.mark.sampled(2, "curve")
 def test_topr_learns_from_what_was_recorded_where_ratios_do_not(run, spec, policy, tmp_path):
     batches, _ = run
     other, rewards = tiny.make(tmp_path, width=64, seed=3), {}

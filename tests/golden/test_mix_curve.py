@@ -66,6 +66,7 @@ def rollouts(policy, renderer, version):
     ]  # fmt: skip
 
 
+@pytest.mark.sampled(2, "curve")
 @pytest.mark.slow
 def test_mix_learns_where_grpo_alone_finds_nothing(tmp_path):
     spec = tiny.make(tmp_path, width=64, seed=1, characters="0123456789+=<>")

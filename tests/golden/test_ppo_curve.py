@@ -18,6 +18,7 @@ REWARDS = {10: 0.01, 30: 0.10, 50: 0.41, 70: 0.76}
 """Step -> mean reward of the ten steps up to it."""
 
 
+@pytest.mark.sampled(2, "curve")
 @pytest.mark.slow
 def test_reward_rises_as_it_did(tmp_path):
     spec = tiny.make(tmp_path, width=64, seed=2)

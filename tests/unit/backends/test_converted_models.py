@@ -42,6 +42,7 @@ def test_adapters_of_a_mixture_are_merged_under_its_names(tmp_path):
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_next"])
 @pytest.mark.parametrize("config", [{"stage": 1}, {"stage": 3, "processes": 2}])
 def test_ranks_publish_what_one_process_publishes(family, config, kept, open_alone, monkeypatch, tmp_path):

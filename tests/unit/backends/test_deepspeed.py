@@ -134,6 +134,7 @@ def unchanged(found, before):
 # --------------------------------------------------------------------------------------------- one process
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("config", [
     {"stage": 0},
     {"stage": 1, "offload_optimizer": True},
@@ -170,6 +171,7 @@ def test_a_huge_loss_skips_though_its_gradient_is_a_number(opened, tmp_path):
 # --------------------------------------------------------------------------------------------- two processes
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_two_processes_give_what_one_gives(opened, expected, stage, tmp_path):
     backend = opened(processes=2, stage=stage)
@@ -272,6 +274,7 @@ def exported(backend, folder):
     return files_of(folder)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("config", [
     {"stage": 0},
     {"stage": 1, "offload_optimizer": True},
@@ -337,6 +340,7 @@ def test_a_checkpoint_of_a_whole_model_is_not_one_of_its_adapters(adapted, opene
 # --------------------------------------------------------------------------------------------- a renewed reference
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "config"), [
     ("whole", {"stage": 0}), ("whole", {"stage": 1, "offload_optimizer": True}), ("adapters", {"stage": 3}),
     ("whole", {"stage": 3, "processes": 2}), ("adapters", {"stage": 2, "processes": 2}),

@@ -118,6 +118,7 @@ def unchanged(found, before):
     return all(np.array_equal(found[file][name], array) for file in FILES for name, array in before[file].items())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("stage", "processes"), EVERY)
 def test_it_learns_what_that_of_the_torch_backend_learns(opened, expected, stage, processes, tmp_path):
     """And says the same; in a warm-up alone; and goes on from the files of the torch backend."""

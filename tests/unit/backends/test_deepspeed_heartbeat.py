@@ -109,6 +109,7 @@ def launched():
         process.communicate()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("signum", "victim"), [
     (signal.SIGSTOP, 0), (signal.SIGSTOP, 1), pytest.param(signal.SIGKILL, 1, marks=pytest.mark.long),

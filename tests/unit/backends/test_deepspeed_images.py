@@ -105,6 +105,7 @@ def opened_twice(kept, monkeypatch):
         backend.close()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("adapters", "config"), [
     (False, {"stage": 0}),

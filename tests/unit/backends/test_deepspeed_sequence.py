@@ -88,6 +88,7 @@ def expected(spec, tmp_path_factory):
     return train(backend), saved(backend, tmp_path_factory.mktemp("expected") / "files")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [
     {"stage": 0, "packing": False},

@@ -106,6 +106,7 @@ def own_experts(spec, token_ids):
     return experts().numpy()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [*GATES, "qwen3_next", "jamba"])
 @pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
@@ -172,6 +173,7 @@ def forced_by_hand(model, family, row):
         handle.remove()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", GATES)
 def test_gradients_are_those_of_routers_that_are_forced_by_hand(tmp_path, family):
@@ -203,6 +205,7 @@ def test_gradients_are_those_of_routers_that_are_forced_by_hand(tmp_path, family
                 torch.testing.assert_close(one.grad, expected[name], atol=2e-5, rtol=1e-3, msg=lambda m, n=name: n + m)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [
     {"stage": 1},
@@ -268,6 +271,7 @@ def mismatch(rows, found):
     return float(np.mean(np.expm1(log_rho) - log_rho))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("family", GATES)
 def test_with_replay_a_sampler_that_rounds_is_ten_times_nearer(tmp_path, family):

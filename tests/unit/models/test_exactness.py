@@ -38,6 +38,7 @@ from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.stores.store import ObjectStore
 from tests.families import CONFIGS, OWN_ATTENTION, PACKED, REFUSED, SLOWER, STATES, UNMADE, WITHOUT_CACHE
+from tests.suite.sampling import cases
 from tests.unit import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # of gpt_bigcode
@@ -53,7 +54,7 @@ QUICK = (
     *("llama", "bloom", "gpt_oss", "gemma2", "llama4_text", "mamba", "bert"),
     *("qwen3_moe", "deepseek_v3", "lfm2", "phimoe", "seed_oss"),
 )
-"""Families that `make test-fast` has, too: one for each way to fail."""
+"""Families that every run has: one for each way to fail."""
 
 
 def made(family, folder):
@@ -202,13 +203,7 @@ def sampled_error(policy, model):
     return max(errors)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(family, marks=() if family in QUICK else pytest.mark.slow)
-        for family in sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - UNMADE)
-    ],
-)
+@pytest.mark.parametrize("family", cases(sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - UNMADE), kept=QUICK, num=8))
 def test_a_model_is_computed_as_it_is_or_refused(family, tmp_path):
     """What eager attention gives of one row at a time is what trainer and sampler give, logprobs and gradients. What
     they publish, follow and export is a checkpoint of the family."""

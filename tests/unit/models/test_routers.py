@@ -55,6 +55,7 @@ def true_balance(model):
     return family.load_balancing_loss_func(output.router_logits, experts, config.num_experts_per_tok, counts_BT)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "family",
     [

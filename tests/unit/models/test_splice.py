@@ -40,6 +40,7 @@ def played(name: str, renderer: HfRenderer, seeds: range) -> Counter[str]:
     return total
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STYLES)
 def test_random_histories(renderers: dict[str, HfRenderer], name: str) -> None:
@@ -47,6 +48,7 @@ def test_random_histories(renderers: dict[str, HfRenderer], name: str) -> None:
     assert (found["goes on"] == 0) == (name in BREAKING), found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STYLES)
 def test_many_histories_with_the_tokenizer_of_a_real_model(name: str, tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ from transformers import DynamicCache
 from rftstream.policies.hf.family_cache import name_of_cache
 from rftstream.weights.tensors import raw
 from tests.families import STATES
+from tests.suite.sampling import cases
 from tests.unit import tiny
 from tests.unit.models import test_exactness
 from tests.unit.models.test_exactness import rows, true_logprobs
 
-QUICK = ("lfm2", "mamba", "qwen3_next")
-"""Families that `make test-fast` has, too: a short convolution, a state alone, and a gated delta net."""
+QUICK = ("lfm2", "mamba", "qwen3_next", "gpt_oss")
+"""Families that every run has: a short convolution, a state alone, a gated delta net, and attention with sinks."""
 NEAR = {"atol": 1e-3, "rtol": 1e-3}
 """Largest difference of logprobs in float32. Nemotron-H's with transformers' own cache is 2e-3, others' is 1e-6."""
 ATTENTION = {"bamba": {"attn_layer_indices": [1, 3]}, "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16}}
@@ -30,7 +31,7 @@ ATTENTION = {"bamba": {"attn_layer_indices": [1, 3]}, "granitemoehybrid": {"laye
 CACHED = sorted({*STATES, "gemma2", "gpt_oss"})
 
 
-@pytest.fixture(params=[pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in CACHED])
+@pytest.fixture(params=cases(CACHED, kept=QUICK, num=3))
 def case(request, tmp_path, monkeypatch):
     """A model with two versions of its weights, their tensors, and the spec."""
     family = request.param

@@ -77,6 +77,7 @@ def num_texts(updater: CatalogUpdater) -> int:
         return int(catalog.rows("SELECT count(*) FROM texts")[0][0])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.slow
 @pytest.mark.law("conservation")
 @pytest.mark.parametrize("seed", range(4))

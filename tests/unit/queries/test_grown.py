@@ -75,6 +75,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> SyntheticLog:
     return SyntheticLog(MemoryLog(lambda: 0.0, marks=True).connect("test"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("look", LOOKS)
 def test_a_look_reads_no_more_of_a_longer_log(
@@ -178,6 +179,7 @@ def test_old_summaries_are_found_in_a_few_reads(log: SyntheticLog, monkeypatch: 
         assert read["summaries"] < len(told) / 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_page_of_problems_looks_at_no_more_rows_of_more(order: str, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def verdict(run: Callable[..., ProgramResult], *arguments: Any, **settings: Any)
     return result
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_fails(backend: LocalBackend, name: str) -> None:
@@ -69,6 +70,7 @@ def test_an_honest_program_passes(backend: LocalBackend, name: str) -> None:
     assert result.passed, result
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE_FUNCTIONS)
 def test_no_function_fakes_its_value(backend: LocalBackend, name: str) -> None:

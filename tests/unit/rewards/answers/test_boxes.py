@@ -14,6 +14,7 @@ def test_the_last_of_many_boxes_is_the_answer() -> None:
     assert [answer.text for answer in find_answers(boxes)] == ["19999"]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("piece", "last"),
