@@ -16,7 +16,7 @@ QUICK_TESTS = $(BIN)/python -m pytest -q -m "not slow and not broker" \
   tests/docs tests/unit/test_layers.py tests/unit/test_docstrings.py
 
 .NOTPARALLEL:  # two targets would make .venv at once
-.PHONY: help setup demo kafka kafka-stop test test-fast test-long test-vllm histories simulate fmt generated lint types check ready docs bench curves faults hosts soak constraints clean
+.PHONY: help setup demo kafka kafka-stop test test-fast slurm test-long test-vllm histories simulate fmt generated lint types check ready docs bench curves faults hosts soak constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ kafka-stop:  ## ends it; its data stays in .cache/kafka/local
 
 test: .venv/.developer lint types  ## set up, check everything, run all tests, on a real Kafka, too (ARGS="-k word" picks, LOAD=4 busy processes beside, ORDER=random)
 	$(SUITE) -m "not gpu and not long and not vllm" $(ARGS)
+
+slurm: .venv/.developer  ## the written batch script on a real SLURM of two nodes (make test draws two of these)
+	$(BIN)/python -m pytest -v --durations=0 tests/e2e/test_slurm.py $(ARGS)
 
 test-long: .venv/.developer  ## tests left out of make test: every mutant, and what takes many minutes
 	$(BIN)/python -m pytest -m long $(ARGS)

@@ -17,8 +17,8 @@ from typing import Any
 from tests.loopback import free_ports
 
 PATIENCE_S = 240.0
-CPUS = 8
-"""That each node says it has: SLURM does not look whether they are there."""
+CPUS, GPUS = 8, 3
+"""That each node says it has. SLURM looks only whether a GPU is a device."""
 
 CONFIG = """\
 ClusterName=here
@@ -48,9 +48,14 @@ SlurmctldTimeout=300
 SlurmdTimeout=300
 MessageTimeout=100
 DefMemPerCPU=100
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} RealMemory=24000 State=UNKNOWN
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} RealMemory=24000 State=UNKNOWN
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+GresTypes=gpu
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+NodeName=DEFAULT CPUs={cpus} RealMemory=24000 Gres=gpu:{gpus} State=UNKNOWN
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}
+PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE PriorityTier=1 State=UP
+PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE PriorityTier=2 State=UP
 """
 
 
@@ -100,6 +105,11 @@ class SlurmCluster:
             time.sleep(0.1)
         return found
 
+    def start_soon(self, job: str) -> None:
+        """Let a job that was put back start: SLURM would wait two minutes. A node refuses a start in the second in
+        which it revoked the job's credential."""
+        self.call("scontrol", "update", f"JobId={job}", "StartTime=now+3")
+
     def logs(self) -> str:
         """Return the ends of the daemons' logs."""
         return "\n".join(f"{path.name}: {path.read_text()[-2000:]}" for path in sorted(self.folder.glob("*.log")))
@@ -119,8 +129,11 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
         cluster = SlurmCluster(folder)
         config = CONFIG.format(
             host=socket.gethostname().partition(".")[0], folder=folder, user=getpass.getuser(),
-            ports=free_ports(3), cpus=CPUS,
+            ports=free_ports(3), cpus=CPUS, gpus=GPUS,
         )  # fmt: skip
+        for number in range(GPUS):
+            (folder / f"gpu{number}").symlink_to("/dev/null")
+        (folder / "gres.conf").write_text(f"NodeName=n[1-2] Name=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
         (folder / "slurm.conf").write_text(config)
         munge = ("munged", "--foreground", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.socket",
                  f"--pid-file={folder}/munge.pid", f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed",
@@ -153,8 +166,10 @@ def daemon(command: Sequence[str], env: Mapping[str, str]) -> Iterator[None]:
 def _wait_until_idle(cluster: SlurmCluster) -> None:
     until = time.monotonic() + PATIENCE_S
     while True:
-        said = subprocess.run(("sinfo", "--noheader", "--Node", "--format=%T"), capture_output=True, text=True,
-                              env={**os.environ, **cluster.environment}, check=False)  # fmt: skip
+        look = ("sinfo", "--noheader", "--partition=all", "--Node", "--format=%T")
+        said = subprocess.run(
+            look, capture_output=True, text=True, env={**os.environ, **cluster.environment}, check=False
+        )
         if said.stdout.split() == ["idle", "idle"]:
             return
         assert time.monotonic() < until, said.stdout + said.stderr + cluster.logs()

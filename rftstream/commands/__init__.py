@@ -55,6 +55,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "On several machines": {
         "worker": "rftstream.commands.run:worker",
+        "workers": "rftstream.commands.run:workers",
         "launch": "rftstream.commands.launch:launch",
         "scale-plan": "rftstream.commands.exporter:scale_plan",
         "exporter": "rftstream.commands.exporter:exporter",

@@ -1,27 +1,31 @@
-"""The commands `launch` start a run on the machines of a cluster's scheduler."""
+"""The commands `launch` start a run on several machines: by a cluster's scheduler, by ssh, or by systemd."""
 
 from __future__ import annotations
 
+import json
+import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
 
-from rftstream.commands.options import command, files_argument, group, load_run_file, run_files, set_option
-from rftstream.commands.param_types import AnyPath
+from rftstream.commands.options import command, files_argument, group, json_option, load_run_file, run_files, set_option
+from rftstream.commands.param_types import AnyPath, RunFile
 from rftstream.errors import ConfigError, RftError
 
 
 @group("rftstream launch slurm run.toml --dry-run")
 def launch() -> None:
-    """Start a run on a cluster, by its scheduler."""
+    """Start a run on a cluster by its scheduler, or on plain machines."""
 
 
 @command(
     "rftstream launch slurm run.toml --dry-run",
     "rftstream launch slurm run.toml --nodes 4 --explorers 12 --time 2-00:00:00 --sbatch=--partition=gpu",
+    "rftstream launch slurm base.toml --each seed-1.toml --each seed-2.toml",
     "rftstream launch slurm run.toml --before 'module load cuda' --command /shared/venv/bin/rftstream",
     group=launch,
 )
@@ -29,6 +33,13 @@ def launch() -> None:
 @set_option
 @click.option(
     "--dry-run", is_flag=True, help="Print the batch script, make the folder of its logs, and submit nothing."
+)
+@click.option(
+    "--each",
+    type=RunFile(),
+    multiple=True,
+    metavar="FILE",
+    help="A run of a job array, of FILE and this; several times.",
 )
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="More than one needs Kafka.")
 @click.option("--explorers", type=click.IntRange(0), help="How many.  [default: explorer.count]")
@@ -44,6 +55,7 @@ def slurm(
     files: tuple[Path, ...],
     sets: tuple[str, ...],
     dry_run: bool,
+    each: tuple[Path, ...],
     nodes: int,
     explorers: int | None,
     verifiers: int | None,
@@ -60,17 +72,17 @@ def slurm(
     continues from its log. Each attempt has its own log files. All nodes must see the run file and rftstream under the
     same paths.
     """
-    from rftstream.integrations.slurm import SHARING, JobSettings, job_script
+    from rftstream.integrations.slurm import SHARING, JobRun, JobSettings, job_script
 
     files = run_files(files)
-    config = load_run_file(files, sets)
+    runs = [JobRun(config=load_run_file(own, sets), files=own) for own in [(*files, one) for one in each] or [files]]
+    config = runs[0].config
     folder = (logs or Path(config.base) / config.run.folder / "slurm" / config.run.name).resolve()
     counts = tuple(
         (role, count) for role, count in zip(SHARING, (explorers, verifiers), strict=True) if count is not None
     )
     script = job_script(
-        config,
-        files,
+        runs,
         folder,
         JobSettings(
             nodes=nodes,
@@ -81,6 +93,7 @@ def slurm(
             command=(command,) if command else (sys.executable, "-m", "rftstream"),
         ),
         sets=sets,
+        is_array=bool(each),
     )
     folder.mkdir(parents=True, exist_ok=True)  # SLURM writes no log if the folder is missing
     if dry_run:
@@ -96,3 +109,115 @@ def slurm(
     if done.returncode:
         raise RftError(f"launch slurm: sbatch refused {path}: {done.stderr.strip() or done.stdout.strip()}")
     click.echo(f"{done.stdout.strip()}; its logs are in {folder}")
+
+
+@command(
+    "rftstream launch ssh run.toml --hosts hosts.txt",
+    "rftstream launch ssh run.toml --hosts hosts.txt --status",
+    "rftstream launch ssh run.toml --hosts hosts.txt --logs --follow",
+    "rftstream launch ssh run.toml --hosts hosts.txt --stop",
+    group=launch,
+)
+@files_argument
+@click.option("--hosts", "hosts_file", required=True, type=AnyPath(dir_okay=False), help="Lines `HOST [ROLE[=N]]...`.")
+@click.option("--start", "action", flag_value="start", default=True, help="Start what does not run.  [default]")
+@click.option("--status", "action", flag_value="status", help="Show the run, and each host's workers.")
+@click.option("--logs", "action", flag_value="logs", help="Show the newest lines of all hosts' logs.")
+@click.option("--stop", "action", flag_value="stop", help="Tell all workers to leave; the run goes on when started.")
+@click.option("--follow", is_flag=True, help="With --logs: go on with what comes, until ctrl-C.")
+@json_option
+@click.option("--folder", metavar="PATH", help="Folder of the run files on the hosts.  [default: as here]")
+@click.option("--command", metavar="PATH", help="rftstream on the hosts.  [default: as here]")
+@click.option("--before", multiple=True, metavar="LINE", help="A line of shell before all else; several times.")
+@click.option("--ssh", "options", multiple=True, metavar="OPTION", help="A further option of ssh; several times.")
+def ssh(
+    files: tuple[Path, ...],
+    hosts_file: Path,
+    action: str,
+    follow: bool,
+    as_json: bool,
+    folder: str | None,
+    command: str | None,
+    before: tuple[str, ...],
+    options: tuple[str, ...],
+) -> None:
+    """Start a run on machines that ssh reaches, look at it, and stop it.
+
+    Each host has the run files and rftstream, under the same paths, and starts again what dies. Roles that no line of
+    the hosts file names are dealt to the hosts without roles. Users, keys and ports are those of ssh's own config.
+    """
+    from rftstream.integrations.ssh_fleet import Fleet, fleet_text, read_hosts
+
+    files = run_files(files)
+    config = load_run_file(files)
+    base = folder or str(Path(config.base).resolve())
+    fleet = Fleet(
+        hosts=read_hosts(hosts_file, config),
+        folder=base,
+        files=[file.name if folder else str(file.resolve()) for file in files],
+        state=Path(base) / config.run.folder / "ssh" / config.run.name,
+        command=shlex.split(command) if command else (sys.executable, "-m", "rftstream"),
+        before=before,
+        options=options,
+    )
+    if action == "status":
+        status = fleet.status()
+        click.echo(json.dumps(status) if as_json else fleet_text(status, time.time()))
+        sys.exit(1 if any(host["trouble"] for host in status["hosts"]) else 0)
+    if action == "logs":
+        fleet.logs(["--follow"] if follow else [], click.echo)
+    elif action == "stop":
+        fleet.stop(click.echo)
+    else:
+        fleet.start(click.echo)
+
+
+@command(
+    "rftstream launch systemd run.toml --role feeder --role buffer --role trainer",
+    "rftstream launch systemd run.toml --role explorer --to /etc/systemd/system --user rftstream",
+    group=launch,
+)
+@files_argument
+@click.option("--role", "roles", metavar="ROLE", multiple=True, help="Several times.  [default: all of the run]")
+@click.option("--to", type=AnyPath(file_okay=False), help="Write the units there.  [default: print them]")
+@click.option("--command", metavar="PATH", help="rftstream on the host.  [default: this one]")
+@click.option("--user", metavar="NAME", help="Who runs the workers.  [default: root]")
+@click.option("--environment", type=AnyPath(dir_okay=False), help="A file with variables, such as keys.")
+@click.option("--per-user", is_flag=True, help="For `systemctl --user`.")
+def systemd(
+    files: tuple[Path, ...],
+    roles: tuple[str, ...],
+    to: Path | None,
+    command: str | None,
+    user: str | None,
+    environment: Path | None,
+    per_user: bool,
+) -> None:
+    """Write units of systemd for workers of a run, one for each role.
+
+    The unit of the feeder makes the run. Explorers, verifiers and synthesisers have a template, of which any number of
+    instances is started. systemd starts again what another try can mend.
+    """
+    from rftstream.integrations.systemd import worker_units
+    from rftstream.roles import count_workers, role_specs
+
+    files = run_files(files)
+    config = load_run_file(files)
+    units = worker_units(
+        config,
+        files,
+        list(count_workers(roles, "--role")) or [spec.name for spec in role_specs() if spec.count(config)],
+        shlex.split(command) if command else (sys.executable, "-m", "rftstream"),
+        user=user,
+        environment=environment,
+        per_user=per_user,
+    )
+    if to is None:
+        click.echo("\n".join(f"# {name}\n{text}" for name, text in units.items()), nl=False)
+        return
+    to.mkdir(parents=True, exist_ok=True)
+    for name, text in units.items():
+        (to / name).write_text(text, encoding="utf-8")
+    started = " ".join(name.replace("@.", "@1.") for name in units)
+    which = "systemctl --user" if per_user else "systemctl"
+    click.echo(f"{', '.join(units)} in {to}; then: {which} daemon-reload && {which} enable --now {started}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import command, json_option, run_argument
+from rftstream.commands.options import command, json_option, layers_argument, run_argument
 from rftstream.errors import ConfigError
 
 LOOK_EVERY_S = 0.5
@@ -23,12 +23,21 @@ LOOK_EVERY_S = 0.5
     "rftstream logs examples/runs/arithmetic --follow",
 )
 @run_argument
+@layers_argument
 @click.option("--role", "roles", metavar="ROLE", multiple=True, help="Only processes of this role; `run`: the command.")
 @click.option("--last", type=click.IntRange(1), default=40, show_default=True, help="Number of newest events.")
 @click.option("--troubles", is_flag=True, help="Only warnings and errors.")
 @click.option("--follow", is_flag=True, help="Go on with what comes, until ctrl-C.")
 @json_option
-def logs(run: Path, roles: tuple[str, ...], last: int, troubles: bool, follow: bool, as_json: bool) -> None:
+def logs(
+    run: Path,
+    layers: tuple[Path, ...],
+    roles: tuple[str, ...],
+    last: int,
+    troubles: bool,
+    follow: bool,
+    as_json: bool,
+) -> None:
     """Show the logs of the run's processes on this machine, all roles together, in the order of time.
 
     The files are in RUN/logs, one for each process. A process on another host has its file there.
@@ -36,12 +45,12 @@ def logs(run: Path, roles: tuple[str, ...], last: int, troubles: bool, follow: b
     from rftstream.launch.log_files import TROUBLES, LogEvent, LogFile, in_order
     from rftstream.runs.folder import find_run
 
-    folder = find_run(run)[0].logs
+    folder = find_run(run, layers)[0].logs
     opened: dict[Path, LogFile] = {}
 
     def new_events(newest: int | None = None) -> list[LogEvent]:
         for path in sorted(folder.glob("*.log")):
-            if path not in opened and (not roles or path.stem.rpartition("-")[0] in roles or path.stem in roles):
+            if path not in opened and (not roles or path.stem.partition("-")[0] in roles):
                 opened[path] = LogFile(path, newest)
         return [event for event in in_order(list(opened.values())) if not troubles or event.level in TROUBLES]
 
@@ -53,7 +62,7 @@ def logs(run: Path, roles: tuple[str, ...], last: int, troubles: bool, follow: b
     for event in deque(new_events(None if troubles else last), maxlen=last):
         show(event)
     if not opened:
-        found = ", ".join(sorted({path.stem.rpartition("-")[0] or path.stem for path in folder.glob("*.log")}))
+        found = ", ".join(sorted({path.stem.partition("-")[0] for path in folder.glob("*.log")}))
         asked = f" of {', '.join(roles)}" if roles else ""
         raise ConfigError(f"{folder}: no logs{asked}, expected one of {found or 'a process that ran on this machine'}")
     with suppress(KeyboardInterrupt):

@@ -22,6 +22,7 @@ DEFAULT_FILE = "rftstream.toml"
 
 files_argument = click.argument("files", metavar="[FILE]...", nargs=-1, type=RunFile(), envvar="RFTSTREAM_CONFIG")
 run_argument = click.argument("run", metavar="RUN", type=RunPath())
+layers_argument = click.argument("layers", metavar="[FILE]...", nargs=-1, type=RunFile())
 set_option = click.option(
     "--set",
     "sets",

@@ -154,3 +154,37 @@ def worker(
             parent=parent,
         )
     )
+
+
+@command(
+    "rftstream workers run.toml --role explorer=4 --role verifier=2",
+    "rftstream workers run.toml --role feeder --role buffer --role trainer --name gpu-1",
+)
+@files_argument
+@click.option("--role", "roles", required=True, multiple=True, metavar="ROLE[=NUMBER]", help="Several times.")
+@click.option("--run-dir", type=RunPath(), help="Folder of the run.  [default: FILE's newest run]")
+@click.option("--name", metavar="NAME", help="Part of the workers' names, another one on each host.  [default: HOST]")
+@click.option("--pid-file", type=AnyPath(), hidden=True, help="Removed at the end.")
+@click.option("--wait-s", type=click.FloatRange(min=0), default=120.0, show_default=True, help="As for `worker`.")
+def workers(
+    files: tuple[Path, ...],
+    roles: tuple[str, ...],
+    run_dir: Path | None,
+    name: str | None,
+    pid_file: Path | None,
+    wait_s: float,
+) -> None:
+    """Run several workers of a run on this host, beside those of other hosts.
+
+    Workers that die are started again, as `run` does it, until the run has ended. On SIGTERM or ctrl-C all of them
+    finish their work in progress and exit.
+    """
+    import socket
+
+    from rftstream.launch.sessions.host_workers import run_workers
+    from rftstream.roles import count_workers
+
+    wanted = count_workers(roles, "--role")
+    files = files if run_dir else run_files(files)
+    name = name or socket.gethostname().partition(".")[0]
+    sys.exit(run_workers(files, run_dir, wanted, name=name, say=say, pid_file=pid_file, wait_s=wait_s))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +21,7 @@ from rftstream.commands.options import (
     command,
     files_argument,
     json_option,
+    layers_argument,
     load_run_file,
     no_index_option,
     run_argument,
@@ -68,6 +69,7 @@ def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool, verbose
 
 @command("rftstream status examples/runs/arithmetic", "rftstream status examples/arithmetic.toml --json")
 @run_argument
+@layers_argument
 @json_option
 @click.option(
     "--within-s",
@@ -76,16 +78,16 @@ def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool, verbose
     show_default=True,
     help="Seconds after which a log that has not told everything is given up (exit 3).",
 )
-def status(run: Path, as_json: bool, within_s: float) -> None:
+def status(run: Path, layers: tuple[Path, ...], as_json: bool, within_s: float) -> None:
     """Show where a run stands: state, version, reward, evaluations, what waits where, who works on it.
 
-    RUN is a run folder, or a run file (then its newest run).
+    RUN is a run folder, or a run file (then its newest run). Later FILEs override a run file.
     """
     from rftstream.queries.state.status import read_status
 
     def ask(doing: Callable[[str], None]) -> Status:
         doing("which run it is")
-        with opened_run(run) as opened:
+        with opened_run(run, layers) as opened:
             return read_status(opened, doing=doing)
 
     found = answer_within(within_s, ask)
@@ -280,12 +282,12 @@ def indexed(run: OpenRun, no_index: bool, *, looking: bool = False) -> Iterator[
 
 
 @contextmanager
-def opened_run(run: Path) -> Iterator[OpenRun]:
+def opened_run(run: Path, layers: Sequence[Path] = ()) -> Iterator[OpenRun]:
     """Open the run of a folder or a run file, and close its log at the end."""
     from rftstream.runs.folder import open_run
 
     with at_work("opening the run"):
-        opened = open_run(run)
+        opened = open_run(run, layers)
     try:
         yield opened
     finally:

@@ -8,6 +8,7 @@ jobs.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,14 @@ class JobSettings:
     """Lines of shell that run first, such as those that load modules."""
     command: tuple[str, ...] = ()
     """Command that runs rftstream on the nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRun:
+    """A run of the job. The command makes it from its files."""
+
+    config: RunConfig
+    files: Sequence[Path]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,32 +119,41 @@ def _gpus(config: RunConfig, role: str, device: str) -> int:
 
 
 def job_script(
-    config: RunConfig, files: Sequence[Path], folder: Path, settings: JobSettings, *, sets: Sequence[str] = ()
+    runs: Sequence[JobRun], folder: Path, settings: JobSettings, *, sets: Sequence[str] = (), is_array: bool = False
 ) -> str:
-    """Return the batch script. `folder`: folder for the logs of all attempts. ConfigError if `sets` cannot be kept in a
-    job."""
+    """Return the batch script. `folder`: folder for the logs of all attempts. `is_array`: each run is a task of a job
+    array. ConfigError if `sets` cannot be kept in a job, or if two runs have one name."""
     if sets:
         raise ConfigError(
             f"--set {sets[0]}: a job goes on with the run when it is started anew, expected all settings in the run "
             "file; write them there"
         )
-    steps = plan_steps(config, settings)
-    cpus, gpus = (
-        max(sum(getattr(step, what) for step in steps if step.node == node) for node in range(settings.nodes))
-        for what in ("cpus", "gpus")
-    )
-    nodes = [[step.name for step in steps if step.node == node] for node in range(settings.nodes)]
+    names = [run.config.run.name for run in runs]
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
+        raise ConfigError(
+            f"--each: several runs are named {twice[0]!r}, expected a run.name of its own in each file; write it there"
+        )
+    planned = [(run, plan_steps(run.config, settings)) for run in runs]
+    by_node = [[step for step in steps if step.node == node] for _, steps in planned for node in range(settings.nodes)]
+    cpus, gpus = (max(sum(getattr(step, what) for step in steps) for steps in by_node) for what in ("cpus", "gpus"))
     template = jinja2.Template(HEAD.read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True)
     head: str = template.render(
-        name=config.run.name,
         settings=settings,
         cpus=cpus,
         gpus=gpus,
         warning_s=WARNING_S,
         folder=str(folder),
-        nodes=nodes,
-        files=[str(file.resolve()) for file in files],
-        steps=[_kept(step, settings.nodes) for step in steps],
+        is_array=is_array,
+        nodes=[[step.name for step in steps] for steps in by_node[: settings.nodes]],
+        runs=[
+            {
+                "name": run.config.run.name,
+                "folder": str(folder / run.config.run.name if is_array else folder),
+                "files": [str(file.resolve()) for file in run.files],
+                "steps": [_kept(step, settings.nodes) for step in steps],
+            }
+            for run, steps in planned
+        ],
         quoted=shlex.join,
     )
     return head + BODY.read_text(encoding="utf-8").rstrip() + "\n"

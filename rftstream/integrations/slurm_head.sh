@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-#SBATCH --job-name=rftstream-{{ name }}
+#SBATCH --job-name=rftstream-{{ runs[0].name }}
 #SBATCH --nodes={{ settings.nodes }}
 #SBATCH --ntasks-per-node=1
 {# All nodes alike: tasks of one worker each would fill the first node before the next. #}
@@ -11,7 +11,10 @@
 #SBATCH --signal=B:USR2@{{ warning_s }}
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output={{ folder }}/job-%j.log
+{% if is_array %}
+#SBATCH --array=0-{{ runs|length - 1 }}
+{% endif %}
+#SBATCH --output={{ folder }}/job-{{ '%A_%a' if is_array else '%j' }}.log
 {% for option in settings.more %}
 #SBATCH {{ option }}
 {% endfor %}
@@ -24,14 +27,23 @@
 {{ line }}
 {% endfor %}
 
-files=({{ quoted(files) }})
 rftstream=({{ quoted(settings.command) }})
-folder={{ quoted([folder]) }}
+
+{% for run in runs %}
+{% if is_array %}
+if [ "$SLURM_ARRAY_TASK_ID" = {{ loop.index0 }} ]; then # {{ run.name }}
+{% endif %}
+files=({{ quoted(run.files) }})
+folder={{ quoted([run.folder]) }}
 
 job() {
-{% for step in steps %}
+{% for step in run.steps %}
   {{ quoted(step) }} &
   keepers+=($!)
 {% endfor %}
 }
+{% if is_array %}
+fi
+{% endif %}
 
+{% endfor %}

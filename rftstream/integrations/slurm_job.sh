@@ -2,6 +2,9 @@
 # folder (for logs), and job (the function that calls `keep` for each worker).
 set -uo pipefail
 
+# SLURM takes the plain id of an array's task for the whole array.
+id=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+id=${id:-$SLURM_JOB_ID}
 attempt=${SLURM_RESTART_COUNT:-0}
 logs=$folder/attempt-$attempt
 mkdir -p "$logs"
@@ -32,7 +35,7 @@ wait_for() {
 # step that is not there yet, or of a pause.
 leave() {
   local step steps
-  steps=$(squeue --noheader --jobs="$SLURM_JOB_ID" --steps --format='%i %j' 2>/dev/null)
+  steps=$(squeue --noheader --jobs="$id" --steps --format='%i %j' 2>/dev/null)
   step=$(awk -v name="$1" '$2 == name { print $1 }' <<<"$steps")
   if [ -n "$step" ]; then
     scancel --signal=TERM "$step" 2>/dev/null
@@ -114,7 +117,7 @@ fi
 case $ended in
   time)
     say "the time is up; the job is put back into the queue and goes on from where the log says"
-    scontrol requeue "$SLURM_JOB_ID"
+    scontrol requeue "$id"
     ;;
   cancel)
     say "the job was cancelled; the run goes on when the job is submitted once more"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from rftstream.errors import ConfigError
 from rftstream.http.server import JSON_TYPE, HttpAnswer, HttpConnection, HttpListener, HttpRequest
 from rftstream.loops import LoopThread
+from rftstream.queries.state.workers import FOR_ALL
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -96,7 +97,8 @@ class HealthServer:
             raise ConfigError(f"{option} {port}: {why}; take another port, or 0 for any free one") from None
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(f"{self.port} {socket.gethostname()}\n", encoding="utf-8")
+            who = "" if host else f" {FOR_ALL}"
+            file.write_text(f"{self.port} {socket.gethostname()}{who}\n", encoding="utf-8")
 
     def close(self) -> None:
         """Stop listening, and end the thread."""

@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 
 DEADLINE_S = 30.0
 """Seconds that a worker may take to finish its work in progress."""
+SAME_S = 5.0
+"""Seconds after the first signal in which a SIGTERM counts as the same."""
 WAIT_S = 120.0
 """Seconds that a worker waits for the run to exist."""
 LONGEST_WAIT_S = 0.5
@@ -68,17 +70,20 @@ _LAST_RESORT_S = 10.0
 
 class Stop:
     """The request to leave, by SIGTERM or SIGINT. `run_worker` makes it, which installs the handlers. A second signal
-    ends the process at once."""
+    ends the process at once, but for a SIGTERM right after the first: srun and timeout pass on what their sender told
+    the worker, too."""
 
     def __init__(self) -> None:
         self._requested = False
+        self._first_at = 0.0
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._on_signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self._requested:
+        if not self._requested:
+            self._requested, self._first_at = True, time.monotonic()
+        elif signum != signal.SIGTERM or time.monotonic() - self._first_at > SAME_S:
             os._exit(128 + signum)
-        self._requested = True
 
     def __call__(self) -> bool:
         """Return whether a signal has come."""

@@ -13,7 +13,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -104,6 +104,7 @@ class Supervisor:
         *,
         report: Callable[[str], None],
         deadline_s: float = 30.0,
+        ends_the_run: Collection[int] = ENDS_THE_RUN,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.slots: list[Slot] = []
@@ -112,6 +113,7 @@ class Supervisor:
         self._spawner = spawner
         self._report = report
         self._deadline_s = deadline_s
+        self._ends_the_run = ends_the_run
         self._clock = clock
         self._control = ControlView()
         self._version = 0
@@ -213,7 +215,7 @@ class Supervisor:
         slot.command.log.with_suffix(".port").unlink(missing_ok=True)
         if self.stopping or (code == 0 and self._may_leave(slot)):
             slot.state = "left"
-        elif code in ENDS_THE_RUN:
+        elif code in self._ends_the_run:
             slot.state = "failed"
             self._give_up(code, f"{slot.process}: {self._error(slot)}")
         elif code == 5:
@@ -343,28 +345,49 @@ def default_spawner(logs_folder: Path, report: Callable[[str], None]) -> Spawner
     return PlainSpawner()
 
 
-def worker_commands(config: RunConfig, folder: RunFolder, model: Path | None = None) -> list[tuple[str, WorkerCommand]]:
-    """Return the workers of a run on this machine, each with its role. Those that start quickly come first."""
+def worker_commands(
+    config: RunConfig,
+    folder: RunFolder,
+    model: Path | None = None,
+    *,
+    counts: Mapping[str, int] | None = None,
+    host: str = "",
+    files: Sequence[Path] = (),
+) -> list[tuple[str, WorkerCommand]]:
+    """Return the workers of a run on this machine, each with its role. Those that start quickly come first.
+
+    `counts`: role -> number of workers, by default all that the run has. `host` goes into the names of the workers.
+    `files`: the run files, for a machine that does not have the run folder.
+    """
     specs = sorted(role_specs(), key=lambda spec: bool(spec.parts(config)))
+    named = f"-{host}-" if host else "-"
+    run = [str(folder.config_file), "--run-dir", str(folder.path)]
+    if files and not folder.exists():
+        run = list(map(str, files))
     return [
-        (spec.name, _worker_command(config, folder, spec, index, model))
+        (spec.name, _worker_command(config, folder, spec, index, model, run, f"{spec.name}{named}{index}"))
         for spec in specs
-        for index in range(spec.count(config))
+        for index in range(spec.count(config) if counts is None else counts.get(spec.name, 0))
     ]
 
 
 def _worker_command(
-    config: RunConfig, folder: RunFolder, spec: RoleSpec, index: int, model: Path | None
+    config: RunConfig,
+    folder: RunFolder,
+    spec: RoleSpec,
+    index: int,
+    model: Path | None,
+    run: Sequence[str],
+    process: str,
 ) -> WorkerCommand:
-    process = f"{spec.name}-{index}"
     devices = spec.devices(config)
     device = devices[index % len(devices)] if devices else None
-    options = {"--role": spec.name, "--run-dir": str(folder.path), "--process": process, "--metrics-port": "0"}
+    options = {"--role": spec.name, "--process": process, "--metrics-port": "0"}
     if device:
         options["--device"] = device
     return WorkerCommand(
         process=process,
-        arguments=("worker", str(folder.config_file), *(word for option in options.items() for word in option)),
+        arguments=("worker", *run, *(word for option in options.items() for word in option)),
         log=folder.logs / f"{process}.log",
         threads=getattr(getattr(config, spec.name, None), "threads", 1),
         preload=_preload(config, spec, model),

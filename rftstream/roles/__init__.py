@@ -6,6 +6,7 @@ to ROLES. If the step is composed of parts that the run file names, the role als
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,3 +38,24 @@ def role_spec(name: str) -> RoleSpec:
 def role_specs() -> tuple[RoleSpec, ...]:
     """Return all declarations, in the order of the flow."""
     return tuple(role_spec(name) for name in ROLES)
+
+
+def count_workers(words: Iterable[str], where: str) -> dict[str, int]:
+    """Return role -> number of workers for words `ROLE` or `ROLE=NUMBER`. ConfigError, which begins with `where`, for
+    another form, an unknown role, and several workers of a role of which one is in force."""
+    from rftstream.errors import ConfigError
+    from rftstream.service.role_spec import RoleKind
+
+    found: dict[str, int] = {}
+    for word in words:
+        role, given, number = word.partition("=")
+        try:
+            spec = role_spec(role)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if given and not (number.isascii() and number.isdigit() and int(number)):
+            raise ConfigError(f"{where}: got {word!r}, expected ROLE or ROLE=NUMBER, e.g. explorer=4")
+        found[role] = found.get(role, 0) + (int(number) if given else 1)
+        if found[role] > 1 and spec.kind is RoleKind.single:
+            raise ConfigError(f"{where}: got {found[role]} of {role}, expected 1: one {role} is in force at a time")
+    return found

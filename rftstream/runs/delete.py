@@ -151,12 +151,8 @@ def _workers_alive(folder: RunFolder, transport: Transport | None) -> list[str]:
             alive.append(f"{claim.process}, process {claim.pid} here")
     if (lock_holder := getattr(transport, "lock_holder", None)) and (holder := lock_holder()) is not None:
         alive.append(f"process {holder.pid}, which writes to the log")
-    look = getattr(transport.admin, "look", transport.admin)
-    if topics and (members := getattr(look, "members", None)) is not None:
-        for group, names in members(
-            tuple(spec.name for spec in role_specs() if spec.kind is RoleKind.concurrent)
-        ).items():
-            alive += [f"{group} {name}" for name in names]
+    for group, names in (read_members(transport) if topics else {}).items():
+        alive += [f"{group} {name}" for name in names]
     return alive + [f"a worker, process {pid} here" for pid in _workers(folder) if pid not in pids]
 
 
@@ -166,6 +162,15 @@ def _check_nobody(folder: RunFolder, alive: list[str]) -> None:
             f"{folder.path}: somebody is at work on this run: {'; '.join(alive)}; stop it first "
             "(ctrl-C, SIGTERM, or `rftstream drain` and wait)"
         )
+
+
+def read_members(transport: Transport) -> dict[str, list[str]]:
+    """Return role -> the workers that share its work and whose heartbeats the log gets, wherever they are. A log of
+    servers names each with its host."""
+    look = getattr(transport.admin, "look", transport.admin)
+    members = getattr(look, "members", None)
+    roles = tuple(spec.name for spec in role_specs() if spec.kind is RoleKind.concurrent)
+    return {} if members is None else {role: names for role, names in members(roles).items() if names}
 
 
 def is_claimant_alive(claim: Claim) -> bool | None:

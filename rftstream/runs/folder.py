@@ -239,8 +239,9 @@ def next_folder(config: RunConfig, newest: RunFolder | None) -> RunFolder:
     return RunFolder(Path(config.base) / config.run.folder / name)
 
 
-def find_run(run: str | Path) -> tuple[RunFolder, RunConfig]:
-    """Return the run that a user names: a run folder, or a run file (then its newest run). The config is the run's if
+def find_run(run: str | Path, layers: Sequence[Path] = ()) -> tuple[RunFolder, RunConfig]:
+    """Return the run that a user names: a run folder, or a run file with the `layers` that override it (then its newest
+    run). The config is the run's if
     this host has it; for a run that was started elsewhere, it is the run file's."""
     path = Path(run)
     if path.is_dir():
@@ -257,7 +258,7 @@ def find_run(run: str | Path) -> tuple[RunFolder, RunConfig]:
         return folder, read_config(folder)
     if not path.exists():
         raise ConfigError(f"{path}: no such file, expected a run folder or a run file{_nearest(path)}")
-    config = loader.load([path])
+    config = loader.load([path, *layers])
     folders = candidates(config)
     if not folders:
         there = "" if lies_in_folder(config) else f" nor at {config.transport.servers}"
@@ -322,9 +323,9 @@ def named_runs(runs: Sequence[str | Path]) -> dict[str, str | Path]:
     return found
 
 
-def open_run(run: str | Path) -> OpenRun:
-    """Open a run. ConfigError if there is no such run or its log is missing."""
-    folder, config = find_run(run)
+def open_run(run: str | Path, layers: Sequence[Path] = ()) -> OpenRun:
+    """Open the run that `find_run` finds. ConfigError if there is no such run or its log is missing."""
+    folder, config = find_run(run, layers)
     return OpenRun(folder, config, open_transport(config, folder, create=False))
 
 

@@ -15,7 +15,7 @@ import pytest
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.integrations.slurm import JobSettings, job_script, plan_steps
+from rftstream.integrations.slurm import JobRun, JobSettings, job_script, plan_steps
 from tests.e2e.workplace import FAKE, Workplace
 from tests.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.warm import MARK
@@ -25,7 +25,7 @@ ROLES = ("feeder", "explorer", "verifier", "buffer", "trainer")
 STANDS_IN = """#!/usr/bin/env bash
 case "$1" in
   status) echo '{"state": "running"}' ;;
-  worker) echo "$SLURMD_NODENAME"; exec sleep 1000 ;;
+  worker) echo "$SLURMD_NODENAME" "${CUDA_VISIBLE_DEVICES-none}"; exec sleep 1000 ;;
 esac
 """
 """A command in the place of rftstream, for a run that no worker ever ends."""
@@ -61,6 +61,13 @@ def output(place: Workplace, job: str) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
+def assert_told(place: Workplace, attempt: int) -> None:
+    """Nobody was killed in this attempt: each worker finished what it had in hand."""
+    logs = place.folder / "runs" / "slurm" / "tiny" / f"attempt-{attempt}"
+    for role in ROLES:
+        assert "left: stopped" in (logs / f"{role}-0.log").read_text(), role
+
+
 @pytest.mark.sampled(2, "slurm")
 @pytest.mark.law("lost")
 def test_a_job_goes_on_with_the_run_when_its_time_was_up(place: Workplace, cluster: SlurmCluster) -> None:
@@ -81,13 +88,11 @@ def test_a_job_goes_on_with_the_run_when_its_time_was_up(place: Workplace, clust
     assert "the time is up" in said
     assert said.count("started again") == 2, "who was told to leave was not killed"
     logs = place.folder / "runs" / "slurm" / "tiny"
-    for role in ROLES:
-        assert "left: stopped" in (logs / "attempt-0" / f"{role}-0.log").read_text(), role
+    assert_told(place, 0)
     place.assert_nobody_left()
     version = view.assert_nothing_lost().version
 
-    # SLURM would wait two minutes. A node refuses a start in the second in which it revoked the job's credential.
-    cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now+3")
+    cluster.start_soon(job)
     place.wait_for(lambda: view.curve().version > version, "steps of the second attempt")
     assert place.look("drain", "runs/tiny").code == 0
     ended = cluster.wait_for_state(job, "COMPLETED")
@@ -114,8 +119,72 @@ def test_a_job_that_is_cancelled_stays_cancelled(place: Workplace, cluster: Slur
     place.assert_nobody_left()
     ended = cluster.wait_for_state(job, "CANCELLED")
     assert ended["Restarts"] == "0"
+    assert_told(place, 0)
     assert "the job was cancelled" in output(place, job)
     assert view.assert_nothing_lost().version >= 2
+
+
+@pytest.mark.sampled(2, "slurm")
+@pytest.mark.law("lost")
+def test_a_job_whose_node_is_taken_away_goes_on(place: Workplace, cluster: SlurmCluster) -> None:
+    """For a job that is more urgent, by an administrator, and because the node is down. Nobody can tell workers then;
+    otherwise they are told."""
+    place.write("tiny.toml", LONG)
+    job = submit(place, cluster)
+    view = place.view("runs/tiny")
+    for attempt, reason in enumerate(("preempted", "requeued", "down")):
+        version = view.curve().version
+        place.wait_for(lambda version=version: view.curve().version >= version + 2, "steps")  # type: ignore[misc]
+        node = cluster.job(job)["BatchHost"]
+        if reason == "preempted":
+            urgent = ("--partition=urgent", "--exclusive", f"--nodelist={node}", "--wrap=exec sleep 1000")
+            other = cluster.call("sbatch", "--parsable", "--output=/dev/null", *urgent)
+            cluster.wait_for_state(other, "RUNNING")
+            cluster.call("scancel", other)
+        elif reason == "requeued":
+            cluster.call("scontrol", "requeue", job)
+        else:
+            cluster.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+        cluster.wait_for_state(job, "PENDING")
+        place.assert_nobody_left()
+        if reason != "down":
+            assert_told(place, attempt)
+        version = view.assert_nothing_lost().version
+        cluster.start_soon(job)
+        place.wait_for(lambda version=version: view.curve().version > version, f"steps after {reason}")  # type: ignore[misc]
+    assert place.look("drain", "runs/tiny").code == 0
+    ended = cluster.wait_for_state(job, "COMPLETED")
+    assert (ended["Restarts"], ended["ExitCode"]) == ("3", "0:0"), output(place, job)
+    view.assert_nothing_lost()
+
+
+@pytest.mark.sampled(2, "slurm")
+@pytest.mark.law("lost")
+def test_runs_of_an_array_are_apart(place: Workplace, cluster: SlurmCluster) -> None:
+    """SLURM takes the id of one of them for that of all: what ends that one ends no other."""
+    place.write("base.toml", LONG)
+    each = [
+        word for name in ("a", "b") for word in ("--each", str(place.write(f"{name}.toml", f'run.name = "{name}"')))
+    ]
+    done = place.look("launch", "slurm", "base.toml", *each)
+    assert done.code == 0, done.err
+    job = done.out.removeprefix("Submitted batch job ").partition(";")[0]
+    views = [place.view(f"runs/{name}") for name in ("a", "b")]
+    place.wait_for(lambda: all(view.curve().version >= 2 for view in views), "steps of both")
+    (last,) = (number for number in (0, 1) if cluster.job(f"{job}_{number}")["JobId"] == job)
+    cluster.call("scancel", "--batch", "--signal=USR2", f"{job}_{last}")
+    cluster.wait_for_state(f"{job}_{last}", "PENDING")
+    version = views[1 - last].curve().version
+    place.wait_for(lambda: views[1 - last].curve().version >= version + 2, "steps of the other one")
+    assert cluster.job(f"{job}_{1 - last}")["JobState"] == "RUNNING"
+    logs = place.folder / "runs" / "slurm" / "a"
+    assert "started again" not in (logs / f"job-{job}_{1 - last}.log").read_text()
+    assert place.look("drain", f"runs/{'ab'[1 - last]}").code == 0
+    cluster.wait_for_state(f"{job}_{1 - last}", "COMPLETED")
+    cluster.call("scancel", job)
+    place.assert_nobody_left()
+    for view in views:
+        view.assert_nothing_lost()
 
 
 @pytest.mark.sampled(2, "slurm")
@@ -139,20 +208,25 @@ def test_what_another_try_cannot_mend_ends_the_job(place: Workplace, cluster: Sl
 
 @pytest.mark.sampled(2, "slurm")
 def test_workers_start_on_their_nodes_all_at_once(place: Workplace, cluster: SlurmCluster) -> None:
-    """Also where nodes have no more than one of them needs."""
+    """Also where nodes have no more than one of them needs. Each that needs a GPU sees one of its own."""
     kafka = '[transport]\nkind = "kafka"\nservers = "localhost:1"\n'
-    place.write("tiny.toml", FAKE.replace("[transport]\n", kafka).replace("[explorer]", "[explorer]\nthreads = 2"))
+    text = FAKE.replace("[transport]\n", kafka).replace("[explorer]", '[explorer]\nthreads = 2\ndevices = ["cuda:0"]')
+    place.write("tiny.toml", text.replace("[trainer]", '[trainer]\ndevice = "cuda:0"'))
     command = place.write("stands-in", STANDS_IN)
     command.chmod(0o755)
-    job = submit(place, cluster, "--nodes", "2", "--explorers", "2", "--verifiers", "2", "--command", str(command))
-    started = ("feeder-0", "buffer-0", "trainer-0", "explorer-0", "explorer-1", "verifier-0", "verifier-1")
+    job = submit(place, cluster, "--nodes", "2", "--explorers", "3", "--verifiers", "2", "--command", str(command))
+    started = ("feeder-0", "buffer-0", "trainer-0", *(f"explorer-{n}" for n in range(3)), "verifier-0", "verifier-1")
     place.wait_for(lambda: set(started) <= cluster.steps(job).keys(), "all steps at once")
     logs = place.folder / "runs" / "slurm" / "tiny" / "attempt-0"
     place.wait_for(lambda: all((logs / f"{name}.log").read_text() for name in started), "a line of each")
-    nodes = {name: (logs / f"{name}.log").read_text().strip() for name in started}
+    told = {name: (logs / f"{name}.log").read_text().split() for name in started}
     config = loader.load([place.folder / "tiny.toml"])
-    planned = plan_steps(config, JobSettings(nodes=2, counts=(("explorer", 2), ("verifier", 2))))
-    assert nodes == {step.name: f"n{step.node + 1}" for step in planned}
+    planned = plan_steps(config, JobSettings(nodes=2, counts=(("explorer", 3), ("verifier", 2))))
+    assert {name: node for name, (node, _) in told.items()} == {step.name: f"n{step.node + 1}" for step in planned}
+    gpus = [(node, gpu) for node, gpu in told.values() if gpu != "none"]
+    assert {name for name, (_, gpu) in told.items() if gpu != "none"} == {step.name for step in planned if step.gpus}
+    assert len(gpus) == len(set(gpus)) == 4, told
+    assert {len(gpu.split(",")) for _, gpu in gpus} == {1}
 
 
 @pytest.mark.sampled(2, "slurm")
@@ -210,7 +284,7 @@ def test_roles_are_dealt_to_nodes(tmp_path: Path) -> None:
     assert [steps[f"verifier-{number}"].node for number in range(2)] == [2, 1]
     assert (steps["trainer-0"].gpus, steps["explorer-2"].gpus, steps["verifier-0"].gpus) == (4, 1, 0)
     assert (steps["explorer-0"].cpus, steps["verifier-0"].cpus) == (4, 7)
-    script = job_script(config, [tmp_path / "a b.toml"], tmp_path, settings)
+    script = job_script([JobRun(config=config, files=[tmp_path / "a b.toml"])], tmp_path, settings)
     assert "#SBATCH --gpus-per-node=5" in script, "as many as the node needs that needs most"
     assert "#SBATCH --cpus-per-task=11" in script
     assert f"files=('{tmp_path}/a b.toml')" in script
@@ -222,4 +296,6 @@ def test_roles_are_dealt_to_nodes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--nodes 3: the log of transport\.kind 'embedded' is on one host"):
         plan_steps(make_config(transport={}), settings)
     with pytest.raises(ConfigError, match=r"--set run\.steps=3: .*write them there"):
-        job_script(config, [tmp_path / "a.toml"], tmp_path, settings, sets=["run.steps=3"])
+        job_script([], tmp_path, settings, sets=["run.steps=3"])
+    with pytest.raises(ConfigError, match=r"--each: several runs are named 'big', expected a run\.name of its own"):
+        job_script([JobRun(config=config, files=[])] * 2, tmp_path, JobSettings(), is_array=True)

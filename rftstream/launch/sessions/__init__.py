@@ -1,4 +1,4 @@
-"""Sessions with other purposes than training: evaluations, and runs that are made from recorded ones.
+"""Other sessions than a whole run's: evaluations, runs made from recorded ones, and the workers of one host of several.
 
 To add one: a module here that prepares a folder and a config, and calls `launch.session`.
 """

@@ -118,7 +118,7 @@ def what_is_wrong(status: Status | None, *, now: float) -> tuple[Trouble, ...]:
         found.append(Trouble(title="stands still", text=status.standstill.to_text(), severe=True))
     for one in status.failing:
         found.append(Trouble(title=f"rollouts of {one.taskset} fail", text=one.to_text(), severe=True, page="groups"))
-    silent = [worker.process for worker in status.workers if worker.is_here and worker.health is None]
+    silent = [worker.process for worker in status.workers if worker.asked and worker.health is None]
     if silent and status.live:
         found.append(Trouble(title="no answer", text=f"{', '.join(silent)}: no answer on /health", severe=True))
     if status.no_signal is not None:

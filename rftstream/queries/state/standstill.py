@@ -10,20 +10,22 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.versions import StepRecord
+from rftstream.errors import TransportError
 from rftstream.queries.decoding import message_at
-from rftstream.queries.formatting import duration
+from rftstream.queries.formatting import duration, plural
 from rftstream.queries.plain import Report
 from rftstream.queries.state.workers import WorkerStatus
 from rftstream.queries.traces.lineage import header
 from rftstream.roles import role_spec, role_specs
-from rftstream.runs.delete import is_claimant_alive
+from rftstream.runs.delete import is_claimant_alive, read_members
 from rftstream.service.control_view import ControlView
 from rftstream.service.reading import read_to_ends
 from rftstream.service.role_spec import RoleKind
@@ -65,7 +67,7 @@ class Movement:
     waiting: Mapping[str, int]
     """Topic of READERS -> number of waiting records."""
     alive: Mapping[str, int]
-    """Role -> its workers that answer on this machine."""
+    """Role -> its workers that answer, or whose heartbeats the log gets."""
     stuck: tuple[str, ...] = ()
     """Workers whose answer says that their loop is stuck."""
     expected: Mapping[str, int]
@@ -74,6 +76,8 @@ class Movement:
     """The trainer's published versions with their times, oldest first."""
     taken: int | None = None
     """The newest version of an explorer on this machine; None if no explorer reports one."""
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    """Single role -> another host that has it, whose worker may be alive."""
     sampled: int | None = None
     """The newest version that sampled a token of the newest rollout. None: not looked up."""
 
@@ -153,7 +157,7 @@ def _waits_for(movement: Movement) -> Iterable[str]:
         named.add(RoleName.feeder)
         yield f"nothing waits on any topic, the feeder admits no task{_who(movement, RoleName.feeder)}"
     for role, count in movement.expected.items():
-        if count and role not in named and not movement.alive.get(role):
+        if count and role not in named and not movement.alive.get(role) and role not in movement.hosts:
             yield f"no {role} is alive"
     if movement.stuck:
         yield (
@@ -167,6 +171,8 @@ def _who(movement: Movement, role: str) -> str:
     """Return how many workers of the role could do the work, or how to start one."""
     if alive := movement.alive.get(role, 0):
         return f" ({alive:,} alive)"
+    if role in movement.hosts:
+        return f" on {movement.hosts[role]}, which is not asked from here"
     if movement.expected.get(role, 0):
         return f", and no {role} is alive"
     return f", and `run` starts none: `rftstream worker --role {role}` does"
@@ -195,6 +201,7 @@ def look_at_movement(
     workers: Sequence[WorkerStatus],
     now: float,
     began_at: float | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> Movement:
     """Collect the facts for `find_standstill`. `steps`: the newest in force, by version; `lag`: topic -> records that
     wait to be read; `began_at`: the start of the time that is judged. TransportError if the log does not answer.
@@ -203,6 +210,8 @@ def look_at_movement(
     """
     answering = [(worker, worker.health) for worker in workers if worker.health is not None]
     alive = Counter(str(health.get("role")) for _, health in answering if health.get("ok", True))
+    if elsewhere is not None:
+        alive |= Counter({role: len(names) for role, names in elsewhere.members.items()})
     versions = [
         health["version"]
         for _, health in answering
@@ -228,6 +237,7 @@ def look_at_movement(
         expected=expected_workers(config),
         published=[(step.name.version, max(step.recorded_at, began_at or 0.0)) for step in steps if step.announced],
         taken=max(versions, default=None),
+        hosts={} if elsewhere is None else elsewhere.holders,
         sampled=sampled,
     )
 
@@ -281,31 +291,46 @@ def _sampled_by(transport: Transport, newest: Record) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
-    """Workers on other hosts that hold roles of the run and may be alive. `look_elsewhere` makes it."""
+    """Workers that hold roles of the run and may be alive, without a supervisor here. `look_elsewhere` makes it."""
 
     hosts: tuple[str, ...]
     """Hosts that the workers named."""
     silent_s: float
     """Seconds since the run's newest record."""
+    holders: Mapping[str, str]
+    """Single role -> the host other than this one that has it."""
+    members: Mapping[str, Sequence[str]]
+    """Role -> workers that share its work and whose heartbeats the log gets."""
 
     @property
     def goes_on(self) -> bool:
-        """Return whether there is a recent record."""
-        return self.silent_s < STILL_AFTER_S
+        """Return whether there is a recent record, or a heartbeat."""
+        return self.silent_s < STILL_AFTER_S or bool(self.members)
 
     def to_text(self) -> str:
-        """Return the hosts, and the time of the newest record."""
-        return f"workers on {', '.join(self.hosts)} (newest record {duration(self.silent_s)} ago)"
+        """Return the hosts, the time of the newest record, and whose heartbeats come."""
+        at_work = " and ".join(plural(len(names), role) for role, names in self.members.items())
+        heard = f", the log hears {at_work}" if at_work else ""
+        return f"workers on {', '.join(self.hosts)} (newest record {duration(self.silent_s)} ago{heard})"
 
 
 def look_elsewhere(control: ControlView, transport: Transport, now: float) -> Elsewhere | None:
     """Return where workers may be alive; None if all holders of roles were on this host and are gone. TransportError if
     the log does not answer."""
-    hosts = {claim.host for claim in control.claims.values() if claim.host and is_claimant_alive(claim) is not False}
+    alive = {role: (claim.host, is_claimant_alive(claim)) for role, claim in control.claims.items() if claim.host}
+    hosts = {host for host, is_alive in alive.values() if is_alive is not False}
     if not hosts:
         return None
     newest = max((record.timestamp_s for record in newest_records(transport).values()), default=0.0)
-    return Elsewhere(hosts=tuple(sorted(hosts)), silent_s=max(0.0, now - newest))
+    members: dict[str, list[str]] = {}
+    with suppress(TransportError):  # a reader may lack the right to ask
+        members = read_members(transport)
+    return Elsewhere(
+        hosts=tuple(sorted(hosts)),
+        silent_s=max(0.0, now - newest),
+        holders={role: host for role, (host, is_alive) in alive.items() if is_alive is None},
+        members=members,
+    )
 
 
 # --------------------- tasksets whose newest rollouts fail: an environment, agent or policy that fails each time

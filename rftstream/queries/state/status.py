@@ -67,7 +67,7 @@ class Status(Report):
     run: str
     folder: str
     state: str
-    """running, paused, draining, finished, or stopped (no supervisor here, and no worker elsewhere continues)."""
+    """running, paused, draining, finished, or stopped (no supervisor here, and no worker continues anywhere)."""
     live: bool
     """Whether a `run` or `resume` supervises it here."""
     elsewhere: Elsewhere | None
@@ -233,7 +233,9 @@ def read_status(
     used = disk_bytes(run.folder)
     movement = None
     if state in ("running", "draining") or (state == "stopped" and any(worker.health for worker in workers)):
-        movement = look_at_movement(run.config, run.transport, steps=history.steps, lag=lag, workers=workers, now=at)
+        movement = look_at_movement(
+            run.config, run.transport, steps=history.steps, lag=lag, workers=workers, now=at, elsewhere=elsewhere
+        )
     doing("what was deleted, and whose rollouts fail")
     return Status(
         run=run.run_id,
@@ -329,7 +331,12 @@ def _text(status: Status, now: float) -> list[str]:
         (claim.role, claim.epoch, claim.process, claim.host, claim.pid, moment(claim.claimed_at))
         for claim in status.control.claims.values()
     )
-    workers = ((worker.process, worker.port, worker_sentence(worker, now)) for worker in status.workers)
+    workers = [(worker.process, str(worker.port), worker_sentence(worker, now)) for worker in status.workers]
+    known = {worker.process for worker in status.workers}
+    members = {} if status.elsewhere is None else status.elsewhere.members
+    for role, names in members.items():
+        named = [(name, *name.split(" at ", 1)) for name in names]
+        workers += [(name, "", f"one of the {role}s that the log hears") for name, own, *_ in named if own not in known]
     return [
         f"{status.run}  {status.folder}",
         "",

@@ -1,4 +1,4 @@
-"""Reads the state of a run's workers on this machine from their `/health`."""
+"""Reads the state of a run's workers from their `/health`: those on this machine, and those that let others ask."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from rftstream.queries.formatting import duration, plural, size
 from rftstream.runs.folder import RunFolder
 
 HEALTH_TIMEOUT_S = 0.5
+FOR_ALL = "all"
+"""Third word of a port file: other hosts can reach the port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,22 +30,19 @@ class WorkerStatus:
     host: str
     """Host of the worker."""
     health: Mapping[str, Any] | None
-    """Answer of /health; None without an answer. Workers on other hosts are not asked."""
+    """Answer of /health; None without an answer."""
+    asked: bool = True
+    """False for a worker on another host that only its own host can ask."""
 
     @property
     def reachable(self) -> bool:
         """Whether the worker answered."""
         return self.health is not None
 
-    @property
-    def is_here(self) -> bool:
-        """Return whether the worker is on this host, and so was asked."""
-        return self.host == socket.gethostname()
-
 
 def ask_workers(folder: RunFolder) -> tuple[WorkerStatus, ...]:
-    """Return all workers of the run that have a port. Those on this host are asked in parallel; the call waits for the
-    slowest answer."""
+    """Return all workers of the run that have a port. They are asked in parallel; the call waits for the slowest
+    answer."""
     files = sorted(folder.logs.glob("*.port")) if folder.logs.is_dir() else []
     if not files:
         return ()
@@ -57,18 +56,19 @@ def _ask(file: Path) -> WorkerStatus | None:
         port, host = int(words[0]), words[1] if words[1:] else socket.gethostname()
     except (OSError, ValueError, IndexError):
         return None
-    if host != socket.gethostname():
-        return WorkerStatus(process=file.stem, port=port, host=host, health=None)
+    is_here = host == socket.gethostname()
+    if not is_here and words[2:] != [FOR_ALL]:
+        return WorkerStatus(process=file.stem, port=port, host=host, health=None, asked=False)
     health: dict[str, Any] | None = None
-    address = split_url(f"http://127.0.0.1:{port}")
+    address = split_url(f"http://{'127.0.0.1' if is_here else host}:{port}")
     if address is not None:
         client = HttpClient(address, max_bytes=1 << 20)
         with contextlib.suppress(RequestFailed, ValueError), contextlib.closing(client):  # gone, or not our process
             answer = client.ask("GET", "/health", timeout_s=HEALTH_TIMEOUT_S)
             health = json.loads(answer.body)  # 503: the worker reports itself as stuck
-    if isinstance(health, dict) and health.get("process", file.stem) == file.stem:
-        return WorkerStatus(process=file.stem, port=port, host=host, health=health)
-    return WorkerStatus(process=file.stem, port=port, host=host, health=None)
+    if not isinstance(health, dict) or health.get("process", file.stem) != file.stem:
+        health = None
+    return WorkerStatus(process=file.stem, port=port, host=host, health=health)
 
 
 # ------------------------------------------------------------------------------------------------- answers as text
@@ -141,7 +141,7 @@ QUIET_S = 30.0
 
 def worker_sentence(worker: WorkerStatus, now: float) -> str:
     """Return `health_sentence` for a worker, or that it is on another host."""
-    return health_sentence(worker.health, now) if worker.is_here else f"on {worker.host}, which is not asked from here"
+    return health_sentence(worker.health, now) if worker.asked else f"on {worker.host}, which is not asked from here"
 
 
 def health_sentence(health: Mapping[str, Any] | None, now: float) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from rftstream.config.loader import from_dict
 from rftstream.config.sections import RunConfig
-from rftstream.queries.state.standstill import Movement, find_standstill, look_at_movement
+from rftstream.queries.state.standstill import Elsewhere, Movement, find_standstill, look_at_movement
 from rftstream.queries.state.workers import WorkerStatus
 from rftstream.transport.memory.transport import MemoryLog
 from tests.unit.synthetic import SyntheticLog
@@ -50,6 +50,9 @@ def test_a_run_that_moves(moved_at: float | None) -> None:
      "16 verified rollouts wait for the buffer, and no buffer is alive"),
     ({"alive": without("feeder")},
      "nothing waits on any topic, the feeder admits no task, and no feeder is alive"),
+    ({"waiting": {"tasks": 2, "batches": 1}, "alive": {"explorer": 2}, "hosts": {"trainer": "n1", "feeder": "n2"}},
+     "1 batch waits for the trainer on n1, which is not asked from here; 2 tasks wait for an explorer (2 alive); "
+     "no verifier is alive; no buffer is alive"),
     ({"waiting": {"tasks": 2}, "alive": without("trainer")},
      "2 tasks wait for an explorer (2 alive); no trainer is alive"),
     ({"waiting": {"tasks": 2}, "stuck": ("explorer-0",)},
@@ -171,3 +174,12 @@ def test_workers_say_which_version_they_have_and_whether_they_are_stuck(log: Log
                  WorkerStatus(process="verifier-0", port=1, host="here", health=None), now=1000.0)  # fmt: skip
     assert (found.taken, found.alive, found.stuck) == (1, {"explorer": 1}, ("explorer-0",))
     assert found.sampled is None, "the log is not asked while steps come"
+
+
+def test_a_run_whose_workers_send_heartbeats_goes_on_though_nothing_is_written() -> None:
+    """Such as one whose trainer takes long for a step."""
+    found = Elsewhere(hosts=("n1",), silent_s=1800.0, holders={}, members={})
+    assert (found.goes_on, found.to_text()) == (False, "workers on n1 (newest record 30 min ago)")
+    found = replace(found, members={"explorer": ["a", "b"], "verifier": ["c"]})
+    heard = "workers on n1 (newest record 30 min ago, the log hears 2 explorers and 1 verifier)"
+    assert (found.goes_on, found.to_text()) == (True, heard)

@@ -287,7 +287,7 @@ def test_workers_are_asked_and_ghosts_are_named(log: SyntheticLog, tmp_path: Pat
     assert found["explorer-0"].health["state"] == "running"
     assert found["ghost"].health is None
     assert found["other"].health is None
-    assert {name for name, worker in found.items() if not worker.is_here} == {"far"}
+    assert {name for name, worker in found.items() if not worker.asked} == {"far"}
 
 
 @pytest.mark.parametrize(
