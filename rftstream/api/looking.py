@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Never
 
 from rftstream.api.rollouts import COLUMNS as ROLLOUT_COLUMNS
@@ -14,6 +14,7 @@ from rftstream.config.parts.registry import suggest
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import ConfigError
+from rftstream.models.rendering import joined
 from rftstream.queries.catalog.finding import (
     FATES,
     ORDERS,
@@ -34,6 +35,7 @@ from rftstream.queries.catalog.listing import RolloutFilter
 from rftstream.queries.catalog.run_index import Page, RunIndex
 from rftstream.queries.people.feedback import VoteLine, read_feedback
 from rftstream.queries.plain import pick
+from rftstream.queries.records.group_view import read_problem
 from rftstream.queries.records.weights import VersionLine, list_versions
 from rftstream.runs.published import read_published
 from rftstream.service.role import Log
@@ -184,7 +186,7 @@ class RunTables:
         **unknown: Never,
     ) -> Table[ProblemRow]:
         """Return the problems that have a group; order: problem, hardest, easiest, learned, forgotten, seen, rare or
-        last."""
+        last. Frames can have the column `prompt`, too."""
         _check_filters(self.problems, unknown)
         check_word("problems: order", order, ORDERS)
 
@@ -208,7 +210,17 @@ class RunTables:
 
             return pages(page, _page_size(limit))
 
-        return _table("problems", read=read, to_row=_row)
+        return replace(_table("problems", read=read, to_row=_row), on_log={"prompt": self._prompt})
+
+    def _prompt(self, row: ProblemRow) -> str:
+        """Return the last user message of a problem, by its newest group."""
+        with self._index.catalog(fresh=False) as opened:
+            wanted = GroupFilter(taskset=row.taskset, problem=row.problem)
+            groups = [] if opened is None else find_groups(*opened, wanted, limit=1)
+        run = self._index.run
+        views = [read_problem(run.transport, one, num_partitions=run.config.transport.partitions) for one in groups]
+        asked = [joined(message.pieces) for view in views for message in view.problem if message.role == "user"]
+        return asked[-1] if asked else ""
 
     def steps(self) -> Table[StepRecord]:
         """Return the trained steps in force, oldest first. A frame has a column for each of their metrics."""

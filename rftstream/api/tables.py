@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -43,6 +43,8 @@ class Table(Generic[T]):
     """Columns of its frames that need no record of the log. Frames of steps and evaluations have their metrics, too."""
     limit: int | None = None
     """Most rows of the table; None: as many as there are."""
+    on_log: Mapping[str, Callable[[T], Any]] = field(default_factory=dict)
+    """Further columns, for frames that name them -> their value, for which a record of the log is read."""
 
     def __iter__(self) -> Iterator[T]:
         """Yield the rows. They are read from the run a page at a time."""
@@ -86,12 +88,16 @@ class Table(Generic[T]):
         """Return a table of Arrow. `plain`: without dictionaries, which a Dataset does not take."""
         with self._importing("pyarrow"):
             from rftstream.api.frames import table_of_rows
-        return table_of_rows([self.to_row(one) for one in self], self._chosen, columns)
+        named = {name: self.on_log[name] for name in columns or () if name in self.on_log}
+        rows = [{**self.to_row(one), **{name: value(one) for name, value in named.items()}} for one in self]
+        return table_of_rows(rows, self._chosen, columns)
 
     def _chosen(self, columns: Sequence[str] | None, known: Iterable[str]) -> list[str]:
         """Return the columns that are wanted of those that there are. ConfigError for one that is not there."""
         names = list(dict.fromkeys((*self.columns, *known)))
-        return names if columns is None else [check_word(f"{self.name}: column", one, names) for one in columns]
+        if columns is None:
+            return names
+        return [check_word(f"{self.name}: column", one, (*names, *self.on_log)) for one in columns]
 
     def __repr__(self) -> str:
         """Return the name of the table, since its rows may be many."""

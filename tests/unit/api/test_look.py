@@ -170,6 +170,9 @@ def test_bodies_are_those_of_the_log(demo: Run) -> None:
         for name, ours in (("token_ids", "token_ids"), ("logprobs", "behavior_logprobs"), ("loss_mask", "loss_mask")):
             values = [value for segment in one.segments for value in getattr(segment, ours).numpy().tolist()]
             assert list(row[name]) == pytest.approx(values, rel=0, abs=0)
+    asked = demo.problems(taskset="more").to_pandas(["problem", "prompt"]).itertuples(index=False)
+    prompts = demo.rollouts(taskset="more").to_pandas(["problem", "prompt"]).itertuples(index=False)
+    assert {tuple(row) for row in asked} == {tuple(row) for row in prompts}
     data = demo.rollouts(order="best").head(4).to_dataset(["fate", "group_id", "reward", "completion"])
     assert data[0]["fate"] == "trained" and len(data) == 4
 
@@ -235,6 +238,7 @@ WRONG: dict[str, tuple[Callable[[Run], object], str]] = {
     "fate": (lambda run: run.groups(fate="traind"), "groups: fate: unknown 'traind'; known: batched, dead, expired,"),
     "order": (lambda run: run.problems(order="hard"), "problems: order: unknown 'hard'; known: easiest, forgotten"),
     "column": (lambda run: run.rollouts().to_pandas(["rewrd"]), "did you mean 'reward'?"),
+    "column of the log": (lambda run: run.problems().to_pandas(["promt"]), "did you mean 'prompt'?"),
     "column of rows": (lambda run: run.steps().to_pandas(["rewrd"]), "steps: column: unknown 'rewrd'"),
     "metric": (lambda run: run.plot("rewrd"), "plot: unknown 'rewrd'; did you mean 'reward'?"),
     "rollout": (
