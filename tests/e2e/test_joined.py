@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from random import SystemRandom
 
 import pytest
 
 import rftstream
+from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ConfigError
 from tests.e2e.test_kills import SLOW, drain, reach
 from tests.e2e.workplace import Process, Workplace, sets
@@ -14,9 +17,9 @@ from tests.e2e.workplace import Process, Workplace, sets
 pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.law("lost", "twice", "conservation", "replay")]
 
 SAMPLER = """
-import rftstream, time
+import rftstream, sys, time
 
-with rftstream.join("runs/tiny", role="explorer") as me:
+with rftstream.join(sys.argv[1], role="explorer") as me:
     for task in me.tasks():
         if me.new_version:
             me.weights_folder()
@@ -26,9 +29,9 @@ with rftstream.join("runs/tiny", role="explorer") as me:
         me.finish(task, tokens=tokens, logprobs=[-0.1] * len(tokens), version=me.version)
 """
 TRAINER = """
-import rftstream
+import rftstream, sys
 
-with rftstream.join("runs/tiny", role="trainer") as me:
+with rftstream.join(sys.argv[1], role="trainer") as me:
     weights, done = me.state(), me.kept["done"] if me.kept else 0
     assert done <= (me.kept["version"] if me.kept else 0)
     for batch in me.batches():
@@ -40,39 +43,60 @@ with rftstream.join("runs/tiny", role="trainer") as me:
 NUM_KILLS = 8
 
 
-def start(place: Workplace, name: str) -> Process:
-    return place.start(place.folder / f"{name}.py", command=[sys.executable])
-
-
 @pytest.mark.sampled(5, "kills")
 @pytest.mark.heavy("eight kills, each of a process that loads what a sampler or trainer needs")
 def test_joined_loops_are_killed_in_the_middle(place: Workplace) -> None:
     place.write("tiny.toml", SLOW)
+    kill_in_the_middle(place, "runs/tiny", NUM_KILLS)
+
+
+@pytest.mark.long
+def test_joined_loops_are_killed_at_twenty_moments_beside_our_own_explorer(place: Workplace) -> None:
+    place.write("tiny.toml", SLOW)
+    kill_in_the_middle(place, "runs/tiny", 20, "explorer-0")
+
+
+def kill_in_the_middle(place: Workplace, run_dir: str, num_kills: int, *own: str) -> None:
+    """Kill a joined trainer, a joined sampler and workers of the run in turn, each time when the log has grown by a
+    random number of records, and hold the laws at the end."""
     for name, text in (("sampler", SAMPLER), ("trainer", TRAINER)):
         place.write(f"{name}.py", text)
     joined = sets("trainer.backend=joined", "trainer.checkpoint_every=3")
     run = place.start("run", "tiny.toml", "--json", *joined)
-    view = place.view("runs/tiny")
+    view = place.view(run_dir)
     place.wait_for(lambda: view.control().manifest, "the manifest")
-    loops = {name: start(place, name) for name in ("sampler", "trainer")}
-    for number in range(NUM_KILLS):
-        reach(place, view, 2 * number + 1)
-        name = ("trainer", "sampler")[number % 2]
-        loops[name].send(9)
+
+    def start(name: str) -> Process:
+        return place.start(place.folder / f"{name}.py", run_dir, command=[sys.executable])
+
+    def length() -> int:
+        return sum(sum(view.transport.admin.end_offsets(topic).values()) for topic in TOPICS)
+
+    loops = {name: start(name) for name in ("trainer", "sampler")}
+    victims = [*loops, *own]
+    for number in range(num_kills):
+        reach(place, view, view.curve().version + 1)
+        moment = length() + SystemRandom().randrange(200)
+        place.wait_for(lambda: length() >= moment, "a moment to kill")  # noqa: B023
+        name = victims[number % len(victims)]
+        if name in own:
+            place.kill_worker(name)
+            continue
+        loops[name].send(signal.SIGKILL)
         loops[name].finish()
-        loops[name] = start(place, name)
-    reach(place, view, 2 * NUM_KILLS + 1)
-    assert "a loop of its user's own (rftstream.join)" in place.look("status", "runs/tiny").out
-    version = drain(place, run)
+        loops[name] = start(name)
+    reach(place, view, view.curve().version + 2)
+    assert "a loop of its user's own (rftstream.join)" in place.look("status", run_dir).out
+    version = drain(place, run, run_dir)
     assert all(loop.finish().code == 0 for loop in loops.values()), place.report()
     view.assert_nothing_lost()
     steps = {step.name.version: step for step in view.steps() if not step.resumed}
     assert sorted(steps) == list(range(1, version + 1))
     assert all(step.metrics["done"] == number for number, step in steps.items())  # each of them once, in order
-    replayed = place.look("replay", "runs/tiny")
+    replayed = place.look("replay", run_dir)
     assert (replayed.code, "made by a joined loop" in replayed.err) == (2, True)
     with pytest.raises(ConfigError, match=r"the run has ended \(drained\) with version \d+"):
-        rftstream.join(place.folder / "runs/tiny", role="explorer")
+        rftstream.join(place.folder / run_dir, role="explorer")
 
 
 @pytest.mark.parametrize(

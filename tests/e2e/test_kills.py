@@ -58,9 +58,9 @@ def owned(view: RunView, process: str) -> list[int]:
     return [int(count) for count in re.findall(r"owns (\d+) partitions", view.log_of(process))]
 
 
-def drain(place: Workplace, run: Process) -> int:
+def drain(place: Workplace, run: Process, run_dir: str = "runs/tiny") -> int:
     """Let it end in order. Return its version."""
-    assert place.look("drain", "runs/tiny").code == 0
+    assert place.look("drain", run_dir).code == 0
     done = run.finish()
     assert done.code == 0, done.err
     assert done.result["reason"] == "drained"

@@ -28,6 +28,7 @@ from rftstream.joined.trainer import JoinedTrainer, StateOutdated
 from rftstream.joined.verifier import JoinedVerifier
 from rftstream.policies.fake_model import SKILL
 from rftstream.policies.joined import JoinedPolicy, SamplerDesk
+from rftstream.rewards.resolve import build_rewards
 from rftstream.roles.build import role_builder
 from rftstream.service.role import Role, RoleContext
 from rftstream.testing import RoleDriver
@@ -498,3 +499,27 @@ def test_a_joined_scorer_makes_the_verdicts(tmp_path: Path) -> None:
     assert (verdict.scorer, verdict.scorer_version) == ("joined", "2")
     assert (verified[second.id].verdict, verified[second.id].detail) == (None, "the service is down")
     assert [task.id for _, task in zip(range(1), me.rollouts(), strict=False)] == [fourth.id]
+
+
+def test_our_verifier_written_with_a_joined_loop_makes_the_same_verdicts(tmp_path: Path) -> None:
+    """There is one chassis: claims, transactions and records are the role's, whoever scores."""
+
+    def verdicts(scene: Scene, verify: Callable[[Scene], object]) -> dict[str, Any]:
+        RoleDriver(scene, "explorer").work()
+        verify(scene)
+        found = [one for one in scene.messages("verified") if isinstance(one, VerifiedRollout)]
+        return {one.ids.rollout_id: (one.rollout, one.verdict.reward, one.verdict.parts) for one in found}  # type: ignore[union-attr]
+
+    def with_a_loop(scene: Scene) -> None:
+        rewards: Any = build_rewards(scene.config)
+        driver = RoleDriver(scene, "verifier", build=with_desk("verifier", desk := Desk()))
+        for _ in range(3):
+            driver.tick()
+        me = JoinedVerifier(desk)
+        for task in me.take(100, wait_s=0):
+            found = rewards[task.taskset](task.rollout)
+            me.score(task, found.reward, parts=found.parts, metrics=found.metrics)
+        work_for(driver, 1.0)
+
+    ours = verdicts(Scene(tmp_path / "ours", groups=range(3)), lambda scene: RoleDriver(scene, "verifier").work())
+    assert len(ours) == 6 and ours == verdicts(Scene(tmp_path / "joined", groups=range(3)), with_a_loop)

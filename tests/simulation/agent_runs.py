@@ -7,6 +7,7 @@ from pathlib import Path
 from rftstream.config import loader
 from rftstream.testing import Faults, Simulation
 from tests.simulation.agents import CallLaws, SimulatedAgent, check_told
+from tests.simulation.joined import with_joined
 from tests.simulation.laws import Laws
 
 AGENTS_CONFIG = loader.from_dict({
@@ -26,9 +27,13 @@ AGENTS_FAULTS = Faults(
 )
 
 
-def play_agents(folder: Path, seed: int, faults: Faults = AGENTS_FAULTS) -> tuple[CallLaws, list[SimulatedAgent]]:
-    """A run with six agents, to its end; AssertionError if a law does not hold."""
-    simulation = Simulation(AGENTS_CONFIG, folder=folder, seed=seed, faults=faults, tick_s=0.005)
+def play_agents(
+    folder: Path, seed: int, faults: Faults = AGENTS_FAULTS, *, joined: bool = False
+) -> tuple[CallLaws, list[SimulatedAgent]]:
+    """A run with six agents, to its end; AssertionError if a law does not hold. `joined`: with users' loops for
+    samplers and trainer."""
+    config = with_joined(AGENTS_CONFIG) if joined else AGENTS_CONFIG
+    simulation = Simulation(config, folder=folder, seed=seed, faults=faults, tick_s=0.005)
     simulation.watch = laws = Laws(simulation)
     laws.unfinished = calls = CallLaws(laws)
     agents = [SimulatedAgent(simulation, calls, number) for number in range(6)]

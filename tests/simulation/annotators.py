@@ -29,6 +29,7 @@ from rftstream.contracts.tasks import RolloutIds
 from rftstream.service.role import Log
 from rftstream.testing import Faults, Simulation
 from tests.simulation.grid import draw_config, draw_faults, judge_by, user_loads
+from tests.simulation.joined import with_joined
 from tests.simulation.laws import Laws
 
 NUM_PEOPLE = 4
@@ -175,10 +176,14 @@ class Annotators:
         return record
 
 
-def play_people(folder: Path, seed: int, *, faults: Faults | None = None, max_ticks: int = 40_000) -> Laws:
-    """A run with people, to its end, all laws checked."""
+def play_people(
+    folder: Path, seed: int, *, faults: Faults | None = None, max_ticks: int = 40_000, joined: bool = False
+) -> Laws:
+    """A run with people, to its end, all laws checked. `joined`: with users' loops for samplers and trainer."""
     random = Random(f"grid {seed}")
     config, drawn = with_people(draw_config(random), random), draw_faults(random)
+    if joined:
+        config = with_joined(config)
     simulation = Simulation(config, folder=folder, seed=seed, tick_s=0.01, faults=drawn if faults is None else faults)
     user_loads(simulation, random)
     simulation.watch = laws = Laws(simulation, judge_by(config))

@@ -91,19 +91,19 @@ class Mutant:
     compared: bool = False
     """Whether its runs have a reward that compares siblings."""
 
-    def run(self, seed: int, *, changed: bool) -> None:
+    def run(self, seed: int, *, changed: bool, joined: bool = False) -> None:
         change = contextmanager(self.change)() if changed else contextlib.nullcontext()
         if self.agents:
             with tempfile.TemporaryDirectory() as folder, change:
-                play_agents(Path(folder), seed)
+                play_agents(Path(folder), seed, joined=joined)
             return
         if self.people:
             with tempfile.TemporaryDirectory() as folder, change:
-                play_people(Path(folder), seed)
+                play_people(Path(folder), seed, joined=joined)
             return
         faults = self.faults() if callable(self.faults) else self.faults
         with tempfile.TemporaryDirectory() as folder, change:
-            more = {"pipelines": self.pipelines, "compared": self.compared}
+            more = {"pipelines": self.pipelines, "compared": self.compared, "joined": joined}
             check_seed(seed, Path(folder), faults=faults, max_ticks=MAX_TICKS, **more)
 
 
@@ -114,17 +114,18 @@ class Caught:
     how: str
 
 
-def caught(mutant: Mutant, seeds: Sequence[int]) -> Caught | None:
-    """The first of the seeds by which it is caught: with the rule in place, nothing is wrong there."""
+def caught(mutant: Mutant, seeds: Sequence[int], *, joined: bool = False) -> Caught | None:
+    """The first of the seeds by which it is caught: with the rule in place, nothing is wrong there. `joined`: with
+    users' loops for samplers and trainer."""
     for number, seed in enumerate(seeds):
         try:
-            mutant.run(seed, changed=True)
+            mutant.run(seed, changed=True, joined=joined)
         except Exception as error:  # A mutant may break in any way.
             how = _first_line(error)
         else:
             continue
         try:
-            mutant.run(seed, changed=False)
+            mutant.run(seed, changed=False, joined=joined)
         except AssertionError as error:
             if "the run does not end" not in str(error):  # A long one says nothing.
                 raise
@@ -539,6 +540,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(MUTANTS)}; all by default")
     parser.add_argument("--seeds", default="0:600", help="FROM:TO, at most so many for each (%(default)s)")
+    parser.add_argument("--joined", action="store_true", help="with loops of users (rftstream.join)")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.names if name not in MUTANTS]:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(MUTANTS)}")
@@ -548,7 +550,7 @@ def main() -> int:
     print(f"{'mutant':30} {'caught by':>9} {'seeds run':>9} {'s':>5}  failure", flush=True)
     for name in arguments.names or MUTANTS:
         began = time.process_time()
-        found = caught(MUTANTS[name], range(int(first), int(end)))
+        found = caught(MUTANTS[name], range(int(first), int(end)), joined=arguments.joined)
         survivors += found is None
         seed, num, how = (found.seed, found.num_seeds, found.how) if found else ("nobody", int(end) - int(first), "-")
         print(f"{name:30} {seed:>9} {num:>9} {time.process_time() - began:5.0f}  {how[:150]}", flush=True)

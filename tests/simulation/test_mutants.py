@@ -53,3 +53,10 @@ def test_with_all_rules_nothing_is_noticed(tmp_path: Path) -> None:
 def test_every_rule_left_out_is_noticed(name: str) -> None:
     first = [KNOWN[name]] if name in KNOWN else []
     assert caught(MUTANTS[name], [*first, *range(600)])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_rule_left_out_is_noticed_with_loops_of_users(name: str) -> None:
+    first = [KNOWN[name]] if name in KNOWN else []
+    assert caught(MUTANTS[name], [*first, *range(600)], joined=True)
