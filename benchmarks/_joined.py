@@ -1,7 +1,8 @@
-"""Joined loops beside our own roles: rollouts per second of a run without a model, on the embedded log."""
+"""Joined loops beside our own roles: rollouts per second of a run without a model, on both logs."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import subprocess
@@ -18,7 +19,6 @@ STEPS, WARM_UP = 120, 20
 REPEATS = 3
 RUN_FILE = f"""
 [run]
-name = "bench"
 steps = {STEPS}
 [model]
 path = "fake"
@@ -38,7 +38,7 @@ answer_depends_on = "task"
 """
 JOINED = ("explorer.count=0", "trainer.backend=joined")
 SAMPLER = """
-with rftstream.join("runs/bench", role="explorer") as me:
+with join(role="explorer") as me:
     while tasks := me.take(64):
         if me.new_version:
             me.weights_folder()
@@ -46,7 +46,7 @@ with rftstream.join("runs/bench", role="explorer") as me:
             me.finish(task, tokens=[49, 0], logprobs=[-0.1, -0.1], version=me.version)
 """
 TRAINER = """
-with rftstream.join("runs/bench", role="trainer") as me:
+with join(role="trainer") as me:
     weights = me.state()
     for batch in me.batches():
         weights = {name: one + 0.01 for name, one in weights.items()}
@@ -54,36 +54,43 @@ with rftstream.join("runs/bench", role="trainer") as me:
         me.checkpoint({"model": weights})
 """
 WHEN_THERE = """
-import rftstream, time
-from pathlib import Path
-while not Path("runs/bench/log").exists():
-    time.sleep(0.05)
-time.sleep(1)
+import rftstream, sys, time
+def join(**how):
+    while True:
+        try:
+            return rftstream.join(sys.argv[1], **how)
+        except rftstream.RftError:  # it has not begun
+            time.sleep(0.2)
 """
 
+_numbers = itertools.count()
 
-def rate(*, joined: bool) -> float:
-    """Return the rollouts per second of a run after its beginning."""
+
+def rate(*, joined: bool, servers: str = "") -> float:
+    """Return the rollouts per second of a run after its beginning. `servers`: on Kafka."""
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as scratch:
         folder = Path(scratch)
         (folder / "run.toml").write_text(RUN_FILE)
-        sets = [word for one in JOINED if joined for word in ("--set", one)]
+        name = f"bench{next(_numbers)}"
+        kafka = ("transport.kind=kafka", f"transport.servers={servers}")
+        chosen = (f"run.name={name}", *(JOINED if joined else ()), *(kafka if servers else ()))
+        sets = [word for one in chosen for word in ("--set", one)]
         command = [sys.executable, "-m", "rftstream", "run", "run.toml", "--progress", "none", *sets]
         loops = [
-            subprocess.Popen([sys.executable, "-c", WHEN_THERE + text], cwd=folder)
+            subprocess.Popen([sys.executable, "-c", WHEN_THERE + text, f"runs/{name}"], cwd=folder)
             for text in (SAMPLER, TRAINER)
             if joined
         ]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, env={**os.environ})
         for loop in loops:
             loop.wait()
-        with closing(open_run(folder / "runs" / "bench").transport) as transport:
+        with closing(open_run(folder / "runs" / name).transport) as transport:
             steps = [one for _, one in Log(transport).in_force("steps") if isinstance(one, StepRecord)]
     first, last = (one for one in steps if one.name.version in (WARM_UP, STEPS) and not one.resumed)
     return (last.trained_rollouts - first.trained_rollouts) / (last.recorded_at - first.recorded_at)
 
 
-def rates() -> tuple[float, float]:
+def rates(servers: str = "") -> tuple[float, float]:
     """Return the median rates of joined loops and of our own roles, measured in turn."""
-    found = [(rate(joined=True), rate(joined=False)) for _ in range(REPEATS)]
+    found = [(rate(joined=True, servers=servers), rate(joined=False, servers=servers)) for _ in range(REPEATS)]
     return statistics.median(ours for ours, _ in found), statistics.median(theirs for _, theirs in found)

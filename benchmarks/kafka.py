@@ -9,6 +9,7 @@ that is started for it (Java 17, Maven).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,33 +56,39 @@ class Carried:
 
 def run() -> list[dict[str, Any]]:
     rows = []
-    with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder:
-        servers = _start(Path(folder) / "kafka")
-        try:
-            for load in LOADS:
-                ours, bare = _in_turn(lambda name: _carry(servers, name, load), lambda name: _bare(servers, name, load))  # noqa: B023
-                name = f"kafka: {load.name} records, read-transform-publish"
-                megabytes = load.record_bytes / 1e6
-                rows.append(_row(name, "records/s", ours.rate, bare.rate))
-                rows.append(_row(name, "MB/s", ours.rate * megabytes, bare.rate * megabytes))
-            one = Load(name="1 KB", record_bytes=1_024, num_records=NUM_TRANSACTIONS, batch=1)
-            ours, bare = _in_turn(lambda name: _carry(servers, name, one), lambda name: _bare(servers, name, one))
-            name = "kafka: transactions, of one 1 KB record and its position"
-            rows.append(_row(name, "transactions/s", ours.rate, bare.rate))
-            rows.append(_row(f"{name}, of the client", "ms of CPU", ours.cpu_ms, bare.cpu_ms))
-        finally:
-            subprocess.run([sys.executable, str(SCRIPT), "stop", "--dir", f"{folder}/kafka"], capture_output=True)
+    with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder, brokers(Path(folder) / "kafka") as servers:
+        for load in LOADS:
+            ours, bare = _in_turn(lambda name: _carry(servers, name, load), lambda name: _bare(servers, name, load))  # noqa: B023
+            name = f"kafka: {load.name} records, read-transform-publish"
+            megabytes = load.record_bytes / 1e6
+            rows.append(_row(name, "records/s", ours.rate, bare.rate))
+            rows.append(_row(name, "MB/s", ours.rate * megabytes, bare.rate * megabytes))
+        one = Load(name="1 KB", record_bytes=1_024, num_records=NUM_TRANSACTIONS, batch=1)
+        ours, bare = _in_turn(lambda name: _carry(servers, name, one), lambda name: _bare(servers, name, one))
+        name = "kafka: transactions, of one 1 KB record and its position"
+        rows.append(_row(name, "transactions/s", ours.rate, bare.rate))
+        rows.append(_row(f"{name}, of the client", "ms of CPU", ours.cpu_ms, bare.cpu_ms))
     return rows
 
 
-def _start(folder: Path) -> str:
-    started = subprocess.run(
-        [sys.executable, str(SCRIPT), "start", "--dir", str(folder), "--owner", str(os.getpid())],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return started.stdout.splitlines()[-1]
+@contextlib.contextmanager
+def brokers(folder: Path, nodes: int = 1, settings: Mapping[str, object] | None = None) -> Iterator[str]:
+    """Start brokers of this process's own, let them make their own topics, and stop them at the end. `settings` are
+    theirs. Yield their addresses."""
+    options = ["--dir", str(folder), "--nodes", str(nodes), "--owner", str(os.getpid())]
+    options += [word for name, value in (settings or {}).items() for word in ("--set", f"{name}={value}")]
+    command = [sys.executable, str(SCRIPT)]
+    started = subprocess.run([*command, "start", *options], stdout=subprocess.PIPE, text=True, check=True)
+    try:
+        servers = started.stdout.splitlines()[-1]
+        transport = KafkaTransport("warm", TransportSection(kind="kafka", servers=servers))
+        transport.admin.ensure_topics({"tasks": TopicSettings(partitions=1)})
+        transport.admin.commit_initial("explorer", ["tasks"])
+        transport.producer("bench").start()
+        transport.close()
+        yield servers
+    finally:
+        subprocess.run([*command, "stop", "--dir", str(folder)], capture_output=True)
 
 
 def _in_turn(ours: Callable[[str], Carried], bare: Callable[[str], Carried]) -> tuple[Carried, Carried]:

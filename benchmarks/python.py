@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 import rftstream
 from benchmarks import _joined, _longrun
+from benchmarks.kafka import brokers
 from rftstream.runs.folder import open_run
 from rftstream.service.role import Log
 
@@ -36,7 +37,7 @@ def run() -> list[dict[str, Any]]:
     return [
         _import_row(),
         *_look_rows(),
-        _row("a joined sampler and trainer", "rollouts/s", *_joined.rates(), "our roles"),
+        *_joined_rows(),
     ]
 
 
@@ -74,6 +75,13 @@ def _look_rows() -> Iterator[dict[str, Any]]:
                 with_bodies_s, log_s = _in_turn(lambda: few.to_pandas(names), lambda: _read(log))
             ours, theirs = NUM_BODIES / with_bodies_s, NUM_BODIES / log_s
             yield _row("to_pandas with bodies", "rollouts/s", ours, theirs, "reading the log")
+
+
+def _joined_rows() -> Iterator[dict[str, Any]]:
+    name = "a joined sampler and trainer"
+    yield _row(name, "rollouts/s", *_joined.rates(), "our roles")
+    with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder, brokers(Path(folder) / "kafka") as servers:
+        yield _row(f"{name}, on Kafka", "rollouts/s", *_joined.rates(servers), "our roles")
 
 
 def _read(log: Log) -> None:

@@ -19,12 +19,9 @@ what the brokers and the members used, go to scale.json, of which `_scale_model.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,10 +34,10 @@ import psutil
 
 from benchmarks._scale_members import Board, attend, explore, explore_by_hand
 from benchmarks._scale_model import figures
-from benchmarks.kafka import SCRIPT
+from benchmarks.kafka import brokers as start_brokers
 from rftstream import __version__
 from rftstream.config import loader
-from rftstream.config.sections import RunConfig, TransportSection
+from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec, ids
 from rftstream.contracts.control import Claim, RunManifest
 from rftstream.contracts.role_names import RoleName
@@ -48,7 +45,6 @@ from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling
 from rftstream.errors import TransportError
 from rftstream.roles.explorer import EXPLORER
 from rftstream.runs.folder import RunFolder, wanted_topics
-from rftstream.transport.base import TopicSettings
 from rftstream.transport.kafka.transport import KafkaTransport
 
 KINDS = ("ours", "by hand")
@@ -118,36 +114,13 @@ def run() -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as name:
         folder = Path(name)
-        with _kafka(folder / "kafka", brokers) as servers:
+        with start_brokers(folder / "kafka", brokers, BROKER) as servers:
             for kind in kinds:
                 with _Group(folder, servers, kind, members, partitions) as group:
                     for so_far in _measured(group, members, bare if kind == "ours" else 0):
                         found[kind] = so_far
                         RESULT.write_text(json.dumps({**about, **found}, indent=2) + "\n", encoding="utf-8")
     return _rows(f"{members} members, {partitions:,} partitions, {brokers} brokers", found, members)
-
-
-@contextlib.contextmanager
-def _kafka(folder: Path, nodes: int) -> Iterator[str]:
-    command = [sys.executable, str(SCRIPT)]
-    options = ["--dir", str(folder), "--nodes", str(nodes), "--owner", str(os.getpid())]
-    options += [word for name, value in BROKER.items() for word in ("--set", f"{name}={value}")]
-    started = subprocess.run([*command, "start", *options], stdout=subprocess.PIPE, text=True, check=True)
-    try:
-        servers = started.stdout.splitlines()[-1]
-        _warm_up(servers)
-        yield servers
-    finally:
-        subprocess.run([*command, "stop", "--dir", str(folder)], capture_output=True)
-
-
-def _warm_up(servers: str) -> None:
-    """Let the brokers make their own topics, which would wait behind a thousand others."""
-    transport = KafkaTransport("warm", TransportSection(kind="kafka", servers=servers))
-    transport.admin.ensure_topics({"tasks": TopicSettings(partitions=1)})
-    transport.admin.commit_initial("explorer", ["tasks"])
-    transport.producer("bench").start()
-    transport.close()
 
 
 # ------------------------------------------------------------------------------------------ what is measured
