@@ -25,8 +25,9 @@ from rftstream.contracts.versions import VersionName, WeightsAnnounced
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.snapshot import RawTensor
-from rftstream.weights.stores.anchors import AnchorCache, HasObject
+from rftstream.weights.stores.anchors import AnchorCache
 from rftstream.weights.stores.store import ObjectStore
+from rftstream.weights.version_parts import HasObject
 from tests.s3 import BUCKET, S3Server
 
 MODEL = "bench"

@@ -245,7 +245,8 @@ def headers_of(message: Message, run: str, writer_epoch: int = 0) -> Headers:
     """Return the headers of the message, in ASCII, from which audit and index read without the body."""
     spec = SPEC_OF[type(message)]
     facts: Facts = {"id": (spec.id or spec.key)(message), **spec.headers(message)}
-    return _first_headers(spec.contract, spec.version, spec.readable_since, run, writer_epoch) + _headers(facts)
+    since = spec.readable_since if spec.readable_since and spec.skippable(message) else None
+    return _first_headers(spec.contract, spec.version, since, run, writer_epoch) + _headers(facts)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -47,6 +47,8 @@ class MessageSpec:
     readable_since: int | None = None
     """The oldest version whose readers may read the records that this code writes, since all later fields can be
     skipped. It is written as a header. None if readers must know `version`."""
+    skippable: Callable[[Any], bool] = lambda message: True
+    """Returns whether those readers may read this message, too. If not, its record has no such header."""
 
 
 SPEC_OF: dict[type, MessageSpec] = {}

@@ -58,11 +58,9 @@ def _version_headers(name: VersionName) -> Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaObject:
-    """The changes since another version, as an object of the store."""
+class ObjectPart:
+    """A part of a version: an object with some of its tensors, each of them whole."""
 
-    parent: VersionName
-    """The version that it applies to."""
     object: str
     """Name inside the object store."""
     num_bytes: NonNegativeInt
@@ -71,9 +69,30 @@ class DeltaObject:
     """`sha256:<hex>` of the object."""
 
 
+ObjectParts = Annotated[tuple[ObjectPart, ...], Meta(max_length=4096)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaObject:
+    """The changes since another version, as an object of the store, or as several."""
+
+    parent: VersionName
+    """The version that it applies to."""
+    object: str
+    """Name inside the object store. With parts, what their names begin with."""
+    num_bytes: NonNegativeInt
+    """Size of the object, or of all parts together."""
+    digest: str
+    """`sha256:<hex>` of the object. With parts, of a line for each, in their order: its own digest."""
+    parts: ObjectParts = ()
+    """The objects, if there are several. All tensors together are the version's, each in one part."""
+
+
 @message(
     "weights_announced",
-    version=3,
+    version=4,
+    readable_since=3,
+    skippable=lambda weights: not weights.parts and not (weights.delta and weights.delta.parts),
     topic="weights",
     key=lambda weights: f"{weights.model}/{_version_key(weights.name)}",
     headers=lambda weights: _version_headers(weights.name),
@@ -90,11 +109,11 @@ class WeightsAnnounced(Message):
     parent: VersionName | None
     """The version a delta applies to; None for full snapshots."""
     object: str
-    """Name inside the object store."""
+    """Name inside the object store. With parts, what their names begin with."""
     num_bytes: NonNegativeInt
-    """Size of the object."""
+    """Size of the object, or of all parts together."""
     digest: str
-    """`sha256:<hex>` of the object."""
+    """`sha256:<hex>` of the object. With parts, of a line for each, in their order: its own digest."""
     weights_digest: str
     """`sha256:<hex>` of the state: over each tensor's name and digest, sorted by name."""
     dtype: str
@@ -107,6 +126,9 @@ class WeightsAnnounced(Message):
     """Older versions whose objects are deleted once this record stands here, by whomever and whenever."""
     delta: DeltaObject | None = None
     """The same version once more as a delta, beside a full snapshot, for readers that have its parent."""
+    parts: ObjectParts = ()
+    """The objects, if there are several, since several processes wrote them. All tensors together are the version's,
+    each in one part."""
 
 
 @rule(

@@ -7,14 +7,11 @@ the deltas since then."""
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import functools
+import itertools
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO
-
-import numpy as np
 
 from rftstream.contracts.summaries import WeightsSummary
 from rftstream.contracts.versions import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
@@ -26,7 +23,9 @@ from rftstream.weights.shared_memory import SharedTensors, WeightsMemory
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
 from rftstream.weights.state import ServedState
 from rftstream.weights.stores.anchors import AnchorCache
+from rftstream.weights.stores.reading import Allocate, own_memory, read_object, read_objects, side_by_side
 from rftstream.weights.stores.store import ObjectStore
+from rftstream.weights.version_parts import objects_of
 
 logger = logging.getLogger(__name__)
 
@@ -133,8 +132,8 @@ class WeightsFollower:
         found: dict[VersionName, WeightsAnnounced] = {}
         for announcement in self._announced.values():
             way = _delta_of(announcement)
-            whole = announcement.kind is WeightsKind.full and announcement.object in there
-            if whole or (way is not None and way.object in there and way.parent in found):
+            whole = announcement.kind is WeightsKind.full and _are_in(there, announcement)
+            if whole or (way is not None and _are_in(there, way) and way.parent in found):
                 found[announcement.name] = announcement
         return tuple(found.values())
 
@@ -234,13 +233,35 @@ class WeightsFollower:
         read: list[WeightsAnnounced] = []
         self._held = None
         try:
-            delta.apply_chain(state, self._read_links(links, read))
+            if any(way.parts for _, way in links):
+                self._apply_parts(state, links)
+            else:
+                delta.apply_chain(state, self._read_links(links, read))
         except WeightsError:
-            name, digest = stops[len(read) - 1]  # the version before the refused delta
+            name, digest = stops[max(len(read) - 1, 0)]  # the version before the refused delta
             self._held = name if state.digest() == digest else None
             raise
         self._held = links[-1][0].name
         return state
+
+    def _apply_parts(self, state: ServedState, links: list[Link]) -> None:
+        """Apply deltas in parts. Each part has a chain of its own, from version to version. All parts are fetched side
+        by side, and applied in order as they arrive."""
+        target = links[-1][0]
+        if len({len(objects_of(way)) for _, way in links}) > 1:
+            raise WeightsError(f"weights {text_of(target.name)}: deltas in different numbers of parts; expected one")
+        jobs = (
+            functools.partial(self._read_link, announcement, way, part)
+            for part in range(len(links[0][1].parts))
+            for announcement, way in links
+        )
+        with contextlib.closing(side_by_side(jobs)) as deltas:
+            for data, where in deltas:
+                header, _ = delta.read_header(data, where=where)
+                rest = itertools.islice(deltas, len(links) - 1)
+                delta.apply_chain(state.part(header.tensors), itertools.chain([(data, where)], rest))
+        if (found := state.digest()) != target.weights_digest:
+            raise WeightsError(f"weights {text_of(target.name)}: made {found}, expected {target.weights_digest}")
 
     def _read_links(self, links: list[Link], read: list[WeightsAnnounced]) -> Iterator[tuple[memoryview, str]]:
         """Yield the announced deltas with verified digests, and add each announcement to `read` when its delta is
@@ -249,11 +270,13 @@ class WeightsFollower:
             read.append(announcement)
             yield self._read_link(announcement, way)
 
-    def _read_link(self, announcement: WeightsAnnounced, way: DeltaObject) -> tuple[memoryview, str]:
-        where = f"weights {text_of(announcement.name)} ({way.object})"
-        data = read_object(self._store, self._cache, way, where=where)
+    def _read_link(self, announcement: WeightsAnnounced, way: DeltaObject, part: int = 0) -> tuple[memoryview, str]:
+        stored = objects_of(way)[part]
+        where = f"weights {text_of(announcement.name)} ({stored.object})"
+        data = read_object(self._store, self._cache, stored, where=where)
         header, _ = delta.read_header(data, where=where)
-        expected = (self._model, announcement.name, way.parent, announcement.weights_digest)
+        new = header.new if way.parts else announcement.weights_digest  # of the whole: compared at the end
+        expected = (self._model, announcement.name, way.parent, new)
         if (header.model, header.name, header.parent, header.new) != expected:
             raise WeightsError(
                 f"{where}: says it is {header.model} {text_of(header.name)} after {text_of(header.parent)} with state "
@@ -270,8 +293,8 @@ class WeightsFollower:
         if self._memory is not None:
             changing, allocate = self._memory.changing, self._memory.allocate
         with changing():
-            data = read_object(self._store, self._cache, anchor, where=where, allocate=allocate)
-        tensors = decode_snapshot(data, where=where)
+            views = read_objects(self._store, self._cache, objects_of(anchor), where=where, allocate=allocate)
+        tensors = {name: one for view in views for name, one in decode_snapshot(view, where=where).items()}
         state = ServedState(tensors, copy=False, threads=self._threads, changing=changing)
         if (found := state.digest()) != anchor.weights_digest:
             raise WeightsError(f"{where}: state {found}, expected {anchor.weights_digest}; it is another state")
@@ -305,87 +328,9 @@ def _delta_of(announcement: WeightsAnnounced) -> DeltaObject | None:
         object=announcement.object,
         num_bytes=announcement.num_bytes,
         digest=announcement.digest,
+        parts=announcement.parts,
     )
 
 
-# ------------------------------------------------------------------------------------------
-#
-# An object that was announced is read whole: from this machine's cache, or else from the store.
-
-
-logger = logging.getLogger(__name__)
-
-READ_BYTES = 4 * 1024 * 1024
-
-Announced = WeightsAnnounced | DeltaObject
-
-Allocate = Callable[[int], memoryview]
-"""Returns that many bytes of writable memory."""
-
-
-def own_memory(num_bytes: int) -> memoryview:
-    """Return uninitialized memory of this process."""
-    return np.empty(num_bytes, np.uint8).data if num_bytes else memoryview(b"")
-
-
-def read_object(
-    store: ObjectStore,
-    cache: AnchorCache | None,
-    announced: Announced,
-    *,
-    where: str,
-    allocate: Allocate = own_memory,
-) -> memoryview:
-    """Return an object's bytes in writable memory, with the digest verified. `where` names the object in messages.
-    `allocate` gives the memory, and is called again if the first attempt to read fails.
-
-    WeightsGone if the object was deleted, WeightsError if it is damaged in the store."""
-    if cache is None:
-        return _read_stored(store, announced, where, allocate)
-    file = cache.open(announced)
-    if file is None:
-        with cache.turn(announced):
-            if (file := cache.open(announced)) is None:
-                return _read_and_keep(store, cache, announced, where, allocate)
-    with file:
-        try:
-            return _read(file, announced, where, allocate)
-        except (WeightsError, OSError) as error:
-            logger.warning("%s in the local cache; reading it from the store", error)
-    with cache.turn(announced):
-        return _read_and_keep(store, cache, announced, where, allocate)
-
-
-def _read_and_keep(
-    store: ObjectStore, cache: AnchorCache, announced: Announced, where: str, allocate: Allocate
-) -> memoryview:
-    data = _read_stored(store, announced, where, allocate)
-    cache.keep(announced, data)
-    return data
-
-
-def _read_stored(store: ObjectStore, announced: Announced, where: str, allocate: Allocate) -> memoryview:
-    with store.open(announced.object) as file:
-        return _read(file, announced, where, allocate)
-
-
-def _read(file: IO[bytes], announced: Announced, where: str, allocate: Allocate) -> memoryview:
-    """Return the whole file as writable bytes. WeightsError unless it is the announced object."""
-    num_bytes, digest = announced.num_bytes, announced.digest
-    found = file.seek(0, os.SEEK_END)
-    if found < num_bytes:  # before this much memory is allocated
-        raise WeightsError(f"{where}: found {found} bytes, expected {num_bytes}; it is damaged")
-    file.seek(0)
-    view = allocate(num_bytes)
-    sha256, position = hashlib.sha256(), 0
-    while chunk := file.read(min(READ_BYTES, num_bytes - position + 1)):
-        if position + len(chunk) > num_bytes:
-            raise WeightsError(f"{where}: found more than {num_bytes} bytes, expected as many; it is damaged")
-        view[position : position + len(chunk)] = chunk
-        sha256.update(chunk)
-        position += len(chunk)
-    if position != num_bytes:
-        raise WeightsError(f"{where}: found {position} bytes, expected {num_bytes}; it is damaged")
-    if (made := f"sha256:{sha256.hexdigest()}") != digest:
-        raise WeightsError(f"{where}: digest {made}, expected {digest}; it is damaged")
-    return view
+def _are_in(there: set[str], announced: WeightsAnnounced | DeltaObject) -> bool:
+    return all(one.object in there for one in objects_of(announced))

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rftstream.contracts.versions import VersionName
-from rftstream.weights.publisher import parse_object_name
+from rftstream.weights.version_parts import parse_object_name
 
 
 def to_delete(

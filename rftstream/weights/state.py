@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from rftstream.errors import WeightsError
-from rftstream.weights.snapshot import RawTensor, data_view, digest_of_lines
+from rftstream.weights.snapshot import Line, RawTensor, data_view, digest_of_lines
 
 T = TypeVar("T")
 
@@ -49,6 +50,13 @@ class ServedState:
             self.tensors[name] = RawTensor(tensor.dtype, tensor.shape, array.data)
         self._digests: dict[str, str] = {}
 
+    def part(self, names: Iterable[str]) -> ServedState:
+        """Return the state of some of the tensors, in the same memory and with the same digests."""
+        part = copy.copy(self)
+        part.tensors = {name: self.tensors[name] for name in names if name in self.tensors}
+        part.arrays = {name: self.arrays[name] for name in part.tensors}
+        return part
+
     def touched(self, names: Iterable[str]) -> None:
         """Forget the digests of tensors whose bytes changed."""
         for name in names:
@@ -72,10 +80,12 @@ class ServedState:
 
     def digest(self) -> str:
         """Return the digest of the whole state in the form of announcements (snapshot.state_digest)."""
+        return digest_of_lines(self.lines())
+
+    def lines(self) -> list[Line]:
+        """Return the lines of the digest, sorted by name."""
         digests = self.digests()
-        return digest_of_lines(
-            (name, tensor.dtype, tensor.shape, digests[name]) for name, tensor in self.tensors.items()
-        )
+        return [(name, tensor.dtype, tensor.shape, digests[name]) for name, tensor in self.tensors.items()]
 
     def in_threads(self, jobs: Iterable[Callable[[], T]]) -> list[T]:
         """Run jobs that release the GIL, and return their results in order. No more jobs are taken from the iterable

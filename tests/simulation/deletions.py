@@ -12,7 +12,7 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced
 from rftstream.weights.checkpoints import CheckpointStore, is_gone
 from rftstream.weights.lineage import Lineage
-from rftstream.weights.publisher import parse_object_name
+from rftstream.weights.version_parts import parse_object_name
 
 if TYPE_CHECKING:
     from tests.simulation.laws import Laws

@@ -25,7 +25,7 @@ STEP = 50
 BUDGETS = {
     "api": 1_000,
     "algorithms": 1_800,
-    "backends": 4_150,
+    "backends": 4_400,
     "commands": 3_150,
     "config": 2_200,
     "contracts": 2_300,
@@ -52,7 +52,7 @@ BUDGETS = {
     "top": 800,
     "trackers": 550,
     "transport": 4_600,
-    "weights": 2_600,
+    "weights": 2_700,
 }
 """Room -> most lines of code, without blank lines, comments and docstrings."""
 

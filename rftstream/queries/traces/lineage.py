@@ -28,7 +28,7 @@ from rftstream.service.control_view import read_manifest
 from rftstream.service.reading import read_records
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
-from rftstream.weights.publisher import parse_object_name
+from rftstream.weights.version_parts import parse_object_name
 
 if TYPE_CHECKING:
     from rich.tree import Tree

@@ -11,9 +11,11 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING
+
+from rftstream.weights.version_parts import HasObject
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -28,18 +30,6 @@ WAIT_S, PAUSE_S = 30.0, 0.02
 """Longest wait for another process that fetches the same object, and pause between two checks, in seconds."""
 
 logger = logging.getLogger(__name__)
-
-
-class HasObject(Protocol):
-    """An announced object: a version's or a delta."""
-
-    @property
-    def object(self) -> str:
-        """Name in the store."""
-
-    @property
-    def digest(self) -> str:
-        """`sha256:<hex>` of the bytes."""
 
 
 class AnchorCache:
@@ -68,7 +58,7 @@ class AnchorCache:
         lock = None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            lock = (self._folder / f"{PurePosixPath(announced.object).suffix}{LOCK}").open("wb")
+            lock = (self._folder / f"{''.join(PurePosixPath(announced.object).suffixes)}{LOCK}").open("wb")
             deadline = time.monotonic() + WAIT_S
             while not _locked(lock) and time.monotonic() < deadline:
                 time.sleep(PAUSE_S)
@@ -80,13 +70,15 @@ class AnchorCache:
             if lock is not None:
                 lock.close()  # closing unlocks it, as does a kill of this process
 
-    def keep(self, announced: HasObject, data: Buffer) -> None:
-        """Keep the object's bytes and delete the ones that they replace. Errors of the file system are logged, not
-        raised."""
+    def keep(self, announced: HasObject, data: Buffer, *, beside: Sequence[HasObject] = ()) -> None:
+        """Keep the object's bytes and delete the ones that they replace, but not those of the objects `beside` it.
+        Errors of the file system are logged, not raised."""
         path = self._path(announced)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._make_room(path)  # before the write, so that there need not be room for two
+            self._make_room(
+                path, {path, *map(self._path, beside)}
+            )  # before the write, so that there need not be room for two
             handle, name = tempfile.mkstemp(dir=self._folder)
             try:
                 with os.fdopen(handle, "wb") as file:
@@ -99,15 +91,15 @@ class AnchorCache:
         except OSError as error:
             logger.warning("weights: %s: %s; the object is fetched again when it is needed", self._folder, error)
 
-    def _make_room(self, path: Path) -> None:
-        others = [other for other in self._folder.iterdir() if other != path and other.suffix != LOCK]
+    def _make_room(self, path: Path, kept: Collection[Path]) -> None:
+        others = [other for other in self._folder.iterdir() if other not in kept and other.suffix != LOCK]
         deltas = sorted((other for other in others if other.suffix == DELTA_SUFFIX), key=_written_at)
         if path.suffix == SUFFIX:
             gone = [other for other in others if other.suffix == SUFFIX]
         else:
             gone = deltas[: max(len(deltas) - MOST_DELTAS + 1, 0)]
-        kept = (SUFFIX, DELTA_SUFFIX)
-        gone += [other for other in others if other.suffix not in kept and _written_at(other) < _long_ago()]
+        objects = (SUFFIX, DELTA_SUFFIX)
+        gone += [other for other in others if other.suffix not in objects and _written_at(other) < _long_ago()]
         for other in gone:
             other.unlink(missing_ok=True)
 

@@ -19,9 +19,10 @@ from rftstream.runs.folder import RunFolder, create_log
 from rftstream.runs.published import numbers
 from rftstream.testing.played import played_records
 from rftstream.transport.embedded.transport import EmbeddedTransport
-from rftstream.weights.publisher import WeightsPublisher, object_names
+from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
 from rftstream.weights.stores.store import ObjectStore
+from rftstream.weights.version_parts import FOLDER, parse_object_name
 from tests import commands
 
 CONFIG = {
@@ -57,8 +58,8 @@ def run(tmp_path: Path) -> Path:
             values[version :: max(len(values) // 8, 1)] += 0.25
             changed[name] = RawTensor(one.dtype, one.shape, values.data)
         tensors = changed
-    for name in gone:
-        for one in object_names(name):
+    for one in store.list(FOLDER):
+        if parse_object_name(one) in gone:
             store.delete(one)
     transport.close()
     folder.config_file.write_text(loader.to_toml(config))

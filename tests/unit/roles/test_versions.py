@@ -13,7 +13,7 @@ from rftstream.roles.trainer.versions import Versions
 from rftstream.service.role import Log
 from rftstream.testing.memory_run import MemoryStore
 from rftstream.transport.memory.transport import MemoryLog
-from rftstream.weights.publisher import object_name, parse_object_name
+from rftstream.weights.version_parts import object_name, parse_object_name
 from tests.unit.grown import summarise
 from tests.unit.synthetic import SyntheticLog
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -124,10 +124,11 @@ def test_a_restarted_trainer_begins_with_an_anchor_and_so_does_one_that_failed(t
     assert trainer.announced[-1].kind is WeightsKind.full
     assert trainer.announced[-1].delta is None
     trainer.publish(2)
-    broken, trainer.publisher._store = trainer.publisher._store, None  # type: ignore[assignment]
+    writer: Any = trainer.publisher._writer
+    broken, writer.store = writer.store, None
     with pytest.raises(AttributeError):
         trainer.publish(3)
-    trainer.publisher._store = broken
+    writer.store = broken
     told = trainer.publish(4)
     assert (told.kind, told.delta) == (WeightsKind.full, None)
     assert_on(trainer.follower(), 4)

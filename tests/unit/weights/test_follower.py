@@ -12,9 +12,10 @@ from rftstream.contracts.versions import VersionName, WeightsAnnounced, WeightsK
 from rftstream.errors import WeightsError, WeightsGone
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.lineage import Lineage
-from rftstream.weights.publisher import WeightsPublisher, object_name, object_names, parse_object_name, publish
+from rftstream.weights.publisher import WeightsPublisher, publish
 from rftstream.weights.snapshot import RawTensor, state_digest
 from rftstream.weights.stores.store import ObjectStore
+from rftstream.weights.version_parts import object_name, parse_object_name
 
 pytestmark = pytest.mark.law("lineage")
 
@@ -58,9 +59,14 @@ def test_publishing_twice_is_fine_but_other_weights_are_not(store: ObjectStore) 
 
 
 def test_object_names_go_there_and_back() -> None:
-    assert {parse_object_name(one) for one in object_names(name(3, 41))} == {name(3, 41)}
+    names = [object_name(name(3, 41), kind, part) for kind in WeightsKind for part in (None, 0, 12)]
+    assert [parse_object_name(one) for one in names] == [name(3, 41)] * len(set(names))
     assert object_name(name(1, 9)) < object_name(name(1, 10)) < object_name(name(2, 0))
-    for other in ("versions/x-1.safetensors", "versions/1-2.bin", "checkpoints/1-2/manifest.json", "versions/1", ""):
+    others = (
+        "versions/x-1.safetensors", "versions/1-2.bin", "checkpoints/1-2/manifest.json", "versions/1", "",
+        "versions/1-2.x.delta", "versions/1-2..delta",
+    )  # fmt: skip
+    for other in others:
         assert parse_object_name(other) is None
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rftstream.contracts.versions import VersionName
-from rftstream.weights.publisher import object_name
 from rftstream.weights.retention import to_delete
+from rftstream.weights.version_parts import object_name
 
 pytestmark = pytest.mark.law("lineage")
 

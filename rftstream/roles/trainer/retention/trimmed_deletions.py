@@ -17,9 +17,9 @@ from rftstream.errors import LogRefused, RftError, TransportError, WeightsError
 from rftstream.service.role import FOREVER, Log
 from rftstream.transport.base import Transport
 from rftstream.weights.checkpoints import CheckpointStore
-from rftstream.weights.publisher import object_names
 from rftstream.weights.stores.store import ObjectStore
 from rftstream.weights.trimming import delete_trimmed
+from rftstream.weights.version_parts import FOLDER, parse_object_name
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +93,8 @@ class TrimmedDeletions:
             return
         try:
             self._transport.admin.make_durable()
-            for name in names:
-                for object_name in object_names(name):
+            for object_name in self._store.list(FOLDER):
+                if parse_object_name(object_name) in names:
                     self._store.delete(object_name)
         except (WeightsError, TransportError) as error:
             log.warning("%s; old weights are deleted after the next version", error)
