@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rftstream.contracts.batches import Experience
     from rftstream.models.spec import ModelSpec
     from rftstream.weights.snapshot import RawTensor
+    from rftstream.weights.stores.store import ObjectStore
+    from rftstream.weights.writer import VersionWriter
 
 POLICY, CRITIC = "policy", "critic"
 """Names of the networks that a backend trains."""
@@ -188,6 +190,19 @@ class OffloadingBackend(Backend, Protocol):
         `on_device`.
 
         `served_tensors` and `save` read the state in main memory. The move changes nothing, to the bit."""
+
+
+class PublishingBackend(Backend, Protocol):
+    """A backend in several processes, each of which publishes its part of a version.
+
+    publisher = WeightsPublisher(store, model, dtype, writer=backend.version_writer(store))
+    """
+
+    def version_writer(self, store: ObjectStore) -> VersionWriter | None:
+        """Return a writer of versions into the store; None if this process has to write them alone, since there is no
+        other, or the others do not reach the store. The trainer calls it before `open`, for each of its epochs.
+
+        The writer's `take` is called in the thread of all other methods."""
 
 
 class CompletedBackend(Backend, Protocol):

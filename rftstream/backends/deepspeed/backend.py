@@ -12,8 +12,9 @@ import dataclasses
 import functools
 import json
 import logging
+import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,11 +31,13 @@ from rftstream.backends.deepspeed.checkpoint import (
     GatheredTensors,
     Restoring,
     SavedNetwork,
+    swapped,
     write_layout,
     write_network,
     write_tensors,
 )
 from rftstream.backends.deepspeed.held import OwnState
+from rftstream.backends.deepspeed.publishing import RanksWriter
 from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
 from rftstream.backends.deepspeed.rank_training import Rank
 from rftstream.backends.deepspeed.settings import (
@@ -57,7 +60,9 @@ from rftstream.models.routers import check_sees_all
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
 from rftstream.weights.snapshot import RawTensor
+from rftstream.weights.stores.store import ObjectStore
 from rftstream.weights.tensors import REFERENCE_FILE
+from rftstream.weights.writer import VersionWriter
 
 log = logging.getLogger(__name__)
 
@@ -231,6 +236,15 @@ class DeepSpeedBackend(LeavesDevice):
         names = self._rank.names if self._spec.lora is None else None
         return GatheredTensors(self._rank.trained[POLICY].shapes, self._gather, self._spec.dtype, names)
 
+    def version_writer(self, store: ObjectStore) -> VersionWriter | None:
+        """Return the writer of versions by all ranks, as `PublishingBackend` describes it."""
+        place = RankPlace.given()
+        size = self._config.processes if place is None else place.size
+        on_this_host = place is None or os.environ.get("LOCAL_WORLD_SIZE") == str(size)
+        if size == 1 or store.url.startswith("memory:") or (store.is_local and not on_this_host):
+            return None
+        return RanksWriter(store, self._call, lambda: (self._ranks, self._rank))
+
     def _gather(self, kind: str, name: str, *, network: str = POLICY) -> Tensor:
         shards = self._rank.trained[network].shards
         if self._state is not None:
@@ -247,7 +261,8 @@ class DeepSpeedBackend(LeavesDevice):
             num_steps = trained.shards.num_steps if self._state is None else self._state.num_steps(network)
             write_network(folder, network, trained.shapes, num_steps, gather)
         if self._rank.renewed is not None:
-            with self._reference_masters() as masters:
+            with contextlib.nullcontext(REFERENCE) if self._state is not None else swapped(self._call) as kind:
+                masters = functools.partial(self._gather, kind)
                 write_tensors(folder / REFERENCE_FILE, self._rank.trained[POLICY].shapes, "float32", masters)
         random = {"cpu": torch.get_rng_state()}
         write_tensors(folder / "random.safetensors", {"cpu": random["cpu"].shape}, "uint8", random.__getitem__)
@@ -259,19 +274,6 @@ class DeepSpeedBackend(LeavesDevice):
             "processes": self._ranks.place.size,
         }
         (folder / "backend.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
-
-    @contextlib.contextmanager
-    def _reference_masters(self) -> Iterator[Callable[[str], Tensor]]:
-        """Yield a function from names to masters of the renewed reference. With several processes the reference
-        replaces the policy inside this context."""
-        if self._state is not None:
-            yield functools.partial(self._gather, REFERENCE)
-            return
-        self._call("swap_reference")
-        try:
-            yield functools.partial(self._gather, MASTER)
-        finally:
-            self._call("swap_reference")
 
     def load(self, folder: Path) -> None:
         """Restore what this backend or the torch backend saved, with any stage and number of processes."""

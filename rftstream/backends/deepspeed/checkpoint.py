@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -85,6 +86,16 @@ class SavedNetwork:
         if key not in self._known:
             return torch.zeros(self._masters.get_slice(name).get_shape())
         return self._moments.get_tensor(key)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def swapped(call: Callable[..., Any]) -> Iterator[str]:
+    """Have the renewed reference replace the policy in all ranks inside this context. Yield the kind of its masters."""
+    call("swap_reference")
+    try:
+        yield MASTER
+    finally:
+        call("swap_reference")
 
 
 class Restoring:

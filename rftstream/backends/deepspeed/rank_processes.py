@@ -171,7 +171,7 @@ class Ranks:
             raise BackendError("backend deepspeed: its ranks have ended; the trainer has to start again")
         number, self._count = self._count, self._count + 1
         try:
-            if (trouble := self._trouble()) is not None:
+            if (trouble := self.trouble()) is not None:
                 raise BackendError(trouble)
             if self._others:
                 put(self.store, f"call/{number}", [what, arguments])
@@ -192,14 +192,14 @@ class Ranks:
     def _answer(self, what: str, number: int, rank: int, timeout_s: float) -> Any:
         key, deadline = f"done/{number}/{rank}", time.monotonic() + timeout_s
         while not self.store.check([key]):  # a failed `wait` of the store writes to stderr
-            if (trouble := self._trouble()) is not None:
+            if (trouble := self.trouble()) is not None:
                 raise BackendError(trouble)
             if time.monotonic() > deadline:
                 raise BackendError(self._late(what, timeout_s))
             time.sleep(0.002)
         return take(self.store, key)
 
-    def _trouble(self) -> str | None:
+    def trouble(self) -> str | None:
         """Return the error that a rank reported, or how a silent rank ended."""
         codes = {rank: process.poll() for rank, process in self._processes.items()}  # before reading the reports
         said = {rank: self._said(rank) for rank in self._others}
@@ -225,7 +225,7 @@ class Ranks:
     def _reason(self, what: str, error: Exception) -> str:
         """Return why the others kept this rank waiting. Their error may arrive a little later than its consequences."""
         deadline = time.monotonic() + GRACE_S
-        while (trouble := self._trouble()) is None and time.monotonic() < deadline:
+        while (trouble := self.trouble()) is None and time.monotonic() < deadline:
             time.sleep(0.05)
         return trouble or f"{self._late(what, self._timeout_s)} ({error})"
 
@@ -252,7 +252,7 @@ class Ranks:
             lives = all(process.poll() is None for process in self._processes.values())
             lost_s = 0.0 if lives and not self._heartbeat.silent() else lost_s + BEAT_S  # may be heard again
             if lost_s > ABANDON_S:
-                log.critical("%s", self._trouble() or "backend deepspeed: a rank has ended")
+                log.critical("%s", self.trouble() or "backend deepspeed: a rank has ended")
                 os._exit(BackendError.exit_code)
 
     # ------------------------------------------------------------------------------------------ ending

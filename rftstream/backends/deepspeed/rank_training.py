@@ -11,7 +11,7 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from rftstream.backends.base import CRITIC, POLICY, OptimizerSettings
 from rftstream.backends.deepspeed.engine import import_deepspeed
+from rftstream.backends.deepspeed.publishing import RankPart
 from rftstream.backends.deepspeed.rank_processes import LOOPBACK, RankPlace, distributed
 from rftstream.backends.deepspeed.sequence import SequenceGroup, SplitNetwork
 from rftstream.backends.deepspeed.settings import CriticStart, RankSettings, share_of
@@ -37,6 +38,7 @@ from rftstream.backends.torch.network import (
     same_random,
 )
 from rftstream.backends.torch.training import BatchTraining
+from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
@@ -86,6 +88,8 @@ class Rank(BatchTraining[TrainedNetwork]):
         """The function before ZeRO 3 replaced it for the whole process."""
         self._environment: dict[str, str | None] = {}
         """Environment variables that `join` changed -> their values before; None for those that were not set."""
+        self.part: RankPart | None = None
+        """This rank's part of versions; None before the first that all ranks publish."""
         self.names: CheckpointNames
         """Names of the model's own weights, from `open` on."""
 
@@ -158,6 +162,7 @@ class Rank(BatchTraining[TrainedNetwork]):
 
     def leave(self) -> None:
         """Leave the process group, free the models, and restore the environment."""
+        self._end_part()
         for trained in self.trained.values():
             trained.close()
         torch.nn.functional.linear = self._linear
@@ -240,6 +245,33 @@ class Rank(BatchTraining[TrainedNetwork]):
     def gather(self, network: str, kind: str, name: str) -> Tensor:
         """Return a whole tensor, from the parts of all ranks."""
         return self.trained[network].shards.gather(kind, name)
+
+    def take_part(self, name: str, parent: str, store: Mapping[str, Any], prefix: str) -> None:
+        """Copy this rank's tensors of a version, which its `part` then writes.
+
+        `name`, `parent`: stems of the names, empty for no parent. `store`, `prefix`: as `RankPart` describes them."""
+        if self.part is None or self.part.prefix != prefix:
+            self._end_part()
+            self.part = RankPart(
+                self._place,
+                self.trained[POLICY].shards,
+                self.names if self.spec.lora is None else None,
+                model=self.spec.name,
+                dtype=self.spec.dtype,
+                threads=self.spec.threads,
+                store=store,
+                prefix=prefix,
+            )
+            if self._place.rank:
+                self.part.serve(self._place)
+        version = VersionName.of_stem(name)
+        assert version is not None, "rank 0 made it"
+        self.part.take(version, VersionName.of_stem(parent))
+
+    def _end_part(self) -> None:
+        if self.part is not None and self._place.rank:
+            self.part.end(self._store)
+        self.part = None
 
     def load(self, network: str, moments: bool, num_steps: float, read: Read | None = None) -> None:
         """Restore a network from a checkpoint. Rank 0 passes `read`."""

@@ -28,7 +28,7 @@ class Shards:
     `shards_of` makes it. All ranks call every method in the same way; only values may differ."""
 
     def __init__(self, engine: Any, parameters: Mapping[str, nn.Parameter], shapes: Mapping[str, torch.Size]) -> None:
-        self._engine, self._parameters, self._shapes = engine, parameters, shapes
+        self._engine, self._parameters, self.shapes = engine, parameters, shapes
         for master in self.masters():
             self._optimizer.state[master] = {
                 "step": torch.zeros((), dtype=torch.float32, device=master.device),
@@ -67,9 +67,14 @@ class Shards:
         parameter = self._parameters[name]
         return parameter.detach() if kind == MASTER else self._optimizer.state[parameter][kind]
 
+    def collect(self, name: str, rank: int, dtype: torch.dtype) -> Tensor | None:
+        """Return a whole master at the rank with this number, in float32 or in the dtype; None elsewhere. Here every
+        rank has it, and nothing is sent."""
+        return self._parameters[name].detach()
+
     def own(self, kind: str, name: str) -> Tensor:
         """Return a whole tensor of the only process: a view, not a copy."""
-        return self._own_part(kind, name).detach().view(-1)[: self._shapes[name].numel()].view(self._shapes[name])
+        return self._own_part(kind, name).detach().view(-1)[: self.shapes[name].numel()].view(self.shapes[name])
 
     def _own_part(self, kind: str, name: str) -> Tensor:
         return self.gather(kind, name)
@@ -101,7 +106,8 @@ class Shards:
 
     def restore(self, copied: list[Tensor]) -> None:
         """Put back what `copy` returned."""
-        self._put(self._state(), copied)
+        _copy_into(self._state(), copied)
+        self.refresh()
 
     def copy_masters(self) -> list[Tensor]:
         """Return a copy of this process's part of the masters."""
@@ -109,12 +115,7 @@ class Shards:
 
     def restore_masters(self, copied: list[Tensor]) -> None:
         """Put back what `copy_masters` returned."""
-        self._put(self.masters(), copied)
-
-    def _put(self, places: list[Tensor], copied: list[Tensor]) -> None:
-        with torch.no_grad():
-            for one, value in zip(places, copied, strict=True):
-                one.copy_(value)
+        _copy_into(self.masters(), copied)
         self.refresh()
 
     def refresh(self) -> None:
@@ -192,7 +193,7 @@ class ZeroShards(Shards):
             found = safe_get_full_fp32_param(parameter)
         else:
             found = safe_get_full_optimizer_state(parameter, kind)
-        return found.view(self._shapes[name])  # type: ignore[no-any-return]
+        return found.view(self.shapes[name])  # type: ignore[no-any-return]
 
     def _own_part(self, kind: str, name: str) -> Tensor:
         parameter: Any = self._parameters[name]
@@ -235,6 +236,15 @@ class ZeroWeightShards(ZeroShards):
         )
         return part  # type: ignore[no-any-return]
 
+    def collect(self, name: str, rank: int, dtype: torch.dtype) -> Tensor | None:
+        """Return a whole master at the rank with this number, in the dtype; None elsewhere. Each rank sends its
+        part."""
+        part, shape = self._own_part(MASTER, name).detach().view(-1).to(dtype), self.shapes[name]
+        is_mine = torch.distributed.get_rank() == rank
+        parts = [torch.empty_like(part) for _ in range(torch.distributed.get_world_size())] if is_mine else None
+        torch.distributed.gather(part, parts, dst=rank)
+        return None if parts is None else torch.cat(parts)[: shape.numel()].view(shape)
+
     def put(self, kind: str, name: str, value: Tensor) -> None:
         """Write this process's part of a whole tensor. The part may reach beyond the tensor's end."""
         zero, parameter, part = self._engine.optimizer, self._parameters[name], self._own_part(kind, name)
@@ -256,6 +266,12 @@ class ZeroWeightShards(ZeroShards):
             zero._reassign_or_swap_out_partitioned_parameters(number)
         if kept := zero.persistent_parameters:
             kept[0].all_gather(kept)
+
+
+def _copy_into(places: list[Tensor], copied: list[Tensor]) -> None:
+    with torch.no_grad():
+        for one, value in zip(places, copied, strict=True):
+            one.copy_(value)
 
 
 def shards_of(

@@ -50,8 +50,14 @@ class VersionPublisher:
     ) -> None:
         """`executor` has one thread, which writes objects."""
         self._model = model
+        make_writer = getattr(backend.backend, "version_writer", None)
         self._publisher = WeightsPublisher(
-            store, model.name, model.dtype, anchor_every=anchor_every, threads=model.threads
+            store,
+            model.name,
+            model.dtype,
+            anchor_every=anchor_every,
+            threads=model.threads,
+            writer=None if make_writer is None else make_writer(store),
         )
         self._backend = backend
         self._versions = versions
