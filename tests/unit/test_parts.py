@@ -34,6 +34,7 @@ TRANSLATES = "rftstream/integrations/foreign_configs/"
 ALL_NAMES = {kind: set(registry.table(kind)) for kind in registry.KINDS} | {"tracker": set(TRACKERS)}
 
 EXCEPTIONS = {
+    ("rftstream/weights/stores/store.py", "memory"): "a scheme of URLs",
     ("rftstream/gateway/dialects/settings.py", "tools"): "a setting of a request",
     ("rftstream/commands/__init__.py", "replay"): "a command",
     ("rftstream/config/parts/registry.py", "environment"): "a kind of parts",

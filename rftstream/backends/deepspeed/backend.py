@@ -241,7 +241,7 @@ class DeepSpeedBackend(LeavesDevice):
         place = RankPlace.given()
         size = self._config.processes if place is None else place.size
         on_this_host = place is None or os.environ.get("LOCAL_WORLD_SIZE") == str(size)
-        if size == 1 or store.url.startswith("memory:") or (store.is_local and not on_this_host):
+        if size == 1 or store.is_private or (store.is_local and not on_this_host):
             return None
         return RanksWriter(store, self._call, lambda: (self._ranks, self._rank))
 

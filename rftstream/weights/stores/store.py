@@ -62,7 +62,9 @@ class ObjectStore:
         place = place_on_disk(url, base)
         self.url = url
         self.settings = {"url": url, "base": str(base), "patience_s": patience_s, "timeout_s": timeout_s}
-        """What another process makes the same store from."""
+        """Arguments from which another process makes the same store."""
+        self.is_private = url.startswith("memory:")
+        """Whether only this process reaches the store."""
         self.is_local = place is not None
         """Whether the store is on this machine's disks (or mounted there), so that reading costs no more than a
         copy."""
