@@ -59,7 +59,8 @@ keep() {
   trap '' USR1
   while :; do
     began=$SECONDS
-    srun "${options[@]}" "${rftstream[@]}" worker "${files[@]}" "$@" >>"$logs/$name.log" 2>&1 &
+    srun "${options[@]}" "${rftstream[@]}" worker "${files[@]}" --process "$name" --metrics-port 0 "$@" \
+      >>"$logs/$name.log" 2>&1 &
     child=$!
     [ -z "$stopping" ] || leave "$name" "$child"
     wait_for "$child"

@@ -31,7 +31,7 @@ def lose(place: Workplace, host: str) -> int:
 @pytest.mark.long
 @pytest.mark.law("lost", "twice", "conservation")
 def test_hosts_are_lost_at_ten_moments(place: Workplace, servers: str, run_id: Callable[[], str]) -> None:
-    kafka = f'[transport]\nkind = "kafka"\nservers = "{servers}"\nreplication_factor = 1\n'
+    kafka = f'[transport]\nkind = "kafka"\nservers = "{servers}"\noptions = {{ replication_factor = 1 }}\n'
     name, random = run_id(), Random("fleet")
     place.write("tiny.toml", LONG.replace("[transport]\n", kafka).replace('name = "tiny"', f'name = "{name}"'))
     kept = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "HOME") if key in os.environ}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -76,6 +78,9 @@ def test_a_job_goes_on_with_the_run_when_its_time_was_up(place: Workplace, clust
     job = submit(place, cluster)
     view = place.view("runs/tiny")
     place.wait_for(lambda: view.curve().version >= 3, "steps")
+    told = json.loads(place.look("status", "runs/tiny", "--json").out)
+    answers = {worker["process"]: worker["reachable"] for worker in told["workers"]}
+    assert (told["state"], answers) == ("running", {f"{role}-0": True for role in ROLES})
     cluster.tell(cluster.steps(job)["trainer-0"], signal.SIGKILL)
     cluster.tell(cluster.steps(job)["explorer-0"], signal.SIGTERM)
     for text in ("trainer-0: exit 137; it is started again", "explorer-0: exit 0; it is started again"):
@@ -155,6 +160,30 @@ def test_a_job_whose_node_is_taken_away_goes_on(place: Workplace, cluster: Slurm
     assert place.look("drain", "runs/tiny").code == 0
     ended = cluster.wait_for_state(job, "COMPLETED")
     assert (ended["Restarts"], ended["ExitCode"]) == ("3", "0:0"), output(place, job)
+    view.assert_nothing_lost()
+
+
+@pytest.mark.long
+@pytest.mark.law("lost")
+def test_workers_of_a_job_are_killed_at_ten_moments(place: Workplace, cluster: SlurmCluster) -> None:
+    place.write("tiny.toml", LONG)
+    job = submit(place, cluster, "--explorers", "2")
+    view, random = place.view("runs/tiny"), Random("slurm")
+    for _ in range(10):
+        topic = random.choice(["tasks", "rollouts", "verified", "outcomes", "steps"])
+        wanted = sum(view.transport.admin.end_offsets(topic).values()) + random.randint(1, 12)
+        place.wait_for(
+            lambda topic=topic, wanted=wanted: sum(view.transport.admin.end_offsets(topic).values()) >= wanted,  # type: ignore[misc]
+            f"{wanted} records of {topic}",
+        )
+        name = random.choice([f"{role}-0" for role in ROLES])
+        step = place.wait_for(lambda name=name: cluster.steps(job).get(name), f"the step {name}")  # type: ignore[misc]
+        deaths = output(place, job).count("exit 137")
+        cluster.tell(step, signal.SIGKILL)
+        place.wait_for(lambda deaths=deaths: output(place, job).count("exit 137") > deaths, f"the end of {name}")  # type: ignore[misc]
+    assert place.look("drain", "runs/tiny").code == 0
+    assert cluster.wait_for_state(job, "COMPLETED")["ExitCode"] == "0:0", output(place, job)
+    place.assert_nobody_left()
     view.assert_nothing_lost()
 
 

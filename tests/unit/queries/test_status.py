@@ -273,7 +273,14 @@ def test_workers_are_asked_and_ghosts_are_named(log: SyntheticLog, tmp_path: Pat
     health = Health()
     health.update({"role": "explorer", "process": "explorer-0", "state": "running"})
     server = HealthServer(health, port=0, host="127.0.0.1", file=logs / "explorer-0.port")
+    beyond = Health()
+    beyond.update({"role": "trainer", "process": "trainer-1", "state": "running"})
+    reachable = HealthServer(beyond, port=0, file=logs / "trainer-1.port")
+    port, _, who = (logs / "trainer-1.port").read_text().split()
     try:
+        (logs / "trainer-1.port").write_text(
+            f"{port} localhost {who}\n"
+        )  # as one on another host, which lets others ask
         (logs / "ghost.port").write_text("1\n")
         (logs / "torn.port").write_text("")
         (logs / "far.port").write_text(f"{server.port} another-host\n")
@@ -281,7 +288,9 @@ def test_workers_are_asked_and_ghosts_are_named(log: SyntheticLog, tmp_path: Pat
         found = {worker.process: worker for worker in status(log, tmp_path).workers}
     finally:
         server.close()
-    assert set(found) == {"explorer-0", "ghost", "other", "far"}
+        reachable.close()
+    assert set(found) == {"explorer-0", "ghost", "other", "far", "trainer-1"}
+    assert (found["trainer-1"].host, worker_sentence(found["trainer-1"], 0.0)) == ("localhost", "running")
     assert worker_sentence(found["far"], 0.0) == "on another-host, which is not asked from here"
     assert found["explorer-0"].health is not None
     assert found["explorer-0"].health["state"] == "running"
