@@ -2,8 +2,8 @@
 
 In the order of reading: `base` defines an algorithm. `settings`, `scored` and `policy_gradient` hold what most
 algorithms share. Then come the algorithms, `grpo` first; small ones are together in `clips` and `ratios`. `by_taskset`
-combines several algorithms into one, `requirements` has their demands on the rest of a run, and `learning_signal`
-detects steps that taught nothing.
+combines several algorithms into one, `requirements` has their demands on the rest of a run, `learning_signal` detects
+steps that taught nothing, and `reward_signs` rewards that are gained without solving the task.
 
 To add one, write a module with a class that has a `Config` and implements `rftstream.algorithms.base.Algorithm`, and
 add a line here. Most of the work is done in `rftstream.algorithms.policy_gradient`: inherit from it, and define

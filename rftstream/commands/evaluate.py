@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rftstream.commands.options import command, json_option, load_run_file, run_argument, say, set_option
-from rftstream.commands.param_types import AnyPath
+from rftstream.commands.options import command, json_option, load_run_file, say, set_option
+from rftstream.commands.param_types import AnyPath, RunPath
 from rftstream.contracts.role_names import RoleName
 
 if TYPE_CHECKING:
+    from rftstream.config.sections import RunConfig
     from rftstream.contracts.versions import EvalResult
     from rftstream.launch.sessions.evaluation import Versions
 
@@ -38,8 +39,9 @@ def _versions(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     "rftstream evaluate examples/arithmetic.toml --evaluation sums --versions 0,100,200 --json",
     "rftstream evaluate examples/runs/arithmetic --versions all",
     "rftstream evaluate examples/arithmetic.toml --model models/a --model models/b --out scores",
+    "rftstream evaluate --model runs/gsm8k/final --benchmark gsm8k --benchmark humaneval",
 )
-@run_argument
+@click.argument("run", metavar="[RUN]", required=False, type=RunPath())
 @click.option("--evaluation", metavar="NAME", help="Only this one.  [default: all of the run file]")
 @click.option(
     "--versions",
@@ -61,6 +63,19 @@ def _versions(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     metavar="DIR",
     help="With --model: keep results and completions here.  [default: only shown]",
 )
+@click.option(
+    "--benchmark",
+    "benchmarks",
+    metavar="NAME",
+    multiple=True,
+    help="With --model: a benchmark of `rftstream list benchmarks`; also several times. RUN is not needed then.",
+)
+@click.option(
+    "--data",
+    type=AnyPath(),
+    metavar="PATH",
+    help="With --benchmark: a copy of its data, a folder as the hub has it, or a file.  [default: from the hub]",
+)
 @click.option("--again", is_flag=True, help="Also what has its result.")
 @click.option("--here", is_flag=True, help="Do the work here, whoever the log says is the evaluator.")
 @click.option(
@@ -74,11 +89,13 @@ def _versions(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @set_option
 @json_option
 def evaluate(
-    run: Path,
+    run: Path | None,
     evaluation: str | None,
     versions: Versions,
     models: tuple[str, ...],
     out: Path | None,
+    benchmarks: tuple[str, ...],
+    data: Path | None,
     again: bool,
     here: bool,
     timeout: float,
@@ -97,18 +114,27 @@ def evaluate(
     With --model no run is needed or touched. RUN is then a run file, and its evaluations are run on the model with the
     settings of the file (and --set). A folder that a run left (`final/`) gets the same numbers that the run gave to
     that version. With --out every result is saved as it comes, and the same command continues after an interruption.
+    With --benchmark the evaluations are benchmarks, whose data comes from the hub or from a copy that --set names; a
+    RUN beside it brings its settings for sampling and devices.
 
     RUN is a run folder, or a run file (then its newest run).
     """
     if models and (versions or here):
         raise click.UsageError("--model: is of no run; it goes with neither --versions nor --here")
-    if not models and (sets or out is not None):
+    if not models and (sets or benchmarks or out is not None):
         raise click.UsageError(
-            f"{'--set' if sets else '--out'}: goes with --model; versions of a run are evaluated by the run's settings"
+            f"{'--set' if sets else '--benchmark' if benchmarks else '--out'}: goes with --model; versions of a run "
+            "are evaluated by the run's settings"
         )
+    if data is not None and len(benchmarks) != 1:
+        raise click.UsageError("--data: is a copy of one benchmark's data; it goes with one --benchmark")
+    if run is None and not benchmarks:
+        raise click.UsageError("Missing argument 'RUN'; with --model and --benchmark there need be none.")
     if models:
-        _evaluate_models(run, models, evaluation, out, sets, again=again, as_json=as_json)
+        config = _config_of_models(run, benchmarks, data, sets)
+        _evaluate_models(config, models, evaluation, out, again=again, as_json=as_json)
     else:
+        assert run is not None, "there are no benchmarks"
         _evaluate_versions(run, evaluation, versions, again=again, here=here, timeout_s=timeout, as_json=as_json)
 
 
@@ -142,12 +168,27 @@ def _evaluate_versions(
     end.leave()
 
 
+def _config_of_models(run: Path | None, benchmarks: Sequence[str], data: Path | None, sets: Sequence[str]) -> RunConfig:
+    """Return the run file's config, or the run file's with the benchmarks in place of its evaluations."""
+    from rftstream.queries.reference.benchmarks import benchmark_files, with_data
+
+    file = run / "config.toml" if run is not None and run.is_dir() else run
+    if not benchmarks:
+        assert file is not None, "it was asked for"
+        return load_run_file([file], sets)
+    here = [f"base={Path.cwd()}"] if file is None else []  # paths of --set are relative to it
+    config = load_run_file(benchmark_files(benchmarks, file), [*here, *sets])
+    chosen = {name: section for name, section in config.evaluations.items() if name in benchmarks}
+    if data is not None:
+        chosen = {name: with_data(section, data) for name, section in chosen.items()}
+    return replace(config, evaluations=chosen)
+
+
 def _evaluate_models(
-    file: Path,
+    config: RunConfig,
     models: Sequence[str],
     evaluation: str | None,
     out: Path | None,
-    sets: tuple[str, ...],
     *,
     again: bool,
     as_json: bool,
@@ -157,7 +198,6 @@ def _evaluate_models(
     from rftstream.preflight.plan import Purpose, plan
     from rftstream.queries.curves.evaluations import table
 
-    config = load_run_file([file / "config.toml" if file.is_dir() else file], sets)
     config = plan(config, Purpose.build, role=RoleName.evaluator).config
     found: list[Scored] = []
     goes_on = "the same command goes on" if out is not None else "with --out it would go on where it was"

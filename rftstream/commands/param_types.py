@@ -21,6 +21,7 @@ KINDS = (
     "environments",
     "tasksets",
     "operators",
+    "benchmarks",
     "runs",
 )
 

@@ -253,8 +253,9 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
 def list_(kind: str, folder: Path | None, as_json: bool) -> None:
     """List the built-in parts of a KIND and how to plug in your own, or list the runs.
 
-    KIND is transports, policies, backends, algorithms, rewards, environments, tasksets, or runs. `list runs` searches
-    the places where `run` writes: beside the run files in this folder and its subfolders, and in runs/.
+    KIND is transports, policies, backends, algorithms, rewards, environments, tasksets, benchmarks, or runs. `list
+    runs` searches the places where `run` writes: beside the run files in this folder and its subfolders, and in runs/.
+    `list environments` also says which packages of environments are installed, and what installs the others.
     """
     from rftstream.queries.reference import listing
 
@@ -262,9 +263,20 @@ def list_(kind: str, folder: Path | None, as_json: bool) -> None:
         lines = listing.list_runs(*(listing.run_places(Path()) if folder is None else [folder]))
         print_out(lines if as_json else listing.runs_to_text(lines))
         return
+    if kind in ("benchmark", "benchmarks"):
+        from rftstream.queries.reference.benchmarks import benchmarks_to_text, list_benchmarks
+
+        benchmarks = list_benchmarks()
+        print_out(benchmarks if as_json else benchmarks_to_text(benchmarks))
+        return
     kind = listing.kind_of(kind)
     parts = listing.list_parts(kind)
-    print_out(parts if as_json else listing.parts_to_text(kind, parts))
+    if kind != "environment":
+        print_out(parts if as_json else listing.parts_to_text(kind, parts))
+        return
+    sources = listing.list_sources()
+    text = f"{listing.parts_to_text(kind, parts)}\n{listing.sources_to_text(sources)}"
+    print_out([*parts, *sources] if as_json else text)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from rftstream.config import secrets
 from rftstream.config.data_pipelines.synthesis import check_synthesiser, growing_tasksets, grows
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import EnvironmentSpec, Location, TasksetSpec
+from rftstream.config.parts.sources import complete_sources
 from rftstream.config.plain import plain_values
 from rftstream.config.sampling_ranges import check_sampling
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
@@ -110,7 +111,7 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
                 "[model] and one [tasksets.NAME], or [experts] alone"
             )
     for tables, section_type in (("tasksets", TasksetSection), ("evaluations", EvaluationSection)):
-        sections = plain.get(tables, {})
+        sections = complete_sources(plain.get(tables, {}), Path(str(plain.get("base", "."))))
         for name in sections if isinstance(sections, dict) else ():  # one by one, so that errors name them
             registry.convert(sections[name], section_type, where=f"{tables}.{name}")
     config: RunConfig = registry.convert(plain, RunConfig, where="")

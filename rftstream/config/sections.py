@@ -29,6 +29,9 @@ from rftstream.config.role_sections import (
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
 
+RewardSign = Literal["canary", "checks", "dominance", "falling", "held_out", "kl", "judge", "length", "unscored"]
+"""Kinds of signs of a hacked reward (`algorithms/reward_signs.py`)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSection:
@@ -44,6 +47,9 @@ class RunSection:
     """The run ends when the mean reward of the last `stop_reward_over` steps reaches this."""
     stop_reward_over: Positive = 10
     """Steps that the mean for `stop_reward` is taken over."""
+    stop_on: tuple[RewardSign, ...] = ()
+    """The run ends with exit code 6 when one of these signs of a hacked reward appears, as `status` tells them; by
+    default never. It begins to look after 20 steps."""
     seed: Count = 0
     """Seed of the order of problems, of each rollout, and of the weights of a made model. Fixed for a run."""
     folder: str = "runs"

@@ -225,6 +225,29 @@ def test_steps_without_signal_in_a_row_end_the_run(tmp_path: Path, restarts: boo
     assert checkpoints_of(scene)[-1][1] == 6
 
 
+@pytest.mark.parametrize("restarts", [False, True], ids=["at once", "after restarts"])
+def test_a_sign_of_a_hacked_reward_ends_a_run_that_says_so(tmp_path: Path, restarts: bool) -> None:
+    """Ever more rollouts without a reward, from step 15 on; the first comparison is made at step 20."""
+    for number, stop_on in enumerate(([], ["canary"], ["canary", "unscored"])):
+        scene = Scene(tmp_path / str(number), run__stop_on=stop_on, trainer__checkpoint_every=4)
+        trainer, stopped = RoleDriver(scene, "trainer"), None
+        for batch in range(24):
+            scene.batch(batch, metrics={"reward": 0.5, "unscored_share": 0.0 if batch < 15 else 0.4})
+            try:
+                trainer.work()
+                if restarts and batch % 6 == 5:
+                    trainer.restart()
+                    trainer.work()
+            except StopRule as rule:
+                stopped = rule
+                break
+        assert (stopped is None) == ("unscored" not in stop_on)
+        if stopped is not None:
+            assert (stopped.reason, stopped.exit_code, batch) == ("hacked_reward", 6, 19)
+            assert "at version 20, unscored: 40% of the rollouts have no reward" in str(stopped)
+            assert checkpoints_of(scene)[-1][1] == 20
+
+
 def test_a_resumed_run_has_as_many_steps_again(tmp_path: Path) -> None:
     """What was sampled before the cause was mended comes first."""
     scene = Scene(tmp_path, trainer__max_steps_without_signal=2)

@@ -93,9 +93,12 @@ ONLY = {
         "rftstream.frames",
         "rftstream.contracts",
         "rftstream.config.parts.part_specs",
+        "rftstream.config.parts.registry",  # what the source of a taskset brings
         "rftstream.config.secrets",  # the key of a server stands in no run file
         "rftstream.data.gym_entries",
         "rftstream.data.harbor_tasks",
+        "rftstream.data.tasksets.columns",
+        "rftstream.data.tasksets.generated",
         "rftstream.http",
         "rftstream.loops",
         "rftstream.sandbox",  # where the tool `python` runs programs

@@ -15,8 +15,10 @@ matters.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal
+import copy
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar, Literal
 
 ARCHITECTURE = "transformers.models.{kind}.modeling_{kind}"
 """Stands for the module of transformers that the run's model needs."""
@@ -198,6 +200,57 @@ class TasksetSpec(PartSpec):
     """Whether its Config selects rows of a location, as `subset` and `split` do."""
     grows: bool = False
     """Whether problems join it during the run. It may be empty when it is opened."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """Environment of its problems where the section names none: `name`, and settings."""
+    named_by: str = ""
+    """The setting of the environment's `options`, as a dotted key, that the source's location is. The environment then
+    gets the options of the source, save for `size`."""
+    reward: str = ""
+    """Reward of its problems where the section names none."""
+    location_name: str = "NAME"
+    """Word for the location in lists."""
+    package: str = ""
+    """Package that it needs, as it is imported."""
+    pip: str = ""
+    """Names that pip installs it by."""
+    venv: str = ""
+    """Folder below `venvs/` beside the run file with an interpreter of its own for the package, if it needs one."""
+
+    @property
+    def install(self) -> str:
+        """Return the line that installs the package."""
+        place = f"venvs/{self.venv}"
+        own = f"python -m venv {place} && {place}/bin/" if self.venv else ""
+        return f"{own}pip install {self.pip}"
+
+    def options_of(self, location: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of the environment that a source with this location has."""
+        found: dict[str, Any] = copy.deepcopy(dict(self.environment.get("options", {})))
+        _put(found, options)
+        *outer, last = self.named_by.split(".")
+        inner = found
+        for key in outer:
+            inner = inner.setdefault(key, {})
+        inner[last] = location
+        return found
+
+    def environment_of(self, location: str, settings: Mapping[str, Any]) -> str | dict[str, Any]:
+        """Return the `environment` of a section with a source like this. `settings`: the section's `options`."""
+        name = str(self.environment["name"])
+        if not self.named_by:
+            return name
+        given = {key: value for key, value in settings.items() if key != "size"}
+        own = given.pop("options", {})
+        return {**self.environment, **given, "options": self.options_of(location, own)}
+
+
+def _put(target: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Put values into a dict, tables within tables."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
+            _put(target[key], value)
+        else:
+            target[key] = copy.deepcopy(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rftstream.data.tasksets.columns import a_kind
+from rftstream.data.tasksets.fields import a_kind
 from rftstream.errors import ConfigError
 from rftstream.models.chat_template import with_thinking
 

@@ -30,13 +30,13 @@ from rftstream.data.demonstrations.atif import chat_of, is_trajectory
 from rftstream.data.tasksets.columns import (
     MAX_PROBLEM_BYTES,
     Plain,
-    look_up,
     plain_value,
     read_chat,
     read_template_kwargs,
     read_tools,
     with_system,
 )
+from rftstream.data.tasksets.fields import look_up
 from rftstream.data.tasksets.rows import JsonLines, RowReader
 from rftstream.errors import ConfigError
 

@@ -21,6 +21,7 @@ from rftstream.config.parts import registry
 from rftstream.contracts.limits import LIMITS, find_excess
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.contracts.topics import MAX_RECORD_BYTES
+from rftstream.data.tasksets.fields import a_kind, fill_template, look_up, template_columns
 from rftstream.data.tasksets.images import check_images, text_of_part, with_images
 from rftstream.errors import ConfigError
 from rftstream.models.chat_template import with_thinking
@@ -58,6 +59,8 @@ class TableConfig:
 
     answer_after: str | None = None
     """Text in the answer's column after whose last occurrence the answer begins: "####" for GSM8K."""
+    template: str | None = None
+    """Text of the prompt: `{column}` stands for the value of a column, and a list for its lines."""
     keep: tuple[str, ...] | None = None
     """Columns that are passed to the reward beside the mapped ones; default: all. Leave out long ones, since every
     rollout carries them."""
@@ -103,13 +106,15 @@ class Columns:
     @property
     def identity(self) -> list[Any]:
         """Return all settings that affect the problems made from the rows."""
-        return [self._paths, self._system, self._config.answer_after, self._config.keep]
+        template = [] if self._config.template is None else [self._config.template]
+        return [self._paths, self._system, self._config.answer_after, self._config.keep, *template]
 
     def wanted(self, names: Sequence[str]) -> list[str]:
         """Return the file's columns that have to be read."""
         if self._config.keep is None:
             return list(names)
-        ours = set(self._paths.values()) | {path.partition(".")[0] for path in self._paths.values()}
+        paths = [*self._paths.values(), *template_columns(self._config.template or "")]
+        ours = set(paths) | {path.partition(".")[0] for path in paths}
         return [name for name in names if name in ours or name in self._config.keep]
 
     def check_names(self, names: Sequence[str], where: str) -> None:
@@ -118,6 +123,8 @@ class Columns:
             path = self._paths[ours]
             if path not in names and path.partition(".")[0] not in names:
                 raise ConfigError(_missing(where, path, ours, names))
+        if self._config.template is not None:
+            return
         if not any(self._paths[name] in names for name in CHATS) and not set(CHATS) & set(self._mapped):
             raise ConfigError(_missing(where, "prompt", "prompt", names))
 
@@ -197,16 +204,19 @@ class Columns:
         return value
 
     def _messages(self, row: Mapping[str, Any], where: str) -> tuple[ChatMessage, ...]:
-        chat: Any = None
-        for name in self._chats:
-            if (chat := plain_value(row, self._value(row, name, where))) is not None:
-                break
-        else:
-            if not any(look_up(row, self._paths[name])[0] for name in self._chats):
-                raise ConfigError(_missing(where, "prompt", "prompt", list(row)))
-        messages = read_chat(chat, where, images="images" in self._paths)
+        messages = read_chat(self._chat(row, where), where, images="images" in self._paths)
         system = self._value(row, "system", where)
         return with_system(messages, self._system if system is None else system, where)
+
+    def _chat(self, row: Mapping[str, Any], where: str) -> Any:
+        if self._config.template is not None:
+            return fill_template(self._config.template, row, where)
+        for name in self._chats:
+            if (chat := plain_value(row, self._value(row, name, where))) is not None:
+                return chat
+        if not any(look_up(row, self._paths[name])[0] for name in self._chats):
+            raise ConfigError(_missing(where, "prompt", "prompt", list(row)))
+        return None
 
     def _answer(self, row: Mapping[str, Any], where: str) -> str | None:
         value = self._value(row, "answer", where)
@@ -222,28 +232,6 @@ class Columns:
 
     def _tools(self, row: Mapping[str, Any], where: str) -> tuple[dict[str, Any], ...]:
         return read_tools(plain_value(row, self._value(row, "tools", where)), where)
-
-
-def look_up(row: Mapping[str, Any], path: str) -> tuple[bool, Any, Sequence[str]]:
-    """Return whether a column, or a field by its path, exists; its value; and the names found in its place.
-
-    Below a null every field is null.
-    """
-    if path in row:
-        return True, row[path], ()
-    value: Any = row
-    for part in path.split("."):
-        if value is None:
-            return True, None, ()
-        if isinstance(value, list) and part.isdecimal():
-            if int(part) >= len(value):
-                return False, None, [f"a list of {len(value)}"]
-            value = value[int(part)]
-        elif isinstance(value, Mapping) and part in value:
-            value = value[part]
-        else:
-            return False, None, list(value) if isinstance(value, Mapping) else [a_kind(value)]
-    return True, value, ()
 
 
 # ------------------------------------------------------------------------------------------------ chats
@@ -417,12 +405,6 @@ def _as_text(value: Any) -> str:
             return format(value, "f")
         case _:
             return str(value)
-
-
-def a_kind(value: Any) -> str:
-    """Return the kind of a value in words: `a text`, `an object`."""
-    names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", int: "a number", float: "a number"}
-    return "a null" if value is None else names.get(type(value), f"a {type(value).__name__}")
 
 
 def _from_json(text: str, where: str, expected: str) -> Any:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, ClassVar, Protocol
 
 import msgspec
 
-from rftstream.data.tasksets.columns import a_kind
+from rftstream.data.tasksets.fields import a_kind
 from rftstream.data.tasksets.row_index import LARGE_ROWS, KeptIndex, RowIndex
 from rftstream.errors import ConfigError
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import itertools
+import json
 import threading
 import uuid
 from pathlib import Path
@@ -33,11 +34,19 @@ NO_PATIENCE_S = 0.001
 """Seconds to wait for `close` of an environment that hangs in another call. It closes when that call returns."""
 
 
+TASKS = "tasks"
+"""Name of an adapter's function that yields the tasks of an environment."""
+PAGE = 500
+"""Tasks of one answer."""
+MAX_TASKS_BYTES = 256 << 20
+"""Largest size of all tasks of an environment, in bytes."""
+
+
 def target_path(target: str) -> str:
     """Return the target for the host to import: an adapter's file, a file with its full path, or `module:Thing`
     unchanged."""
     if target in ADAPTERS:
-        return str(Path(__file__).parent / "adapters" / ADAPTERS[target])
+        return _adapter_path(ADAPTERS[target])
     place, _, name = target.rpartition(":")
     if not place:
         raise ConfigError(
@@ -50,6 +59,10 @@ def target_path(target: str) -> str:
     if found is None:
         raise ConfigError(f"environments: target: got {target!r}, but there is no file {place!r}; name its whole path")
     return f"{found}:{name}"
+
+
+def _adapter_path(adapter: str) -> str:
+    return str(Path(__file__).parent / "adapters" / adapter)
 
 
 class HostPool:
@@ -195,6 +208,39 @@ class HostSession:
     async def _leave(self) -> None:
         if self._host is not None:
             self._pool.release(self._host, self._key)
+
+
+def list_tasks(
+    pool: HostPool, target: str, options: Any, size: int, start_timeout_s: float, timeout_s: float
+) -> tuple[str, ...]:
+    """Return the first `size` tasks that an adapter lists, as JSON texts. Errors are those of a session."""
+
+    async def listed() -> list[str]:
+        session = pool.session(f"{_adapter_path(ADAPTERS[target]).rpartition(':')[0]}:{TASKS}")
+        found: list[str] = []
+        num_bytes = 0
+        try:
+            await session.open(start_timeout_s)
+            while (wanted := min(PAGE, size - len(found))) > 0:
+                answer = await session.call(TASKS, timeout_s, options=options, count=wanted)
+                found += [json.dumps(task) for task in answer["tasks"]]
+                num_bytes += sum(map(len, found[-len(answer["tasks"]) :]))
+                if num_bytes > MAX_TASKS_BYTES:
+                    raise HostedCodeError(
+                        f"{len(found):,} tasks have {num_bytes >> 20} MiB, expected at most {MAX_TASKS_BYTES >> 20}; "
+                        "take fewer by options.size"
+                    )
+                if len(answer["tasks"]) < wanted:
+                    break
+        finally:
+            await session.close(timeout_s)
+        return found
+
+    loop = LoopThread("tasks")
+    try:
+        return tuple(loop.call(listed()))
+    finally:
+        loop.close()
 
 
 _LOCK = threading.Lock()

@@ -12,6 +12,7 @@ little-endian, and a JSON object. The end of the requests ends the program.
     {"id": 6, "do": "run_agent", "key": "a1", "target", "options", "problem", "base_url", "api_key", "seed"}
                                                                                                  -> {"result"}
     {"id": 7, "do": "cancel", "key": "a1", "call": 6}
+    {"id": 8, "do": "tasks", "key": "t1", "target", "options", "count"}                     -> {"tasks"}
 
 An answer is `{"id", "value"}` or `{"id", "error": {"kind", "line"}}`. The first frame is `{"ready": {...}}`.
 
@@ -30,6 +31,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import itertools
 import json
 import os
 import queue
@@ -247,6 +249,12 @@ class Room:
         if "options" in inspect.signature(function).parameters:
             wanted["options"] = request["options"]
         return {"result": self._call(request["id"], function, **wanted)}
+
+    def _tasks(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the next tasks."""
+        if self._thing is None:
+            self._thing = iter(self._call(request["id"], find(request["target"]), request["options"]))
+        return {"tasks": list(itertools.islice(self._thing, request["count"]))}
 
     def _import(self, request: dict[str, Any]) -> dict[str, Any]:
         find(request["target"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -121,6 +121,11 @@ class History:
     def num_steps(self) -> int:
         """Return how many steps are in force."""
         return len(self.steps) + self.passed_over
+
+    @property
+    def metrics(self) -> list[tuple[int, Mapping[str, float]]]:
+        """Return version and metrics of each step."""
+        return [(step.name.version, step.metrics) for step in self.steps]
 
     @property
     def _totals(self) -> StepTotals | None:

@@ -1,6 +1,6 @@
 """Finds signs of training problems in the recorded steps and evaluations, from the first step on.
 
-Each sign is a function of the history alone, as in `reward_watch`. A sign is a reason to look, not a proof.
+Each sign is a function of the history alone, as in `algorithms.reward_signs`. A sign is a reason to look, not a proof.
 
     truncated    a token limit ends most completions, and no fewer than at first
     no_signal    no step has had a learning signal yet, or none for some steps
@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL, WARN_AFTER_STEPS, likely_cause
+from rftstream.algorithms.reward_signs import Sign
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.queries.formatting import number, plural
-from rftstream.queries.plain import Report
 
 WINDOW = 5
 """Steps at each end of the history that are compared."""
@@ -45,26 +44,6 @@ FALL = 0.05
 """Fall of an evaluation's mean that is reported, if it exceeds chance."""
 REWARD_ROSE = 0.02
 """Rise of the reward with which a fall of an evaluation is reported."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sign(Report):
-    """A sign that something may be wrong. `find_training_signs` and `find_reward_signs` make it."""
-
-    kind: str
-    """Kind of the sign, as listed by the module that found it."""
-    subject: str
-    """Subject of the sign, such as an evaluation, a reward or a taskset; empty if it is about all rewards."""
-    text: str
-
-    @property
-    def heading(self) -> str:
-        """Return in words where to look."""
-        return f"look at {self.subject or 'rewards'}"
-
-    def to_text(self) -> str:
-        """Return the sign as a sentence."""
-        return f"{self.kind}: {self.text}"
 
 
 def find_training_signs(

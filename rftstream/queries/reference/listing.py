@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import re
 import time
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import TasksetSpec
 from rftstream.errors import ConfigError, RftError
 from rftstream.queries.curves.history import read_glance
 from rftstream.queries.formatting import columns, moment, number
@@ -66,7 +68,7 @@ def kind_of(word: str) -> str:
     """Return the kind that a word names: `policies` and `policy` give `policy`. ConfigError if it names no kind."""
     kinds = {plural_of(kind): kind for kind in registry.KINDS}
     if word not in kinds and word not in registry.KINDS:
-        raise ConfigError(f"list: unknown kind {word!r}; {registry.suggest(word, [*kinds, 'runs'])}")
+        raise ConfigError(f"list: unknown kind {word!r}; {registry.suggest(word, [*kinds, 'benchmarks', 'runs'])}")
     return kinds.get(word, word)
 
 
@@ -83,6 +85,57 @@ def how_to_plug(kind: str) -> str:
     """Return the instructions in the kind's table for adding a part, without their title."""
     module = registry.KINDS[kind].partition(":")[0]
     return (ast.get_docstring(find_tree(module) or ast.Module([], [])) or "").partition("\n\n")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceEntry(Report):
+    """A source of tasksets that needs a package. `list_sources` makes it."""
+
+    JSON = "source environment package installed install"
+
+    source: str
+    """Source in the form of a run file."""
+    environment: str
+    """The environment that its problems get."""
+    package: str
+    installed: str | None
+    """Version of the package beside rftstream. None: it is not there, and may be in an interpreter of its own."""
+    install: str
+    """The line that installs it."""
+
+
+def list_sources() -> list[SourceEntry]:
+    """Return the sources that name environments of packages, with what is installed."""
+    found = []
+    for name, spec in registry.built_in(TasksetSpec).items():
+        if not spec.package:
+            continue
+        target = spec.environment.get("target", "")
+        environment = f"{spec.environment['name']} ({target})" if target else "single_turn"
+        found.append(
+            SourceEntry(
+                source=f"{name}:{spec.location_name}",
+                environment=environment,
+                package=spec.package,
+                installed=_version_of(spec.package),
+                install=spec.install,
+            )
+        )
+    return found
+
+
+def _version_of(package: str) -> str | None:
+    names = importlib.metadata.packages_distributions().get(package)
+    return importlib.metadata.version(names[0]) if names else None
+
+
+def sources_to_text(sources: Iterable[SourceEntry]) -> str:
+    """Return the sources as text for people."""
+    rows: list[tuple[object, ...]] = [("source", "environment", "package", "here", "installed by")]
+    for one in sources:
+        rows.append((one.source, one.environment, one.package, one.installed or "no", one.install))
+    lines = columns(rows, left=5, indent="  ")
+    return "\n".join(["", "environments of packages, by name: tasksets.NAME.source = ...", "", *lines])
 
 
 def parts_to_text(kind: str, parts: Iterable[PartEntry]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rftstream.algorithms.learning_signal import NoSignal, find_no_signal
+from rftstream.algorithms.reward_signs import Sign, find_reward_signs
 from rftstream.config.stages import stage_line
 from rftstream.contracts.control import DesiredState
 from rftstream.contracts.outcomes import GroupResult
@@ -17,8 +18,7 @@ from rftstream.queries.audits.operator_totals import OperatorTotals, read_totals
 from rftstream.queries.catalog.counts import ErrorKind
 from rftstream.queries.curves.evaluations import mean_text, newest_and_best, result_numbers
 from rftstream.queries.curves.history import NUM_SMOOTHED, History, read_glance
-from rftstream.queries.curves.reward_watch import find_reward_signs
-from rftstream.queries.curves.training_watch import Sign, find_training_signs
+from rftstream.queries.curves.training_watch import find_training_signs
 from rftstream.queries.formatting import columns, duration, listed, moment, number, plural, size, staleness_text, table
 from rftstream.queries.plain import Report, pick
 from rftstream.queries.records.dead import error_kinds, read_dead
@@ -267,7 +267,7 @@ def read_status(
         workers=workers,
         no_signal=find_no_signal(history.steps[-1].metrics, run.config) if history.steps else None,
         training_signs=find_training_signs(history.steps, history.evaluations, run.config),
-        reward_signs=find_reward_signs(history, run.config),
+        reward_signs=find_reward_signs(history.metrics, history.evaluations, run.config),
         failing=find_failing(run.transport),
         standstill=None if movement is None else find_standstill(movement),
     )

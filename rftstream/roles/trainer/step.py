@@ -153,6 +153,7 @@ class TrainerStep(SingleStep):
             self._publication.abandon()
             self._publication = None
         self._updates.rest()
+        self._updates.hacked.forget()
         self._deletions.begin_anew()
         self._end.forget()
         self._epoch = epoch
@@ -231,10 +232,12 @@ class TrainerStep(SingleStep):
                 return self._assembly.add(received)
             case StepRecord() as step:
                 self._versions.record(step)
+                self._updates.hacked.record(step)
             case WeightsAnnounced() as announced:
                 self._versions.announce(announced)
             case EvalResult() as result:
                 self._versions.evaluate(result)
+                self._updates.hacked.evaluate(result)
             case RunManifest() as manifest:
                 self._end.created_at = manifest.created_at
             case TasksEnded() as ended:
@@ -370,6 +373,7 @@ class TrainerStep(SingleStep):
             match output.message:
                 case StepRecord() as step:
                     self._versions.record(step)
+                    self._updates.hacked.record(step)
                     self._is_published = step.announced or step.resumed
                     show_in_metrics(step, self._progress)
                 case WeightsAnnounced() as announced:

@@ -26,6 +26,7 @@ from rftstream.roles.trainer.progress import TrainerProgress, too_many_skips
 from rftstream.roles.trainer.run_end import RunEnd
 from rftstream.roles.trainer.schedule import rate_at
 from rftstream.roles.trainer.training import TrainedStaleness, Training, check_made_for
+from rftstream.roles.trainer.watches.hacked import HackedRewardWatch
 from rftstream.roles.trainer.watches.held_out import HeldOut
 
 
@@ -96,6 +97,7 @@ class UpdateCycle:
     def __post_init__(self) -> None:
         self.mismatch = MismatchWatch(self.config)
         self.signal = SignalWatch(self.config)
+        self.hacked = HackedRewardWatch(self.config)
         self.resting_since = self.clock.now()
 
     @property
@@ -149,7 +151,7 @@ class UpdateCycle:
             values["stage"] = stage.number + 1.0
         if self.held_out is not None and self.held_out.due(stage, progress.version, last=end_reason is not None):
             values |= self.backend.asked(self.held_out.look)(stage)
-        no_signal = self.signal.look(values)
+        ruled = self.signal.look(values) or self.hacked.look(progress.version, values)
         return TrainedBatch(
             update=pending,
             training=training,
@@ -160,7 +162,7 @@ class UpdateCycle:
             step_s=step_s,
             ended_at=ended_at,
             end_reason=end_reason,
-            stop=too_many_skips(self.config.trainer, progress, batch) or (no_signal if end_reason is None else None),
+            stop=too_many_skips(self.config.trainer, progress, batch) or (ruled if end_reason is None else None),
         )
 
     def abandon(self) -> None:

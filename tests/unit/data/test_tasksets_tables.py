@@ -21,7 +21,8 @@ from rftstream.contracts import codec
 from rftstream.contracts.limits import LIMITS, MessageLimits
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
 from rftstream.data.tasksets import arrow, columns
-from rftstream.data.tasksets.columns import PROBLEM_LIMITS, Columns, TableConfig, look_up
+from rftstream.data.tasksets.columns import PROBLEM_LIMITS, Columns, TableConfig
+from rftstream.data.tasksets.fields import look_up
 from rftstream.errors import ConfigError, pip_install
 from tests.unit.data.test_tasksets_sources import open_source, user, write
 

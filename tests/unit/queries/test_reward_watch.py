@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from rftstream.algorithms.reward_signs import find_reward_signs
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
 from rftstream.queries.curves.history import History
-from rftstream.queries.curves.reward_watch import find_reward_signs
 from tests.configs import small_run
 
 STEPS = 40
@@ -64,7 +64,7 @@ def history(
 
 
 def signs(found: History, config: RunConfig) -> dict[str, str]:
-    return {sign.kind: sign.text for sign in find_reward_signs(found, config)}
+    return {sign.kind: sign.text for sign in find_reward_signs(found.metrics, found.evaluations, config)}
 
 
 BOTH = [{"name": "exact"}, {"name": "well_formed", "weight": 0.5}]

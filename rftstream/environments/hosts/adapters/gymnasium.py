@@ -9,6 +9,7 @@ Options, also those of a single problem in its `info.options`:
     show            "observation", or "render" for the text picture of environments that have one
     most_invalid    replies without a legal action after which the rollout ends, 3 by default
     invalid_reward  reward of a reply without a legal action, 0 by default
+    seed            seed of the episode; that of the rollout by default
 
 The action is the last name or number in the reply; if an action is several numbers, the last ones. The state between
 two turns is the list of actions, so an environment can resume elsewhere if its seed determines the rest.
@@ -16,14 +17,16 @@ two turns is the list of actions, so an environment can resume elsewhere if its 
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
 import numpy
 
-KNOWN = ("id", "settings", "instructions", "actions", "show", "most_invalid", "invalid_reward")
+KNOWN = ("id", "settings", "instructions", "actions", "show", "most_invalid", "invalid_reward", "seed")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 COLOURED = re.compile(r"\x1b\[[\d;]*m(.+?)\x1b\[0m")
 
@@ -41,7 +44,7 @@ class GymnasiumEnvironment:
         settings = {**({"render_mode": "ansi"} if self._is_rendered else {}), **options.get("settings", {})}
         self._environment = gymnasium.make(options["id"], **settings)
         self._messages = problem["messages"]
-        self._seed = seed % 2**31
+        self._seed = options.get("seed", seed) % 2**31
         self._instructions = options.get("instructions", "")
         self._names = list(options.get("actions", ()))
         self._most_invalid = options.get("most_invalid", 3)
@@ -171,3 +174,8 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return str(value)
+
+
+def tasks(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield tasks without end: episodes with seeds from 0 on."""
+    return ({"messages": [""], "info": {"options": {"seed": seed}}} for seed in itertools.count())

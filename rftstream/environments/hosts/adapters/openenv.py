@@ -14,7 +14,9 @@ one episode. Options, also those of a single problem in its `info.options`:
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import websockets.sync.client
@@ -28,7 +30,8 @@ class OpenEnvEnvironment:
     """One episode on a server, as a host calls it."""
 
     def __init__(self, config: dict[str, Any], *, problem: dict[str, Any], seed: int) -> None:
-        options = {**config, **problem["info"].get("options", {})}
+        own = problem["info"].get("options", {})
+        options = {**config, **own, "reset": {**config.get("reset", {}), **own.get("reset", {})}}
         if unknown := sorted(set(options) - set(KNOWN)):
             raise ValueError(f"options: unknown key {unknown[0]!r}; known: {', '.join(KNOWN)}")
         if "url" not in options:
@@ -96,3 +99,8 @@ class OpenEnvEnvironment:
         if "observation" in self._options:
             observation = observation[self._options["observation"]]
         return observation if isinstance(observation, str) else json.dumps(observation)
+
+
+def tasks(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield tasks without end: episodes with seeds from 0 on."""
+    return ({"messages": [""], "info": {"options": {"reset": {"seed": seed}}}} for seed in itertools.count())

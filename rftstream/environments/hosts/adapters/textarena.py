@@ -8,6 +8,7 @@ Options, also those of a single problem in its `info.options`:
     seat          the policy's place among them, 0 by default
     opponent      `module:function` that plays all others: (observation, player, seed) -> move
     instructions  text before the first observation
+    seed          seed of the game; that of the rollout by default
 
 The reward comes with the last reply: the game's reward for the policy's player. textarena uses Python's global random
 generator. So each game keeps its own state of the generator, and only one game of a host moves at a time. The state
@@ -17,6 +18,7 @@ between two turns is the list of all moves.
 from __future__ import annotations
 
 import importlib
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -25,7 +27,7 @@ from typing import Any
 
 import textarena
 
-KNOWN = ("id", "settings", "num_players", "seat", "opponent", "instructions")
+KNOWN = ("id", "settings", "num_players", "seat", "opponent", "instructions", "seed")
 ONE_MOVES = threading.Lock()
 
 
@@ -38,7 +40,7 @@ class TextArenaEnvironment:
             raise ValueError(f"options: unknown key {unknown[0]!r}; known: {', '.join(KNOWN)}")
         if "id" not in options:
             raise ValueError("options: missing id, as in id = 'GuessTheNumber-v0'")
-        self._seed = seed
+        self._seed = seed = options.get("seed", seed)
         self._random = random.Random(seed).getstate()
         self._messages = problem["messages"]
         self._instructions = options.get("instructions", "")
@@ -131,3 +133,8 @@ class TextArenaEnvironment:
             finally:
                 self._random = random.getstate()
                 random.setstate(outside)
+
+
+def tasks(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield tasks without end: episodes with seeds from 0 on."""
+    return ({"messages": [""], "info": {"options": {"seed": seed}}} for seed in itertools.count())

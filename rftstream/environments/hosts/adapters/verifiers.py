@@ -17,11 +17,15 @@ import copy
 import itertools
 import json
 import os
+import sys
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 from verifiers.v1.clients import EvalClientConfig, ModelContext
-from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+from verifiers.v1.utils.loaders import load_environment, load_taskset, resolve_env_config
+
+os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", "")))  # uv may be there
 
 
 class LoadedEnvironment:
@@ -59,6 +63,26 @@ class LoadedEnvironment:
 
 
 LOADED: dict[str, LoadedEnvironment] = {}
+
+
+def tasks(options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the tasks of the taskset, with the prompts that their agents begin with."""
+    for number, task in enumerate(load_taskset(resolve_env_config(copy.deepcopy(options["env"])).taskset)):
+        data = task.data
+        prompt = data.prompt or ""
+        said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [_said(one) for one in prompt]
+        system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+        info = {"idx": number, **{key: value for key in ("id", "name") if (value := getattr(data, key)) is not None}}
+        yield {"messages": system + said, "answer": getattr(data, "answer", None), "info": info}
+
+
+def _said(message: Any) -> dict[str, Any]:
+    content = message.content if not isinstance(message, dict) else message.get("content")
+    role = message.role if not isinstance(message, dict) else message["role"]
+    if isinstance(content, list):
+        parts = (part if isinstance(part, dict) else part.model_dump() for part in content)
+        content = "\n".join(str(part.get("text") or f"({part.get('type')})") for part in parts)
+    return {"role": role, "content": content or ""}
 
 
 async def run(

@@ -1,7 +1,7 @@
 """Finds signs of reward hacking in the recorded steps and evaluations: reward that is gained without solving the task.
 
 Each sign is a function of the history alone, so a page shows the same signs at any later time. A sign is a reason to
-read some rollouts (`rftstream inspect`), not a proof.
+read some rollouts (`rftstream inspect`), not a proof. `run.stop_on` names signs that end the run.
 
     canary       an evaluation with each other's answers (`canary = true`) gives a reward
     checks       a second opinion (`use = "check"`) is far from the reward
@@ -16,15 +16,17 @@ read some rollouts (`rftstream inspect`), not a proof.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
 from rftstream.config.parts.reward_uses import RewardUse, part_names, reward_uses
 from rftstream.config.sections import RunConfig
-from rftstream.contracts.versions import EvalResult, StepRecord
-from rftstream.queries.curves.history import History
-from rftstream.queries.curves.training_watch import Sign
+from rftstream.contracts.versions import EvalResult
+
+Steps = Sequence[tuple[int, Mapping[str, float]]]
+"""Version and metrics of each step."""
 
 LEAST_STEPS = 20
 """Steps before any comparison is made."""
@@ -49,6 +51,30 @@ UNSCORED_RISE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
+class Sign:
+    """A sign that something may be wrong. `find_training_signs` and `find_reward_signs` make it."""
+
+    kind: str
+    """Kind of the sign, as listed by the module that found it."""
+    subject: str
+    """Subject of the sign, such as an evaluation, a reward or a taskset; empty if it is about all rewards."""
+    text: str
+
+    @property
+    def heading(self) -> str:
+        """Return in words where to look."""
+        return f"look at {self.subject or 'rewards'}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sign as plain values, for `--json`."""
+        return asdict(self)
+
+    def to_text(self) -> str:
+        """Return the sign as a sentence."""
+        return f"{self.kind}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
 class _Windows:
     """The means of two windows of steps: the first and the newest."""
 
@@ -66,36 +92,36 @@ class _Windows:
         return self.last[name] - self.first[name]
 
 
-def find_reward_signs(history: History, config: RunConfig) -> tuple[Sign, ...]:
-    """Return the signs in a run's steps and evaluations, the most certain first."""
-    windows = _windows(history.steps)
-    signs = [*_canaries(history.evaluations, config)]
+def find_reward_signs(steps: Steps, evaluations: Sequence[EvalResult], config: RunConfig) -> tuple[Sign, ...]:
+    """Return the signs in a run's steps and evaluations, both by version, the most certain first."""
+    windows = _windows(steps)
+    signs = [*_canaries(evaluations, config)]
     if windows is not None:
         signs += [
             *_checks(windows, config),
             *_judges(windows),
             *_dominance(windows, config),
             *_falling(windows, config),
-            *_held_out(windows, history, config),
-            *_divergence(history.steps),
+            *_held_out(windows, evaluations, config),
+            *_divergence(steps),
         ]
         signs += _unscored(windows)
     return tuple(signs)
 
 
-def _windows(steps: Sequence[StepRecord]) -> _Windows | None:
-    counted = [step for step in steps if "reward" in step.metrics]
+def _windows(steps: Steps) -> _Windows | None:
+    counted = [step for step in steps if "reward" in step[1]]
     if len(counted) < LEAST_STEPS:
         return None
     size = max(5, min(50, len(counted) // 4))
     first, last = counted[:size], counted[-size:]
-    return _Windows(_means(first), _means(last), first[-1].name.version, last[0].name.version)
+    return _Windows(_means(first), _means(last), first[-1][0], last[0][0])
 
 
-def _means(steps: Sequence[StepRecord]) -> dict[str, float]:
+def _means(steps: Steps) -> dict[str, float]:
     columns: dict[str, list[float]] = {}
-    for step in steps:
-        for name, value in step.metrics.items():
+    for _, values in steps:
+        for name, value in values.items():
             columns.setdefault(name, []).append(value)
     return {name: sum(column) / len(column) for name, column in columns.items()}
 
@@ -166,9 +192,9 @@ def _part_changes(windows: _Windows, config: RunConfig) -> Iterator[tuple[str, d
             yield taskset, changes
 
 
-def _divergence(steps: Sequence[StepRecord]) -> Iterator[Sign]:
+def _divergence(steps: Steps) -> Iterator[Sign]:
     """Yield the sign of over-optimisation (Gao et al., arXiv:2210.10760): divergence that buys no more reward."""
-    counted = [step for step in steps if "kl" in step.metrics and "reward" in step.metrics]
+    counted = [step for step in steps if "kl" in step[1] and "reward" in step[1]]
     if len(counted) < LEAST_STEPS:
         return
     third = len(counted) // 3
@@ -184,11 +210,11 @@ def _divergence(steps: Sequence[StepRecord]) -> Iterator[Sign]:
         yield Sign("kl", "the policy", text)
 
 
-def _held_out(windows: _Windows, history: History, config: RunConfig) -> Iterator[Sign]:
+def _held_out(windows: _Windows, evaluations: Sequence[EvalResult], config: RunConfig) -> Iterator[Sign]:
     rises = [
         rise
         for name, section in config.evaluations.items()
-        if not section.canary and (rise := _rise(name, windows, history.evaluations)) is not None
+        if not section.canary and (rise := _rise(name, windows, evaluations)) is not None
     ]
     if not rises or max(rises) >= FOLLOWED:
         return
