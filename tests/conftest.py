@@ -35,8 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
     surroundings.enter()  # before test modules import what reads variables: torch, transformers, matplotlib
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as `make test &` in a script has it, for all that it starts
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # how long an example takes says more of the machine than of the code
-    settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    # How long an example takes says more of the machine than of the code. They differ each time, so a run of all
+    # tests needs fewer than a look at one file.
+    num_examples = 40 if "not long" in config.option.markexpr else 100
+    settings.register_profile(
+        "any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=num_examples
+    )
     settings.load_profile("any speed")
     is_worker, has_workers = hasattr(config, "workerinput"), bool(config.getoption("numprocesses", None))
     if is_worker or not has_workers:  # it runs tests
@@ -73,19 +77,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(f"the same tests of each sample again: {SEED}={os.environ[SEED]}")
 
 
-@pytest.fixture(autouse=True)
-def no_strangers_in_the_log(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Clients of a broker that an earlier test of this process has ended go on trying for a while, and say so."""
-    if request.node.get_closest_marker("broker") is not None:
-        yield
-        return
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Keep what the client of Kafka says out of the tests without a broker: clients of one that an earlier test of this
+    process has ended go on trying for a while, and say so."""
+    if item.get_closest_marker("broker") is not None:
+        return (yield)  # type: ignore[return-value]
     kafka = logging.getLogger("kafka")
-    captured = request.config.pluginmanager.get_plugin("logging-plugin").caplog_handler
+    captured = item.config.pluginmanager.get_plugin("logging-plugin").caplog_handler
     before, kafka.propagate = kafka.propagate, False
     captured.addFilter(no_word_of_kafka)  # a client's thread may be in the middle of a word
-    yield
-    captured.removeFilter(no_word_of_kafka)
-    kafka.propagate = before
+    try:
+        return (yield)  # type: ignore[return-value]
+    finally:
+        captured.removeFilter(no_word_of_kafka)
+        kafka.propagate = before
 
 
 def no_word_of_kafka(record: logging.LogRecord) -> bool:

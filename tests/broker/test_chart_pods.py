@@ -59,6 +59,7 @@ class Pods:
         return self.start(component, container)
 
 
+@pytest.mark.sampled(1, "deployed")
 @pytest.mark.heavy("the broker of all tests is made for it, and each pod of the chart starts")
 def test_the_pods_bring_a_run_to_its_end(place: Workplace, servers: str, run_id: Callable[[], str]) -> None:
     release = Pods(place, servers, run_id())

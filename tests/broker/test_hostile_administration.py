@@ -154,6 +154,7 @@ HARMLESS = {
 """Settings of `tasks` with which the run goes on to its end."""
 
 
+@pytest.mark.sampled(3, "administration")
 def test_settings_that_lose_records_pause_a_live_run_until_they_are_put_right(
     run: DrivenRun, administrator: Administrator
 ) -> None:
@@ -235,6 +236,7 @@ def test_groups_that_somebody_resets_or_deletes_lose_and_repeat_nothing(
     assert "no position for" in caplog.text or "was set by somebody else" in caplog.text
 
 
+@pytest.mark.sampled(3, "administration")
 def test_a_stranger_who_takes_transactional_ids_only_delays(run: DrivenRun, caplog: pytest.LogCaptureFixture) -> None:
     run.start_all()
     run.play(lambda: run.view.curve().version >= 1)
@@ -282,6 +284,7 @@ def test_transactions_that_brokers_do_not_take_for_so_long_name_their_setting(ru
             producer.start()
 
 
+@pytest.mark.sampled(3, "administration")
 def test_clocks_that_are_apart_are_told_and_nothing_is_lost(
     run: DrivenRun, administrator: Administrator, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -310,6 +313,7 @@ def truncate(broker: OwnBroker, topic: str) -> None:
         other.unlink()
 
 
+@pytest.mark.sampled(3, "administration")
 @pytest.mark.heavy("a broker that is killed and started again")
 def test_records_that_a_new_leader_lacks_end_their_reader_with_the_cause_and_are_counted(
     place: Workplace, own_broker: OwnBroker, run_id: Callable[[], str]
@@ -353,6 +357,7 @@ RIGHTS: dict[str, tuple[ResourceType, str, ACLOperation, str]] = {
 """A right that is taken away -> of what, the operation, and the error that is named."""
 
 
+@pytest.mark.sampled(3, "administration")
 @pytest.mark.heavy("a run whose roles wait, longer each time, to be let in again")
 def test_rights_and_credentials_that_are_taken_from_a_live_run_are_waited_for(
     place: Workplace, guarded: Guarded, run_id: Callable[[], str], monkeypatch: pytest.MonkeyPatch,

@@ -77,6 +77,7 @@ def recorded(made: Made, servers: str) -> Path:
     return made("kafka-run", make) / "runs" / "test-recorded"
 
 
+@pytest.mark.sampled(1, "replayed")
 @pytest.mark.heavy("a whole run on a real broker, whose transactions wait for one another")
 @pytest.mark.law("replay")
 def test_batches_are_trained_again_from_a_broker(place: Workplace, recorded: Path, run_id: Callable[[], str]) -> None:
@@ -124,6 +125,7 @@ def test_a_run_is_opened_by_its_id_and_the_address_of_its_log(recorded: Path, se
 # ------------------------------------------------------------------------------------------------ runs of their own
 
 
+@pytest.mark.sampled(2, "dead")
 @pytest.mark.heavy("a whole run on a real broker, whose transactions wait for one another")
 @pytest.mark.law("lost", "twice", "unscorable")
 def test_the_dead_are_put_back_after_the_mend_and_scored_once_more(
@@ -168,6 +170,7 @@ def test_the_dead_are_put_back_after_the_mend_and_scored_once_more(
     assert {one.ids.rollout_id for one in again.view.rollouts()} == names
 
 
+@pytest.mark.sampled(1, "strays")
 @pytest.mark.heavy("a whole run on a real broker, whose transactions wait for one another")
 @pytest.mark.law("fencing")
 def test_strays_in_a_live_run(make: Make) -> None:
@@ -200,6 +203,7 @@ class DiedError(Exception):
     """What a role that dies here raises."""
 
 
+@pytest.mark.sampled(1, "retention")
 @pytest.mark.law("conservation", "bounded")
 def test_a_run_with_retention_balances_and_goes_on(
     place: Workplace, make: Make, monkeypatch: pytest.MonkeyPatch
@@ -239,6 +243,7 @@ def test_a_run_with_retention_balances_and_goes_on(
     assert place.look("replay", run.folder.path, "--from", str(steps)).code == 0
 
 
+@pytest.mark.sampled(1, "partials")
 @pytest.mark.law("lost", "twice")
 def test_a_lost_explorers_rollouts_are_finished_by_another(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     """From the pieces on the compacted topic, in the order of the partition."""
@@ -369,6 +374,7 @@ BACKLOG = 12
 """Rollouts of (1 + max_staleness) batches: so many are admitted while nobody trains."""
 
 
+@pytest.mark.sampled(1, "exporter")
 @pytest.mark.law("conservation")
 def test_backlog_and_lag_count_no_markers_of_transactions(place: Workplace, make: Make) -> None:
     """The exporter's backlog is that of the audit, with workers and without. Two verifiers share the work."""

@@ -182,6 +182,7 @@ def test_a_broker_that_is_gone_stops_nobody_and_what_dies_with_it_is_resumed(
     place.assert_nobody_left()
 
 
+@pytest.mark.sampled(1, "strays")
 @pytest.mark.heavy("a run whose records are deleted while it is at work")
 def test_a_log_under_other_peoples_hands(place: Workplace, servers: str, run_id: Callable[[], str]) -> None:
     """Records that a broker deletes before they were read, in a run that goes on; then more partitions."""

@@ -21,6 +21,7 @@ from rftstream.contracts.topics import MAX_DEAD_BYTES
 from rftstream.contracts.verdicts import Verdict
 from rftstream.errors import ContractError
 from tests.contracts.samples import SAMPLES, contract_of
+from tests.suite.each import each
 
 pytestmark = pytest.mark.law("no-pickle")
 
@@ -292,7 +293,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "path", "value", "text"), WRONG)
+@each(("name", "path", "value", "text"), WRONG)
 def test_errors_name_the_place_and_both_sides(name: str, path: str, value: Any, text: str) -> None:
     with pytest.raises(ContractError) as caught:
         decode(changed(name, path, value), contract_of(name), "verified[3]@8172")
@@ -312,7 +313,7 @@ def test_metrics_may_hold_a_nan() -> None:
 # ------------------------------------------------------------------------------- limits
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         b"", b"\xc1", b"\xc0", b"\x90", b"\x01", b"\xa3abc",

@@ -16,6 +16,7 @@ from rftstream.contracts.records import Headers, Record
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError
 from tests.contracts.samples import COMMON_HEADERS, GOLDEN, IDS, SAMPLES, contract_of, is_newest, record_text
+from tests.suite.each import each
 
 IDS_HEADERS = {
     "group_id": "gsm8k/0/17/0", "rollout_id": "gsm8k/0/17/0/3", "sibling": "3", "group_size": "8", "sequence": "17",
@@ -27,7 +28,7 @@ def texts(headers: Headers) -> dict[str, str]:
     return {name: value.decode("ascii") for name, value in headers}
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@each("name", SAMPLES)
 def test_key_and_headers_are_the_golden_ones(name: str) -> None:
     golden = (GOLDEN / f"{name}.record.json").read_text(encoding="utf-8")
     if is_newest(name):
@@ -38,7 +39,7 @@ def test_key_and_headers_are_the_golden_ones(name: str) -> None:
         assert now["headers"].items() >= then["headers"].items()
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@each("name", SAMPLES)
 def test_headers_that_all_have(name: str) -> None:
     found = texts(headers_of(SAMPLES[name], "a-run", 4))
     contract = contract_of(name)
@@ -48,7 +49,7 @@ def test_headers_that_all_have(name: str) -> None:
 
 
 @pytest.mark.law("twice")
-@pytest.mark.parametrize("name", SAMPLES)
+@each("name", SAMPLES)
 def test_twin_headers_are_there(name: str) -> None:
     topic = TOPICS[MESSAGES[contract_of(name)].topic]
     assert set(topic.twin or ()) <= set(texts(headers_of(SAMPLES[name], "run")))

@@ -19,6 +19,7 @@ from rftstream.contracts.records import Record
 from rftstream.errors import ContractError
 from tests.contracts.samples import SAMPLES, contract_of, readable
 from tests.contracts.strategies import messages
+from tests.suite.each import each
 
 UNKNOWN = [1, {"nested": [b"bytes", None, 2.5]}, "text"]
 
@@ -47,7 +48,7 @@ def test_what_the_codec_takes_the_schema_takes(contract: str, data: st.DataObjec
     jsonschema.Draft202012Validator(schemas.load(contract)).validate(readable(message))
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@each("name", SAMPLES)
 def test_fields_of_newer_writers_are_skipped(name: str) -> None:
     message = SAMPLES[name]
     fields = _with_unknown_fields(type(message), msgpack.unpackb(encode(message)))
@@ -71,7 +72,7 @@ def _with_unknown_fields(kind: Any, value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@each("name", SAMPLES)
 def test_fields_that_older_writers_did_not_have_take_their_defaults(name: str) -> None:
     message = SAMPLES[name]
     contract = contract_of(name)
@@ -90,7 +91,7 @@ def test_fields_that_older_writers_did_not_have_take_their_defaults(name: str) -
                 assert "expected" in str(error)
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@each("name", SAMPLES)
 def test_record_and_back(name: str) -> None:
     message = SAMPLES[name]
     topic = MESSAGES[contract_of(name)].topic

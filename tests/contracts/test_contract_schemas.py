@@ -10,13 +10,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import jsonschema  # type: ignore[import-untyped]  # it has no stubs
 import msgpack  # type: ignore[import-untyped]  # it has no stubs
-import pytest
 
 import schemas
 from rftstream.contracts.checks import parts_of
 from rftstream.contracts.codec import decode, encode
 from rftstream.contracts.messages import MESSAGES
 from tests.contracts.samples import GOLDEN, SAMPLES, contract_of, is_newest, readable, twin_text
+from tests.suite.each import each
 
 Schema = dict[str, Any]
 
@@ -34,7 +34,7 @@ def test_golden_folder_holds_nothing_else() -> None:
     assert names == {f"{stem}{suffix}" for stem in stems for suffix in (".msgpack", ".json", ".record.json")}
 
 
-@pytest.mark.parametrize("contract", MESSAGES)
+@each("contract", MESSAGES)
 def test_schema_says_the_fields_types_and_defaults_of_the_dataclass(contract: str) -> None:
     schema, spec = schemas.load(contract), MESSAGES[contract]
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -109,7 +109,7 @@ def _compare_type(kind: Any, schema: Schema, document: Schema, where: str) -> No
     return None
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@each("name", SAMPLES)
 def test_golden_decodes_and_the_newest_encodes_to_the_same_bytes(name: str) -> None:
     value = (GOLDEN / f"{name}.msgpack").read_bytes()
     message = decode(value, contract_of(name))
@@ -118,7 +118,7 @@ def test_golden_decodes_and_the_newest_encodes_to_the_same_bytes(name: str) -> N
         assert encode(message) == value
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@each("name", SAMPLES)
 def test_readable_twin_is_the_golden_message_and_valid(name: str) -> None:
     text = (GOLDEN / f"{name}.json").read_text(encoding="utf-8")
     if is_newest(name):
@@ -126,7 +126,7 @@ def test_readable_twin_is_the_golden_message_and_valid(name: str) -> None:
     jsonschema.Draft202012Validator(schemas.load(contract_of(name))).validate(json.loads(text))
 
 
-@pytest.mark.parametrize("name", SAMPLES)
+@each("name", SAMPLES)
 def test_wire_form_of_the_golden_message_is_valid(name: str) -> None:
     """Also without our decoder: bytes become the marker that the schema calls Binary, and nothing else is done."""
     fields = msgpack.unpackb((GOLDEN / f"{name}.msgpack").read_bytes())

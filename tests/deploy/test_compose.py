@@ -21,6 +21,7 @@ from rftstream.config.loader import load
 from rftstream.roles import ROLES
 from tests.deploy.conftest import ROOT, read_yaml
 from tests.deploy.dockerfile import read_stages
+from tests.suite.each import each
 
 FILES = [ROOT / "docker-compose.yml", ROOT / "deploy" / "docker" / "compose.gpu.yml"]
 SERVICES = {f"{path.name}: {name}": service for path in FILES for name, service in read_yaml(path)["services"].items()}
@@ -39,13 +40,13 @@ def test_the_file_is_valid(path: Path) -> None:
     jsonschema.validate(read_yaml(path), json.loads(vendored.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@each("service", SERVICES)
 def test_images_have_a_version(service: str) -> None:
     _, colon, tag = filled(SERVICES[service]["image"]).partition(":")
     assert colon and tag and "latest" not in tag
 
 
-@pytest.mark.parametrize("service", [name for name in OURS if "bucket" not in name])
+@each("service", [name for name in OURS if "bucket" not in name])
 def test_commands_are_commands(service: str) -> None:
     """Parsed as rftstream does, and not run."""
     name, *arguments = OURS[service]["command"]
@@ -112,7 +113,7 @@ def test_containers_have_no_rights_and_write_to_volumes_alone(compose: dict[str,
         assert set(service.get("profiles", ["monitoring"])) <= {"monitoring", "studio", "synthesis"}
 
 
-@pytest.mark.parametrize("service", OURS)
+@each("service", OURS)
 def test_an_image_is_named_after_its_target(service: str) -> None:
     """And roles that need PyTorch have one with it."""
     target, role = filled(OURS[service]["build"]["target"]), service.partition(": ")[2]

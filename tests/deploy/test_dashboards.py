@@ -16,6 +16,7 @@ from tests.deploy.conftest import ROOT
 from tests.deploy.prometheus_server import Prometheus
 from tests.deploy.test_prometheus import ALERTS, names_in, series_names
 from tests.e2e.workplace import EXAMPLES, Workplace, sets
+from tests.suite.each import each
 
 FOLDER = ROOT / "deploy" / "grafana"
 NAMES = ("explorers", "learning", "log", "overview", "people", "trainer", "verifiers")
@@ -69,7 +70,7 @@ def test_panels_do_not_overlap_and_are_as_grafana_takes_them(name: str) -> None:
     assert len(set(ids)) == len(ids)
 
 
-@pytest.mark.parametrize("title", PANELS)
+@each("title", PANELS)
 def test_a_panel_says_what_it_tells_of_metrics_that_there_are(title: str) -> None:
     panel = PANELS[title]
     assert len(panel["description"]) > 15 and panel["description"].endswith((".", "?"))
@@ -118,6 +119,7 @@ def selectors_in(expression: str) -> set[str]:
     return set(re.findall(r"\b(?:rftstream|process)_\w+(?:\{[^}]*\})?|\bup\{[^}]*\}", expression))
 
 
+@pytest.mark.sampled(1, "deployed")
 @pytest.mark.slow
 def test_every_panel_and_alert_sees_something_of_a_run(place: Workplace) -> None:
     run_file = (EXAMPLES / "arithmetic.toml").read_text(encoding="utf-8")

@@ -23,6 +23,7 @@ import pytest
 import rftstream.transport.kafka
 from rftstream.transport.kafka.client import compat, compat_consumer
 from tests.deploy.conftest import ROOT
+from tests.suite.each import each
 
 FOLDER = ROOT / "deploy" / "patches"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -183,7 +184,7 @@ def test_each_part_that_changes_the_client_is_in_a_table() -> None:
     assert missing == [], "add a patch to deploy/patches, or say in its README why there is none"
 
 
-@pytest.mark.parametrize("name", sorted(NAMED))
+@each("name", sorted(NAMED))
 def test_what_the_tables_name_is_there(name: str) -> None:
     module, _, rest = name.partition(".")
     found: object = importlib.import_module(MODULES[module])

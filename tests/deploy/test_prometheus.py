@@ -11,6 +11,7 @@ import pytest
 from rftstream.metrics import REGISTRY
 from rftstream.queries.curves.exported import EXPORTED
 from tests.deploy.conftest import ROOT, read_yaml
+from tests.suite.each import each
 
 FOLDER = ROOT / "deploy" / "prometheus"
 ALERTS = {rule["alert"]: rule for group in read_yaml(FOLDER / "alerts.yml")["groups"] for rule in group["rules"]}
@@ -36,14 +37,14 @@ def test_alerts_fire_when_they_must_and_only_then() -> None:
     promtool("test", "rules", "alerts_test.yml")
 
 
-@pytest.mark.parametrize("alert", ALERTS)
+@each("alert", ALERTS)
 def test_each_alert_is_tested_both_ways(alert: str) -> None:
     cases = [case for test in TESTS for case in test["alert_rule_test"] if case["alertname"] == alert]
     assert any(case.get("exp_alerts") for case in cases), "never seen firing"
     assert any(not case.get("exp_alerts") for case in cases), "never seen silent"
 
 
-@pytest.mark.parametrize("alert", ALERTS)
+@each("alert", ALERTS)
 def test_an_alert_leads_to_its_runbook(alert: str) -> None:
     page, _, anchor = ALERTS[alert]["annotations"]["runbook"].partition("#")
     assert anchor == alert.lower()
@@ -70,7 +71,7 @@ def names_in(expression: str) -> set[str]:
     return set(re.findall(r"\b(?:rftstream|process)_\w+", expression))
 
 
-@pytest.mark.parametrize("alert", ALERTS)
+@each("alert", ALERTS)
 def test_alerts_look_at_metrics_that_there_are(alert: str) -> None:
     assert names_in(ALERTS[alert]["expr"]) <= series_names()
 

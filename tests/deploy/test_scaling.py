@@ -13,6 +13,7 @@ import pytest
 
 from tests.deploy.prometheus_server import Prometheus
 from tests.e2e.workplace import Process, Workplace
+from tests.suite.each import each
 
 RUN_FILE = """
 [run]
@@ -64,7 +65,7 @@ def replicas_wanted(backlog: float, replicas: int) -> int:
     return min(MOST, max(LEAST, math.ceil(backlog / MAX_CONCURRENT)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("backlog", "replicas", "wanted"),
     [(0, 4, 1), (1, 1, 1), (4, 1, 1), (5, 1, 2), (9, 1, 3), (120, 1, 4), (15, 4, 4), (13, 4, 4), (11, 3, 3), (8, 4, 2)],
 )
@@ -111,6 +112,7 @@ def _has_partitions(file: Path) -> bool:
     return file.exists() and re.search(r" owns [1-9]\d* partitions", file.read_text(encoding="utf-8")) is not None
 
 
+@pytest.mark.sampled(1, "deployed")
 @pytest.mark.slow
 def test_explorers_follow_the_backlog_up_and_down_and_nothing_is_lost_or_done_twice(place: Workplace) -> None:
     place.write("tiny.toml", RUN_FILE)

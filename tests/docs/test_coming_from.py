@@ -31,6 +31,7 @@ from rftstream.queries.reference import explain
 from tests.docs.following import FEW_STEPS, NO_MODEL, Reader, assert_all_are_marked
 from tests.docs.reading import ROOT, blocks, read
 from tests.e2e.workplace import Workplace
+from tests.suite.each import each
 
 PAGES = {
     "TRL": ROOT / "docs" / "coming-from-trl.md",
@@ -81,7 +82,7 @@ def written(text: str) -> Any:
     return words[text] if text in words else tomllib.loads(f"value = {text}")["value"]
 
 
-@pytest.mark.parametrize(("section", "row"), ROWS, ids=[f"{section}: {row[0]}" for section, row in ROWS])
+@each(("section", "row"), ROWS, ids=[f"{section}: {row[0]}" for section, row in ROWS])
 def test_settings_exist_and_have_these_defaults(section: str, row: list[str]) -> None:
     there, _, here, default, remark = row
     assert there
@@ -117,6 +118,7 @@ def test_all_four_are_told() -> None:
     assert "rftstream explain num_generations" in screen
 
 
+@pytest.mark.sampled(2, "pages")
 @pytest.mark.process
 @pytest.mark.slow
 def test_what_is_a_mode_there_is_a_command_here(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ PAGE = ROOT / "docs" / "data-pipelines-synthesis.md"
 URL = "http://127.0.0.1:8000/v1"
 
 
+@pytest.mark.sampled(2, "pages")
 @pytest.mark.process
 @pytest.mark.slow
 def test_the_page_is_true(tmp_path: Path) -> None:

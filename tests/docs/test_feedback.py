@@ -14,6 +14,7 @@ from tests.e2e.workplace import Workplace
 PAGE = ROOT / "docs" / "feedback.md"
 
 
+@pytest.mark.sampled(2, "pages")
 @pytest.mark.process
 @pytest.mark.slow
 def test_the_commands_of_the_page_run(tmp_path: Path) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.docs.reading import PAGES, ROOT, anchors, links, shown
+from tests.suite.each import each
 
 
-@pytest.mark.parametrize("page", PAGES, ids=shown)
+@each("page", PAGES, ids=shown)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in links(page):
         if link.startswith("http"):

@@ -9,11 +9,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from pages import configuration
 
 from rftstream.queries.reference import settings
 from tests.docs.reading import PAGES, ROOT, code, shown
+from tests.suite.each import each
 
 PACKAGE = ROOT / "rftstream"
 SOURCES = ("rftstream", "workers", "schemas", "scripts", "benchmarks", "examples", "deploy", "docs/pages",
@@ -163,7 +163,7 @@ def _has_place(word: str) -> bool:
     return stem != word and stem != "" and any(one.startswith(stem) for one in words())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=shown)
+@each("page", PAGES, ids=shown)
 def test_names_in_prose_exist(page: Path) -> None:
     found = missing(page)
     assert not found, (

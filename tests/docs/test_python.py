@@ -32,6 +32,7 @@ def place(tmp_path: Path) -> Iterator[Workplace]:
         yield workplace
 
 
+@pytest.mark.sampled(2, "pages")
 @pytest.mark.heavy("a real model is trained, and trains on")
 @pytest.mark.process
 @pytest.mark.slow

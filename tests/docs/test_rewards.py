@@ -23,6 +23,7 @@ from rftstream.rewards.math import MathReward
 from rftstream.rewards.object_count import CountReward
 from rftstream.rewards.resolve import build_reward
 from tests.docs.reading import ROOT, blocks
+from tests.suite.each import each
 from tests.unit.reward_inputs import reward_input
 from tests.unit.rewards.test_judge_forms import says
 from tests.unit.served import Server
@@ -41,7 +42,7 @@ def item(completion: str, answer: str, **info: Any) -> RewardInput:
     return reward_input(completion, answer, info=info)
 
 
-@pytest.mark.parametrize("row", rows("math"), ids=lambda row: row[0])
+@each("row", rows("math"), ids=lambda row: row[0])
 def test_examples_of_math(row: list[str]) -> None:
     gold, right, wrong = row
     reward: Any = MathReward(MathReward.Config())
@@ -62,7 +63,7 @@ PICTURES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "row"), [(name, row) for name in PICTURES for row in rows(name)])
+@each(("name", "row"), [(name, row) for name in PICTURES for row in rows(name)])
 def test_examples_of_pictures(name: str, row: list[str]) -> None:
     gold, answer, reward = row
     assert PICTURES[name](PICTURES[name].Config())(item(answer, gold)).reward == pytest.approx(float(reward), abs=5e-4)

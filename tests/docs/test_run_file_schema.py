@@ -19,6 +19,7 @@ from rftstream.config import loader
 from rftstream.queries.reference import settings
 from rftstream.queries.reference.run_file_schema import FILE_NAME, run_file_schema, schema_text
 from tests.docs.reading import ROOT, shown
+from tests.suite.each import each
 
 SHIPPED = ROOT / "schemas" / "run_file" / FILE_NAME
 EXAMPLES = sorted((ROOT / "examples").glob("*.toml"))
@@ -116,7 +117,7 @@ def test_own_parts_secrets_and_overlays_are_accepted(errors_of: Callable[[str], 
     assert not errors_of(OVERLAY)
 
 
-@pytest.mark.parametrize("file", EXAMPLES, ids=shown)
+@each("file", EXAMPLES, ids=shown)
 def test_an_example_names_it_first(file: Path) -> None:
     assert file.read_text(encoding="utf-8").startswith(f"{FIRST_LINE}\n")
     assert (file.parent / FIRST_LINE.partition(" ")[2]).resolve() == SHIPPED

@@ -16,6 +16,7 @@ from rftstream.preflight.checks.advice import find_warnings
 from rftstream.preflight.first_file import write
 from rftstream.preflight.first_problems import FirstFile
 from tests.docs.reading import PAGES, ROOT, Block, blocks, shown
+from tests.suite.each import each
 
 BASE: dict[str, dict[str, Any]] = {
     "run": {"name": "base", "steps": 1},
@@ -26,7 +27,7 @@ BLOCKS = [block for page in PAGES for block in blocks(page, "toml")]
 FILES = sorted([*(ROOT / "examples").glob("*.toml"), *(ROOT / "tests" / "docs").rglob("*.toml")])
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{shown(block.page)}-{block.text.split()[0]}")
+@each("block", BLOCKS, ids=lambda block: f"{shown(block.page)}-{block.text.split()[0]}")
 def test_blocks_load(block: Block) -> None:
     values = tomllib.loads(block.text)
     run = {**BASE["run"], **values.get("run", {})}
@@ -39,7 +40,7 @@ def test_blocks_load(block: Block) -> None:
     check_part_names(loaded)
 
 
-@pytest.mark.parametrize("file", FILES, ids=shown)
+@each("file", FILES, ids=shown)
 def test_files_load(file: Path) -> None:
     check_part_names(loader.load([file], env={}))
 

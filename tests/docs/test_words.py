@@ -21,6 +21,7 @@ from rftstream.queries.state.workers import FIELD_TEXTS, SHOWN_ELSEWHERE, UNUSUA
 from rftstream.runs.folder import OpenRun
 from rftstream.testing import MemoryRun, Simulation
 from tests.docs.reading import PAGES, ROOT, blocks, code, read, shown
+from tests.suite.each import each
 
 OPERATIONS = read(ROOT / "docs" / "operations.md")
 
@@ -29,7 +30,7 @@ def commands(text: str) -> Iterator[str]:
     yield from re.findall(r"\brftstream ([a-z]+(?:-[a-z]+)*)\b", text)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=shown)
+@each("page", PAGES, ids=shown)
 def test_commands_exist(page: Path) -> None:
     shell = [line for block in blocks(page, "console", "sh") for line in block.commands or block.text.splitlines()]
     named = [name for text in (*code(page), *shell) for name in commands(text)]
@@ -45,7 +46,7 @@ def test_targets_of_make_exist() -> None:
     assert {one or other for one, other in named} <= known
 
 
-@pytest.mark.parametrize("page", PAGES, ids=shown)
+@each("page", PAGES, ids=shown)
 def test_nothing_is_left_to_be_filled_in(page: Path) -> None:
     """A word like TURNS_FIGURES in a sentence, where a figure was to come."""
     prose = re.sub(r"```.*?```|`[^`]*`", "", read(page), flags=re.DOTALL)
@@ -71,7 +72,7 @@ def test_topics_and_contracts_are_told() -> None:
         assert f"\n### {contract}\n" in text
 
 
-@pytest.mark.parametrize("page", PAGES, ids=shown)
+@each("page", PAGES, ids=shown)
 def test_prometheus_metrics_exist(page: Path) -> None:
     known = {f"{one.name}_total" if one.type == "counter" else one.name for one in REGISTRY.collect()}
     known |= {one.name for one in EXPORTED}

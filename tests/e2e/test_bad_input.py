@@ -69,6 +69,7 @@ def test_what_cannot_be_is_refused_before_anything_is_made(
     assert not (place.folder / "runs").exists()
 
 
+@pytest.mark.sampled(2, "bad-input")
 @pytest.mark.law("lost")
 def test_a_reward_that_cannot_be_built_ends_the_run_at_once_and_what_was_sampled_is_kept(place: Workplace) -> None:
     place.write("mine.py", SPOILT)
@@ -93,6 +94,7 @@ def test_a_reward_that_cannot_be_built_ends_the_run_at_once_and_what_was_sampled
 # ------------------------------------------------------------------------------------------------ tasksets
 
 
+@pytest.mark.sampled(2, "bad-input")
 def test_prompts_longer_than_the_context(place: Workplace) -> None:
     """They are refused, then the same run goes on without them."""
     place.write("tiny.toml", FROM_FILE)
@@ -136,6 +138,7 @@ def score(completion, answer, how):
 '''
 
 
+@pytest.mark.sampled(2, "bad-input")
 @pytest.mark.law("unscorable")
 def test_what_cannot_be_scored_is_dead_with_its_reason_and_never_zero(place: Workplace) -> None:
     hows = ["raises", "hangs", "crashes", *["raises for wrong ones"] * 4, "works"]
@@ -201,6 +204,7 @@ def make_room(place: Workplace) -> None:
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
+@pytest.mark.sampled(1, "full-disk")
 @pytest.mark.law("lost")
 def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(place: Workplace) -> None:
     run = place.start("run", "tiny.toml", "--json", *sets("run.steps=60"), command=with_little_room(COMMAND))
@@ -219,6 +223,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(place: Workp
     assert view.assert_nothing_lost().groups.trained == 120
 
 
+@pytest.mark.sampled(1, "full-disk")
 @pytest.mark.law("lost")
 def test_a_run_that_was_stopped_on_a_full_disk_can_be_resumed(place: Workplace) -> None:
     run = place.start("run", "tiny.toml", "--json", *sets("run.steps=60"), command=with_little_room(COMMAND))
@@ -253,6 +258,7 @@ def small_disk(tmp_path: Path, place: Workplace) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+@pytest.mark.sampled(1, "full-disk")
 def test_a_small_file_system_runs_full_and_is_made_larger(place: Workplace, small_disk: Path) -> None:
     """Weights, checkpoints and logs have no room either."""
     run = place.start("run", "tiny.toml", "--run-dir", small_disk / "run", "--json", *sets("run.steps=60"))
@@ -267,6 +273,7 @@ def test_a_small_file_system_runs_full_and_is_made_larger(place: Workplace, smal
 # ------------------------------------------------------------------------------------------------ run folders
 
 
+@pytest.mark.sampled(2, "bad-input")
 def test_a_resume_with_other_data_is_refused_with_the_difference(place: Workplace) -> None:
     place.write("tiny.toml", FROM_FILE)
     place.write_lines("sums.jsonl", SUMS)

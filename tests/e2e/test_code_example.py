@@ -58,6 +58,7 @@ def run_example(place: Workplace, num_explored: int, *settings: str) -> tuple[Fi
     return done, shares[0], shares[-1]
 
 
+@pytest.mark.sampled(3, "examples")
 def test_a_model_that_was_shown_functions_writes_others_and_explores(place: Workplace) -> None:
     small = ("feeder.groups_per_batch=4", "feeder.group_size=4", "feeder.max_staleness=0", "verifier.processes=1",
              "evaluations.held-out.n=2")  # fmt: skip

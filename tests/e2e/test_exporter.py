@@ -17,6 +17,7 @@ from tests.e2e.workplace import Workplace
 from tests.exporters import check_exporter
 
 
+@pytest.mark.sampled(1, "exporter")
 @pytest.mark.law("conservation")
 @pytest.mark.slow
 def test_its_backlog_is_that_of_the_audit(place: Workplace) -> None:

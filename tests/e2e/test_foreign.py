@@ -82,7 +82,7 @@ def check_unknown(view: RunView) -> None:
     assert {(one.topic, one.role) for one in letters if one.value == BROKEN} == {("rollouts", "verifier")}
 
 
-@pytest.mark.sampled(5, "kills")
+@pytest.mark.sampled(1, "strays")
 def test_strays_on_an_embedded_log(place: Workplace) -> None:
     place.write("tiny.toml", FAKE)
     view = strays_into_a_live_run(place, "tiny.toml", "runs/tiny")

@@ -115,6 +115,7 @@ def test_what_they_need_excludes_each_other(frameworks: Workplace) -> None:
     assert versions == ["3", "3", "2"]
 
 
+@pytest.mark.sampled(1, "frameworks")
 def test_the_log_has_what_the_frameworks_report(frameworks: Workplace) -> None:
     place = frameworks
     place.write("noted.py", NOTED)
@@ -270,6 +271,7 @@ def check_other_ways(place: Workplace, names: Sequence[str]) -> None:
         assert any(one.status is RolloutStatus.truncated for one in rollouts) == name.startswith("cut-")
 
 
+@pytest.mark.sampled(1, "frameworks")
 def test_another_way_of_the_frameworks_and_rollouts_that_are_cut_off(frameworks: Workplace) -> None:
     """Two of the tasksets, which are others each time."""
     names = [choice([name for name in OTHER_WAYS if name.startswith("cut-") is cut]) for cut in (False, True)]

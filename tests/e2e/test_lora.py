@@ -48,6 +48,7 @@ def share(completion):
 """
 
 
+@pytest.mark.sampled(3, "examples")
 def test_it_goes_on_and_is_replayed_bit_for_bit(place: Workplace) -> None:
     place.write("lora.toml", RUN)
     place.write("digits.py", DIGITS)

@@ -76,7 +76,7 @@ def alone(task: Task, prompt: tuple[int, ...], num_tokens: int) -> Completion:
     return completion
 
 
-@pytest.mark.sampled(5, "kills")
+@pytest.mark.sampled(1, "partials")
 def test_a_killed_explorers_long_rollouts_are_finished_by_another(place: Workplace) -> None:
     kill_and_go_on(place, "long", 300.0, "session_timeout_s = 2.0\n")
 

@@ -15,6 +15,7 @@ STEPS = 24
 RUN_FILE = FAKE.replace("steps = 6", f"steps = {STEPS}") + "\n[retention]\n"
 
 
+@pytest.mark.sampled(1, "retention")
 @pytest.mark.law("conservation")
 def test_a_run_with_retention(place: Workplace) -> None:
     """Its trainer dies once between saying what goes and deleting it, and once in the middle."""

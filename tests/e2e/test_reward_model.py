@@ -17,6 +17,7 @@ def worth(answer: str) -> int:
     return sum(1 if character in "02468" else -1 for character in answer if character.isdigit())
 
 
+@pytest.mark.sampled(3, "examples")
 def test_a_reward_model_from_pairs_rewards_a_policy(place: Workplace) -> None:
     """Made shorter: after a few steps it already agrees with the rule, and the policy is scored by it."""
     view = rewarded_by_a_model(place, steps=10, accuracy=0.8, rewarded_steps=2)

@@ -135,6 +135,7 @@ def check_replay(place: Workplace, run: str) -> None:
 # ------------------------------------------------------------------------------------------------ run files
 
 
+@pytest.mark.sampled(2, "run")
 def test_a_second_run_gets_a_folder_of_its_own_and_lines_are_plain(place: Workplace, finished_run: Path) -> None:
     told = place.call("run", "tiny.toml")
     assert told.code == 0, told.err
@@ -149,6 +150,7 @@ def test_a_second_run_gets_a_folder_of_its_own_and_lines_are_plain(place: Workpl
     assert place.look("status", "tiny.toml").out.startswith("tiny-2"), "a run file means its newest run"
 
 
+@pytest.mark.sampled(2, "run")
 def test_a_terminal_gets_a_live_view(place: Workplace) -> None:
     ours, theirs = pty.openpty()
     run = place.start("run", "tiny.toml", stdout=theirs, stderr=theirs, env={"TERM": "xterm", "COLUMNS": "100"})
@@ -168,6 +170,7 @@ def test_a_terminal_gets_a_live_view(place: Workplace) -> None:
         assert word in text
 
 
+@pytest.mark.sampled(2, "run")
 def test_overlays_the_environment_and_set_in_their_order(place: Workplace) -> None:
     base = place.write("base.toml", FAKE.replace("steps = 6", "steps = 9"))
     more = place.write("more.toml", '[run]\nname = "overlaid"\nsteps = 8\n[feeder]\ngroup_size = 2\n')
@@ -188,6 +191,7 @@ def test_overlays_the_environment_and_set_in_their_order(place: Workplace) -> No
     assert "waited 0.2 s for a run of" in worker.err
 
 
+@pytest.mark.sampled(2, "run")
 def test_from_python_until_the_reward_is_reached(place: Workplace) -> None:
     script = place.write(
         "mine.py",
@@ -260,6 +264,7 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on_to_the_end(place: Workplace) ->
 # ------------------------------------------------------------------------------------------------ ends
 
 
+@pytest.mark.sampled(2, "run")
 def test_a_run_ends_with_its_taskset_and_a_short_batch(place: Workplace) -> None:
     """By steps and by the reward others end here, after their time in tests/flow/test_trainer.py."""
     place.write("tiny.toml", FAKE.replace("steps = 6\n", ""))

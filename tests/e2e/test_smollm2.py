@@ -93,6 +93,7 @@ def model(place: Workplace) -> Path:
     return folder
 
 
+@pytest.mark.sampled(3, "examples")
 def test_a_few_steps_of_a_small_smollm2(
     place: Workplace, made: Callable[[str, Callable[[Path], None]], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ def pages_of(place: Workplace, run: Path) -> list[str]:
     return [f"/runs/{name}{part}" for part in parts]
 
 
+@pytest.mark.sampled(3, "browser")
 @pytest.mark.heavy("a browser opens every page, in two colours and two widths")
 def test_every_page_of_a_finished_run(place: Workplace, browser: Browser, people: Path) -> None:
     studio = StudioProcess(place, people)
@@ -100,6 +101,7 @@ def test_every_page_of_a_finished_run(place: Workplace, browser: Browser, people
     studio.stop()
 
 
+@pytest.mark.sampled(3, "browser")
 @pytest.mark.heavy("a browser opens the page that `plot` writes")
 def test_the_page_of_plot_stands_by_itself(place: Workplace, browser: Browser, people: Path) -> None:
     done = place.look("plot", people, "--json")
@@ -256,6 +258,7 @@ def without_scripts(browser: Browser, address: str) -> None:
     tab.close()
 
 
+@pytest.mark.sampled(3, "browser")
 @pytest.mark.heavy("a browser follows a run of processes, which are killed then")
 def test_a_page_follows_a_run_that_goes_on(place: Workplace, browser: Browser) -> None:
     run = place.folder / "live"
@@ -309,6 +312,7 @@ def kill_and_go_on(place: Workplace, studio: StudioProcess, run: Path) -> None:
     again.stop()
 
 
+@pytest.mark.sampled(3, "browser")
 @pytest.mark.heavy("a browser goes through pages by its keyboard")
 def test_people_judge_by_keyboard_alone(place: Workplace, browser: Browser, people: Path) -> None:
     run = people

@@ -163,6 +163,7 @@ TASKS: tuple[Callable[[Clicks, list[Said]], None], ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.sampled(3, "browser")
 @pytest.mark.heavy("a browser does ten tasks, and opens six pages in two colours and two widths")
 @pytest.mark.parametrize("num_rollouts", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
 def test_ten_tasks(

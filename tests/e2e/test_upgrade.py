@@ -19,6 +19,7 @@ BACK = (("trainer", "buffer"), ("verifier", "feeder"), ("explorer",))
 """Against the flow: so all that the later release wrote is read by the release before."""
 
 
+@pytest.mark.sampled(1, "upgrade")
 def test_a_run_goes_to_a_later_release_and_back(place: Workplace) -> None:
     upgrade = RollingUpgrade(place, "rolling")
     upgrade.play((True, THERE), (False, BACK))
@@ -35,6 +36,7 @@ def test_a_run_goes_to_a_later_release_and_back(place: Workplace) -> None:
     assert place.look("audit", folder, "--json").result == later.result, "this release uses the same index, or its own"
 
 
+@pytest.mark.sampled(1, "upgrade")
 def test_what_may_not_be_skipped_ends_the_verifiers_of_the_release_before(place: Workplace) -> None:
     """The wrong order: the explorer is the later one first, although its rollouts have a field to be understood."""
     upgrade = RollingUpgrade(place, "refused", skippable=False)

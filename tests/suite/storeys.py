@@ -24,6 +24,7 @@ MOST_S = 20.0
 """Seconds that a test may take on a quiet machine."""
 CROWD = 1.0
 """Processes for each core from which on tests wait for one, and the clock says nothing of a test."""
+CORES = os.cpu_count() or 1
 FAILED_FILE = "RFTSTREAM_TEST_FAILED"
 """Variable that names the file in which a run leaves the tests that failed, with what they said."""
 CACHED = "suite/unmarked"
@@ -115,7 +116,7 @@ class StoreyReport:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         taken = self._taken[report.nodeid]
         taken.wall_s += report.duration
-        if os.getloadavg()[0] < CROWD * (os.cpu_count() or 1):
+        if os.getloadavg()[0] < CROWD * CORES:
             taken.quiet_s += report.duration
         if report.failed:
             taken.failed = True

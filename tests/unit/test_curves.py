@@ -23,6 +23,7 @@ from rftstream.runs.folder import RunFolder, create_log
 from rftstream.transport.embedded.transport import EmbeddedTransport
 from scripts import curves, experiments
 from scripts.experiments import EXPERIMENTS, LOSSES, RUN_FILE, STALENESS, Experiment, find_row, read_rows, write_row
+from tests.suite.each import each
 from tests.unit.synthetic import SyntheticLog
 
 STEPS = 20
@@ -46,7 +47,7 @@ def test_every_algorithm_that_learns_from_rewards_alone_is_there() -> None:
     assert not wrong, f"scripts/experiments.py: NEED_MORE: put in or take out {sorted(wrong)}, by what it learns from"
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.name)
+@each("experiment", EXPERIMENTS, ids=lambda one: one.name)
 def test_experiments_are_run_files(experiment: Experiment) -> None:
     config = loaded(experiment, seed=2)
     check_part_names(config)

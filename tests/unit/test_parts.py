@@ -12,6 +12,7 @@ import pytest
 
 from rftstream.config.parts import registry
 from rftstream.trackers import TRACKERS
+from tests.suite.each import each
 
 ROOT = Path(__file__).parents[2]
 
@@ -195,7 +196,7 @@ def test_every_exception_is_needed() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "code",
     [
         "kind == 'kafka'",

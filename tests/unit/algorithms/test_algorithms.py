@@ -22,6 +22,7 @@ from rftstream.algorithms.policy_gradient import (
 from rftstream.algorithms.ratios import KEPT
 from rftstream.config.parts import registry
 from rftstream.contracts.rollouts import VersionSpan
+from tests.suite.each import each
 from tests.unit.algorithms.test_grpo import experience, segment
 
 ALGORITHMS = [name for name in ALL if issubclass(registry.resolve("algorithm", name), PolicyGradient)]
@@ -53,7 +54,7 @@ def name_of(setting):
     return "-".join([setting[0], *(f"{key}={value}" for key, value in setting[1].items())])
 
 
-settings = pytest.mark.parametrize("setting", SETTINGS, ids=name_of)
+settings = each("setting", SETTINGS, ids=name_of)
 
 
 def build(setting):
@@ -121,7 +122,7 @@ def test_all_masked_gives_zero(setting):
 
 
 @settings
-@pytest.mark.parametrize("fill", [math.nan, 1e6])
+@each("fill", [math.nan, 1e6])
 def test_what_is_masked_does_not_leak(setting, fill):
     rows, algorithm = Rows(), build(setting)
     torch.testing.assert_close(rows.where_masked(fill).gradient(algorithm), rows.gradient(algorithm))
@@ -148,7 +149,7 @@ def test_order_of_rows_does_not_matter(setting):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", [one for one in SETTINGS if not STOPS & {one[0], *one[1].values()}], ids=name_of)
+@each("setting", [one for one in SETTINGS if not STOPS & {one[0], *one[1].values()}], ids=name_of)
 def test_gradient_is_that_of_the_formula(setting):
     rows, algorithm = Rows(seed=1), build(setting)
     rows.policy.requires_grad_()
@@ -200,7 +201,7 @@ def test_older_tokens_count_less():
     torch.testing.assert_close(metrics[AGE_WEIGHT], (batch.age_weight * batch.mask).sum())
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ("ppo", "remax")])
+@each("name", [name for name in ALGORITHMS if name not in ("ppo", "remax")])
 def test_prepare_gives_what_all_need(name):
     """Rows, groups and the common metrics; order of experiences and what is unscored make no difference. PPO waits for
     its critic, and ReMax has a greedy sibling: test_ppo.py, test_remax.py."""
@@ -222,16 +223,14 @@ def test_prepare_gives_what_all_need(name):
     assert algorithm.prepare([experience("a", None)]) == ((), {"num_groups": 0.0, "num_rollouts": 0.0})
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in ALGORITHMS if name not in ("topr", "asymre", "reinforce_plus_plus", "ppo")]
-)
+@each("name", [name for name in ALGORITHMS if name not in ("topr", "asymre", "reinforce_plus_plus", "ppo")])
 def test_a_group_that_agrees_has_no_advantage(name):
     batch = [experience("a", 0.7) for _ in range(7)] + [experience("b", 0.2)]
     rows, _ = build((name, {})).prepare(batch)
     assert not any(row.advantages.any() for row in rows)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@each("name", ALGORITHMS)
 def test_shifting_all_rewards(name):
     """Changes nothing where siblings or the batch are compared."""
     batch = [experience(group, reward) for group, reward in (("a", 0.9), ("a", 0.1), ("b", 0.3), ("b", 0.35))]

@@ -14,6 +14,7 @@ from rftstream.algorithms.learning_signal import find_no_signal, is_without_sign
 from rftstream.config.parts import registry
 from rftstream.roles.trainer.update_cycle import SignalWatch
 from tests.flow.scene import make_config
+from tests.suite.each import each
 
 FLAT = {"zero_variance_share": 1.0, "reward": 0.0, "reward_std": 0.0}
 
@@ -59,7 +60,7 @@ def test_of_several_algorithms_all_have_to_be_without(others: str, needs: str) -
     assert spread_needed(build_algorithm(config)) == needs
 
 
-@pytest.mark.parametrize(("values", "settings", "says"), [
+@each(("values", "settings", "says"), [
     ({"truncated_share": 0.94}, {},
      "in another column; or 94% of the completions are cut off at sampling.max_tokens, perhaps before the answer; or "),
     ({"truncated_share": 0.94}, {}, "every reward is 0. Likely causes: the reward never matches"),

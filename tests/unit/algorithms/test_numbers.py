@@ -14,6 +14,7 @@ from rftstream.algorithms.clips import Dapo, GiGpo, MaxRl, ReinforcePlusPlus, sa
 from rftstream.algorithms.ratios import KEPT, AsymRe, M2po
 from rftstream.contracts.arrays import Array
 from rftstream.errors import ConfigError
+from tests.suite.each import each
 from tests.unit.algorithms.test_algorithms import build
 from tests.unit.algorithms.test_grpo import experience, segment
 
@@ -42,7 +43,7 @@ def batch():
 NONE = {"correction": "none"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "options", "expected"),
     [
         ("grpo", NONE, (-1.2 - 0.75 + 0.8) / 3),
@@ -85,7 +86,7 @@ def test_losses(name, options, expected):
     assert float(loss) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "options", "expected"),
     [
         ("grpo", {}, [1.1547, -0.5774, -0.5774, 0.7071, -0.7071]),

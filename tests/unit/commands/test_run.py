@@ -19,6 +19,7 @@ from rftstream import commands
 from rftstream.commands.options import run_files
 from rftstream.errors import ConfigError, StopRule
 from rftstream.runs.folder import RunFolder
+from tests.suite.each import each
 from tests.unit.tiny_run import write_run_file
 
 
@@ -35,7 +36,7 @@ def call(*arguments: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-@pytest.mark.parametrize("name", commands.COMMANDS)
+@each("name", commands.COMMANDS)
 def test_every_command_exists_and_its_help_has_an_example(name: str) -> None:
     code, out, _ = call(name, "--help")
     assert code == 0

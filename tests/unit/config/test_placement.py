@@ -8,6 +8,7 @@ from rftstream.config import loader
 from rftstream.config.colocation import check_colocation
 from rftstream.config.placement import Gpu, Machine, chosen_settings, place
 from tests.configs import small_run
+from tests.suite.each import each
 
 GB = 2**30
 H100 = Gpu(name="NVIDIA H100 80GB HBM3", memory_bytes=int(79.1 * GB), capability=(9, 0))
@@ -30,7 +31,7 @@ EVALUATED = {"evaluations": {"held-out": {"source": "arithmetic"}}}
 ALONE = {"tasksets": {}, "experts": {"source": "jsonl:x.jsonl"}, "trainer": {"algorithm": "sft"}}
 
 
-@pytest.mark.parametrize(("gpus", "sections", "text"), [
+@each(("gpus", "sections", "text"), [
     ([], {}, "trainer and explorer cpu (hf)"),
     ([RTX], {}, "trainer and explorer cuda:0 RTX 4090 24 GB in turns (vllm)"),
     ([MIG], EVALUATED, "trainer, explorer and evaluator cuda:0 H100 MIG 1g.10gb 10 GB in turns (vllm)"),

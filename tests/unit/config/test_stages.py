@@ -21,6 +21,7 @@ from rftstream.roles.feeder.admission import Admission, VersionInForce
 from rftstream.roles.trainer.schedule import rate_at, rate_change
 from rftstream.runs.manifest import changed_settings, check_same_run, make_manifest
 from rftstream.runs.writes.load_demonstrations import check_demonstrations
+from tests.suite.each import each
 
 THREE = [{"steps": 3, "algorithm": "sft", "lr": 0.1, "lr_schedule": "linear"}, {"steps": 4, "name": "explore"},
          {"steps": 2, "algorithm": {"name": "dpo", "beta": 0.5}, "experts_per_batch": 5}]  # fmt: skip
@@ -136,7 +137,7 @@ def test_another_schedule_says_the_old_and_the_new_rate(steps: int, lr: float, v
     assert rate_change(of(4, 1.0), of(steps, lr), version) == said
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "problem"),
     [
         ({"tasksets": {}}, r"stages.1 \(explore\): learns from rollouts, but there are no tasksets"),

@@ -21,6 +21,7 @@ from rftstream.contracts.batches import LossKind
 from rftstream.core import advantages, corrections, imitation, kl, losses, masks, values
 from rftstream.core.logprobs import token_logprobs
 from rftstream.core.ratios import exact_log_ratios, log_ratios
+from tests.suite.each import each
 from tests.unit.algorithms.test_algorithms import build
 from tests.unit.algorithms.test_grpo import experience, segment
 from tests.unit.algorithms.test_imitation import experience as shown
@@ -284,16 +285,16 @@ def calls(arrays):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", sorted(calls([ONE] * 4)))
+@each("dtype", [torch.float16, torch.bfloat16])
+@each("name", sorted(calls([ONE] * 4)))
 def test_half_precision_is_refused(name, dtype):
     calls([ONE] * 4)[name]()
     with pytest.raises(TypeError, match=r"expected float32 or float64; convert it before"):
         calls([ONE.to(dtype)] * 4)[name]()
 
 
-@pytest.mark.parametrize("odd", [0.5, 2.0, -1.0, math.nan])
-@pytest.mark.parametrize("name", sorted(calls([ONE] * 4)))
+@each("odd", [0.5, 2.0, -1.0, math.nan])
+@each("name", sorted(calls([ONE] * 4)))
 def test_a_mask_is_of_zeros_and_ones(name, odd):
     mask = ONE.clone()
     mask[1, 1] = odd
@@ -331,7 +332,7 @@ def test_logits_of_float16_states_are_made_in_float32():
 # --------------------------------------------------------------------------------------------- settings
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "message"),
     [
         (lambda: corrections.importance_weights(ONE, ONE, ONE, outside="clamp", low=2.0, high=0.5), "low <= high"),

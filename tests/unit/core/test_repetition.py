@@ -7,13 +7,14 @@ import pytest
 
 from rftstream.core.repetition import repeats
 from rftstream.errors import ContractError
+from tests.suite.each import each
 
 
 def tokens(*values: int) -> np.ndarray:
     return np.asarray(values, dtype=np.int32)
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "count", "max_period", "expected"),
     [
         (tokens(5, 5, 5, 5), 4, 1, True),

@@ -10,6 +10,7 @@ import pytest
 from rftstream.data import harbor_tasks
 from rftstream.data.harbor_tasks import digest_task, read_rewards, read_task, resolve_variables
 from rftstream.errors import ConfigError, HostedCodeError
+from tests.suite.each import each
 from tests.surroundings import ROOT
 from tests.unit.data.test_tasksets_sources import open_source, user
 
@@ -120,7 +121,7 @@ def test_rewards(text: bytes | None, named: bytes | None, reward: float | None, 
     assert read_rewards(text, named) == (reward, parts)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "named", "error"),
     [
         (None, None, "the tests wrote no reward, expected /logs/verifier/reward.txt or reward.json"),

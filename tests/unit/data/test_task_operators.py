@@ -15,6 +15,7 @@ from rftstream.data.operators.draws import Budget, Curriculum, Mixture, rollout_
 from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.texts import LANGUAGES, LanguageFilter, detect
 from rftstream.errors import ConfigError
+from tests.suite.each import each
 
 
 def draw_of(index: int = 0, *, taskset: str = "sums", text: str = "1+1=", size: int = 8, **values: Any) -> Draw:
@@ -240,7 +241,7 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("language", WRITTEN)
+@each("language", WRITTEN)
 def test_languages_are_told_apart(language: str) -> None:
     assert detect(WRITTEN[language]) == language
 

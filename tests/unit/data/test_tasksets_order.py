@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rftstream.data.tasksets.open import mix, order
+from tests.suite.each import each
 
 
 @pytest.mark.law("derived")
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 1000])
+@each("length", [1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 1000])
 def test_every_pass_is_a_permutation(length: int) -> None:
     for taskset_pass in range(3):
         index_at = order(length, taskset_pass, seed=5)

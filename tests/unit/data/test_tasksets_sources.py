@@ -17,6 +17,7 @@ from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
+from tests.suite.each import each
 from tests.unit.reward_inputs import reward_input
 
 
@@ -210,7 +211,7 @@ def test_arithmetic_is_settled() -> None:
     assert [user(open_source("arithmetic").problem(i)) for i in range(5)] == ["3+1=", "4+6=", "5+6=", "6+7=", "5+8="]
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "section", "text"),
     [
         ("arithmetic", {"options": {"low": 5, "high": 4}}, "high = 4, expected at least low = 5"),

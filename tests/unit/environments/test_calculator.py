@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rftstream.environments.toolset.base import ToolError
 from rftstream.environments.toolset.calculator import MAX_CHARACTERS, Expression, calculator, write
+from tests.suite.each import each
 
 NUMBERS = st.one_of(
     st.integers(0, 10**6).map(str),
@@ -101,7 +102,7 @@ def test_any_text_of_its_own_characters_is_computed_or_refused(text: str) -> Non
         assert str(error)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "result"),
     [
         ("2 + 3 * 4", "14"),
@@ -130,7 +131,7 @@ def test_by_hand(text: str, result: str) -> None:
     assert calculator(text) == result
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "why"),
     [
         ("9**9**9", "too large"),

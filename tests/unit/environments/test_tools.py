@@ -27,6 +27,8 @@ from rftstream.errors import ConfigError
 sys.path.insert(0, str(Path(__file__).parent))
 import sample_tools
 
+from tests.suite.each import each
+
 PROBLEM = Problem(
     messages=(ChatMessage(role="user", content="6 * 7?"),), answer="42", info={"table": {"k": "v"}},
 )  # fmt: skip
@@ -128,7 +130,7 @@ def test_what_tools_give_back() -> None:
     assert answers[4].startswith("Error: the tool gave")
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "why"),
     [
         (ToolCall(id="c", name="", arguments=None, text="{", error="the call is not JSON"), "the call is not JSON"),
@@ -328,7 +330,7 @@ def test_tools_that_the_problem_offers_itself_are_not_offered_twice() -> None:
     assert run(made(problem=problem).tools()) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("tools", "settings", "why"),
     [
         (["claculator"], {}, "unknown tool 'claculator'; known: calculator, python, search, mcp"),

@@ -15,6 +15,7 @@ from rftstream.contracts.assistant import ToolCall
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.gateway.dialects import DIALECTS, read_call
 from rftstream.roles.explorer.model_calls import ModelCall, Refusal, SampledCall, canonical
+from tests.suite.each import each
 from tests.unit.gateway.answering import said
 
 ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -42,7 +43,7 @@ def refusal(dialect: Any, **values: Any) -> str:
     return found.sentence
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "sentence"),
     [
         ({"n": 5}, "n: each call is one sample of its rollout; expected 1"),
@@ -115,8 +116,8 @@ def test_messages_refuses(values: dict[str, Any], sentence: str) -> None:
     assert refusal(MESSAGES, **values).startswith(sentence)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
-@pytest.mark.parametrize(
+@each("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
+@each(
     "body",
     [
         b"",

@@ -46,6 +46,7 @@ def processes_of(folder: Path) -> list[str]:
 # ------------------------------------------------------------------------------------------------ whole runs
 
 
+@pytest.mark.sampled(2, "start")
 @pytest.mark.slow
 def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -86,6 +87,7 @@ def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_pa
     assert f"a new run in {another.run_dir}: those of this name before it have ended" in out.getvalue()
 
 
+@pytest.mark.sampled(2, "start")
 @pytest.mark.slow
 def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: Path, tmp_path: Path) -> None:
     reward = tmp_path / "own_launch_rewards.py"
@@ -113,6 +115,7 @@ def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: P
     assert "the code of" not in said.getvalue()
 
 
+@pytest.mark.sampled(2, "start")
 @pytest.mark.law("lost")
 @pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_ctrl_c_stops_cleanly(run_file: Path, tmp_path: Path) -> None:
@@ -148,6 +151,7 @@ def test_a_killed_worker_is_replaced_and_ctrl_c_stops_cleanly(run_file: Path, tm
         rftstream.run(run_file)
 
 
+@pytest.mark.sampled(2, "start")
 @pytest.mark.slow
 def test_a_run_that_was_killed_is_known_by_that_it_left_no_word(run_file: Path, tmp_path: Path) -> None:
     run = subprocess.Popen(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.models.calls.tool_calls import chat_message, parse_text
 from rftstream.models.fake_renderer import FakeRenderer
+from tests.suite.each import each
 
 TOOLS = ({"type": "function", "function": {"name": "f"}},)
 VALUES = st.recursive(
@@ -70,7 +71,7 @@ def test_nothing_raises(text: str, finish_reason: str, in_thought: bool) -> None
         (said.content + said.reasoning).encode(errors="strict" if text.isascii() else "replace")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "name", "error"),
     [
         ("<tool_call>{}</tool_call>", "", 'The tool call has no "name"'),
@@ -136,7 +137,7 @@ def test_what_is_no_call_is_text(text: str) -> None:
 OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "schema", "value"),
     [
         ("\n a\n\n", {"type": "string"}, " a\n"), ("\n12\n", {"type": "string"}, "12"), ("", {"type": "string"}, ""),
@@ -156,7 +157,7 @@ def test_texts_between_tags(text: str, schema: Any, value: Any) -> None:
     assert type((call.arguments or {})["a"]) is type(value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "calls"),
     [
         ('[f(a="x", b=[1, {"c": true}], c=None)]', [("f", {"a": "x", "b": [1, {"c": True}], "c": None})]),
@@ -195,7 +196,7 @@ def test_without_tools_there_are_no_calls() -> None:
     assert (parsed(text, tools=()).content, parsed(text, tools=()).tool_calls) == (text, ())
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "in_thought", "reasoning", "content"),
     [
         ("<think>\n2+2\n</think>\n\n4", False, "2+2", "4"),

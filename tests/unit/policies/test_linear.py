@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from rftstream.policies.hf import linear
+from tests.suite.each import each
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("rows", [1, 3, 4, 37])
-@pytest.mark.parametrize("has_bias", [False, True])
+@each("dtype", [torch.bfloat16, torch.float16])
+@each("rows", [1, 3, 4, 37])
+@each("has_bias", [False, True])
 def test_a_widened_layer_rounds_once(dtype, rows, has_bias):
     random = torch.Generator().manual_seed(rows)
     layer = torch.nn.Linear(520, 2 * linear.PIECE // 520 + 7, bias=has_bias)  # two pieces and some

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from rftstream.contracts.tasks import Sampling
 from rftstream.core.allowed import read_sets
 from rftstream.core.logprobs import token_logprobs
 from rftstream.policies.sampling import Sampler, SamplingTable
+from tests.suite.each import each
 
 CPU = torch.device("cpu")
 STOPS = (0, 7)
@@ -24,9 +24,9 @@ def drawn(settings, vocabulary, *, forbidden_BV=None, num_sampled=0, seed=0, row
     return logits_BV, *sampler.draw(logits_BV, places_B, places_B, forbidden_BV=forbidden_BV)
 
 
-@pytest.mark.parametrize("vocabulary", [17, 3000])
-@pytest.mark.parametrize("forbids", [False, True])
-@pytest.mark.parametrize(
+@each("vocabulary", [17, 3000])
+@each("forbids", [False, True])
+@each(
     "settings",
     [{"top_p": 0.7}, {"top_p": 0.999}, {"top_k": 5}, {"min_p": 0.1, "temperature": 0.6}, {"min_tokens": 3},
      {"temperature": 0.0, "top_p": 0.5, "min_tokens": 3}, MANY, {}],

@@ -34,6 +34,7 @@ from rftstream.transport.findings import Level
 from rftstream.weights.stores.store import ObjectStore
 from tests.configs import small_run
 from tests.loopback import taken_port
+from tests.suite.each import each
 from tests.unit.tiny import make
 
 GPU = "cuda:99"
@@ -202,7 +203,7 @@ def os_error(code: int) -> OSError:
     return OSError(code, os.strerror(code))
 
 
-@pytest.mark.parametrize(
+@each(
     ("error", "code"),
     [
         (ConfigError("x"), 2), (StoreRefused("x"), 2), (StoreUnreachable("x"), 3), (errors.WeightsGone("x"), 1),

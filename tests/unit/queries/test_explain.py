@@ -17,6 +17,7 @@ from rftstream.queries.reference import explain, settings
 from rftstream.queries.reference.setting_completion import complete_explained, complete_set
 from rftstream.queries.reference.themes import THEMES, Theme, theme_named
 from tests.commands import called
+from tests.suite.each import each
 
 RUN_FILE = """
 [tasksets.sums]
@@ -42,7 +43,7 @@ def test_every_section_and_every_part_is_in_the_catalogue() -> None:
     assert all(setting.meaning and setting.values for section in every for setting in section.settings)
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "keys"),
     [
         ("trainer.lr", ["trainer.lr"]),
@@ -95,7 +96,7 @@ def test_near_names_are_proposed(asked: str, proposed: str) -> None:
     assert proposed in str(error.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "keys"),
     [
         ("OOM", {"trainer.tokens_per_microbatch", "explorer.max_concurrent", "model.lora"}),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from rftstream.queries.formatting import number, staleness_text
+from tests.suite.each import each
 
 
-@pytest.mark.parametrize(("value", "digits", "text"), [
+@each(("value", "digits", "text"), [
     (None, 3, "-"), (0.0, 3, "0"), (12.0, 1, "12"), (0.5123, 3, "0.512"), (12.34, 3, "12.340"), (1600.4, 3, "1,600"),
     (3.1e-6, 3, "3.1e-06"), (-0.25, 3, "-0.250"), (2.94, 1, "2.9"), (12.34, 1, "12.3"), (312.46, 1, "312.5"),
     (math.nan, 3, "nan"), (math.inf, 3, "inf"), (-math.inf, 1, "-inf"),

@@ -9,6 +9,7 @@ import pytest
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.queries.curves.training_watch import Sign, find_training_signs
 from tests.configs import small_run
+from tests.suite.each import each
 
 CONFIG = small_run(
     run={"name": "test", "steps": 100},
@@ -48,7 +49,7 @@ def found(*args: object) -> dict[str, Sign]:
     return {sign.kind: sign for sign in find_training_signs(*args, CONFIG)}  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@each(
     ("run", "kinds"),
     [
         (steps(0, {}), set()),

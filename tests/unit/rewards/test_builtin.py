@@ -9,6 +9,7 @@ import pytest
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput
 from rftstream.rewards.simple import ExactMatch
+from tests.suite.each import each
 from tests.unit.reward_inputs import reward_input
 
 
@@ -20,7 +21,7 @@ def exact(**settings: Any) -> ExactMatch:
     return ExactMatch(ExactMatch.Config(**settings))
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "completion", "answer", "reward"),
     [
         ({}, "7", "7", 1.0),

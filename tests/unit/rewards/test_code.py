@@ -23,6 +23,7 @@ from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.scorer import ProcessScorer
 from rftstream.sandbox.languages import find_language
 from tests.configs import small_run
+from tests.suite.each import each
 from tests.unit.reward_inputs import reward_input
 
 PLAIN = {"inputs": ["1\n", "5\n"], "outputs": ["2\n", "6"]}
@@ -90,7 +91,7 @@ def test_the_share_of_tests() -> None:
     assert found.reward == 0.75
 
 
-@pytest.mark.parametrize(
+@each(
     ("completion", "program"),
     [
         ("```\na\n```\n~~~py\nb\n~~~\nDone.", "b\n"),
@@ -218,7 +219,7 @@ def test_right_programs_pass_in_the_forms_of_data_sets(completion: str, info: di
 
 
 @pytest.mark.law("unscorable")
-@pytest.mark.parametrize(
+@each(
     "info",
     [
         {"tests": [FUNCTIONAL]},

@@ -19,6 +19,7 @@ from rftstream.rewards.base import RewardGroup, RewardInput, Score, ScoreReply, 
 from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.scorer import ProcessScorer
 from tests.configs import small_run
+from tests.suite.each import each
 from tests.unit.reward_inputs import reward_input
 from tests.unit.served import Server
 
@@ -69,7 +70,7 @@ def rewards(found: Sequence[Any]) -> list[float | str]:
     return [round(one.reward, 6) if isinstance(one, Score) else type(one).__name__ for one in found]
 
 
-@pytest.mark.parametrize(("parts", "texts", "expected"), [
+@each(("parts", "texts", "expected"), [
     (("majority_vote",), ("4", "5", "4"), [1, 0, 1]),
     (("majority_vote",), (r"so \boxed{1/2}", "0.5", "2", r"\boxed{\frac{2}{4}}"), [1, 1, 0, 1]),
     (({"name": "majority_vote", "equal": "text"},), ("1/2", "0.5", "0.5 "), [0, 1, 1]),

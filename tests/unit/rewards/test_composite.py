@@ -17,6 +17,7 @@ from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput, Score, TokenSegment
 from rftstream.rewards.composite import CompositeReward
 from rftstream.rewards.resolve import build_reward
+from tests.suite.each import each
 from tests.unit.reward_inputs import reward_input
 
 ITEM = reward_input("7", "7", prompt="3+4=", messages=({"role": "user", "content": "3+4="},), num_tokens=5)
@@ -131,7 +132,7 @@ def test_versions_tell_uses_apart() -> None:
     assert len(versions) == len(uses)
 
 
-@pytest.mark.parametrize(
+@each(
     ("named", "message"),
     [
         ([], r"train\.reward: an empty list"),
@@ -170,7 +171,7 @@ def test_formula() -> None:
     assert formula({"name": "a", "use": "minimum"}, {"name": "b", "use": "minimum"}) == "min(1 a, 1 b)"
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "completion", "reward"),
     [
         ({}, "<think>so</think><answer>7</answer>", 1.0),

@@ -29,6 +29,7 @@ from rftstream.rewards.scorer import InlineScorer
 from rftstream.roles.verifier.step import reward_input
 from tests.configs import small_run
 from tests.loopback import Asked, HttpServer
+from tests.suite.each import each
 from tests.unit.synthetic import rollout
 
 
@@ -87,7 +88,7 @@ def config_of(reward: Any, **more: Any) -> RunConfig:
 # ------------------------------------------------------------------------------------------------ which it is
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "convention"),
     [
         (["data_source", "solution_str", "ground_truth", "extra_info"], "verl"),
@@ -394,8 +395,8 @@ def test_sessions_that_async_ones_keep_work_over_waves(shape: str) -> None:
     assert waves == [[0.0, 1.0, 2.0, 3.0]] * 3
 
 
-@pytest.mark.parametrize("shape", ["one", "async", "list", "async list"])
-@pytest.mark.parametrize("raised", [asyncio.CancelledError, GeneratorExit, BaseException, SystemExit, Unspeakable])
+@each("shape", ["one", "async", "list", "async list"])
+@each("raised", [asyncio.CancelledError, GeneratorExit, BaseException, SystemExit, Unspeakable])
 def test_nothing_that_a_reward_raises_ends_the_process(raised: type[BaseException], shape: str) -> None:
     def judge(text: str) -> float:
         if text == "x":

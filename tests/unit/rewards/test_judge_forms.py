@@ -20,6 +20,7 @@ from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.judge import JudgeReward
 from rftstream.rewards.judge_forms import JudgeCriterion, PairForm, RubricForm, UnreadableJudgement
 from rftstream.rewards.judge_prompts import fence, fence_id, fill_prompt
+from tests.suite.each import each
 from tests.unit.reward_inputs import reward_input
 from tests.unit.served import Server
 
@@ -96,7 +97,7 @@ def test_json_is_found_and_repaired(text: str) -> None:
     assert rubric_form().read(text) == {"correct": 8.0, "polite": 2.0}
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "error"),
     [
         ("I would rather not.", "no JSON object with correct, polite in 'I would rather not.'"),

@@ -9,6 +9,7 @@ import pytest
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput
 from rftstream.rewards.k12 import KINDS, SchoolReward
+from tests.suite.each import each
 from tests.unit.reward_inputs import reward_input
 from tests.unit.rewards.answers.pairs import school_pairs
 
@@ -23,7 +24,7 @@ def school(**settings: Any) -> SchoolReward:
     return SchoolReward(SchoolReward.Config(**settings))
 
 
-@pytest.mark.parametrize(
+@each(
     ("right", "completion", "answer", "info"),
     [
         (1, "The answer is C.", "C", {}),

@@ -25,6 +25,7 @@ from rftstream.rewards.steps import find_step_ends
 from rftstream.testing import Simulation
 from tests.configs import small_run
 from tests.flow.scene import make_config
+from tests.suite.each import each
 from tests.unit.algorithms.test_imitation import experience, segment
 from tests.unit.rewards.test_reward_model import item, make_classifier, of_folder
 
@@ -62,7 +63,7 @@ def ends(text, *, separator="\n\n", sizes=None, mask=None):
     return np.flatnonzero(found).tolist()
 
 
-@pytest.mark.parametrize(("text", "settings", "places"), [
+@each(("text", "settings", "places"), [
     ("ab", {}, [1]),
     ("a\n\nb", {}, [2, 3]),
     ("a\n\nb\n\n", {}, [2, 5]),  # nothing comes after the last one

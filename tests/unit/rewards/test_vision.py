@@ -24,6 +24,7 @@ from rftstream.rewards.box_iou import BoxReward
 from rftstream.rewards.chart_answer import ChartReward, read_number
 from rftstream.rewards.composite import CompositeReward, RewardPart
 from rftstream.rewards.object_count import CountReward, read_count
+from tests.suite.each import each
 from tests.unit.reward_inputs import reward_input
 
 
@@ -116,7 +117,7 @@ def test_boxes_too_many_and_too_few_cost() -> None:
 CAT, DOG = Rectangle(1, 2, 3, 4, "cat"), Rectangle(5, 6, 8, 9, "dog")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("[1, 2, 3, 4]", [Rectangle(1, 2, 3, 4)]),
@@ -246,7 +247,7 @@ def test_long_texts_take_no_long_time() -> None:
 # ------------------------------------------------------------------------------------------ counts
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "count"),
     [
         ("3", 3), ("three", 3), ("There are three dogs.", 3), ("3 dogs", 3), ("Twenty-one", 21), ("1,024", 1024),
@@ -285,7 +286,7 @@ def test_counts_of_problems_that_nobody_can_read(answer: str | None) -> None:
 # ------------------------------------------------------------------------------------------ charts
 
 
-@pytest.mark.parametrize(
+@each(
     ("completion", "answer", "reward"),
     [
         ("105", "100", 1), ("95", "100", 1), ("105.1", "100", 0), ("94.9", "100", 0), ("-100", "100", 0),
@@ -343,7 +344,7 @@ def test_a_similarity_is_a_share(one: str, other: str, above: float) -> None:
     assert (found == 1.0) == (one == other)
 
 
-@pytest.mark.parametrize(
+@each(
     ("completion", "answer", "reward"),
     [
         ("kitten", "sitting", 1 - 3 / 7),

@@ -12,6 +12,7 @@ from rftstream.contracts.outcomes import GroupOutcome, GroupResult, ReuseKind, R
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.verdicts import UnscorableReason
 from rftstream.roles.trainer.retention.checkpoints import CompletedGroups
+from tests.suite.each import each
 
 pytestmark = pytest.mark.law("conservation")
 
@@ -80,7 +81,7 @@ def test_all_before_one_that_is_not_through() -> None:
     assert settled(outcome(0, GroupResult.dead, 0, 1, size=0))[0] == 0, "written before the size was told"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_counting_on_from_a_predecessor_gives_the_same(seed: int) -> None:
     random = Random(seed)
     results = [random.choice(list(GroupResult)) for _ in range(30)]

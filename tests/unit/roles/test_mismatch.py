@@ -10,6 +10,7 @@ import pytest
 from rftstream.contracts.tasks import Sampling
 from rftstream.roles.trainer.update_cycle import MismatchWatch, cause_of_mismatch
 from tests.flow.scene import make_config
+from tests.suite.each import each
 from tests.unit.algorithms.test_grpo import experience
 
 
@@ -34,7 +35,7 @@ def test_it_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(("settings", "values", "sampling", "says"), [
+@each(("settings", "values", "sampling", "says"), [
     ({"run__imported_from": "/runs/a"}, {}, {"top_p": 0.5}, "the rollouts are another run's"),
     ({"explorer__policy": "openai"}, {}, {}, "by the server's own weights"),
     ({"explorer__policy": "openai", "policies__openai": {"update": "vllm"}}, {"staleness_mean": 2.0}, {}, "2 versions"),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from rftstream.sandbox.compare import same_text
+from tests.suite.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("found", "expected", "same"),
     [
         ("7", "7", True),

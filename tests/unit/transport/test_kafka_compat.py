@@ -47,6 +47,7 @@ from kafka.structs import TopicPartition
 from rftstream.transport.kafka import connection
 from rftstream.transport.kafka.client import compat, compat_consumer
 from rftstream.transport.kafka.member import Together
+from tests.suite.each import each
 
 
 def test_the_version_is_the_one_that_was_measured():
@@ -123,7 +124,7 @@ REACHED = {
 its source."""
 
 
-@pytest.mark.parametrize("part", REACHED)
+@each("part", REACHED)
 def test_the_code_behind_each_part_is_as_it_was(part):
     function, expected = REACHED[part]
     assert fingerprint(function) == expected, f"{part}: kafka-python has changed {function.__qualname__}"

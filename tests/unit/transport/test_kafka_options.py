@@ -10,6 +10,7 @@ from rftstream.config.sections import TransportSection
 from rftstream.errors import ConfigError
 from rftstream.transport.kafka.connection import in_words, shorten
 from rftstream.transport.kafka.transport import KafkaTransport
+from tests.suite.each import each
 
 
 def check(session_timeout_s: float = 10.0, **options: Any) -> None:
@@ -19,7 +20,7 @@ def check(session_timeout_s: float = 10.0, **options: Any) -> None:
     KafkaTransport.check(section)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "said"),
     [
         ({"request_timeout_ms": 1}, r"options\.request_timeout_ms: got 1, expected a number of at least 500"),

@@ -18,6 +18,7 @@ from rftstream.errors import WeightsError
 from rftstream.weights.deltas import delta, kernels
 from rftstream.weights.snapshot import RawTensor, decode_snapshot, state_digest
 from rftstream.weights.state import ServedState
+from tests.suite.each import each
 from tests.unit import weights_reader
 from tests.unit.weights_samples import DELTA, NAME, NEW, OLD, PARENT, sample_delta, sample_states
 
@@ -220,7 +221,7 @@ def rewritten(change: Callable[[dict[str, Any]], object]) -> bytes:
 HUGE = 1 << 62
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         lambda h: h.update(extra=1),

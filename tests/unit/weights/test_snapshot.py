@@ -10,6 +10,7 @@ import pytest
 
 from rftstream.errors import WeightsError
 from rftstream.weights.snapshot import RawTensor, decode_snapshot, state_digest
+from tests.suite.each import each
 from tests.unit.weights_samples import encode_snapshot
 
 
@@ -100,7 +101,7 @@ def test_state_digest_sees_every_difference(other: dict[str, RawTensor]) -> None
 
 
 @pytest.mark.law("no-pickle")
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         b"",

@@ -7,9 +7,10 @@ from fractions import Fraction
 import pytest
 
 from rftstream.rewards.answers.maths.units import equal_quantities, same_kind, unit_name
+from tests.suite.each import each
 
 
-@pytest.mark.parametrize(("left", "unit", "right", "other"), [
+@each(("left", "unit", "right", "other"), [
     ("1", "mile", "1609.344", "m"), ("1", "acre", "4046.872609874", "m^2"), ("1", "公顷", "15", "亩"),
     ("1", "gallon", "3.785411784", "liters"), ("1", "pound", "16", "ounces"), ("3", "斤", "1.5", "千克"),
     ("90", "km/h", "25", "m/s"), ("1", "kWh", "3600", "kj"), ("1", "atm", "101.325", "kpa"),
