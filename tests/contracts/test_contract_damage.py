@@ -330,7 +330,7 @@ def test_what_is_no_message_at_all(value: bytes) -> None:
     assert caught.value.path == "$"
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "text"),
     [
         (b"\x81\xa1a" + b"\x91" * 2000, "cannot be coded as msgpack: nested too deep"),
@@ -373,7 +373,7 @@ LOOP: dict[str, Any] = {}
 LOOP["self"] = LOOP
 
 
-@pytest.mark.parametrize(
+@each(
     "info",
     [LOOP, {"a": {1, 2}}, {"a": object()}, {"a": 2**64}, {"a": "\ud800"}, {1: "a"}, {"a": nested(40)}, {"a": b"x"},
      {"a": [0] * 70_000}],

@@ -93,7 +93,7 @@ def test_ids_come_from_headers_alone() -> None:
         assert ids_from_headers(record(changed)) is None, (name, wrong)
 
 
-@pytest.mark.parametrize(
+@each(
     ("headers", "topic", "text"),
     [
         ((), "rollouts", "rollouts[3]@8172 headers.contract: got None, expected ASCII text"),
@@ -152,7 +152,7 @@ def test_a_record_of_a_later_version_is_not_read_unless_its_writer_says_so(more:
     )
 
 
-@pytest.mark.parametrize("since", [b"", b"0", b"x", b"-1", b"1.0", b"9" * 12, b"\xff"])
+@each("since", [b"", b"0", b"x", b"-1", b"1.0", b"9" * 12, b"\xff"])
 def test_nonsense_about_readers_is_damage(since: bytes) -> None:
     with pytest.raises(ContractError, match=r"headers\.readable_since: got "):
         from_record(newer(7, ("readable_since", since)))

@@ -51,7 +51,7 @@ def test_there_is_a_file_for_each() -> None:
     assert len({board["uid"] for board in BOARDS.values()}) == len(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_panels_do_not_overlap_and_are_as_grafana_takes_them(name: str) -> None:
     board = BOARDS[name]
     assert board["schemaVersion"] == 39 and board["description"]

@@ -29,6 +29,7 @@ from rftstream.roles import role_specs
 from rftstream.runs.folder import RunFolder, open_transport
 from rftstream.service.role_spec import RoleKind
 from tests.deploy.chart import ARITHMETIC, CHART, FOLDER, KAFKA, RELEASE, SYNTHESIS, by_name, documents, pods, render
+from tests.suite.each import each
 
 EXAMPLES = FOLDER / "examples"
 STRIMZI = ("--values", str(EXAMPLES / "strimzi.yaml"))
@@ -320,7 +321,7 @@ def test_only_roles_whose_backlog_is_known_are_scaled() -> None:
         assert "replicas" not in deployment["spec"], "or each upgrade would set them back"
 
 
-@pytest.mark.parametrize("backlog", [0, 1, 511, 512, 513, 1024, 1025, 5000, 100_000])
+@each("backlog", [0, 1, 511, 512, 513, 1024, 1025, 5000, 100_000])
 def test_the_autoscaler_wants_what_scale_plan_says(backlog: int) -> None:
     made = scaled()
     for one in scale_plan(load([ARITHMETIC]), backlog_of(backlog)):

@@ -20,6 +20,7 @@ import pytest
 
 from tests.deploy.conftest import ROOT, read_yaml
 from tests.deploy.dockerfile import CACHE_IS_MISSING, UV
+from tests.suite.each import each
 
 WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
 PACKAGES = ("rftstream", "workers", "schemas")
@@ -115,7 +116,7 @@ def test_notes_are_the_part_of_the_version(release: dict[str, Any]) -> None:
     assert release["notes"]("v1.2.3", "1.2.3", CHANGELOG) == "### Added\n\n- This."
 
 
-@pytest.mark.parametrize(
+@each(
     ("tag", "version", "changelog", "said"),
     [
         ("1.2.3", "1.2.3", CHANGELOG, "expected v and a version"),
@@ -147,7 +148,7 @@ def test_the_command_ends_with_1(release: dict[str, Any]) -> None:
 WORKFLOWS = sorted(WORKFLOW.parent.glob("*.yml"))
 
 
-@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
+@each("file", WORKFLOWS, ids=lambda file: file.stem)
 def test_a_workflow_is_valid_and_calls_what_there_is(file: Path) -> None:
     vendored = files("check_jsonschema") / "builtin_schemas" / "vendor" / "github-workflows.json"
     schema = json.loads(vendored.read_text(encoding="utf-8"))

@@ -15,6 +15,7 @@ from rftstream.config.loader import from_dict
 from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.open import open_taskset
 from tests.docs.reading import ROOT, Block, blocks, read
+from tests.suite.each import each
 
 USER = {"role": "user", "content": "1+1?"}
 FILES: dict[str, list[dict[str, Any]]] = {
@@ -53,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.text.splitlines()[1])
+@each("block", BLOCKS, ids=lambda block: block.text.splitlines()[1])
 def test_the_data_of_a_block_are_opened(block: Block, folder: Path) -> None:
     text = block.text.replace('revision = "main", ', "")  # a folder stands in for the hub
     values = {"model": {"path": "fake"}, "tasksets": {}, **tomllib.loads(text)}

@@ -18,6 +18,7 @@ from rftstream.preflight.memory import MAIN
 from rftstream.queries.formatting import size
 from tests.docs.reading import ROOT
 from tests.stand_ins import make_hub
+from tests.suite.each import each
 
 FOLDER = ROOT / "examples"
 NOT_HERE = ("the package vllm is not installed", "is not there, torch sees no GPU", "is not there, there are")
@@ -64,7 +65,7 @@ SAME = {
 """Script -> the settings that it has in common with the run file beside it."""
 
 
-@pytest.mark.parametrize("path", ELSEWHERE, ids=lambda path: path.name)
+@each("path", ELSEWHERE, ids=lambda path: path.name)
 def test_what_others_have_is_the_same_training(path: Path) -> None:
     example, _, system = path.stem.rpartition("_")
     assert system in gallery.SYSTEMS

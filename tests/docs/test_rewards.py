@@ -50,7 +50,7 @@ def test_examples_of_math(row: list[str]) -> None:
     assert reward(item(f"\\boxed{{{wrong}}}", gold)).reward == 0.0
 
 
-@pytest.mark.parametrize("row", rows("k12"), ids=lambda row: row[1])
+@each("row", rows("k12"), ids=lambda row: row[1])
 def test_examples_of_k12(row: list[str]) -> None:
     kind, gold, right, wrong = row
     for reward in (SchoolReward(SchoolReward.Config()), SchoolReward(SchoolReward.Config(kind=kind))):

@@ -15,6 +15,7 @@ from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.tasks import Problem
 from rftstream.environments.base import Reply
 from rftstream.errors import ConfigError
+from tests.suite.each import each
 
 
 def houses(**options: Any) -> Houses:
@@ -100,7 +101,7 @@ def test_siblings_play_the_same_game_and_problems_differ() -> None:
     assert houses(seed=1).digest != houses().digest
 
 
-@pytest.mark.parametrize("info", [{}, {"seed": "x", "rooms": 4}, {"seed": 1, "rooms": 2}, {"seed": 1, "rooms": 10**9}])
+@each("info", [{}, {"seed": "x", "rooms": 4}, {"seed": 1, "rooms": 2}, {"seed": 1, "rooms": 10**9}])
 def test_a_problem_of_another_taskset_is_refused(info: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match='take source = "text_game:Houses"'):
         made(Problem(messages=houses().problem(0).messages, info=info))

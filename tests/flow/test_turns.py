@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 from rftstream import metrics
 from rftstream.contracts.rollouts import RolloutStatus, VersionSpan
@@ -22,6 +21,7 @@ from rftstream.roles.explorer.turn_loop import TurnLoop
 from tests.e2e import scripted
 from tests.flow.environments import Config, Offering, Rewriter
 from tests.flow.environments import Conversation as Sums
+from tests.suite.each import each
 
 END = 0
 SAID = "yes"
@@ -142,7 +142,7 @@ def test_the_last_turn_may_be_cut_short() -> None:
     assert attempt.turns[-1].finish_reason == "length"
 
 
-@pytest.mark.parametrize(("context", "tokens", "turns"), [(12, 4, 1), (13, 5, 2), (17, 8, 2), (20, 8, 2), (21, 9, 3)])
+@each(("context", "tokens", "turns"), [(12, 4, 1), (13, 5, 2), (17, 8, 2), (20, 8, 2), (21, 9, 3)])
 def test_the_context_bounds_prompt_and_completion_together(context: int, tokens: int, turns: int) -> None:
     attempt, parrot = attempt_of(turns=5, context=context)
     assert attempt.status is RolloutStatus.truncated
@@ -168,7 +168,7 @@ def span(start: int, count: int) -> VersionSpan:
     return VersionSpan(start=start, count=count, trainer_epoch=1, version=0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "error"),
     [
         ({"behavior_logprobs": np.asarray([-1, -np.inf, -1, -1], np.float32)}, "a logprob that is not finite"),

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from tests.soak.series import Limit, Series, draw, table
+from tests.suite.each import each
 
 LIMITS = {"MiB": Limit(10.0)}
 NOISE = Random(0)
@@ -22,7 +23,7 @@ def soaked(value_at: Callable[[float], float], name: str = "one") -> Series:
     return series
 
 
-@pytest.mark.parametrize(
+@each(
     ("value_at", "grows"),
     [
         (lambda hours: 50.0, False),

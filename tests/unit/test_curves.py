@@ -91,7 +91,7 @@ def test_a_digest_follows_what_a_run_learns_from(tmp_path: Path, monkeypatch: py
 # --------------------------------------------------------------------------------------------- what is picked
 
 
-@pytest.mark.parametrize(
+@each(
     ("picks", "count"),
     [(["algorithms"], len(experiments.ALGORITHMS)), (["algorithms/gspo"], 1), (["staleness"], 8), (["staleness/2"], 2),
      (["staleness/8/plain", "algorithms/gspo"], 2), (["arithmetic"], 0)],

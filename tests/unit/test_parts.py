@@ -216,8 +216,6 @@ def test_the_scan_sees(code: str) -> None:
     assert "kafka" in {name for _, name in uses_of({"kafka", "torch"}, ast.parse(code))}
 
 
-@pytest.mark.parametrize(
-    "code", ["kind: str = 'kafka'", "sys.modules.get('kafka')", "replace(kind='kafka')", "f'{name}: use kafka'"]
-)
+@each("code", ["kind: str = 'kafka'", "sys.modules.get('kafka')", "replace(kind='kafka')", "f'{name}: use kafka'"])
 def test_the_scan_passes_over_defaults_and_words(code: str) -> None:
     assert not list(uses_of({"kafka", "torch"}, ast.parse(code)))

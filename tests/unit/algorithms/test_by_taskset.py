@@ -25,6 +25,7 @@ from rftstream.roles.trainer.assembly import Batch
 from rftstream.roles.trainer.training import Training
 from rftstream.runs.writes.load_demonstrations import check_demonstrations
 from tests.configs import small_run
+from tests.suite.each import each
 from tests.unit import tiny
 from tests.unit.algorithms.test_imitation import demonstrations, micro_batch, rollouts
 
@@ -202,7 +203,7 @@ def test_from_the_run_file() -> None:
     assert isinstance(build_algorithm(make({"sums": {}, "words": {"algorithm": "grpo"}})), Grpo)
 
 
-@pytest.mark.parametrize(
+@each(
     ("algorithm", "problem"),
     [
         ("gpro", r"unknown 'gpro'.*did you mean 'grpo'"),

@@ -15,6 +15,7 @@ from rftstream.contracts.batches import Experience, LossKind
 from rftstream.contracts.rollouts import Segment, VersionSpan
 from rftstream.contracts.tasks import RolloutIds, Sampling
 from rftstream.errors import ConfigError
+from tests.suite.each import each
 
 ALL = Denominators(num_tokens=2, num_rows=1)
 
@@ -112,7 +113,7 @@ def test_entropy_is_asked_for_and_subtracted():
         algorithm.loss(policy_BT, micro_batch(), ALL)
 
 
-@pytest.mark.parametrize("options", [{"clip_low": 1.5}, {"dual_clip": 0.5}, {"normalise": "row"}, {"cliplow": 0.1}])
+@each("options", [{"clip_low": 1.5}, {"dual_clip": 0.5}, {"normalise": "row"}, {"cliplow": 0.1}])
 def test_odd_settings_are_refused(options):
     with pytest.raises(ConfigError, match=r"algorithms\.grpo"):
         build_config(Grpo, options, where="algorithms.grpo")
@@ -177,7 +178,7 @@ def test_truncated_completions_count_in_the_kl_of_the_reward():
     assert rows[1].advantages[1] == pytest.approx((math.exp(-1) - 0) / 2)  # k3 of d = -1 is exp(-1)
 
 
-@pytest.mark.parametrize("name", ["grpo", "gigpo", "dapo", "gspo", "reinforce_plus_plus", "rloo", "dr_grpo"])
+@each("name", ["grpo", "gigpo", "dapo", "gspo", "reinforce_plus_plus", "rloo", "dr_grpo"])
 def test_a_small_kl_in_the_reward_stays_small_where_rewards_are_equal(name):
     """Behaviour logprobs are -1. The divergence is 6e-6 in one rollout, and 0 in its siblings."""
     algorithm_type = resolve("algorithm", name)

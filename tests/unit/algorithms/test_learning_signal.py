@@ -19,7 +19,7 @@ from tests.suite.each import each
 FLAT = {"zero_variance_share": 1.0, "reward": 0.0, "reward_std": 0.0}
 
 
-@pytest.mark.parametrize(("values", "spread", "without"), [
+@each(("values", "spread", "without"), [
     (FLAT, "group", True),
     (FLAT, "batch", True),
     (FLAT, "none", False),

@@ -24,6 +24,7 @@ from rftstream.backends.torch.inputs import Inputs
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.batches import Experience, LossKind
 from rftstream.core.packing import split_minibatches
+from tests.suite.each import each
 from tests.unit import tiny
 from tests.unit.algorithms.test_by_taskset import build
 from tests.unit.algorithms.test_imitation import demonstrations, experience, random_segments
@@ -155,7 +156,7 @@ def test_the_mean_over_minibatches_is_the_whole_batch(
     mean_is_whole(algorithm, rows, minibatches, count)
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "sapo", "rloo", "mix", "chord"])
+@each("name", ["grpo", "dapo", "sapo", "rloo", "mix", "chord"])
 def test_with_divergence_entropy_and_means_over_rows(name: str) -> None:
     options: dict[str, Any] = {"kl_coef": 0.1, "entropy_coefficient": 0.01, "staleness_decay": 0.9}
     options |= {"normalise": "sequence"} if name in ("grpo", "dapo", "mix", "chord") else {}
@@ -190,7 +191,7 @@ def split(rows: Any, minibatches: int, **changes: Any) -> list[list[TrainingRow]
     return minibatch_rows(rows, replace(tiny.plan(minibatches=minibatches), **changes), False)
 
 
-@pytest.mark.parametrize("groups", [[4] * 6, [2] * 12, [8] * 3, [24]])
+@each("groups", [[4] * 6, [2] * 12, [8] * 3, [24]])
 def test_each_step_sees_rollouts_and_demonstrations(groups: list[int]) -> None:
     """24 rollouts and 6 demonstrations in 4 mini-batches."""
     rows = prepared(build("mix"), given_to("mix", groups, 6))

@@ -24,6 +24,7 @@ from rftstream.errors import ConfigError
 from rftstream.models.folders.files import read_json
 from rftstream.rewards.base import RewardInput
 from rftstream.rewards.reward_model import ModelReward
+from tests.suite.each import each
 from tests.unit import tiny
 from tests.unit.algorithms.test_imitation import experience, segment
 
@@ -281,7 +282,7 @@ RUN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "says"), [
+@each(("changes", "says"), [
     ({"evaluations": {"e": {"source": "arithmetic"}}}, "evaluations: 'reward_model' trains a classifier"),
     ({"tasksets": {"e": {"source": "arithmetic"}}}, "tasksets: .* nothing can be sampled"),
     ({"model": {"path": "x", "lora": {}}}, r"model\.lora: .* adapters of classifiers"),

@@ -29,6 +29,7 @@ from rftstream.queries.traces.trace import trace
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.service.role import Log
 from rftstream.testing import Faults, Simulation
+from tests.suite.each import each
 from tests.unit.tiny_run import make_run, write_run_file
 
 HOSTILE = "<script>alert(1)</script>"
@@ -91,7 +92,7 @@ def version_of(one: RunRollout) -> int:
     return spans[0].version if spans else -1
 
 
-@pytest.mark.parametrize("name", FILTERS)
+@each("name", FILTERS)
 def test_a_filter_finds_what_it_says_and_a_frame_has_the_same_rows(demo: Run, name: str) -> None:
     given, wanted = FILTERS[name]
     table = demo.rollouts(**given)
@@ -192,7 +193,7 @@ def log_of(run: Run) -> Log:
     return Log(run._index.run.transport)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@each("name", TABLES)
 def test_each_table_is_iterated_framed_and_shown(demo: Run, name: str) -> None:
     make, wanted, column = TABLES[name]
     table = make(demo)
@@ -257,7 +258,7 @@ WRONG: dict[str, tuple[Callable[[Run], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@each("name", WRONG)
 def test_what_is_wrong_is_said_in_a_sentence(demo: Run, name: str) -> None:
     do, sentence = WRONG[name]
     with pytest.raises(rftstream.ConfigError) as raised:

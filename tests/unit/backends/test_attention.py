@@ -10,6 +10,7 @@ import torch
 from rftstream.algorithms.grpo import Grpo
 from rftstream.backends.torch import attention
 from rftstream.backends.torch.attention import SHORT, attend, has_varlen_kernel, row_lengths
+from tests.suite.each import each
 from tests.unit import tiny
 
 HEADS, GROUPS, WIDTH = 4, 2, 16
@@ -39,8 +40,8 @@ def by_definition(query, key, value, lengths, window=None):
     return torch.cat(outputs, dim=2).transpose(1, 2)
 
 
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("lengths", [[5, 1, 9], [SHORT, SHORT + 1]])
+@each("window", [None, 3])
+@each("lengths", [[5, 1, 9], [SHORT, SHORT + 1]])
 def test_each_row_by_itself(lengths, window):
     given = arrays(lengths, torch.float32)
     output, _ = attend(None, *given, row_lengths(lengths), sliding_window=window)

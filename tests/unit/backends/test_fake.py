@@ -16,6 +16,7 @@ from rftstream.backends.fake import FakeBackend
 from rftstream.errors import ConfigError, WeightsError
 from rftstream.models.spec import ModelSpec
 from rftstream.policies import fake_model
+from tests.suite.each import each
 
 PLAN = UpdatePlan(lr=1e-6, minibatches=1, updates_per_batch=1, max_grad_norm=1.0, tokens_per_microbatch=1024)
 
@@ -133,7 +134,7 @@ def test_foreign_weights_are_refused():
         fake_model.read_skill({"x": fake_model.serve(np.zeros(1, np.float32), "float32")}, where="weights 1/2")
 
 
-@pytest.mark.parametrize(("text", "answer"), [
+@each(("text", "answer"), [
     ("3+4=", "7"), ("What is 12 * 3?", "36"), ("1+1=\n9 - 12 =", "-3"), ("hello", None),
 ])  # fmt: skip
 def test_sums_are_solved(text, answer):

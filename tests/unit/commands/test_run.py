@@ -96,7 +96,7 @@ def test_the_help_shows_every_command_in_its_group() -> None:
     assert not full, f"rftstream/commands/__init__.py: GROUPS: {full} has more than 7; take another group, or make one"
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "meant"),
     [
         ("train", "'run'?"), ("Start", "'run'?"), ("ls", "'list'?"), ("stats", "'status'?"),
@@ -108,7 +108,7 @@ def test_a_command_is_understood_by_what_it_means(name: str, meant: str) -> None
     assert f"no command {name!r}; did you mean {meant}" in call(name)[2]
 
 
-@pytest.mark.parametrize("name", ["brain", "grain", "select", "xyz"])
+@each("name", ["brain", "grain", "select", "xyz"])
 def test_what_ends_something_is_not_proposed_for_what_is_only_alike(name: str) -> None:
     assert not re.search("drain|delete", call(name)[2])
 

@@ -12,6 +12,7 @@ from rftstream.config.colocation import check_colocation, is_shared
 from rftstream.errors import ConfigError
 from rftstream.preflight.checks.advice import find_warnings
 from tests.configs import small_run
+from tests.suite.each import each
 
 
 def make(**settings):
@@ -30,7 +31,7 @@ def test_those_on_the_device_of_the_trainer_share_it():
     assert not is_shared(make(trainer__colocate=False), "cuda:0")
 
 
-@pytest.mark.parametrize(("settings", "message"), [
+@each(("settings", "message"), [
     ({"trainer__device": "cuda:3"}, "trainer.colocate: no engine is on trainer.device 'cuda:3'"),
     ({"explorer__policy": "openai"}, "explorer.policy: 'openai' cannot give its device free"),
     ({"evaluator__policy": "openai", "evaluator__device": "cuda:0"}, "evaluator.policy: 'openai' cannot give"),
@@ -48,7 +49,7 @@ GROWING = {"sums": {"source": "arithmetic"}, "more": {"source": "log:problems"}}
 JUDGED = {"sums": {"source": "arithmetic", "reward": [{"name": "exact"}, {"name": "reward_model", "device": "cuda"}]}}
 
 
-@pytest.mark.parametrize(("settings", "where"), [
+@each(("settings", "where"), [
     ({"tasksets": GROWING, "synthesiser": MAKES | {"device": "cuda:0"}}, "synthesiser.device"),
     ({"tasksets": JUDGED}, "tasksets.sums.reward: reward_model"),
     ({"evaluations": JUDGED, "evaluator__device": "cuda:0"}, "evaluations.sums.reward: reward_model"),

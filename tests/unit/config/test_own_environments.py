@@ -13,6 +13,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.runs.manifest import changed_settings
 from tests.configs import small_run
+from tests.suite.each import each
 
 FILE = """
 [run]
@@ -102,7 +103,7 @@ def test_they_can_be_set_and_hidden_as_all_others(tmp_path: Path) -> None:
     assert "evaluations.short.environment.max_turns 2 -> 3" in changed_settings(before, config)
 
 
-@pytest.mark.parametrize(
+@each(
     ("own", "usual", "said"),
     [
         ({"max_turns": 3}, {}, r"^tasksets.sums.environment: found no name, expected one beside its settings"),

@@ -12,6 +12,7 @@ from rftstream.data.operators.draws import SolveRate
 from rftstream.data.operators.texts import detect
 from rftstream.rewards.math import MathReward
 from tests.e2e.test_bounds import bounds_in
+from tests.suite.each import each
 from tests.unit.data.test_task_operators import draw_of, facts_of
 from tests.unit.rewards.test_code import reward_input, score
 
@@ -128,19 +129,19 @@ def test_every_setting_of_a_part_that_bounds_something_has_a_row() -> None:
 # --------------------------------------------------------------------------------------------- reached here
 
 
-@pytest.mark.parametrize(("min_letters", "language"), [(0, "en"), (16, "en"), (17, "en"), (18, "unknown")])
+@each(("min_letters", "language"), [(0, "en"), (16, "en"), (17, "en"), (18, "unknown")])
 def test_a_language_needs_so_many_letters(min_letters: int, language: str) -> None:
     assert detect("this is how it is said", min_letters) == language
 
 
-@pytest.mark.parametrize(("min_scored", "is_kept"), [(1, False), (3, False), (4, False), (5, True), (1000, True)])
+@each(("min_scored", "is_kept"), [(1, False), (3, False), (4, False), (5, True), (1000, True)])
 def test_a_solve_rate_needs_so_many_rollouts(min_scored: int, is_kept: bool) -> None:
     facts = facts_of((0, [1.0, 1.0, 1.0, 1.0]))
     operator = SolveRate(SolveRate.Config(min_scored=min_scored, explore=0.0))
     assert (type(operator.decide(draw_of(), facts, 0)).__name__ != "Skip") == is_kept
 
 
-@pytest.mark.parametrize(("places", "is_right"), [(0, True), (2, True), (3, True), (4, False), (9, False)])
+@each(("places", "is_right"), [(0, True), (2, True), (3, True), (4, False), (9, False)])
 def test_decimals_are_compared_to_so_many_places(places: int, is_right: bool) -> None:
     reward = MathReward(MathReward.Config(float_rounding=places))
     item = reward_input(r"\boxed{5000.12349}", "5000.12341", info={}, prompt="", data_source="")

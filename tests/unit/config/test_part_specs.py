@@ -27,6 +27,7 @@ from rftstream.policies import POLICIES
 from rftstream.runs.folder import RunFolder, open_transport
 from rftstream.trackers import TRACKERS
 from tests.flow.scene import make_config
+from tests.suite.each import each
 
 OWN_PARTS = """
 from rftstream.algorithms.opd import Opd
@@ -79,7 +80,7 @@ def own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 # ------------------------------------------------------------------------------------------------ built-in parts
 
 
-@pytest.mark.parametrize("kind", registry.KINDS)
+@each("kind", registry.KINDS)
 def test_the_records_of_a_table_are_of_its_kind(kind: str) -> None:
     assert {type(record).kind for record in registry.table(kind).values()} == {kind}
 

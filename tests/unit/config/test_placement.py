@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from rftstream.config import loader
 from rftstream.config.colocation import check_colocation
 from rftstream.config.placement import Gpu, Machine, chosen_settings, place
@@ -67,7 +65,7 @@ def test_every_role_has_its_place(gpus, sections, text):
     assert loader.from_toml(loader.to_toml(placed.config)) == placed.config
 
 
-@pytest.mark.parametrize(("gpus", "sections", "share"), [
+@each(("gpus", "sections", "share"), [
     ([RTX], {}, 0.85),
     ([RTX], EVALUATED, 0.425),
     ([H100] * 2, EVALUATED, 0.45),
@@ -89,7 +87,7 @@ def test_a_worker_that_is_alone_takes_the_first_gpu():
     assert (placed.trainer.colocate, placed.explorer.count, placed.explorer.policy) == (False, 1, "vllm")
 
 
-@pytest.mark.parametrize(("found", "sections", "warnings"), [
+@each(("found", "sections", "warnings"), [
     (machine(RTX), {}, []),
     (machine(), {}, []),
     (machine(*[H100] * 4), {"explorer": {"count": 1}},

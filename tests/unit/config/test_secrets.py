@@ -13,6 +13,7 @@ from rftstream.errors import ConfigError
 from rftstream.runs.folder import RunFolder, open_transport, read_config
 from rftstream.runs.making.create import write_config
 from rftstream.runs.manifest import make_manifest
+from tests.suite.each import each
 
 PASSWORD = "hunter2-is-not-written"
 
@@ -114,14 +115,14 @@ def test_two_runs_in_one_process_keep_their_own(run_file: Path) -> None:
     assert secrets.reveal(second.transport.options, where="o")["sasl_plain_password"] == "b"
 
 
-@pytest.mark.parametrize("key", ["max_tokens", "eos_token", "ssl_keyfile", "sasl_plain_username", "tokens"])
+@each("key", ["max_tokens", "eos_token", "ssl_keyfile", "sasl_plain_username", "tokens"])
 def test_what_is_no_secret_stays(key: str) -> None:
     values = {"transport": {"options": {key: "plain"}}}
     secrets.hide(values)
     assert values == {"transport": {"options": {key: "plain"}}}
 
 
-@pytest.mark.parametrize("key", ["sasl_plain_password", "ssl_password", "api_key", "apikey", "aws_secret_access_key"])
+@each("key", ["sasl_plain_password", "ssl_password", "api_key", "apikey", "aws_secret_access_key"])
 def test_what_is_secret_goes(key: str) -> None:
     values = {"policies": {"openai": {key: "1234", "url": "http://x"}}}
     secrets.hide(values)

@@ -118,7 +118,7 @@ def test_each_stage_has_its_schedule_to_itself() -> None:
     assert [rate_at(Stages.of(plain), version) for version in range(4)] == [1.0, 0.75, 0.5, 0.25]
 
 
-@pytest.mark.parametrize(
+@each(
     ("steps", "lr", "version", "said"),
     [
         (4, 1.0, 3, None),

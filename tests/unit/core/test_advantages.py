@@ -16,6 +16,7 @@ from rftstream.core.advantages import (
     sum_of_later,
     whiten,
 )
+from tests.suite.each import each
 
 REWARDS = st.lists(st.integers(-50, 50).map(lambda n: n / 10), min_size=1, max_size=24)
 
@@ -64,7 +65,7 @@ def test_order_of_rows_does_not_matter(rewards, random):
     assert compute_group_advantages(rewards_N[order], groups_N[order]) == pytest.approx(whole_N[order])
 
 
-@pytest.mark.parametrize(
+@each(
     ("rewards_N", "groups_N", "error"),
     [
         (np.zeros((2, 2)), np.zeros((2, 2), int), ValueError),

@@ -7,6 +7,7 @@ import torch
 from rftstream.core import logprobs
 from rftstream.core.allowed import encode_listed, encode_sets, read_sets
 from rftstream.core.logprobs import token_logprobs
+from tests.suite.each import each
 
 
 def masks(vocabulary, shares, seed=0):
@@ -17,7 +18,7 @@ def masks(vocabulary, shares, seed=0):
     return allowed_NV, token_ids_N
 
 
-@pytest.mark.parametrize(
+@each(
     ("ids", "written"),
     [
         ({5, 6, 9}, [5, 2, 2, 1]),
@@ -33,7 +34,7 @@ def test_bytes_by_hand(ids, written):
     assert list(encode_sets(allowed_1V)[0]) == written
 
 
-@pytest.mark.parametrize("vocabulary", [1, 8, 17, 130, 50_000])
+@each("vocabulary", [1, 8, 17, 130, 50_000])
 def test_sets_come_back_as_they_were(vocabulary):
     allowed_NV, token_ids_N = masks(vocabulary, [0.0, 1e-3, 0.03, 0.5, 0.97, 1.0, 1.0, 0.0])
     written = encode_sets(allowed_NV)

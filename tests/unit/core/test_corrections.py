@@ -16,6 +16,7 @@ from rftstream.core.corrections import (
     second_moment_mask,
     sequence_mask,
 )
+from tests.suite.each import each
 
 
 def rows(*values):
@@ -63,7 +64,7 @@ HALF, FULL = log_rows([0.2, 0.4, 0.9], [0.1, 0.3, 1.0]), rows([1, 1, 0], [1, 1, 
 SAMPLED = log_rows([0.4, 0.2, 0.1], [0.05, 0.1, 0.1])
 
 
-@pytest.mark.parametrize(
+@each(
     ("level", "outside", "low", "high", "expected"),
     [
         ("token", "clamp", 0.8, 2.5, [[0.8, 2.0, 0.0], [2.0, 2.5, 0.0]]),

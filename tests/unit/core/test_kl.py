@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rftstream.core.kl import estimate_kl
+from tests.suite.each import each
 from tests.unit.core.test_losses import random_rows
 
 
@@ -67,8 +68,8 @@ def test_expected_gradients_on_own_samples():
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e6])
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@each("garbage", [float("nan"), float("inf"), 1e6])
+@each("estimator", ["k1", "k2", "k3"])
 def test_masked_positions_reach_neither_value_nor_gradient(estimator, garbage):
     policy_BT, reference_BT, _, mask_BT = random_rows()
     dirty_BT = torch.where(mask_BT > 0, policy_BT, garbage).requires_grad_()

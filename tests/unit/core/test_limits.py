@@ -55,7 +55,7 @@ def test_a_row_that_is_far_off_is_pulled_back_by_kimis_square():
     assert float(metrics["regression_log_ratio"]) == pytest.approx(30 * 1000)
 
 
-@pytest.mark.parametrize(
+@each(
     ("gap", "estimator", "value", "slope"),
     [
         (30.0, "k1", 30.0, 1.0), (-30.0, "k1", -30.0, 1.0), (30.0, "k2", 450.0, 30.0), (-30.0, "k2", 450.0, -30.0),
@@ -236,7 +236,7 @@ def test_on_policy_nothing_is_truncated():
     assert float(metrics["taper_truncated"]) == 2
 
 
-@pytest.mark.parametrize("advantage", [0.0, 1e-16, -1e-16, 1e-9])
+@each("advantage", [0.0, 1e-16, -1e-16, 1e-9])
 def test_a_token_without_an_advantage_is_not_clipped(advantage):
     policy_BT, old_BT, mask_BT = rows([0.0, 0.0, -2.0]), rows([-2.0, -2.0, 0.0]), rows([1.0, 1.0, 1.0])
     adv_BT = rows([advantage, 1.0, advantage])

@@ -7,6 +7,7 @@ import torch
 
 from rftstream.core import logprobs
 from rftstream.core.logprobs import token_logprobs
+from tests.suite.each import each
 
 ANY = 1000
 
@@ -69,8 +70,8 @@ def test_a_head_in_half_precision_gives_gradients_of_full_precision():
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("chunk_tokens", [2, 3])
-@pytest.mark.parametrize("tempered", [True, False])
+@each("chunk_tokens", [2, 3])
+@each("tempered", [True, False])
 def test_gradients(chunk_tokens, tempered):
     hidden_ND, weight_VD, bias_V, token_ids_N = arrays(num=5, width=3, vocabulary=6)
     temperatures_N = torch.tensor([1.0, 0.5, 2.0, 1.5, 0.7], dtype=torch.float64) if tempered else None

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rftstream.core.losses import clipped_surrogate_losses, value_losses
 from rftstream.core.masks import apply_mask, reduce_loss
+from tests.suite.each import each
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 
@@ -37,7 +38,7 @@ def clip_loss(
     return reduce_loss(losses_BT, mask_BT, normalise, num_tokens=num_tokens, num_rows=num_rows), metrics
 
 
-@pytest.mark.parametrize(
+@each(
     ("ratio", "advantage", "expected", "cut"),
     [
         (1.0, 2.0, -2.0, 0), (1.2, 1.0, -1.2, 0), (1.5, 1.0, -1.28, 1), (0.5, 1.0, -0.5, 0),
@@ -72,8 +73,8 @@ def test_means_over_tokens_and_over_rows():
         reduce_loss(losses_BT, mask_BT, "batch", num_tokens=3, num_rows=2)
 
 
-@pytest.mark.parametrize("normalise", ["token", "sequence"])
-@pytest.mark.parametrize("dual_clip", [None, 1.5])
+@each("normalise", ["token", "sequence"])
+@each("dual_clip", [None, 1.5])
 def test_gradient_is_that_of_the_formula(normalise, dual_clip):
     policy_BT, old_BT, advantages_BT, mask_BT = random_rows()
     weights_BT = torch.rand(mask_BT.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
@@ -98,7 +99,7 @@ def test_ratio_one_gives_the_plain_policy_gradient():
     assert float(metrics["ratio"]) == pytest.approx(float(mask_BT.sum()))
 
 
-@pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e6, -1e6])
+@each("garbage", [math.nan, math.inf, 1e6, -1e6])
 def test_masked_positions_reach_neither_loss_nor_gradient(garbage):
     policy_BT, old_BT, advantages_BT, mask_BT = random_rows()
     results = []
@@ -155,7 +156,7 @@ def test_odd_arrays_are_named():
 # --------------------------------------------------------------------------------------------- values
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "old", "target", "expected", "cut"),
     [
         (1.0, 1.0, 3.0, 2.0, 0),  # (1 - 3)^2 / 2
@@ -178,8 +179,8 @@ def test_value_losses_by_hand(value, old, target, expected, cut):
     assert float(metrics["value_clip_share"]) == 0
 
 
-@pytest.mark.parametrize("clip", [None, 0.2])
-@pytest.mark.parametrize("fill", [math.nan, 1e6])
+@each("clip", [None, 0.2])
+@each("fill", [math.nan, 1e6])
 def test_masked_values_do_not_leak(clip, fill):
     values_BT, old_BT, returns_BT, mask_BT = random_rows()
     found = []

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rftstream.core.advantages import compute_step_advantages
+from tests.suite.each import each
 
 
 def steps(*pairs, length):
@@ -65,7 +66,7 @@ def test_rollouts_without_steps_have_none():
     assert advantages(steps(length=3), steps((0, 1.0), length=1)) == [[0, 0, 0], [0]]
 
 
-@pytest.mark.parametrize(("rewards", "ends", "groups", "says"), [
+@each(("rewards", "ends", "groups", "says"), [
     ([np.zeros(2)], [], [0], "got 1 rewards, 0 ends and 1 groups"),
     ([np.zeros(2)], [np.zeros(3, bool)], [0], r"rewards \(2,\) and ends bool \(3,\)"),
     ([np.zeros(2)], [np.zeros(2)], [0], r"ends float64 \(2,\)"),

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from rftstream.data.feedback.agreement import Answer, Share, agreement_of_all, agreement_with_others
+from tests.suite.each import each
 
 # The examples of Krippendorff, "Computing Krippendorff's Alpha-Reliability" (2011), with the alphas that stand there.
 MEG, OWEN = "0100000010", "1110010000"
@@ -23,7 +24,7 @@ def units(*observers: str, is_number: bool = False) -> list[list[Answer]]:
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("observers", "is_number", "alpha"),
     [((MEG, OWEN), False, 0.095), ((BEN, GERRY), False, 0.692), (FOUR, False, 0.743), (FOUR, True, 0.849)],
 )

@@ -13,6 +13,7 @@ from rftstream.data.demonstrations.split import held_out_numbers, trained_number
 from rftstream.errors import ConfigError
 from rftstream.runs.manifest import check_same_run, make_manifest
 from rftstream.runs.writes.load_demonstrations import check_demonstrations
+from tests.suite.each import each
 
 TASKS = {"sums": {"source": "arithmetic"}}
 
@@ -24,7 +25,7 @@ def make(algorithm: str, *, experts: Any = None, tasks: bool = True) -> RunConfi
     return from_dict(values | ({"experts": experts} if experts is not None else {}))
 
 
-@pytest.mark.parametrize(
+@each(
     ("algorithm", "experts", "tasks"),
     [("grpo", None, True), ("mix", {}, True), ("chord", {}, True), ("sft", {"source": "a.jsonl"}, False),
      ("dpo", {"source": "a.jsonl"}, False)],
@@ -33,7 +34,7 @@ def test_what_fits(algorithm: str, experts: Any, tasks: bool) -> None:
     check_demonstrations(make(algorithm, experts=experts, tasks=tasks))
 
 
-@pytest.mark.parametrize(
+@each(
     ("algorithm", "experts", "tasks", "problem"),
     [
         ("grpo", {}, True, "trainer.algorithm 'grpo' takes none"),
@@ -47,7 +48,7 @@ def test_what_does_not(algorithm: str, experts: Any, tasks: bool, problem: str) 
         check_demonstrations(make(algorithm, experts=experts, tasks=tasks))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1 / 3, 0.9])
+@each("share", [0.0, 0.1, 0.25, 1 / 3, 0.9])
 def test_what_is_held_out_is_spread_exact_and_stays_so(share: float) -> None:
     for size in range(40):
         trained, held_out = trained_numbers(size, share), held_out_numbers(size, share)

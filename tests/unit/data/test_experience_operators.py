@@ -28,6 +28,7 @@ from rftstream.data.operators.facts import RECENT_GROUPS, Facts
 from rftstream.data.operators.leaving_out import strange_share, worst_mean
 from rftstream.data.operators.sampled import hash_ngrams
 from rftstream.errors import ConfigError
+from tests.suite.each import each
 
 
 def rollout(
@@ -248,7 +249,7 @@ def test_failures_are_left_out_until_the_successes_are_a_quarter() -> None:
     assert len(others) > 10, "the seed chooses"
 
 
-@pytest.mark.parametrize(
+@each(
     ("rewards", "settings", "num_rejected"),
     [
         ((0, 0, 0, 0), {}, 0),  # no success

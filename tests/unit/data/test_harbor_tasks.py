@@ -106,7 +106,7 @@ def test_folders_without_tasks(tmp_path: Path, source: str, options: dict[str, o
         open_source(f"harbor:{tmp_path / source}", options=options)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "named", "reward", "parts"),
     [
         (b"1\n", None, 1.0, {}),

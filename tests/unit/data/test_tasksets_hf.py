@@ -19,6 +19,7 @@ from rftstream.config.loader import from_dict
 from rftstream.data.tasksets.datafolder import Wanted, find_split, splits_by_names
 from rftstream.errors import ConfigError, pip_install
 from tests.loopback import Asked, HttpServer
+from tests.suite.each import each
 from tests.unit.data.test_tasksets_sources import open_source, user
 from tests.unit.data.test_tasksets_tables import parquet, prompts, refusal
 
@@ -228,7 +229,7 @@ def test_a_card_names_no_files_outside_of_the_folder(tmp_path: Path, pattern: st
     assert "README.md names files for train that are not there; found train.json" in refusal(f"hf:{tmp_path}/d")
 
 
-@pytest.mark.parametrize(
+@each(
     ("data_files", "says"),
     [
         ("[{split: train}]", "README.md: data_files: Invalid format for data_files entry"),

@@ -23,6 +23,7 @@ from rftstream.roles.explorer.agents.launcher import MAX_STARTS
 from rftstream.roles.explorer.model_calls import AgentBegins, RolloutEnd
 from tests.contracts import samples
 from tests.loopback import Asked, HttpServer, free_ports, taken_port
+from tests.suite.each import each
 from tests.unit.environments.hosts.scene import PROBLEM
 from tests.unit.environments.hosts.test_launched import Launched
 from tests.waiting import wait_until
@@ -196,9 +197,7 @@ async def test_after_202_nothing_is_returned(service: AgentService) -> None:
     assert task.cancelled()
 
 
-@pytest.mark.parametrize(
-    "url", ["ftp://host/x", "http://", "host:80", "http://host:port/", "http://[::1/", "http://a/b c"]
-)
+@each("url", ["ftp://host/x", "http://", "host:80", "http://host:port/", "http://[::1/", "http://a/b c"])
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(ConfigError, match=r"environments\.agent\.url: got .*, expected an address"):
         CalledAgent(CalledAgentConfig(url=url))
@@ -290,7 +289,7 @@ def test_tasks_of_other_tasksets_are_not_called(service: AgentService) -> None:
     assert not service.asked
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "low", "high"),
     [
         ("", 0.0, 0.0), ("soon", 0.0, 0.0), ("7", 7.0, 7.0), ("0", 0.0, 0.0), ("9" * 40, 9e8, 1e9),

@@ -17,6 +17,7 @@ from rftstream.environments.hosts.agents import AgentResult, AgentWork
 from rftstream.environments.places.base import PlaceOrder, PlaceSettings, PlaceSource, Ran
 from rftstream.environments.places.docker import DockerPlaces
 from rftstream.errors import ConfigError, HostedCodeError, HostError
+from tests.suite.each import each
 from tests.unit.data.test_harbor_tasks import task_at
 from tests.unit.data.test_tasksets_sources import open_source
 
@@ -148,7 +149,7 @@ async def test_a_solution_is_rehearsed_without_a_model(tmp_path: Path) -> None:
         await agent.rehearse(problem)
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "error"),
     [
         ({}, "harness: got '', expected one of claude-code, codex, mini-swe-agent; or set command to your own"),

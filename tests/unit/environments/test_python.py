@@ -15,6 +15,7 @@ from rftstream.environments.toolset.base import ToolBroken
 from rftstream.environments.toolset.python import Python
 from rftstream.errors import ConfigError
 from rftstream.sandbox import layers
+from tests.suite.each import each
 from tests.unit.environments.test_tools import PROBLEM
 
 pytestmark = pytest.mark.skipif(layers.missing_text() is not None, reason="this machine has no sandbox")
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(layers.missing_text() is not None, reason="this 
 QUICK = {"wall_s": 30.0, "cpu_s": 30.0}
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "answer"),
     [
         ("6 * 7", "42"),
@@ -39,7 +40,7 @@ def test_what_is_printed_and_the_last_value(code: str, answer: str) -> None:
     assert Python(**QUICK)(code) == answer
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "begin", "end"),
     [
         ("def f(n):\n    return 1 / n\nprint('so far')\nf(0)", "so far\nTraceback (most recent call last):\n"

@@ -13,6 +13,7 @@ from rftstream.environments import served
 from rftstream.environments.served import ServedEnvironment
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeout
 from tests.loopback import Asked, HttpServer
+from tests.suite.each import each
 from tests.unit.environments.hosts.scene import PROBLEM, say
 
 pytestmark = pytest.mark.anyio
@@ -200,7 +201,7 @@ async def test_what_the_environment_finds_wrong(games: GameServer) -> None:
     await own.close()
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:9", "ftp://x", "http://"])
+@each("url", ["", "127.0.0.1:9", "ftp://x", "http://"])
 def test_wrong_addresses(url: str) -> None:
     with pytest.raises(ConfigError, match=r"environments\.served\.url"):
         ServedEnvironment(ServedEnvironment.Config(url=url), problem=PROBLEM, seed=0)

@@ -80,7 +80,7 @@ def test_chat_refuses(values: dict[str, Any], sentence: str) -> None:
     assert refusal(CHAT, **values).startswith(sentence)
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "sentence"),
     [
         ({"previous_response_id": "resp-1"}, "previous_response_id: answers are not kept"),
@@ -99,7 +99,7 @@ def test_responses_refuses(values: dict[str, Any], sentence: str) -> None:
     assert refusal(RESPONSES, **values).startswith(sentence)
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "sentence"),
     [
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format: expected the type text"),

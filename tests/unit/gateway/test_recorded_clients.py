@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from rftstream.contracts.assistant import ToolCall
 from rftstream.gateway.dialects import DIALECTS, read_call
 from rftstream.roles.explorer.model_calls import ModelCall, SampledCall
+from tests.suite.each import each
 from tests.unit.gateway.answering import ROLLOUT, said
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data" / "client_requests.json").read_text())
@@ -26,7 +26,7 @@ TOOLS = {
 """Client -> the tool that it was told to call, tools that the model is shown, and those that are left out."""
 
 
-@pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded["client"])
+@each("recorded", RECORDED, ids=lambda recorded: recorded["client"])
 def test_a_recorded_agent_is_understood_and_goes_on_from_its_answer(recorded: Any) -> None:
     dialect = DIALECTS[recorded["path"]]
     first, second = (read_call(dialect, json.dumps(body).encode(), {}) for body in recorded["bodies"])

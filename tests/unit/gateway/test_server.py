@@ -27,6 +27,7 @@ from rftstream.roles.explorer.model_calls import (
     RolloutEnd,
     SessionWanted,
 )
+from tests.suite.each import each
 from tests.unit.gateway.answering import ROLLOUT, Answering, answering, said
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
@@ -282,7 +283,7 @@ def test_sessions_need_the_token_of_the_run(scene: Answering) -> None:
 # --------------------------------------------------------------------------------------------- its life
 
 
-@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "203.0.113.7:0"])
+@each("address", ["nowhere", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "203.0.113.7:0"])
 def test_an_address_that_cannot_be_had(address: str) -> None:
     server = GatewayServer(GatewaySettings(address=address), GatewayKeys(b"s" * 16, "r"), CallInbox())
     with pytest.raises(ConfigError, match=r"explorer\.gateway_address: "):
@@ -343,9 +344,7 @@ def test_who_gets_no_rollout_is_told_where_some_wait() -> None:
         server.close()
 
 
-@pytest.mark.parametrize(
-    ("process", "number"), [("explorer-0", 0), ("explorer-12", 12), ("explorer-host-4711", 0), ("mine", 0)]
-)
+@each(("process", "number"), [("explorer-0", 0), ("explorer-12", 12), ("explorer-host-4711", 0), ("mine", 0)])
 def test_numbers_of_workers(process: str, number: int) -> None:
     assert worker_number(process) == number
 

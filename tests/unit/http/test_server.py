@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from rftstream.http.server import HttpAnswer, HttpConnection, HttpRequest
+from tests.suite.each import each
 
 pytestmark = pytest.mark.anyio
 
@@ -129,7 +130,7 @@ def test_an_answer_for_a_connection_that_is_closing_is_not_delivered() -> None:
 HEAD = b"POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "answer", "paths", "goes_on"),
     [
         (b"GET http://a:8900/v1/models?a=b HTTP/1.1\r\nhost: a\r\n\r\n", b"HTTP/1.1 200 ", ["/v1/models"], True),

@@ -23,6 +23,7 @@ from rftstream.models.folders.folder import prepare_model
 from rftstream.preflight.checks.check import check
 from tests.commands import call, called
 from tests.made import made_once, shared_folder
+from tests.suite.each import each
 from tests.unit.integrations.recipes import RECIPES, Recipe
 
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -236,7 +237,7 @@ def test_gpus_place_the_roles_and_nothing_is_written_over(tmp_path: Path) -> Non
     assert "is there already" in call("convert-config", "trl", script, "-o", out).output
 
 
-@pytest.mark.parametrize(
+@each(
     ("module", "names"),
     [
         (trl, trl.TABLES["alike"]),

@@ -35,6 +35,7 @@ from rftstream.runs.manifest import check_worker, data_digests, digests_for, mak
 from rftstream.sandbox.local import LocalBackend
 from rftstream.sandbox.server import SandboxServer
 from rftstream.testing.played import played_records
+from tests.suite.each import each
 from tests.unit.tiny_run import make_run, write_run_file
 from tests.waiting import wait_until
 
@@ -292,7 +293,7 @@ def test_a_client_that_hangs_up_leaves_no_traceback(kind: str, capsys: pytest.Ca
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("values", "said"), [
+@each(("values", "said"), [
     ({}, "it has not begun"),
     ({"version": None, "partitions": 4}, "it has no weights yet"),
     ({"version": 3, "partitions": 0}, "it owns no partitions"),

@@ -37,6 +37,7 @@ from rftstream.transport.base import Transport
 from rftstream.transport.embedded.transport import EmbeddedTransport
 from tests.configs import small_run
 from tests.contracts.samples import ROLLOUT
+from tests.suite.each import each
 
 
 def step(version: int, reward: float | None = None, *, epoch: int = 1, resumed: bool = False) -> StepRecord:
@@ -127,7 +128,7 @@ def test_only_steps_in_force_count() -> None:
 # ------------------------------------------------------------------------------------------------ the views
 
 
-@pytest.mark.parametrize(
+@each(
     ("lags", "num_loaded", "version", "expected"),
     [
         ({}, 2, 0, ["loading 2 of 6 workers", "training step 0 of 10"]),

@@ -13,6 +13,7 @@ from rftstream.contracts.tasks import ChatMessage
 from rftstream.models.calls.families import FAMILIES, SAME, families_of
 from rftstream.models.rendering import HfRenderer, joined
 from rftstream.preflight.checks.templates import lost_call
+from tests.suite.each import each
 from tests.unit.models.call_styles import STYLES, renderer_of
 
 TYPES = {"text": "string", "count": "integer", "flag": "boolean", "items": "array"}
@@ -65,7 +66,7 @@ def come_back(renderer: HfRenderer, name: str) -> None:
         assert ids == [f"call_0_{index}" for index in range(len(calls))]
 
 
-@pytest.mark.parametrize("name", STYLES)
+@each("name", STYLES)
 def test_calls_come_back(renderers: dict[str, HfRenderer], name: str) -> None:
     if STYLES[name].families:
         assert renderers[name].family is not None or name == "llama-3"

@@ -13,6 +13,7 @@ import pytest
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.models.calls.families import families_of
 from rftstream.models.rendering import HfRenderer
+from tests.suite.each import each
 from tests.unit.models.styled import TOOLS, renderer_of, trained_tokenizer
 from tests.unit.models.template_styles import STYLES
 
@@ -39,7 +40,7 @@ def parsed(renderer: HfRenderer, text: str, finish_reason: str = "stop", tools: 
     return renderer.parse(prompt, renderer.encode(text), tools=tools, finish_reason=finish_reason, turn=1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text", "error"),
     [
         ("qwen3", "<tool_call>{x}</tool_call><|im_end|>", "not valid JSON"),

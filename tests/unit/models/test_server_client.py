@@ -15,6 +15,7 @@ from rftstream.errors import ConfigError
 from rftstream.http.client import Call
 from rftstream.models import server_client
 from rftstream.models.server_client import ModelServer, Refused, RetryableError, Unreachable
+from tests.suite.each import each
 from tests.unit.served import Server
 from tests.waiting import wait_until
 
@@ -83,11 +84,11 @@ def test_a_watch_is_open_until_the_server_ends(keeping):
 def test_idle_connections_are_closed_with_the_client(keeping):
     asked, forgotten = client(keeping), client(keeping)
     sockets = []
-    for each in (asked, forgotten):
-        each.ask(BODY)
-        sockets.append(each._http._idle[0].socket)
+    for one in (asked, forgotten):
+        one.ask(BODY)
+        sockets.append(one._http._idle[0].socket)
     asked.close()
-    del forgotten, each
+    del forgotten, one
     gc.collect()
     assert [one.fileno() for one in sockets] == [-1, -1]
     assert asked.ask(BODY)["choices"], "a request that comes late is answered"
@@ -227,7 +228,7 @@ def test_the_host_is_named_as_in_the_url(server):
     assert server.hosts == [url.removeprefix("http://").removesuffix("/v1")]
 
 
-@pytest.mark.parametrize("url", [
+@each("url", [
     "ftp://x/v1", "x:8000/v1", "http:///v1", "http://x:port/v1", "http://x:99999/v1", "",
     "http://a..b/v1", f"http://{'x' * 64}.org/v1", "http://x/\u00fc"])  # fmt: skip
 def test_a_url_that_is_none(url):

@@ -128,7 +128,7 @@ def test_a_mark_inside_of_an_argument_ends_nothing() -> None:
     assert call.arguments == {"a": "</tool_call> <tool_call>"}
 
 
-@pytest.mark.parametrize("text", ['{"answer": 3}', "[1, 2]", "```json\n{}\n```", "```python\nf()\n```", "{x", "2 { 3"])
+@each("text", ['{"answer": 3}', "[1, 2]", "```json\n{}\n```", "```python\nf()\n```", "{x", "2 { 3"])
 def test_what_is_no_call_is_text(text: str) -> None:
     said = parsed(text)
     assert (said.content, said.tool_calls) == (text, ())
@@ -180,7 +180,7 @@ def test_calls_as_python(text: str, calls: list[tuple[str, Any]]) -> None:
     assert said.content == ("" if calls else text)
 
 
-@pytest.mark.parametrize(("ids", "kept"), [
+@each(("ids", "kept"), [
     (["Xy12ab34c", "functions.f:1"], ["Xy12ab34c", "functions.f:1"]), (["a", "a"], ["a", "call_2_1"]),
     (["", None], ["call_2_0", "call_2_1"]), ([7, "x" * 129], ["call_2_0", "call_2_1"]),
 ])  # fmt: skip

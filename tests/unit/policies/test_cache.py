@@ -18,6 +18,7 @@ from rftstream.policies.hf.attention import attend
 from rftstream.policies.hf.cache import SMALL, SPARE_COLUMNS, SlotCache
 from rftstream.policies.hf.prompts import Block, PromptStore
 from rftstream.policies.hf.turns import KeptTurn, TurnStore
+from tests.suite.each import each
 from tests.unit import tiny
 from tests.unit.policies.test_hf import row
 
@@ -139,7 +140,7 @@ def test_the_newest_prompts_are_known():
     assert store.place((2,)) is None
 
 
-@pytest.mark.parametrize(("queries", "heads"), [(1, 2), (5, 2), (1, 6), (5, 6)])
+@each(("queries", "heads"), [(1, 2), (5, 2), (1, 6), (5, 6)])
 def test_attention_is_that_of_transformers(queries, heads):
     random = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(3, number, length, 8, generator=random)

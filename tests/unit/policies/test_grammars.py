@@ -13,6 +13,7 @@ from rftstream.errors import ConfigError
 from rftstream.policies.base import Constraint
 from rftstream.policies.grammars import check_forms
 from tests.flow.scene import make_config
+from tests.suite.each import each
 from tests.unit import tiny
 from tests.unit.policies.test_hf import row
 
@@ -113,7 +114,7 @@ def test_what_is_no_form_is_said(policy, kind, value, says):
     assert says in completion.error
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "says"),
     [
         ({"sampling__grammar": {"regex": "a+"}}, None),

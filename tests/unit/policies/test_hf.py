@@ -12,6 +12,7 @@ from rftstream.contracts.rollouts import VersionSpan
 from rftstream.contracts.token_values import ALLOWED
 from rftstream.errors import WeightsError
 from rftstream.policies.sampling import _invert, uniforms
+from tests.suite.each import each
 from tests.unit import tiny
 
 PROMPTS = [(4, 11, 5, 15), (3, 4), (5, 5, 5, 5, 5, 5, 5), (9,)]
@@ -333,7 +334,7 @@ def test_noise_is_uniform_and_its_own_for_each_place():
     assert len(np.unique(grid)) == grid.size
 
 
-@pytest.mark.parametrize("vocabulary", [3, 256, 257, 5000])
+@each("vocabulary", [3, 256, 257, 5000])
 def test_inversion_finds_the_first_token_over_the_number(vocabulary):
     generator = torch.Generator().manual_seed(0)
     probs_BV = torch.randn(200, vocabulary, generator=generator).masked_fill_(

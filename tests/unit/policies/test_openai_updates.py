@@ -20,6 +20,7 @@ from rftstream.policies.openai.policy import OpenAiPolicy
 from rftstream.policies.served import served_parameters
 from rftstream.weights.snapshot import RawTensor
 from tests.flow.scene import make_config
+from tests.suite.each import each
 from tests.unit import tiny
 from tests.unit.served import echo
 
@@ -272,7 +273,7 @@ def test_a_folder_that_cannot_be_written_to(server, updated, tmp_path):
         make(update_folder=str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize(("sets", "says"), [
+@each(("sets", "says"), [
     ({}, "1 explorer and 1 evaluator would give"),
     ({"explorer__count": 3, "evaluator__policy": "hf"}, "3 explorers would give"),
     ({"evaluator__policy": "hf"}, None),

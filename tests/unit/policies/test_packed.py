@@ -15,14 +15,15 @@ from rftstream.policies.hf import attention
 from rftstream.policies.hf.attention import attend
 from rftstream.policies.hf.cache import SlotCache
 from rftstream.policies.hf.packed import MAX_HOLES, PackedRows
+from tests.suite.each import each
 
 
 def sliding(window):
     return lambda batch, head, token, column: (column <= token) & (column > token - window)
 
 
-@pytest.mark.parametrize("window", [100, 5])
-@pytest.mark.parametrize("seed", range(4))
+@each("window", [100, 5])
+@each("seed", range(4))
 def test_packed_rows_are_attended_to_as_each_by_itself(seed, window):
     random = np.random.default_rng(seed)
     num_slots, length, size = 24, 40, 8

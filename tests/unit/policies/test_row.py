@@ -13,6 +13,7 @@ from rftstream.policies.hf.cache import SlotCache
 from rftstream.policies.hf.packed import PackedRows
 from rftstream.policies.hf.row import RowDecoder
 from rftstream.weights.deltas import kernels
+from tests.suite.each import each
 from tests.unit import tiny
 
 SIZES = {
@@ -110,7 +111,7 @@ def test_new_weights_are_used():
     assert torch.equal(logits[0], -logits[1])
 
 
-@pytest.mark.parametrize(("kind", "config", "settings"), [
+@each(("kind", "config", "settings"), [
     (LlamaForCausalLM, LlamaConfig, {"dtype": torch.float32}),
     (LlamaForCausalLM, LlamaConfig, {"hidden_act": "gelu"}),
     (LlamaForCausalLM, LlamaConfig, {"attention_bias": True}),

@@ -20,6 +20,7 @@ from rftstream.policies.vllm.engine import Engine
 from rftstream.policies.vllm.policy import VllmPolicy
 from rftstream.policies.vllm.shared import SharedAdapter, WeightsMirror
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
+from tests.suite.each import each
 from tests.unit import tiny
 
 
@@ -346,11 +347,11 @@ def dead(path, changed):
     raise RuntimeError("EngineCore died")
 
 
-@pytest.mark.parametrize(("answers", "why"), [
+@each(("answers", "why"), [
     (disagreeing, r"'changed': 2.*expected 3 tensors, 3 changed"), (dead, "EngineCore died"),
     (lambda path, changed: [], r"its workers read \[\]"),
 ])  # fmt: skip
-@pytest.mark.parametrize("in_flight", ["keep", "finish"])
+@each("in_flight", ["keep", "finish"])
 def test_weights_that_not_all_workers_took_end_the_engine(in_flight, answers, why):
     """Nothing is sampled any more, and whoever changes the memory does not wait for it."""
 

@@ -15,6 +15,7 @@ from rftstream.policies.base import Constraint
 from rftstream.policies.sampling import Sampler, SamplingTable
 from rftstream.policies.vllm import sets
 from rftstream.policies.vllm.sets import SampledSets
+from tests.suite.each import each
 from tests.unit import tiny
 
 STOPS = (0, 7)
@@ -47,7 +48,7 @@ def listed(tokens_T, logprobs_TV, count):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "vocabulary", "count"),
     [
         ({"top_p": 0.7}, 300, 300),

@@ -19,6 +19,7 @@ from rftstream.models.spec import ModelSpec
 from rftstream.preflight.checks.check import check
 from rftstream.preflight.checks.templates import CALL, first_break
 from rftstream.runs.manifest import check_same_run, data_digests, make_manifest
+from tests.suite.each import each
 
 CHARACTERS = "0123456789+= \n<>/thinkSusa"
 KEEPING = (
@@ -71,7 +72,7 @@ def config_of(folder: Path, **changes: Any) -> RunConfig:
 # --------------------------------------------------------------------------------------------- earlier turns
 
 
-@pytest.mark.parametrize("template", [KEEPING, STRIPPING, TRIMMING, ENDLESS])
+@each("template", [KEEPING, STRIPPING, TRIMMING, ENDLESS])
 def test_templates_with_which_a_rollout_stays_one_segment(spec: ModelSpec, template: str) -> None:
     """Also if they drop earlier thoughts, trim, or write no end of a turn."""
     assert difference(spec, template) is None

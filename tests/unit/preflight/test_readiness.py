@@ -94,7 +94,7 @@ def test_a_gpu_that_is_not_there(config: RunConfig) -> None:
     plan(loader.replace(config, trainer__device=GPU), Purpose.make)  # others start the workers
 
 
-@pytest.mark.parametrize("device", ["cuda:x", "cuda:0,", GPU, f"cuda:0,{GPU[5:]}"])
+@each("device", ["cuda:x", "cuda:0,", GPU, f"cuda:0,{GPU[5:]}"])
 def test_devices_that_are_refused(device: str) -> None:
     with pytest.raises(ConfigError, match=r"here: .*'cuda:"):
         check_device(device, where="here")

@@ -76,7 +76,7 @@ def test_a_kind_is_all_its_parts() -> None:
     assert [one.section.part for one in explain.explain("algorithms")] == list(registry.table("algorithm"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "proposed"),
     [
         ("trainer.lrr", "did you mean trainer.lr?"),
@@ -122,7 +122,7 @@ def test_a_theme_is_the_settings_that_matter_with_a_line_each(asked: str, keys: 
     assert all(text.count(f"\n  {one.setting.key} ") == 1 for one in found if one.setting and one.line)
 
 
-@pytest.mark.parametrize("theme", THEMES, ids=lambda theme: theme.name)
+@each("theme", THEMES, ids=lambda theme: theme.name)
 def test_themes_name_settings_that_there_are(theme: Theme) -> None:
     found = explain.explain(theme.name)
     assert [one.setting.key if one.setting else one.section.key for one in found if one.theme] == list(theme.settings)

@@ -14,6 +14,7 @@ from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
 from rftstream.queries.curves.history import History
 from tests.configs import small_run
+from tests.suite.each import each
 
 STEPS = 40
 
@@ -78,7 +79,7 @@ def test_a_run_that_does_well_has_none() -> None:
     assert signs(history(long, held_out=[0.1, 0.5, 0.9]), config) == {}, "longer, and better for it"
 
 
-@pytest.mark.parametrize(
+@each(
     ("means", "told"),
     [([0.0, 0.3], True), ([0.3, 0.3], False), ([0.0, 0.05], False), ([0.05, 0.6, 0.02], False)],
 )
@@ -109,7 +110,7 @@ def test_a_part_that_falls_while_the_whole_rises() -> None:
     assert signs(history({**parts, "reward": (1.5, 0.5)}), config_of(rewards)) == {}, "the reward shows it"
 
 
-@pytest.mark.parametrize(
+@each(
     ("kl", "reward", "told"),
     [
         (lambda x: x**6, lambda x: min(x, 0.6), True),

@@ -12,6 +12,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.queries.state.standstill import Elsewhere, Movement, find_standstill, look_at_movement
 from rftstream.queries.state.workers import WorkerStatus
 from rftstream.transport.memory.transport import MemoryLog
+from tests.suite.each import each
 from tests.unit.synthetic import SyntheticLog
 
 ALL = {"feeder": 1, "explorer": 2, "verifier": 1, "buffer": 1, "trainer": 1}
@@ -36,7 +37,7 @@ def test_a_run_that_moves(moved_at: float | None) -> None:
     assert find_standstill(replace(STILL, moved_at=moved_at)) is None
 
 
-@pytest.mark.parametrize(("changes", "says"), [
+@each(("changes", "says"), [
     ({"waiting": {"tasks": 64}, "alive": without("explorer")},
      "64 tasks wait for an explorer, and no explorer is alive"),
     ({"waiting": {"tasks": 1}}, "1 task waits for an explorer (2 alive)"),

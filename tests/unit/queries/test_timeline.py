@@ -16,10 +16,11 @@ from rftstream.queries.curves.timeline import NUM_SLOTS, Activity, Lane, Timelin
 from rftstream.runs.folder import OpenRun
 from rftstream.service.role import Log
 from rftstream.testing import Simulation
+from tests.suite.each import each
 from tests.unit.studio.studio_scene import make_config
 
 
-@pytest.mark.parametrize(
+@each(
     ("intervals", "share", "halves"),
     [
         ([], 0.0, (0, 0)),
@@ -47,7 +48,7 @@ def step(version: int, at: float, *, wait: float, train: float, publish: float) 
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each(
     ("waiting", "sampling", "scoring", "said"),
     [
         (0.1, 0.4, 0.1, "training is what takes the time; explorers had nothing to sample 60% of the time"),

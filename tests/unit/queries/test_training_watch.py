@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import pytest
-
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.queries.curves.training_watch import Sign, find_training_signs
 from tests.configs import small_run
@@ -72,7 +70,7 @@ def test_signs_of_steps(run: list[StepRecord], kinds: set[str]) -> None:
     assert found(run, []).keys() == kinds
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "means", "reward", "told"),
     [
         ("held-out", [0.3, 0.6, 0.4], (0.1, 0.9), True),
@@ -97,7 +95,7 @@ OF_SIGNS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("missing", ["entropy", "zero_variance_share", "reward", "reward_std", "length_mean",
+@each("missing", ["entropy", "zero_variance_share", "reward", "reward_std", "length_mean",
                                      "truncated_share"])  # fmt: skip
 def test_a_metric_that_no_step_has_is_missing_and_not_0(missing: str) -> None:
     run = {**UNEVEN, "truncated_share": (0.1, 0.9)}

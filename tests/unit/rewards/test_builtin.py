@@ -61,7 +61,7 @@ def math() -> Any:
     return MathReward(MathReward.Config())
 
 
-@pytest.mark.parametrize(
+@each(
     ("completion", "answer", "reward"),
     [
         ("The answer is 7.", "7", 1.0),

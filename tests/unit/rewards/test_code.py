@@ -132,7 +132,7 @@ def test_answers_of_fences_alone_are_read_in_linear_time(completion: str) -> Non
     assert find_program(completion, StdioTests(pairs=())) == completion
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "name"),
     [
         ("public final class A { }", "A.java"),
@@ -247,7 +247,7 @@ def test_what_cannot_be_mapped_is_unscorable(info: dict[str, Any]) -> None:
         score("class Stack:\n    pass\ndef f(x): return 2 * x\ndef g(x): return x", info)
 
 
-@pytest.mark.parametrize(
+@each(
     ("program", "info"),
     [
         ("pass", {"test_list": ["assert gcd(4, 6) == 2"]}),
@@ -279,7 +279,7 @@ def test_check_runs_the_reference_solutions_and_hints_at_a_tolerance() -> None:
     assert "in 1 of 4 problems tried; the first is problem 1: reward 0 (failed_wrong)" in found[1]
 
 
-@pytest.mark.parametrize(
+@each(
     "info",
     [
         {},

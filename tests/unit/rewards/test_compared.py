@@ -97,7 +97,7 @@ def test_what_they_give(parts: Sequence[Any], texts: Sequence[str], expected: li
     assert rewards(found) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("answer", "texts", "expected"), [
+@each(("answer", "texts", "expected"), [
     ("4", ("4", "5", "4"), {"majority_share": 2 / 3, "maj@4": 1.0}),
     ("5", ("4", "5", "4"), {"majority_share": 2 / 3, "maj@4": 0.0}),
     (None, ("4", "5", "4"), {"majority_share": 2 / 3}),
@@ -169,7 +169,7 @@ def test_a_judge_that_fails_leaves_the_whole_group_without_a_reward(server: Any)
         assert rewards(found) == ["RewardError"] * 2 and str(found[0]).startswith(f"{name}: no JSON object")
 
 
-@pytest.mark.parametrize(("parts", "error"), [
+@each(("parts", "error"), [
     ([{"name": "exact", "group": True}], "'exact' scores each rollout alone, expected a method score_group"),
     (["tournament"], "rewards.tournament: expected url and model"),
     ([{"name": "majority_vote", "extract": "("}], "is no regular expression"),

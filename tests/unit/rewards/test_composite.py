@@ -192,13 +192,13 @@ def test_format(settings: dict[str, Any], completion: str, reward: float) -> Non
     assert build_reward(named, config_of(named))(replace(ITEM, completion=completion)).reward == reward
 
 
-@pytest.mark.parametrize(("tokens", "reward"), [(0, 0.0), (100, 0.0), (150, -0.5), (200, -1.0), (5_000, -1.0)])
+@each(("tokens", "reward"), [(0, 0.0), (100, 0.0), (150, -0.5), (200, -1.0), (5_000, -1.0)])
 def test_length(tokens: int, reward: float) -> None:
     named = {"name": "length_penalty", "soft": 100, "hard": 200}
     assert build_reward(named, config_of(named))(replace(ITEM, num_tokens=tokens)).reward == reward
 
 
-@pytest.mark.parametrize(
+@each(
     ("ids", "reward"),
     [([], 0.0), ([1], 0.0), ([1, 2, 3, 4], 0.0), ([1, 1, 1, 1], -2 / 3), ([1, 2] * 50, 2 / 99 - 1)],
 )

@@ -12,6 +12,7 @@ from rftstream.rewards.base import RewardInput
 from rftstream.rewards.frames import At
 from rftstream.rewards.math import MathReward
 from rftstream.rewards.process import is_overdue
+from tests.suite.each import each
 from tests.unit.reward_inputs import reward_input
 
 
@@ -58,7 +59,7 @@ def test_the_problems_answer_is_read_by_math_verify_apart(noted: list[int], monk
     assert noted[-1] == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("lasts_s", "waited_s", "overdue"),
     [
         (9, 0, False),

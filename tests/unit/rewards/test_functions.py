@@ -291,7 +291,7 @@ def test_none_of_a_function_of_ours_is_a_mistake() -> None:
 # ------------------------------------------------------------------------------------------------ what they return
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "reward"),
     [(True, 1.0), (3, 3.0), (np.float32(0.5), 0.5), (np.bool_(True), 1.0), (np.int64(2), 2.0), (np.array(0.25), 0.25),
      (torch.tensor(0.75), 0.75), (torch.tensor(True), 1.0)],
@@ -303,7 +303,7 @@ def test_numbers(value: Any, reward: float) -> None:
     assert pair == Score(reward=reward, metrics={"m": reward})
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "detail"),
     [("1.0", "got str"), (float("nan"), "got nan"), (float("inf"), "got inf"), ([1.0], "got list"),
      (10**400, "got inf"), (np.array([1.0]), "got ndarray"), (torch.tensor(float("nan")), "got nan"), ({}, "a dict"),
@@ -317,7 +317,7 @@ def test_what_is_no_number_is_never_zero(value: Any, detail: str) -> None:
     assert detail in found[1]
 
 
-@pytest.mark.parametrize("value", [None, 1.0, "11", {"score": 1}, [], [1.0] * 3])
+@each("value", [None, 1.0, "11", {"score": 1}, [], [1.0] * 3])
 def test_a_wrong_list_spoils_all(value: Any) -> None:
     found = verdicts(lambda completions: value, [item("7"), item("8")])
     assert all("expected" in one for one in found)

@@ -83,7 +83,7 @@ def test_a_criterion_is_a_part_and_the_reward_their_mean(server: Any) -> None:
     assert "<reference" not in asked(server)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         '```json\n{"correct": 8, "polite": 2}\n```',

@@ -119,7 +119,7 @@ def test_settings() -> None:
         school(tolerance=2.0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "info"),
     [
         ("", {}),

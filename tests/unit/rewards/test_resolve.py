@@ -16,6 +16,7 @@ from rftstream.rewards.base import Score
 from rftstream.rewards.functions import to_score
 from rftstream.rewards.resolve import build_reward, build_rewards, reward_specs
 from tests.configs import small_run
+from tests.suite.each import each
 from tests.unit.reward_inputs import reward_input
 
 numbers_of_modules = itertools.count()
@@ -145,7 +146,7 @@ def test_versions_follow_source_options_and_weights(module: Any) -> None:
     assert build_reward(half.tasksets["train"].reward, half).version != build_reward("exact", half).version
 
 
-@pytest.mark.parametrize("value", [1, 0.5, True, np.float32(0.5), np.int64(3), np.bool_(True)])
+@each("value", [1, 0.5, True, np.float32(0.5), np.int64(3), np.bool_(True)])
 def test_numbers_are_scores(value: Any) -> None:
     assert to_score(value, where="x").reward == float(value)
 

@@ -22,6 +22,7 @@ from rftstream.rewards.base import ScoreRequest
 from rftstream.rewards.reward_model import ModelReward
 from rftstream.rewards.scorer import ProcessScorer
 from tests.configs import small_run
+from tests.suite.each import each
 from tests.unit import tiny
 from tests.unit.reward_inputs import reward_input
 from tests.unit.served import Server
@@ -198,7 +199,7 @@ def test_its_version_is_that_of_the_files(tmp_path):
     assert version != of_folder(folder).version
 
 
-@pytest.mark.parametrize(("settings", "says"), [
+@each(("settings", "says"), [
     ({}, "expected url and model of a served reward model, or the path"),
     ({"url": "http://127.0.0.1:1", "path": "tiny"}, "expected url and model"),
     ({"path": "nowhere"}, r"rewards\.reward_model\.path: .*nowhere: found no config.json"),
@@ -259,7 +260,7 @@ def test_problems_longer_than_its_context_are_found_before_the_run(made):
     reward.check(item(messages=({"role": "user", "content": "2+3"},)))
 
 
-@pytest.mark.parametrize(("settings", "longest", "says"), [
+@each(("settings", "longest", "says"), [
     ({}, 32, True), ({}, 31, False), ({"max_tokens": 8}, 8, True), ({"too_long": "cut_left"}, 32, False),
 ])  # fmt: skip
 def test_check_says_that_completions_may_be_longer_than_its_context(made, settings, longest, says):

@@ -128,7 +128,7 @@ def test_each_step_has_what_the_model_says_of_the_text_so_far(made):
             assert score.metrics["steps"] == len(beginnings)
 
 
-@pytest.mark.parametrize(("how", "whole"), [("min", min), ("last", lambda some: some[-1]), ("sum", sum),
+@each(("how", "whole"), [("min", min), ("last", lambda some: some[-1]), ("sum", sum),
                                             ("mean", lambda some: sum(some) / len(some))])  # fmt: skip
 def test_the_reward_of_the_whole(made, how, whole):
     wanted = [2 * (of_beginning(made, one) - 1) for one in ("2+3=1=", "2+3=1=2")]
@@ -158,7 +158,7 @@ def test_segments_stand_one_after_the_other(made):
     assert np.flatnonzero(score.additions["step_ends"].numpy()).tolist() == [5, 6, 7 + 3, 7 + 4]
 
 
-@pytest.mark.parametrize(("changes", "says"), [
+@each(("changes", "says"), [
     ({"completion": "77"}, "expected '77' in it; rewards of steps need the tokenizer"),
     ({"segments": (said("2+3=", "5" * 40),)}, "a segment has 45 tokens, expected at most 32"),
     ({"segments": (said("2+3=5", "", ended=False),), "completion": ""}, "no sampled token"),

@@ -24,6 +24,7 @@ from rftstream.rewards.scorer import ProcessScorer
 from rftstream.rewards.teacher import TeacherReward
 from rftstream.testing import Simulation
 from tests.flow.scene import make_config
+from tests.suite.each import each
 from tests.unit import tiny
 from tests.unit.reward_inputs import reward_input
 from tests.unit.served import Server
@@ -146,7 +147,7 @@ def test_its_version_changes_with_the_teacher_and_not_with_the_key(server):
     assert version != served(server, model="bigger").version
 
 
-@pytest.mark.parametrize(("settings", "says"), [
+@each(("settings", "says"), [
     ({}, "expected url"),
     ({"url": "http://127.0.0.1:1/v1", "path": "x"}, "expected url"),
     ({"url": "http://127.0.0.1:1/v1"}, "rewards.teacher: expected url and model, where the model is served"),

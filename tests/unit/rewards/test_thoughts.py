@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from rftstream.contracts.rollouts import Turn
 from rftstream.contracts.tasks import RolloutIds
 from rftstream.models.calls.tool_calls import parse_text
@@ -22,6 +20,7 @@ from rftstream.rewards.math import MathReward
 from rftstream.rewards.object_count import CountReward
 from rftstream.rewards.simple import ExactMatch
 from rftstream.roles.verifier.step import reward_input
+from tests.suite.each import each
 from tests.unit.synthetic import rollout
 
 IDS = RolloutIds(
@@ -37,7 +36,7 @@ def seen(written: str, *, in_thought: bool, answer: str = "56", decoded: str | N
     return replace(reward_input(replace(rollout(IDS, num_tokens=2), turns=(turn,))), answer=answer)
 
 
-@pytest.mark.parametrize(
+@each(
     ("written", "in_thought", "conclusion"),
     [
         ("so \\boxed{56}, let me check\n", True, ""),
@@ -97,7 +96,7 @@ READERS: dict[str, tuple[str, Callable[[RewardInput], float]]] = {
 """Reward -> what it reads as the right answer, and the reward."""
 
 
-@pytest.mark.parametrize("name", READERS)
+@each("name", READERS)
 def test_no_reward_reads_an_answer_in_an_unfinished_thought(name: str) -> None:
     text, score = READERS[name]
     assert score(seen(text, in_thought=False)) == 1.0

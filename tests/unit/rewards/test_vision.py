@@ -47,7 +47,7 @@ integer_boxes = st.lists(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each(
     ("one", "other", "overlap"),
     [
         ((0, 0, 2, 2), (0, 0, 2, 2), 1.0),
@@ -152,7 +152,7 @@ def test_what_is_read_as_boxes(text: str, expected: list[Rectangle] | None) -> N
     assert find_boxes(text, "xyxy") == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("form", "numbers"),
     [("xyxy", [10, 20, 30, 60]), ("xywh", [10, 20, 20, 40]), ("cxcywh", [20, 40, 20, 40]), ("yxyx", [20, 10, 60, 30])],
 )
@@ -185,7 +185,7 @@ def test_labels_of_boxes() -> None:
         boxed(turned, "[0, 0, 2, 2]", labels=True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "info", "settings", "error"),
     [
         (None, {}, {}, "has no boxes"),
@@ -262,7 +262,7 @@ def test_counts(text: str, count: int | None) -> None:
     assert read_count(text) == count
 
 
-@pytest.mark.parametrize(
+@each(
     ("completion", "answer", "exact", "near"),
     [
         ("I see two on the left and two on the right. The answer is four.", "4", 1.0, 1.0),
@@ -277,7 +277,7 @@ def test_rewards_of_counts(completion: str, answer: str, exact: float, near: flo
     assert CountReward(CountReward.Config(give="closeness"))(item(completion, answer)).reward == near
 
 
-@pytest.mark.parametrize("answer", [None, "", "some", "2.5"])
+@each("answer", [None, "", "some", "2.5"])
 def test_counts_of_problems_that_nobody_can_read(answer: str | None) -> None:
     with pytest.raises(RewardError, match="object_count: the problem"):
         CountReward(CountReward.Config()).check(item("3", answer))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import pytest
-
 from rftstream.contracts.rollouts import Posted
 from rftstream.environments.base import Reply
 from rftstream.metrics import MAX_NAME_CHARACTERS, MAX_NAMES_OF_ROLLOUT, named_by_people
 from rftstream.rewards.functions import to_score
 from rftstream.roles.explorer.environment_session import add_reply, checked_reply
+from tests.suite.each import each
 
 Numbers = Mapping[str, float]
 
@@ -32,7 +31,7 @@ DOORS: dict[str, Callable[[Numbers], Numbers]] = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
+@each("door", DOORS)
 def test_names_are_cut_at_every_door(door: str) -> None:
     names = DOORS[door]({"x" * 1_500_000: 1.0, **{f"{i}": 1.0 for i in range(MAX_NAMES_OF_ROLLOUT)}})
     assert list(names)[:2] == ["x" * MAX_NAME_CHARACTERS, "0"]

@@ -12,6 +12,7 @@ from rftstream.policies.base import Completion
 from rftstream.roles.explorer.open_segment import OpenSegment
 from rftstream.roles.explorer.saved.partials import Partials, numbers_of, parse_key, tombstones
 from rftstream.transport.memory.transport import MemoryLog
+from tests.suite.each import each
 
 
 def record(key: str, offset: int, value: bytes | None = b"x" * 10, partition: int = 0) -> Record:
@@ -55,7 +56,7 @@ def test_a_partition_that_is_read_again_is_what_the_log_says() -> None:
     assert partials.of(0, "a")[1].value == b"newer"
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "expected"),
     [(b"t/0/1/0/2#13", ("t/0/1/0/2", 13)), (b"#", ("", 0)), (b"\xff#1", ("�", 1)), (b"a#-1", ("", 0)),
      (b"a#" + "²".encode(), ("", 0)), (b"a#12345678901", ("", 0)), (b"", ("", 0))],

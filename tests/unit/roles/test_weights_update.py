@@ -13,6 +13,7 @@ from rftstream.errors import WeightsError
 from rftstream.roles.explorer.weights_update import RETRY_S, WeightsUpdate
 from rftstream.testing.memory_run import ManualClock
 from rftstream.weights.shared_memory import SharedTensors, WeightsMemory
+from tests.suite.each import each
 
 pytestmark = pytest.mark.law("lineage")
 
@@ -56,7 +57,7 @@ class Scene:
 SHARED = SharedTensors({}, WeightsMemory(), marks={})
 
 
-@pytest.mark.parametrize(("reached", "tensors", "is_loaded"), [
+@each(("reached", "tensors", "is_loaded"), [
     (name(4), {}, True), (name(3), {}, False), (name(2), {}, False), (name(4, epoch=2), {}, False),
     # the memory has been changed and changed back, and the engine may not have read it before
     (name(4), SHARED, True), (name(3), SHARED, True), (name(2), SHARED, False),

@@ -23,6 +23,7 @@ from rftstream.runs.access import grants_of, principals, rights_of, user_kinds
 from rftstream.runs.folder import RunFolder
 from rftstream.transport.access import Grant, Operation, Resource
 from tests.configs import small_run
+from tests.suite.each import each
 
 
 def make_config(**options: Any) -> RunConfig:
@@ -44,7 +45,7 @@ def topics_with(kind: str, operation: Operation, config: RunConfig = CONFIG) -> 
     }
 
 
-@pytest.mark.parametrize("spec", role_specs(), ids=lambda spec: spec.name)
+@each("spec", role_specs(), ids=lambda spec: spec.name)
 def test_a_role_has_what_it_declares(spec: Any) -> None:
     assert topics_with(spec.name, Operation.read) == set(spec.reads(CONFIG))
     assert topics_with(spec.name, Operation.write) == set(spec.writes())
@@ -89,7 +90,7 @@ def test_names_on_the_servers() -> None:
     }, "no write by the prefix of the run"
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "prefix", "named", "explorer"),
     [
         ({}, None, {}, "User:rft-explorer"),

@@ -15,6 +15,7 @@ from rftstream.sandbox import run_check, run_function, run_program
 from rftstream.sandbox.base import Limits, Outcome
 from rftstream.sandbox.local import LocalBackend
 from rftstream.sandbox.run import ProgramResult
+from tests.suite.each import each
 from tests.unit.sandbox.corpus import ATTACKS, EXPECTED, HONEST, HOSTILE_FUNCTIONS, PROBES
 
 QUICK = Limits(wall_s=1.5, cpu_s=1.0, call_s=0.5, memory_bytes=256 << 20, disk_bytes=16 << 20)
@@ -64,7 +65,7 @@ def test_a_probe_reaches_nothing(
             assert set(result.stdout.split()) == {"no"}, result.stdout
 
 
-@pytest.mark.parametrize("name", HONEST)
+@each("name", HONEST)
 def test_an_honest_program_passes(backend: LocalBackend, name: str) -> None:
     result = run_program(HONEST[name], stdin="41\n", expected="42", limits=ROOMY, backend=backend)
     assert result.passed, result

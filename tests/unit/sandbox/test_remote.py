@@ -18,6 +18,7 @@ from rftstream.sandbox.base import BoxFile, Job, Limits, Outcome, SandboxError
 from rftstream.sandbox.local import LocalBackend
 from rftstream.sandbox.remote import RemoteBackend
 from rftstream.sandbox.server import SandboxServer
+from tests.suite.each import each
 
 ROOT = Path(__file__).parents[3]
 
@@ -80,7 +81,7 @@ def test_a_wrong_token_is_refused(server: SandboxServer) -> None:
     assert "401" in result.detail
 
 
-@pytest.mark.parametrize(
+@each(
     ("head", "status"),
     [
         ({"Content-Length": "200000000"}, 401),

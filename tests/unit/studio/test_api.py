@@ -17,6 +17,7 @@ from rftstream.studio.api import types as api_types
 from rftstream.studio.api.routes import ENDPOINTS, ROOT
 from rftstream.studio.app import make_app
 from rftstream.studio.guard import RateLimits
+from tests.suite.each import each
 from tests.unit.studio.studio_scene import client, rules, shown
 from tests.unit.studio.test_questions import Scene
 
@@ -94,7 +95,7 @@ def test_a_vote_an_edit_and_a_retract(scene: ApiScene) -> None:
     assert (votes[0].order, votes[0].lead_time_s) == (tuple(asked["order"]), 2.5)
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "said"),
     [
         ([], "got `array`"),
@@ -171,7 +172,7 @@ def test_the_description_is_that_of_the_routes(scene: ApiScene) -> None:
             assert under_it in told, f"{name}.{key}"
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"])
+@each("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"])
 def test_a_viewer_changes_nothing_by_any_address(scene: ApiScene, method: str) -> None:
     app = make_app([scene.watched], scene.guard, follow=False)
     before = len(scene.run.records("feedback")), len(scene.run.records("control"))

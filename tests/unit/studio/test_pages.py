@@ -33,6 +33,7 @@ from rftstream.studio.plot_page import MAX_REPORT_BYTES
 from rftstream.studio.rendering import why
 from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing import MemoryRun, Simulation
+from tests.suite.each import each
 from tests.unit.studio.studio_scene import client, make_config, rules, watch
 from tests.unit.synthetic import SyntheticLog
 
@@ -102,7 +103,7 @@ def test_numbers_are_those_of_audit_and_status(finished: tuple[Simulation, Watch
     assert past["version"] == 3 and past["groups.trained"] == 6
 
 
-@pytest.mark.parametrize(
+@each(
     ("role", "address", "more"),
     [
         (StudioRole.viewer, "", []),
@@ -127,7 +128,7 @@ def test_only_pages_with_something_to_show(
     assert status is not None and ("Dead letters" in operations) is bool(status.dead_letters)
 
 
-@pytest.mark.parametrize(
+@each(
     ("address", "said"),
     [
         ("", r"<p>last step; first [\d.]+</p>"),
@@ -151,7 +152,7 @@ def test_a_problem_is_found_by_its_name(finished: tuple[Simulation, WatchedRun, 
     assert (found.status_code, found.headers["location"]) == (303, "/runs/demo/problems/sums/4")
 
 
-@pytest.mark.parametrize(
+@each(
     ("reason", "rewards", "said"),
     [
         ("zero_variance", (0.0,) * 8, "zero_variance: all 8 rewards are 0"),
@@ -242,7 +243,7 @@ def test_a_report_of_very_many_values_keeps_fewer_of_each_line(
     assert answer.status_code == 200 and 300_000 < len(answer.content) < 600_000
 
 
-@pytest.mark.parametrize(
+@each(
     ("address", "status", "said"),
     [
         ("/runs/other", 404, "there are demo"),

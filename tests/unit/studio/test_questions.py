@@ -18,6 +18,7 @@ from rftstream.studio.access import StudioRole
 from rftstream.studio.text_diff import diff_texts
 from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing import Simulation
+from tests.suite.each import each
 from tests.unit.studio.studio_scene import SECRET, client, make_config, rules, shown, watch
 
 OWN = {"origin": "http://testserver"}
@@ -175,7 +176,7 @@ def test_a_rating_and_a_flag_that_nobody_asked_for(scene: Scene) -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "fields", "status", "said"),
     [
         ("label/sums/0/999/0/0", {"number": "1"}, 404, "no group"),
@@ -231,7 +232,7 @@ def test_a_viewer_sees_questions_and_answers_none(tmp_path: Path, monkeypatch: p
     scene.watched.stop()
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "after"),
     [("", ""), ("a b", "a c b"), ("x\n" * 3000, "x\n" * 2999), ("w " * 5000, "v " * 5000), ("1 = 2", "")],
 )

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.suite.each import each
 from tests.suite.storeys import CACHED, DURATIONS, digest_of, storey_of
 
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize(
+@each(
     ("marks", "folder", "expected"),
     [
         (set(), "unit", "unit"),

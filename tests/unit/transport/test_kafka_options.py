@@ -46,7 +46,7 @@ def test_what_can_never_work_is_named(options: dict[str, Any], said: str) -> Non
         check(**options)
 
 
-@pytest.mark.parametrize(
+@each(
     "options",
     [{}, {"request_timeout_ms": 500}, {"heartbeat_interval_ms": 9_999}, {"heartbeat_interval_ms": 1},
      {"session_timeout_s": 30.0, "heartbeat_interval_ms": 20_000}, {"linger_ms": 0}, {"replication_factor": -1}],

@@ -86,7 +86,7 @@ def test_state_digest_by_hand() -> None:
 
 
 @pytest.mark.law("lineage")
-@pytest.mark.parametrize(
+@each(
     "other",
     [
         {"a": RawTensor("F16", (2,), b"1234")},

@@ -22,6 +22,7 @@ from rftstream.weights.snapshot import HasMasters, RawTensor, state_digest
 from rftstream.weights.state import ServedState
 from rftstream.weights.stores.store import ObjectStore
 from rftstream.weights.tensors import SERVED, ServedTensors, rounded_nan
+from tests.suite.each import each
 
 TIES = [0, 1, 0x0FFF, 0x1000, 0x1001, 0x1FFF, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF]
 """Lower halves of a float32: nearest below, between and above, for both kinds of rounding."""
@@ -174,7 +175,7 @@ def test_no_more_is_held_than_is_said() -> None:
             assert sum(array.nbytes for array in held) <= 6400 * 2 * 3 / 16
 
 
-@pytest.mark.parametrize(
+@each(
     ("shares", "elements", "whole"),
     [
         ({"a": 0.9, "b": 0.0, "c": 0.8}, 1 << 20, ["a", "c"]),

@@ -18,6 +18,7 @@ from rftstream.environments.hosts.agents import (
 )
 from rftstream.errors import ConfigError, HostedCodeError, HostTimeout
 from tests.loopback import HttpServer
+from tests.suite.each import each
 from tests.unit.environments.hosts.scene import PROBLEM
 from tests.waiting import wait_until
 
@@ -68,7 +69,7 @@ def test_results(foreign: Path) -> None:
         HostedAgent(HostedAgentConfig())
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "expected"),
     [
         (None, AgentResult()),

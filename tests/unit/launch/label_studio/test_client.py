@@ -19,6 +19,7 @@ from rftstream.integrations.label_studio.serving import make_rounds
 from rftstream.launch.health import Health
 from tests.label_studio_server import PERSONAL, choice, words
 from tests.loopback import HttpServer
+from tests.suite.each import each
 
 LEGACY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -44,9 +45,7 @@ def test_the_token_comes_from_the_environment_or_a_file(tmp_path: Path, monkeypa
         PersonalToken().read()
 
 
-@pytest.mark.parametrize(
-    "url", ["labels.example.org", "ftp://x", "http://ada:secret@x", "http://x:port", "http://x/?a=b", "http://ä.org"]
-)
+@each("url", ["labels.example.org", "ftp://x", "http://ada:secret@x", "http://x:port", "http://x/?a=b", "http://ä.org"])
 def test_urls_that_are_none(url: str) -> None:
     with pytest.raises(ConfigError, match="--url: got") as raised:
         LabelStudio(url, PersonalToken())

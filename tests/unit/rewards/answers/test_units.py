@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-import pytest
-
 from rftstream.rewards.answers.maths.units import equal_quantities, same_kind, unit_name
 from tests.suite.each import each
 
@@ -24,6 +22,6 @@ def test_a_quantity_is_the_same_in_another_unit(left: str, unit: str, right: str
     assert not equal_quantities(Fraction(left) + 1, names[0], Fraction(right), names[1], tolerance=1e-6)
 
 
-@pytest.mark.parametrize(("unit", "other"), [("kg", "m"), ("m", "m^2"), ("yuan", "dollar"), ("J", "W"), ("s", "Hz")])
+@each(("unit", "other"), [("kg", "m"), ("m", "m^2"), ("yuan", "dollar"), ("J", "W"), ("s", "Hz")])
 def test_units_of_other_kinds(unit: str, other: str) -> None:
     assert not same_kind(unit, other)
