@@ -44,6 +44,7 @@ def test_every_limit_is_measured() -> None:
     assert list(measure(b"\x80")) == [field.name for field in dataclasses.fields(MessageLimits)]
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("contract", MESSAGES)
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -24,6 +24,7 @@ from tests.suite.each import each
 UNKNOWN = [1, {"nested": [b"bytes", None, 2.5]}, "text"]
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.slow
 @pytest.mark.law("no-pickle")
 @pytest.mark.parametrize("contract", MESSAGES)
@@ -39,6 +40,7 @@ def test_any_message_comes_back_byte_for_byte(contract: str, data: st.DataObject
     assert len(headers) == len(headers_of(message, "a-run", 3)), "a header appears once"
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("contract", MESSAGES)
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

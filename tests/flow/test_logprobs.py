@@ -297,6 +297,7 @@ def with_another_start(rollout: Rollout) -> Rollout:
     return replace(rollout, segments=tuple(segments))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_the_log_replayed_gives_the_recorded_logprobs(style: str, tmp_path: Path) -> None:

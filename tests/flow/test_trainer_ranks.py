@@ -59,6 +59,7 @@ def test_the_number_of_shares_changes_no_bit(tmp_path: Path, alone: Scene, share
     assert digests_of(scene) == digests_of(alone)
 
 
+@pytest.mark.sampled(1, "ranks")
 def test_a_rank_dies_and_the_next_trainer_goes_on_alone(
     tmp_path: Path, alone: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +88,7 @@ def test_a_rank_dies_and_the_next_trainer_goes_on_alone(
             assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.sampled(1, "ranks")
 def test_adapters_and_a_renewed_reference_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
     pytest.importorskip("peft")
 

@@ -24,6 +24,8 @@ from tests.unit import tiny
 from tests.unit.policies.test_images import row_of
 from tests.unit.seeing_families import FAMILIES, made
 
+pytestmark = pytest.mark.sampled(2)
+
 SIZES = ((40, 30), (16, 60), (33, 33), (90, 20))
 
 

