@@ -34,7 +34,7 @@ def each(
             for number, row in enumerate(table):
                 try:
                     test(**dict(zip(words, row, strict=True)), **others)
-                except (Exception, pytest.fail.Exception) as error:
+                except (Exception, BaseExceptionGroup, pytest.fail.Exception) as error:
                     error.add_note(f"of the row {label(number, row)[:200]}")
                     failures.append(error)
             if failures:
