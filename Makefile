@@ -16,7 +16,7 @@ QUICK_TESTS = $(BIN)/python -m pytest -q -m "not slow and not broker" \
   tests/docs tests/unit/test_layers.py tests/unit/test_docstrings.py
 
 .NOTPARALLEL:  # two targets would make .venv at once
-.PHONY: help setup demo kafka kafka-stop test test-fast slurm test-long test-vllm histories simulate fmt generated lint types check ready docs bench curves faults hosts soak constraints clean
+.PHONY: help setup demo kafka kafka-stop test test-fast slurm test-long test-vllm histories simulate fmt generated lint types check ready docs bench curves faults hosts containers soak constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ soak: .venv/.developer  ## a run that goes on for DURATION_S= (an hour: 3600) or
 
 hosts: .venv/.developer  ## a run on hosts with networks of their own, which die, are cut off and slow; as root (SEEDS=0:20 KIND=schedules|ranks)
 	$(BIN)/python -m tests.hosts --seeds $(or $(SEEDS),0:20) --kind $(or $(KIND),all) --json hosts.json
+
+containers: .venv/.developer  ## a real Docker engine, the images, docker-compose.yml with kills and full disks; as root, in minutes; then a table
+	$(BIN)/python -m tests.containers $(ARGS)
 
 histories: .venv/.developer  ## random histories of agents and environments, replayed through the model (NUM=, SEED=)
 	HISTORIES=$(or $(NUM),10000) HISTORIES_SEED=$(or $(SEED),0) $(BIN)/python -m pytest -s tests/flow/test_logprobs.py tests/unit/models/test_splice.py $(ARGS)

@@ -94,7 +94,7 @@ def test_an_image_has_a_user_without_rights_and_packages_of_its_own(target: str)
 
 def test_the_base_is_pinned_and_nothing_of_a_package_index_is_kept() -> None:
     text = (ROOT / "deploy" / "docker" / "Dockerfile").read_text(encoding="utf-8")
-    assert re.search(r"^ARG PYTHON_IMAGE=python:3\.\d+\.\d+-slim-\w+$", text, re.MULTILINE)
+    assert re.search(r"^ARG PYTHON_IMAGE=python:3\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
     for stage in STAGES.values():
         assert stage.base in STAGES or stage.base == "${PYTHON_IMAGE}"
         for command in stage.all("RUN"):
