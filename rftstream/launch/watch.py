@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rftstream.algorithms.reward_signs import Sign
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
 from rftstream.contracts.control import DesiredState
@@ -15,7 +16,7 @@ from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import ContractError, TransportError
 from rftstream.launch.supervisor import Slot
 from rftstream.models.rendering import Renderer, joined, pieces_of_turns
-from rftstream.queries.curves.training_watch import Sign, find_training_signs
+from rftstream.queries.curves.training_watch import find_training_signs
 from rftstream.queries.state.standstill import (
     FailingTaskset,
     Standstill,

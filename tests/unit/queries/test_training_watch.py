@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rftstream.algorithms.reward_signs import Sign
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
-from rftstream.queries.curves.training_watch import Sign, find_training_signs
+from rftstream.queries.curves.training_watch import find_training_signs
 from tests.configs import small_run
 from tests.suite.each import each
 
