@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rftstream.rewards.breaker import Breaker
+from tests.suite.each import each
 
 
 @dataclass
@@ -25,3 +26,13 @@ def test_tries_that_were_under_way_together_count_as_one() -> None:
     assert (breaker.num_hung, breaker.probe) == (2, None)
     breaker.came_back()
     assert breaker.closed
+
+
+@each("num_groups, after", [(1, 16), (2, 16), (3, 6), (9, 6)])
+def test_it_gives_up_after_six_probes_of_three_groups_or_sixteen_of_any(num_groups: int, after: int) -> None:
+    breaker, given_up = Breaker(), []
+    for number in range(after):
+        breaker.probe = number
+        breaker.hung([Tried(number, f"sums/0/{number % num_groups}/0")], "timeout", "")
+        given_up.append(breaker.given_up)
+    assert given_up == [False] * (after - 1) + [True]
