@@ -71,6 +71,13 @@ class MarkedFile:
     tests: tuple[str, ...]
     is_whole: bool
     """Whether all tests of the file do."""
+    sometimes: frozenset[str]
+    """Those that not every `make test` has: they are long, or one of a family that is drawn from."""
+
+    @property
+    def always(self) -> list[str]:
+        """Return those that every `make test` has."""
+        return [name for name in self.tests if name not in self.sometimes]
 
 
 @cache
@@ -82,11 +89,12 @@ def find_marked(root: Path = HERE) -> dict[str, dict[str, list[MarkedFile]]]:
             text = path.read_text(encoding="utf-8")
             if "mark.law(" not in text:  # most of them; parsing takes its time
                 continue
-            tests = dict(_tests(ast.parse(text).body, frozenset()))
+            tree = ast.parse(text)
+            tests, sometimes = dict(_tests(tree.body, frozenset())), frozenset(_sometimes(tree))
             for law in sorted(set().union(*tests.values())):
                 assert law in LAWS, f"{path}: unknown law {law!r}; known: {', '.join(LAWS)}"
                 holding = tuple(name for name, laws in tests.items() if law in laws)
-                file = MarkedFile(path.relative_to(root).as_posix(), holding, len(holding) == len(tests))
+                file = MarkedFile(path.relative_to(root).as_posix(), holding, len(holding) == len(tests), sometimes)
                 found[law][storey].append(file)
     return found
 
@@ -103,6 +111,15 @@ def _tests(body: list[ast.stmt], above: frozenset[str]) -> Iterator[tuple[str, f
                 laws = above | _laws(statement.decorator_list)
                 own = list(_tests(statement.body, laws))
                 yield from own or [(statement.name, laws)]
+
+
+def _sometimes(tree: ast.Module) -> Iterator[str]:
+    """Yield the tests with the mark `long`, or `sampled` with the name of a family."""
+    for function in ast.walk(tree):
+        for mark in function.decorator_list if isinstance(function, ast.FunctionDef) else ():
+            match mark:
+                case ast.Attribute(attr="long") | ast.Call(func=ast.Attribute(attr="sampled"), args=[_, _]):
+                    yield function.name
 
 
 def _laws(marks: list[ast.expr]) -> frozenset[str]:

@@ -77,7 +77,6 @@ def recorded(made: Made, servers: str) -> Path:
     return made("kafka-run", make) / "runs" / "test-recorded"
 
 
-@pytest.mark.sampled(1, "replayed")
 @pytest.mark.heavy("a whole run on a real broker, whose transactions wait for one another")
 @pytest.mark.law("replay")
 def test_batches_are_trained_again_from_a_broker(place: Workplace, recorded: Path, run_id: Callable[[], str]) -> None:
@@ -125,7 +124,6 @@ def test_a_run_is_opened_by_its_id_and_the_address_of_its_log(recorded: Path, se
 # ------------------------------------------------------------------------------------------------ runs of their own
 
 
-@pytest.mark.sampled(2, "dead")
 @pytest.mark.heavy("a whole run on a real broker, whose transactions wait for one another")
 @pytest.mark.law("lost", "twice", "unscorable")
 def test_the_dead_are_put_back_after_the_mend_and_scored_once_more(

@@ -18,6 +18,17 @@ def test_every_law_is_held_in_each_storey_where_it_is_expected() -> None:
     assert not lacking
 
 
+def test_every_make_test_holds_every_law_in_each_of_its_storeys() -> None:
+    """Whatever it draws of families of tests."""
+    marked = law_coverage.find_marked()
+    lacking = [
+        f"{law}: {storey}"
+        for law, storeys in EXPECTED.items() for storey in storeys
+        if not any(file.always for file in marked[law][storey])
+    ]  # fmt: skip
+    assert not lacking
+
+
 def test_every_law_has_a_mutant_that_breaks_it() -> None:
     mutants = law_coverage.find_mutants()
     assert {law for law, names in mutants.items() if not names} == set(WITHOUT_MUTANTS)

@@ -30,7 +30,7 @@ def score(completion, answer):
 '''
 
 
-@pytest.mark.sampled(2, "dead")
+@pytest.mark.sampled(1, "dead")
 @pytest.mark.law("lost", "twice")
 def test_a_broken_reward_stops_the_run_and_after_the_mend_nothing_is_lost(place: Workplace) -> None:
     place.write("checks.py", BROKEN)
@@ -82,7 +82,7 @@ def test_a_broken_reward_stops_the_run_and_after_the_mend_nothing_is_lost(place:
     place.assert_nobody_left()
 
 
-@pytest.mark.sampled(2, "dead")
+@pytest.mark.sampled(1, "dead")
 def test_rollouts_are_scored_again_and_trained_from(place: Workplace) -> None:
     """The policy is told nothing and explores; scored with what is right, the same rollouts teach it."""
     place.write("flat_checks.py", FLAT)
@@ -140,7 +140,7 @@ n = 2
     place.assert_nobody_left()
 
 
-@pytest.mark.sampled(2, "dead")
+@pytest.mark.sampled(1, "dead")
 def test_programs_that_no_server_ran_are_put_back_when_it_is_there(place: Workplace) -> None:
     if (problem := missing_text()) is not None:
         pytest.skip(problem)

@@ -36,7 +36,7 @@ n = 2
 """
 
 
-@pytest.mark.sampled(1, "replayed")
+@pytest.mark.sampled(3, "examples")
 @pytest.mark.timeout(4 * PATIENCE_S)
 def test_a_real_model_gets_the_same_weights_again_and_others_under_other_settings(place: Workplace) -> None:
     place.write("turns.toml", IN_TURNS)

@@ -77,7 +77,6 @@ def kill_all(place: Workplace) -> None:
                 process.kill()
 
 
-@pytest.mark.sampled(2, "roles-killed")
 @pytest.mark.timeout(4 * PATIENCE_S)
 def test_killed_and_resumed_at_random_points_it_ends_with_the_same_digest(place: Workplace) -> None:
     """The trainer stands still at a point that is drawn anew each time, and then all die. Without a model the
