@@ -28,7 +28,7 @@ from rftstream.service.control_view import read_manifest
 from rftstream.service.reading import read_records
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
-from rftstream.weights.version_parts import parse_object_name
+from rftstream.weights.version_parts import objects_of, parse_object_name
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -85,7 +85,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
 
 def parse_target(text: str) -> Target:
     """Return the target that a text names, in the form of other commands' output. ConfigError lists the valid forms."""
-    if (name := parse_object_name(text)) is not None:
+    if (name := parse_object_name(text) or parse_object_name(f"{text}.delta")) is not None:
         return Target("version", version=name.version, trainer_epoch=name.trainer_epoch)
     for kind, pattern in _PATTERNS:
         if (match := re.fullmatch(pattern, text.strip())) is None:
@@ -312,7 +312,7 @@ def sampled_by(segments: Iterable[Segment], other: str | None) -> str | None:
 def whereabouts(store: ObjectStore, announced: WeightsAnnounced) -> str:
     """Return the size of the version's object, or that the object is gone."""
     try:
-        there = store.exists(announced.object)
+        there = all(store.exists(one.object) for one in objects_of(announced))
     except WeightsError as error:
         return f"the store does not answer ({error})"
     return size(announced.num_bytes) if there else "deleted from the store"

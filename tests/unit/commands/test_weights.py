@@ -15,6 +15,7 @@ from rftstream.contracts.versions import VersionName
 from rftstream.models.folders import hub
 from rftstream.models.folders.folder import prepare_model
 from rftstream.models.folders.hub import HubPlace
+from rftstream.queries.traces.lineage import parse_target
 from rftstream.runs.folder import RunFolder, create_log
 from rftstream.runs.published import numbers
 from rftstream.testing.played import played_records
@@ -24,6 +25,7 @@ from rftstream.weights.snapshot import RawTensor, decode_snapshot
 from rftstream.weights.stores.store import ObjectStore
 from rftstream.weights.version_parts import FOLDER, parse_object_name
 from tests import commands
+from tests.unit.weights.test_parts import Writers
 
 CONFIG = {
     "run": {"name": "demo", "steps": 9},
@@ -34,9 +36,13 @@ CONFIG = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
+    return made(tmp_path)
+
+
+def made(tmp_path: Path, *, in_parts: bool = False) -> Path:
     """Versions 0 to 6 with an anchor every third one; 1 and 2 were given up."""
     folder = RunFolder(tmp_path / "demo")
-    folder.path.mkdir()
+    folder.path.mkdir(parents=True)
     config = loader.from_dict(CONFIG)
     spec = prepare_model(config.model, folder.model, 0)
     tensors = decode_snapshot((spec.folder / "model.safetensors").read_bytes())
@@ -45,7 +51,8 @@ def run(tmp_path: Path) -> Path:
     producer = transport.producer("trainer")
     producer.start()
     store = ObjectStore("file://weights", base=folder.path)
-    publisher = WeightsPublisher(store, spec.name, "float32", anchor_every=3)
+    writer = Writers(store, model=spec.name) if in_parts else None
+    publisher = WeightsPublisher(store, spec.name, "float32", anchor_every=3, writer=writer)
     gone = tuple(VersionName(trainer_epoch=1, version=version) for version in (1, 2))
     for version in range(7):
         name = VersionName(trainer_epoch=1, version=version)
@@ -82,6 +89,27 @@ def test_list(run: Path) -> None:
     assert [one["state"] for one in commands.called("weights", "list", run)] == ["kept"] * 2 + ["missing"] * 2 + [
         "kept"
     ]
+
+
+def test_versions_in_parts_are_listed_verified_and_exported(tmp_path: Path) -> None:
+    whole, run = made(tmp_path / "one"), made(tmp_path / "two", in_parts=True)
+    first, second = (commands.called("weights", "list", one, "--all") for one in (whole, run))
+    assert [{**one, "num_bytes": 0, "delta_bytes": 0, "object": one["object"].split(".")[0]} for one in first] == [
+        {**one, "num_bytes": 0, "delta_bytes": 0} for one in second
+    ]
+    assert all(
+        one["num_bytes"] < two["num_bytes"] < 2 * one["num_bytes"] for one, two in zip(first, second, strict=True)
+    )
+    assert commands.call("weights", "verify", run).stdout == "5 of 5 versions are good, bit for bit\n"
+    tensors = []
+    for one in (whole, run):
+        assert commands.call("weights", "export", one, "--version", "5").exit_code == 0
+        tensors.append(load_file(one / "exports" / "v5" / "model.safetensors"))
+    assert tensors[0].keys() == tensors[1].keys()
+    assert all(np.array_equal(value, tensors[1][name]) for name, value in tensors[0].items())
+    assert parse_target(second[4]["object"]) == parse_target("1/4"), "as trace takes it"
+    (run / "weights" / "versions" / "000001-00000004.0001.delta").unlink()
+    assert [one["state"] for one in commands.called("weights", "list", run)][2:4] == ["missing"] * 2
 
 
 def test_verify(run: Path) -> None:

@@ -41,8 +41,8 @@ def state(version: int) -> dict[str, RawTensor]:
 class Writers:
     """Writers of parts as ranks have them, in one process. Tensors go to them in turns."""
 
-    def __init__(self, store: ObjectStore, num: int = 2) -> None:
-        self.parts = [PartWriter(store, "m", threads=1, part=part) for part in range(num)]
+    def __init__(self, store: ObjectStore, num: int = 2, model: str = "m") -> None:
+        self.parts = [PartWriter(store, model, threads=1, part=part) for part in range(num)]
         self.broken: set[int] = set()
 
     def take(self, tensors: Mapping[str, RawTensor], name: VersionName, *, parent: VersionName | None) -> None:
