@@ -44,7 +44,13 @@ def capabilities() -> str:
         for field in dataclasses.fields(spec_type):
             if field.name not in common:
                 rows.append(
-                    (kind, f"`{field.name}`", f"`{toml(field.default)}`", docs[field.name], _differing(records, field))
+                    (
+                        kind,
+                        f"`{field.name}`",
+                        f"`{toml(_default(field))}`",
+                        docs[field.name],
+                        _differing(records, field),
+                    )
                 )
     return table(("kind", "capability", "default", "meaning", "built-in parts that differ"), rows)
 
@@ -55,5 +61,9 @@ def _differing(records: dict[str, PartSpec], field: dataclasses.Field[object]) -
     return ", ".join(
         f"`{name}`" if isinstance(value, bool) else f"`{name}`: `{toml(value)}`"
         for name, value in values.items()
-        if value != field.default
+        if value != _default(field)
     )
+
+
+def _default(field: dataclasses.Field[object]) -> object:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
