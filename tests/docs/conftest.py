@@ -1,7 +1,5 @@
 """Own modules of the examples, and the generator of the docs, are found as a user's would be: on the path."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

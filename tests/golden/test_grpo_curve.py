@@ -1,8 +1,6 @@
 """GRPO on a made model: sums of two digits below 5, learned from nothing in 110 steps of 256 samples. And TOPR on what
 that run sampled: another new model learns from it what that run had learned."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """MIX where exploring finds nothing: without the log, a tiny model made on the spot, fixed seeds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

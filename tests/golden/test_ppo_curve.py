@@ -1,8 +1,6 @@
 """PPO with a critic on a made model: sums of two digits below 5, learned from nothing in 70 steps of 256 samples, while
 the critic comes to know which beginnings go well."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What several tests of this folder are given."""
 
-from __future__ import annotations
-
 import pytest
 
 from rftstream.models import server_client

@@ -1,7 +1,5 @@
 """Tiny models with random weights of families that see in different ways, made from transformers' config classes."""
 
-from __future__ import annotations
-
 import functools
 import json
 

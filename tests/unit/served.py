@@ -1,7 +1,5 @@
 """A served model of our own, which speaks as much of OpenAI's API as is used here."""
 
-from __future__ import annotations
-
 import threading
 
 from tests.loopback import HttpServer

@@ -1,7 +1,5 @@
 """What the tests of models, policies and backends share: a made model, and rows and requests for it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from rftstream.algorithms.base import TrainingRow

@@ -1,7 +1,5 @@
 """What holds for every built-in policy gradient: masks, shares, order, gradients, names."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

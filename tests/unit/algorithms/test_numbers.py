@@ -1,7 +1,5 @@
 """Losses and advantages of each algorithm, computed by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

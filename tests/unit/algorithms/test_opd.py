@@ -1,7 +1,5 @@
 """On-policy distillation by hand; its gradient is that of the divergence; a small table becomes its teacher."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,8 +1,6 @@
 """PPO's own: rewards of tokens, and what becomes of them once the critic has spoken. Its loss is
 `clipped_surrogate_losses`, tested with all the others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ReMax: what the greedy sibling of a group is for, and what becomes of groups without one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Reward models from pairs: the loss by hand, where a text is read, and that what is exported says what was trained."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

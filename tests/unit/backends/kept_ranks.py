@@ -1,7 +1,5 @@
 """Processes of the backend deepspeed that serve one backend after another: a process takes seconds to start."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 

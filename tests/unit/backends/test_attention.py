@@ -1,7 +1,5 @@
 """The attention of packed rows: exact for each row by itself, whatever the dtype that it is asked in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 """Models that transformers converts while it loads them (mixtures, renamed layers): their versions have the names and
 tensors of their checkpoints."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -3,8 +3,6 @@
 What is equal and how closely is said in test_deepspeed.py; values are equal to 1e-4 of their size.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

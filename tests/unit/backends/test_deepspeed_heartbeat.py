@@ -1,7 +1,5 @@
 """Ranks that die or hang where nobody can see their processes: those of a launcher, as on other hosts."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Training on images in several processes: what the one-process backend makes of them, adapters included."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

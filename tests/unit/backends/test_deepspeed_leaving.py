@@ -1,7 +1,5 @@
 """DeepSpeed's state leaves the device between batches: the same bits, and nothing stays behind."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import warnings

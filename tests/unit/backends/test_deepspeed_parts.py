@@ -1,7 +1,5 @@
 """Versions that two ranks publish, each its part, beside the same version as one process would publish it."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 

@@ -3,8 +3,6 @@
 What is equal and how closely is said in test_deepspeed.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Training on images: loss and gradients are those of transformers' own forward pass, however rows are laid out."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A plain GRPO loop, that of docs/python.md, and the backend `torch` on the same batches."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 

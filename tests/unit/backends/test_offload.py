@@ -1,7 +1,5 @@
 """State that leaves the device between batches: the same bits, and nothing stays behind."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 

@@ -1,7 +1,5 @@
 """A reference that follows the policy: what it is, that it is saved, and that a restart changes no bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The backend torch with parameters in bfloat16, which are rounded from float32 masters."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Routing replay: the experts that the sampler recorded are those that the trainer computes and learns with."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 

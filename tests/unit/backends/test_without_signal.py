@@ -1,7 +1,5 @@
 """Rows without an advantage: they are read for the metrics, and have no backward pass where it would give nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which workers share a device with the trainer, and which parts cannot."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Devices, engine and number of explorers by machine and run file, on made-up machines."""
 
-from __future__ import annotations
-
 from rftstream.config import loader
 from rftstream.config.colocation import check_colocation
 from rftstream.config.placement import Gpu, Machine, chosen_settings, place

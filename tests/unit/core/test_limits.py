@@ -1,8 +1,6 @@
 """Where arithmetic ends: clamps, large ratios, half precision, rounding that looks like a signal, and settings and
 masks that make no sense."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Advantages of steps: DeepSeekMath's formula by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The lock of a device: engines together or a trainer alone, and nothing is left of who is gone."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Every family of causal language models that transformers has: trainer and sampler compute what eager attention
 computes of one row at a time, or refuse the model."""
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What is read of a machine: torch is asked in a process of its own. Here a made-up torch answers."""
 
-from __future__ import annotations
-
 import pytest
 
 from rftstream.config.placement import Gpu

@@ -1,7 +1,5 @@
 """`[model.make] family`: small models of transformers' families, with the names and layers of that family."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

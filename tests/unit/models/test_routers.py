@@ -1,7 +1,5 @@
 """The routers of mixtures of experts, as the trainer and the sampler see them."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 

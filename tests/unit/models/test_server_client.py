@@ -1,7 +1,5 @@
 """The client of model servers: connections that are kept, tries, waits, time limits, and cancelled requests."""
 
-from __future__ import annotations
-
 import contextlib
 import email.utils
 import gc

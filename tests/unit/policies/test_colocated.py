@@ -1,7 +1,5 @@
 """Engines that give way to a trainer on their device: when they sleep and wake, and that rollouts go on."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Images in prompts: what is sampled after them has the probability that trainer and transformers give it."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import threading

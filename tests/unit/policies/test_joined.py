@@ -1,7 +1,5 @@
 """The sampler and the scorer of docs/python.md, on desks without a log."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Products in narrow types by way of float32: they are those of float32, rounded once."""
 
-from __future__ import annotations
-
 import torch
 
 from rftstream.policies.hf import linear

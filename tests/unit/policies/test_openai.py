@@ -1,7 +1,5 @@
 """The policy for served models, against a small server of our own that speaks as much of the API as it uses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Several served models: who is asked what, while servers fail in all ways that there are."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

@@ -1,7 +1,5 @@
 """A served model that is given new weights: when it is asked what, and what it finds in the folder."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Rows packed into one sequence: each is computed as it is by itself, in models of many families."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which server a rollout gets: by hand, and over many groups."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """A few rows are decoded by row.c as by the modules of the model, up to the order of sums."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

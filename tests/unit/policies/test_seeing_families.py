@@ -1,8 +1,6 @@
 """Families that see in different ways: what is sampled after images has the probability that the trainer and
 transformers' own forward pass give it, and gradients are those of transformers."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 

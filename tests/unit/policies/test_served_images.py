@@ -1,7 +1,5 @@
 """Images in prompts that go to a server, against one of our own that puts tokens in the place of marks as vLLM does."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import io

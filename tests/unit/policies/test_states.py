@@ -1,8 +1,6 @@
 """Models that keep states beside keys and values, or states alone, and models with sinks and soft caps: what `hf`
 samples over a cache has the logprobs of eager attention for one row at a time."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import inspect

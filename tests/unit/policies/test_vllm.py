@@ -1,7 +1,5 @@
 """What of the policy vllm can be tested without vllm. The rest is in tests/engines."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import errno

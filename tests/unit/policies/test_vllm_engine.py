@@ -1,8 +1,6 @@
 """When vLLM's engine sleeps and wakes, and takes weights and adapters: the calls that it gets. The engine is a
 stand-in."""
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import re

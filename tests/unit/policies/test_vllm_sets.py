@@ -1,7 +1,5 @@
 """What vLLM lists of its sampler, made up from ours: both have the same sets."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

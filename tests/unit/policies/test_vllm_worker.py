@@ -1,8 +1,6 @@
 """How an engine's workers read new weights, with a stand-in for vLLM's reloading: a layer that is given anything is
 made anew, and what it is not given of itself is rubbish."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

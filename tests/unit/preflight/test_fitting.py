@@ -1,7 +1,5 @@
 """Sizes that `init` writes fit the machine it runs on, by the same estimate that `check` shows."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """What a device needs that a trainer and engines have in turns, and the rollouts that each role has in hand."""
 
-from __future__ import annotations
-
 import functools
 import json
 

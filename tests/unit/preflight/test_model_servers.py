@@ -1,7 +1,5 @@
 """What `check` says of the servers that sample."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """The judge, against a small server of our own: what it is asked, what its words become, and what is no score."""
 
-from __future__ import annotations
-
 import pytest
 
 from rftstream.errors import ConfigError, RewardError

@@ -1,8 +1,6 @@
 """Reward models: of a folder by the real loading path, and served by a small server of our own. What has no finite
 output, is too long or is not answered has no score."""
 
-from __future__ import annotations
-
 import json
 import math
 

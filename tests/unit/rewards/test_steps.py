@@ -1,7 +1,5 @@
 """Process reward models: where steps end, what a folder says of each, and how that becomes advantages of tokens."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

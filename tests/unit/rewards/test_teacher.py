@@ -1,8 +1,6 @@
 """The teacher: logprobs of exactly a rollout's tokens, served by a small server of our own or from a model folder; what
 cannot be compared has no verdict."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from pathlib import Path

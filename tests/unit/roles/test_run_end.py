@@ -1,7 +1,5 @@
 """The folder of the trained model, while more than one trainer takes itself for the run's."""
 
-from __future__ import annotations
-
 import pytest
 
 from rftstream.contracts.versions import VersionName

@@ -1,7 +1,5 @@
 """What the trainer does with a batch, for algorithms that ask more of the backend than the policy's logprobs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

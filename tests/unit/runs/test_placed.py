@@ -1,7 +1,5 @@
 """A run keeps its devices, and on another machine those that nobody named are decided again."""
 
-from __future__ import annotations
-
 import pytest
 
 from rftstream.config import loader

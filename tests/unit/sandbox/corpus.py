@@ -1,7 +1,5 @@
 """Hostile programs, and honest ones that look odd. Each attack must fail; each probe prints what it reached."""
 
-from __future__ import annotations
-
 EXPECTED = "42"
 
 

@@ -1,7 +1,5 @@
 """Run programs until killed: `python killed_owner.py`. It says when they run."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """What `admin` asks brokers that have much to do, and for how long. Needs no broker."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
