@@ -1,9 +1,11 @@
-"""Two hosts by ssh on a real Kafka: each is lost again and again, with all that runs there."""
+"""Hosts on a real Kafka: one that does not see the run folder, and two that are lost again and again."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import signal
 from collections.abc import Callable
 from random import Random
 
@@ -27,13 +29,49 @@ def lose(place: Workplace, host: str) -> int:
     return len(found)
 
 
+def on_kafka(place: Workplace, servers: str, name: str) -> str:
+    """Write the run file, and return its text."""
+    kafka = f'[transport]\nkind = "kafka"\nservers = "{servers}"\noptions = {{ replication_factor = 1 }}\n'
+    text = LONG.replace("[transport]\n", kafka).replace('name = "tiny"', f'name = "{name}"')
+    place.write("tiny.toml", text)
+    return text
+
+
+@pytest.mark.broker
+def test_a_host_that_does_not_see_the_run_folder(place: Workplace, servers: str, run_id: Callable[[], str]) -> None:
+    """It has a run file of its own. `status`, asked anywhere, hears of its workers by the log."""
+    name = run_id()
+    place.write("elsewhere/tiny.toml", on_kafka(place, servers, name))
+    assert place.call("run", "tiny.toml", "--no-workers").code == 0
+    words = ("--role", "feeder", "--role", "verifier=2", "--name", "gamma")
+    workers = place.start("workers", "elsewhere/tiny.toml", *words)
+    members = place.wait_for(lambda: heard(place), "both verifiers' heartbeats")
+    assert sorted(member.partition(" at ")[0] for member in members) == ["verifier-gamma-0", "verifier-gamma-1"]
+    text = place.look("status", "tiny.toml").out
+    assert "running by workers on " in text
+    assert text.count("one of the verifiers that the log hears") == 2, text
+    workers.send(signal.SIGTERM)
+    done = workers.finish()
+    assert (done.code, "all workers have left" in done.err) == (0, True), done.err
+    logs = place.folder / "elsewhere" / "runs" / name / "logs"
+    assert "left: stopped" in (logs / "verifier-gamma-1.log").read_text()
+
+
+def heard(place: Workplace) -> list[str]:
+    """Return the verifiers that the log hears, if there are two, and a feeder is at work."""
+    told = place.look("status", "tiny.toml", "--json", "--within-s", "240")
+    assert told.code == 0, told.err
+    elsewhere = json.loads(told.out)["elsewhere"]
+    members: list[str] = [] if elsewhere is None else elsewhere["members"].get("verifier", [])
+    return members if len(members) == 2 else []
+
+
 @pytest.mark.broker
 @pytest.mark.long
 @pytest.mark.law("lost", "twice", "conservation")
 def test_hosts_are_lost_at_ten_moments(place: Workplace, servers: str, run_id: Callable[[], str]) -> None:
-    kafka = f'[transport]\nkind = "kafka"\nservers = "{servers}"\noptions = {{ replication_factor = 1 }}\n'
     name, random = run_id(), Random("fleet")
-    place.write("tiny.toml", LONG.replace("[transport]\n", kafka).replace('name = "tiny"', f'name = "{name}"'))
+    on_kafka(place, servers, name)
     kept = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "HOME") if key in os.environ}
     with ssh_server({**kept, MARK: str(place.folder)}) as config:
         call = FleetCaller(place, config, "alpha feeder buffer trainer\nbeta explorer=2 verifier=2\n")

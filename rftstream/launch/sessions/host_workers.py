@@ -64,6 +64,7 @@ def _supervise(
     def report(text: str) -> None:
         say(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
+    folder.logs.mkdir(parents=True, exist_ok=True)  # the run may have been made on another host
     supervisor = Supervisor(
         default_spawner(folder.logs, report), report=report, deadline_s=DEADLINE_S,
         ends_the_run=ENDS_THE_RUN - {LOG_UNREACHED},
