@@ -270,12 +270,8 @@ def list_(kind: str, folder: Path | None, as_json: bool) -> None:
         print_out(benchmarks if as_json else benchmarks_to_text(benchmarks))
         return
     kind = listing.kind_of(kind)
-    parts = listing.list_parts(kind)
-    if kind != "environment":
-        print_out(parts if as_json else listing.parts_to_text(kind, parts))
-        return
-    sources = listing.list_sources()
-    text = f"{listing.parts_to_text(kind, parts)}\n{listing.sources_to_text(sources)}"
+    parts, sources = listing.list_parts(kind), listing.list_sources(kind)
+    text = listing.parts_to_text(kind, parts) + listing.sources_to_text(sources)
     print_out([*parts, *sources] if as_json else text)
 
 

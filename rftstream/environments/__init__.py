@@ -18,6 +18,8 @@ ENVIRONMENTS = {
     "hosted": EnvironmentSpec("rftstream.environments.hosted:HostedEnvironment"),
     "served": EnvironmentSpec("rftstream.environments.served:ServedEnvironment"),
     "agent": EnvironmentSpec("rftstream.environments.agent:RemoteAgent", is_agent=True),
-    "harbor": EnvironmentSpec("rftstream.environments.harbor.environment:HarborEnvironment", is_agent=True),
+    "harbor": EnvironmentSpec(
+        "rftstream.environments.harbor.environment:HarborEnvironment", is_agent=True, path_settings=("root",)
+    ),
     "hosted_agent": EnvironmentSpec("rftstream.environments.hosted_agent:LaunchedAgent", is_agent=True),
 }

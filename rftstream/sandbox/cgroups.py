@@ -124,13 +124,13 @@ class SandboxCgroup:
         """Return whether the cgroups limit memory."""
         return "memory" in self._folders
 
-    def bound(self, *, memory_bytes: int, processes: int) -> None:
+    def bound(self, *, memory_bytes: int, processes: int, quota_us: int = QUOTA_US) -> None:
         """Set the limits for the next program. OSError if a limit cannot be set: no program may run with weaker
         limits."""
         if (folder := self._folders.get("pids")) is not None:
             _write(folder / "pids.max", processes)
         if (folder := self._folders.get("cpu")) is not None:
-            file, text = ("cpu.max", f"{QUOTA_US} {PERIOD_US}") if self._is_v2 else ("cpu.cfs_quota_us", QUOTA_US)
+            file, text = ("cpu.max", f"{quota_us} {PERIOD_US}") if self._is_v2 else ("cpu.cfs_quota_us", quota_us)
             _write(folder / file, text)
         if (folder := self._folders.get("memory")) is None:
             return

@@ -31,7 +31,7 @@ BUDGETS = {
     "contracts": 2_300,
     "core": 1_150,
     "data": 4_650,
-    "environments": 4_350,
+    "environments": 4_650,
     "gateway": 1_450,
     "http": 650,
     "integrations": 3_300,

@@ -44,7 +44,9 @@ class HarborConfig:
     variables: dict[str, str] = field(default_factory=dict)
     """More environment variables of the agent. `"env:NAME"`: the value of the explorer's variable."""
     place: str = "docker"
-    """The kind of place."""
+    """The kind of place: `docker`, or `bubblewrap` on this machine, which builds no images."""
+    root: str = ""
+    """Folder with a root file system for `bubblewrap`, as `docker export` makes one."""
     engine: str = "docker"
     """The command of the engine: `docker`, `podman`, or a path."""
     relay_image: str = "python:3.12-slim"
@@ -86,10 +88,10 @@ class HarborAgent:
         """Run an agent to its end, and then the tests. `base.Place` and `base.Places` list the errors; HostedCodeError
         also if the agent never called its model, and if the tests give no reward."""
         begins()
-        task = await asyncio.to_thread(_task_of, work.problem)
+        task, digest = await asyncio.to_thread(_task_of, work.problem)
         labels = {"run": work.run_id, "rollout": work.rollout_id}
         async with self._room:
-            place = await self._places.create(self._order(task, labels, work.base_url, self._harness.install))
+            place = await self._places.create(self._order(task, digest, labels, work.base_url, self._harness.install))
             try:
                 return await self._attempt(place, task, work.api_key)
             finally:
@@ -98,10 +100,10 @@ class HarborAgent:
     async def rehearse(self, problem: Problem) -> AgentResult | None:
         """Run a task's own solution in the agent's stead, and return its reward; None if the task has no solution. No
         model is called."""
-        task = await asyncio.to_thread(_task_of, problem)
+        task, digest = await asyncio.to_thread(_task_of, problem)
         if not (task.folder / "solution" / "solve.sh").is_file():
             return None
-        place = await self._places.create(self._order(task, {"task": task.name}))
+        place = await self._places.create(self._order(task, digest, {"task": task.name}))
         try:
             await _prepare(place, task.folder / "solution", "/solution")
             ran = await place.run(
@@ -118,7 +120,9 @@ class HarborAgent:
         finally:
             await place.close()
 
-    def _order(self, task: HarborTask, labels: Mapping[str, str], model_url: str = "", install: str = "") -> PlaceOrder:
+    def _order(
+        self, task: HarborTask, digest: str, labels: Mapping[str, str], model_url: str = "", install: str = ""
+    ) -> PlaceOrder:
         config, machine = self._config, task.settings.environment
         network_mode = task.settings.agent.network_mode or machine.network_mode
         return PlaceOrder(
@@ -127,6 +131,7 @@ class HarborAgent:
                 folder=task.folder / "environment",
                 install=install,
                 build_timeout_s=machine.build_timeout_sec,
+                digest=digest,
             ),
             limits=PlaceLimits(
                 cpus=min(machine.cpus or config.cpus, config.cpus),
@@ -210,24 +215,24 @@ def _places(config: HarborConfig) -> Places:
         raise ConfigError(f"{SECTION}.place: got {config.place!r}, expected {', '.join(sorted(PLACES))}")
     module, _, name = PLACES[config.place].partition(":")
     made: Places = getattr(importlib.import_module(module), name)(
-        PlaceSettings(engine=config.engine, relay_image=config.relay_image)
+        PlaceSettings(engine=config.engine, relay_image=config.relay_image, root=config.root)
     )
     return made
 
 
-def _task_of(problem: Problem) -> HarborTask:
-    """Return the task of a problem, from the folder in which the taskset found it."""
+def _task_of(problem: Problem) -> tuple[HarborTask, str]:
+    """Return the task of a problem, from the folder in which the taskset found it, with the digest of its files."""
     folder = problem.info.get("folder")
     if not isinstance(folder, str):
         raise ConfigError(f'{SECTION}: the problem is no task of Harbor; it needs source = "harbor:FOLDER"')
     try:
         task = read_task(Path(folder))
-        is_same = digest_task(task.folder) == problem.info.get("digest")
+        digest = digest_task(task.folder)
     except (ConfigError, OSError) as error:
         raise HostedCodeError(f"the task cannot be read here: {error}") from None
-    if not is_same:
+    if digest != problem.info.get("digest"):
         raise HostedCodeError(f"{folder} has changed since it was made a problem; a run's tasks must stay as they are")
-    return task
+    return task, digest
 
 
 async def _prepare(place: Place, source: Path | None = None, target: str = "") -> None:

@@ -4,5 +4,8 @@ To add a kind: a module with a class that keeps `base.Places`, and a line here. 
 PlaceSettings)`.
 """
 
-PLACES = {"docker": "rftstream.environments.places.docker:DockerPlaces"}
+PLACES = {
+    "docker": "rftstream.environments.places.docker:DockerPlaces",
+    "bubblewrap": "rftstream.environments.places.bubblewrap:BubblewrapPlaces",
+}
 """Name of a kind, as `place = ` has it -> its class."""

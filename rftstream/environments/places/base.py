@@ -24,6 +24,8 @@ class PlaceSettings:
     """The command of the engine: `docker`, `podman`, or a path."""
     relay_image: str = "python:3.12-slim"
     """An image with `python3`. The relay to the model runs in it."""
+    root: str = ""
+    """Folder with a root file system, for `bubblewrap`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,8 @@ class PlaceSource:
     """Shell commands that add to the image, run as root with network. The result is kept as an image, too."""
     build_timeout_s: float = 600.0
     """Largest number of seconds to get or build each image."""
+    digest: str = ""
+    """Digest of the folder, if it is known: then the folder is read only where its image is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

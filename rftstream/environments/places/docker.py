@@ -73,6 +73,8 @@ class DockerPlaces:
         self._images: dict[str, asyncio.Lock] = {}
         self._failures: dict[str, tuple[float, str]] = {}
         """Image that could not be made -> when, and why. Its siblings are not kept waiting for the same failure."""
+        self._names: dict[tuple[Path, str], str] = {}
+        """Folder and digest -> the image that was made of it."""
         self._is_swept = False
 
     async def create(self, order: PlaceOrder) -> DockerPlace:
@@ -106,8 +108,13 @@ class DockerPlaces:
         image = source.image
         if not image:
             assert source.folder, "a source has an image or a folder"
-            context = await asyncio.to_thread(pack_folder, source.folder, ".")
-            image = await self._built(context, source.build_timeout_s, f"{source.folder}/Dockerfile")
+            known = self._names.get((source.folder, source.digest), "") if source.digest else ""
+            if known and await self._has(known):
+                image = known
+            else:
+                context = await asyncio.to_thread(pack_folder, source.folder, ".")
+                image = await self._built(context, source.build_timeout_s, f"{source.folder}/Dockerfile")
+                self._names[source.folder, source.digest] = image
         else:
             await self._pulled(image, source.build_timeout_s)
         if not source.install:

@@ -13,23 +13,28 @@ OUTPUT_BYTES = 16_000
 
 async def communicate(process: asyncio.subprocess.Process, data: bytes = b"") -> str:
     """Send data to a process, and return the last part of its output."""
+    return (await exchange(process, data)).decode(errors="replace")
+
+
+async def exchange(process: asyncio.subprocess.Process, data: bytes = b"", most: int = OUTPUT_BYTES) -> bytes:
+    """Send data to a process, and return the last `most` bytes of its output."""
     assert process.stdin and process.stdout
-    reading = asyncio.create_task(read_tail(process.stdout))
+    reading = asyncio.create_task(read_tail(process.stdout, most))
     try:
         with contextlib.suppress(ConnectionError):
             process.stdin.write(data)
             await process.stdin.drain()
         process.stdin.close()
-        return (await reading).decode(errors="replace")
+        return await reading
     finally:
         reading.cancel()
 
 
-async def read_tail(reader: asyncio.StreamReader) -> bytes:
+async def read_tail(reader: asyncio.StreamReader, most: int = OUTPUT_BYTES) -> bytes:
     """Read to the end, and return the last part."""
     tail = b""
     while data := await reader.read(1 << 16):
-        tail = (tail + data)[-OUTPUT_BYTES:]
+        tail = (tail + data)[-most:]
     return tail
 
 

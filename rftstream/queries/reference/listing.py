@@ -6,12 +6,12 @@ import ast
 import importlib.metadata
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rftstream.config.parts import registry
-from rftstream.config.parts.part_specs import TasksetSpec
+from rftstream.config.parts.part_specs import EnvironmentSpec, TasksetSpec
 from rftstream.errors import ConfigError, RftError
 from rftstream.queries.curves.history import read_glance
 from rftstream.queries.formatting import columns, moment, number
@@ -104,9 +104,11 @@ class SourceEntry(Report):
     """The line that installs it."""
 
 
-def list_sources() -> list[SourceEntry]:
-    """Return the sources that name environments of packages, with what is installed."""
-    found = []
+def list_sources(kind: str) -> list[SourceEntry]:
+    """Return the sources that name environments of packages, with what is installed. Other kinds of parts have none."""
+    found: list[SourceEntry] = []
+    if kind != EnvironmentSpec.kind:
+        return found
     for name, spec in registry.built_in(TasksetSpec).items():
         if not spec.package:
             continue
@@ -129,13 +131,15 @@ def _version_of(package: str) -> str | None:
     return importlib.metadata.version(names[0]) if names else None
 
 
-def sources_to_text(sources: Iterable[SourceEntry]) -> str:
-    """Return the sources as text for people."""
+def sources_to_text(sources: Sequence[SourceEntry]) -> str:
+    """Return the sources as text for people, which follows that of the parts."""
+    if not sources:
+        return ""
     rows: list[tuple[object, ...]] = [("source", "environment", "package", "here", "installed by")]
     for one in sources:
         rows.append((one.source, one.environment, one.package, one.installed or "no", one.install))
     lines = columns(rows, left=5, indent="  ")
-    return "\n".join(["", "environments of packages, by name: tasksets.NAME.source = ...", "", *lines])
+    return "\n".join(["\n", "environments of packages, by name: tasksets.NAME.source = ...", "", *lines])
 
 
 def parts_to_text(kind: str, parts: Iterable[PartEntry]) -> str:

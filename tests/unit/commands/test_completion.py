@@ -60,7 +60,7 @@ def test_topics_roles_kinds(here: Path) -> None:
     assert completed("list", "rew") == ["rewards"]
     assert completed("topics", "ap") == ["apply"]
     assert set(completed("worker", "mine.toml", "--role", "")) == set(ROLES)
-    assert set(KINDS) == {plural_of(kind) for kind in PLUGINS} | {"runs"}
+    assert set(KINDS) == {plural_of(kind) for kind in PLUGINS} | {"benchmarks", "runs"}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -14,6 +14,7 @@ import pytest
 from rftstream.contracts.tasks import Problem
 from rftstream.environments.harbor.agent import HarborAgent, HarborConfig
 from rftstream.environments.hosts.agents import AgentResult, AgentWork
+from rftstream.environments.places import docker
 from rftstream.environments.places.base import PlaceOrder, PlaceSettings, PlaceSource, Ran
 from rftstream.environments.places.docker import DockerPlaces
 from rftstream.errors import ConfigError, HostedCodeError, HostError
@@ -95,7 +96,8 @@ async def test_the_agent_and_then_the_tests(tmp_path: Path) -> None:
     (order,) = places.orders
     assert order.labels == {"run": "r", "rollout": "a/0"} and not order.has_internet
     assert (order.limits.memory_mb, order.model_url) == (100, "http://127.0.0.1:9/v1")
-    assert order.source == PlaceSource(folder=tmp_path / "task" / "environment")
+    digest = problem.info["digest"]
+    assert order.source == PlaceSource(folder=tmp_path / "task" / "environment", digest=digest)
 
 
 LATE = Ran(exit_code=None, output="")
@@ -155,7 +157,7 @@ async def test_a_solution_is_rehearsed_without_a_model(tmp_path: Path) -> None:
         ({}, "harness: got '', expected one of claude-code, codex, mini-swe-agent; or set command to your own"),
         ({"harness": "mini"}, "harness: got 'mini', expected one of"),
         ({"harness": "codex", "command": "x"}, "got harness and command, expected one of them"),
-        ({"command": "x", "place": "moon"}, "place: got 'moon', expected docker"),
+        ({"command": "x", "place": "moon"}, "place: got 'moon', expected bubblewrap, docker"),
         ({"command": "x", "variables": {"KEY": "env:NOT_THERE"}}, "NOT_THERE"),
     ],
 )
@@ -263,3 +265,15 @@ async def test_what_an_entry_point_prints_is_not_taken_for_the_engine(engine: Pa
     (engine.parent / "engine.entry").write_text("Cannot connect to the database")
     with pytest.raises(HostError, match="the container of x ended at once: Cannot connect to the database"):
         await DockerPlaces(PlaceSettings(engine=str(engine))).create(PlaceOrder(source=PlaceSource(image="x")))
+
+
+async def test_the_folder_of_a_known_task_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine has every image that it is asked for."""
+    engine, read = tmp_path / "engine", []
+    engine.write_text("#!/bin/sh\ncat > /dev/null; echo sha256:1")
+    engine.chmod(0o755)
+    monkeypatch.setattr(docker, "pack_folder", lambda folder, target: read.append(folder) or b"")
+    places = DockerPlaces(PlaceSettings(engine=str(engine)))
+    for digest in ("a", "a", "b", "", ""):
+        await places._image(PlaceSource(folder=tmp_path, digest=digest))
+    assert len(read) == 4
