@@ -16,7 +16,7 @@ QUICK_TESTS = $(BIN)/python -m pytest -q -m "not slow and not broker" \
   tests/docs tests/unit/test_layers.py tests/unit/test_docstrings.py
 
 .NOTPARALLEL:  # two targets would make .venv at once
-.PHONY: help setup demo kafka kafka-stop test test-fast slurm test-long test-vllm histories simulate fmt generated lint types check ready docs bench curves faults hosts containers soak constraints clean
+.PHONY: help setup demo kafka kafka-stop test test-fast slurm test-long test-vllm gpu histories simulate fmt generated lint types check ready docs bench curves faults hosts containers soak constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,11 @@ test-long: .venv/.developer  ## tests left out of make test: every mutant, and w
 test-vllm: .venv/.developer  ## the engine vLLM, in a build for CPUs that it installs (1 GB, minutes to start)
 	scripts/setup vllm
 	$(BIN)/python -m tests.suite -m "vllm and not gpu" $(ARGS)
+
+gpu: .venv/.developer  ## the tests and measurements that need a GPU, with vLLM, in 12 minutes (docs/measured/gpu.json)
+	scripts/setup gpu
+	$(BIN)/python -m tests.suite -m gpu $(ARGS)
+	$(BIN)/python -m benchmarks gpu --record
 
 test-fast: .venv/.developer  ## the tests that take no more than seconds
 	$(SUITE) -n 2 -m "not slow and not broker and not gpu and not long and not vllm" $(ARGS)

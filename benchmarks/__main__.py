@@ -1,6 +1,7 @@
 """Runs the benchmarks that are named, or all: a table for people, bench.json for scripts.
 
-With --record, docs/measured/bench.json keeps the rows too, and docs/performance.md is made of them.
+With --record, docs/measured/bench.json keeps the rows too, and docs/performance.md is made of them. What needs a GPU is
+kept in docs/measured/gpu.json.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ KEYS = ("name", "unit", "ours", "reference", "reference_name", "ratio")
 RESULT = Path("bench.json")
 RECORDED = Path(__file__).resolve().parent.parent / "docs" / "measured" / "bench.json"
 """One entry for each benchmark: its rows, and on what they were measured."""
+RECORDED_GPU = RECORDED.with_name("gpu.json")
 FIRST = "log"
 """What everything else stands on."""
 
@@ -51,26 +53,27 @@ def main(arguments: Sequence[str]) -> int:
         console.print(_table(f"{name} ({took_s:.0f} s)", measured))
         RESULT.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
         if record and measured:
-            _record({"benchmark": name, **_machine(), "load_before": round(load, 1), "seconds": round(took_s),
+            _record(RECORDED_GPU if name == "gpu" else RECORDED,
+                    {"benchmark": name, **_machine(), "load_before": round(load, 1), "seconds": round(took_s),
                      "rows": measured})  # fmt: skip
     console.print(f"written to {RESULT}{f' and {RECORDED}' if record else ''}")
     return 0
 
 
-def read_recorded() -> list[dict[str, Any]]:
+def read_recorded(place: Path = RECORDED) -> list[dict[str, Any]]:
     """Return what was recorded last of each benchmark, by name."""
-    found: list[dict[str, Any]] = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.is_file() else []
+    found: list[dict[str, Any]] = json.loads(place.read_text(encoding="utf-8")) if place.is_file() else []
     return sorted(found, key=lambda entry: str(entry["benchmark"]))
 
 
-def _record(entry: dict[str, Any]) -> None:
+def _record(place: Path, entry: dict[str, Any]) -> None:
     for row in entry["rows"]:
         for key, value in row.items():
             if isinstance(value, float):
                 row[key] = float(f"{value:.4g}")
-    kept = [other for other in read_recorded() if other["benchmark"] != entry["benchmark"]]
+    kept = [other for other in read_recorded(place) if other["benchmark"] != entry["benchmark"]]
     entries = sorted([*kept, entry], key=lambda one: str(one["benchmark"]))
-    RECORDED.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    place.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
 
 
 def _machine() -> dict[str, Any]:

@@ -64,27 +64,42 @@ def choose_model() -> tuple[dict[str, Any], str]:
         return {"make": MADE}, "a made model"
 
 
-def make_load(model: dict[str, Any], threads: int, folder: str, policy: str, **options: Any) -> Load:
-    """`options`: of the policy."""
+def make_load(
+    model: dict[str, Any],
+    threads: int,
+    folder: str,
+    policy: str,
+    *,
+    device: str = "cpu",
+    concurrent: int = CONCURRENT,
+    groups: int = NUM_GROUPS,
+    most_tokens: int = MAX_TOKENS,
+    **options: Any,
+) -> Load:
+    """`options`: of the policy. `most_tokens`: of a completion; the median is an eighth of that."""
     run = loader.from_dict(
         {
             "run": {"name": policy, "steps": 1},
             "model": {**model, "dtype": "bfloat16"},
             "tasksets": {"sums": {"source": "arithmetic"}},
             "transport": {"partitions": PARTITIONS},
-            "explorer": {"policy": policy, "devices": ["cpu"], "threads": threads, "max_concurrent": CONCURRENT},
-            "policies": {policy: {"batch_size": CONCURRENT, **options}},
+            "explorer": {"policy": policy, "devices": [device], "threads": threads, "max_concurrent": concurrent},
+            "policies": {policy: {"batch_size": concurrent, **options}},
             "base": folder,
         }
     )
     chance = np.random.default_rng(0)
-    lengths = np.exp(np.log(MEDIAN_TOKENS) + SIGMA * chance.standard_normal(NUM_GROUPS * GROUP_SIZE))
-    lengths = lengths.astype(int).clip(1, MAX_TOKENS)
+    lengths = np.exp(
+        np.log(most_tokens / MAX_TOKENS * MEDIAN_TOKENS) + SIGMA * chance.standard_normal(groups * GROUP_SIZE)
+    )
+    lengths = lengths.astype(int).clip(1, most_tokens)
     tasks = []
     for number, length in enumerate(lengths.tolist()):
         group, sibling = divmod(number, GROUP_SIZE)
         group_id = ids.group_id("sums", 0, group, 0)
-        question = "".join(f"{one}+" for one in chance.integers(0, 99, size=8 + 2 * group).tolist()) + "1="
+        question = (
+            "".join(f"{one}+" for one in chance.integers(0, 99, size=8 + 2 * (group % NUM_GROUPS)).tolist()) + "1="
+        )
         tasks.append(
             Task(
                 ids=RolloutIds(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,20 +78,20 @@ def _row(name: str, unit: str, ours: float, reference: float, which: str) -> dic
     }
 
 
-def _made(folder: Path, family: str, sizes: dict[str, Any]) -> ModelSpec:
+def _made(folder: Path, family: str, sizes: Mapping[str, Any], context: int = CONTEXT) -> ModelSpec:
     """A made model's tokenizer and template, with weights of this family and size."""
     import torch
     import transformers
 
-    make_model(MakeModel(characters=str(MADE["characters"]), context=CONTEXT, width=32), folder, 0)
+    make_model(MakeModel(characters=str(MADE["characters"]), context=context, width=32), folder, 0)
     made = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     ids = {name: value for name, value in made.items() if name.endswith("token_id") or name == "vocab_size"}
     kinds: Any = transformers.CONFIG_MAPPING
-    config = kinds[family](**sizes, **ids, max_position_embeddings=CONTEXT)
+    config = kinds[family](**sizes, **ids, max_position_embeddings=context)
     torch.manual_seed(0)
     model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
-    return ModelSpec(name=family, folder=folder, dtype="bfloat16", context=CONTEXT, threads=1)
+    return ModelSpec(name=family, folder=folder, dtype="bfloat16", context=context, threads=1)
 
 
 def _opened(spec: ModelSpec) -> TorchBackend:

@@ -143,10 +143,10 @@ def _steps(spec: ModelSpec, folder: str) -> tuple[dict[str, float], dict[str, fl
     )
 
 
-def _rows(vocabulary: int) -> list[TrainingRow]:
+def _rows(vocabulary: int, lengths: Sequence[int] = LENGTHS) -> list[TrainingRow]:
     chance = np.random.default_rng(0)
     rows = []
-    for number, length in enumerate(chance.permutation(LENGTHS).tolist()):
+    for number, length in enumerate(chance.permutation(lengths).tolist()):
         mask = np.ones(length, np.float32)
         mask[:NUM_PROMPT] = 0
         rows.append(
@@ -162,15 +162,17 @@ def _rows(vocabulary: int) -> list[TrainingRow]:
 
 
 class _Bare:
-    """As one would write it without rftstream."""
+    """As one would write it without rftstream; on GPUs with autocast to bfloat16."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, tokens_per_microbatch: int = TOKENS_PER_MICROBATCH) -> None:
         from transformers import AutoModelForCausalLM, logging
 
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         torch.set_num_threads(spec.threads)
         loader: Any = AutoModelForCausalLM
         self._model = loader.from_pretrained(spec.folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+        self._model.to(spec.device)
+        self._device, self._tokens = torch.device(spec.device), tokens_per_microbatch
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
@@ -179,17 +181,18 @@ class _Bare:
     def step(self, rows: Sequence[TrainingRow]) -> float:
         num_tokens = sum(float(row.loss_mask.sum()) for row in rows)
         lengths = np.asarray([len(row.token_ids) for row in rows])
-        for numbers in split_microbatches(lengths, TOKENS_PER_MICROBATCH, packed=False):
+        for numbers in split_microbatches(lengths, self._tokens, packed=False):
             chosen = [rows[number] for number in numbers]
             ids, mask, advantages = (
-                torch.from_numpy(pad_rows([getattr(row, name) for row in chosen]))
+                torch.from_numpy(pad_rows([getattr(row, name) for row in chosen])).to(self._device)
                 for name in ("token_ids", "loss_mask", "advantages")
             )
             trained = mask[:, 1:] > 0
-            hidden = self._model.model(input_ids=ids[:, :-1].long(), use_cache=False).last_hidden_state[trained]
-            logits = self._model.lm_head(hidden)
+            with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._device.type == "cuda"):
+                hidden = self._model.model(input_ids=ids[:, :-1].long(), use_cache=False).last_hidden_state[trained]
+                logits = self._model.lm_head(hidden)
             targets = ids[:, 1:][trained].long()
-            logprobs = torch.log_softmax(logits, dim=-1).gather(1, targets[:, None])[:, 0]
+            logprobs = torch.log_softmax(logits.float(), dim=-1).gather(1, targets[:, None])[:, 0]
             ratios = (logprobs - logprobs.detach()).exp()
             loss = -(ratios * advantages[:, 1:][trained]).sum() / num_tokens
             loss.backward()  # type: ignore[no-untyped-call]

@@ -12,7 +12,9 @@ import importlib.util
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks._exploring import CONCURRENT, Load, choose_model, explore, make_load
@@ -45,7 +47,9 @@ def run() -> list[dict[str, Any]]:
     ]
 
 
-def _generate(load: Load, made: Path) -> float:
+def _generate(
+    load: Load, made: Path, concurrent: int = CONCURRENT, engine: Mapping[str, Any] = MappingProxyType(ENGINE)
+) -> float:
     """Seconds for all prompts but the first. The environment is the one that the policy made for its engine."""
     from vllm import LLM, SamplingParams
 
@@ -55,10 +59,10 @@ def _generate(load: Load, made: Path) -> float:
         model=str(spec.folder),
         dtype=spec.dtype,
         max_model_len=renderer.context,
-        max_num_seqs=CONCURRENT,
+        max_num_seqs=concurrent,
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,
-        **ENGINE,
+        **engine,
     )
     stops = sorted(renderer.stop_token_ids)
     settings = [

@@ -11,6 +11,7 @@ BACKENDS = {
         loads_model=True,
         leaves_device=True,
         needs_peft=True,
+        quantizes=True,
         trains_classifiers=True,
         is_estimated=True,
         takes_images=True,

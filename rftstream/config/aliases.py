@@ -55,6 +55,8 @@ _SETTINGS = {
     "trainer.tokens_per_microbatch": (
         "gradient_accumulation_steps micro_batch_size max_token_len_per_gpu ppo_max_token_len_per_gpu"
     ),
+    "backends.torch.moments": "adamw_8bit adamw_bnb_8bit optim",
+    "backends.torch.offload_activations": "activation_offloading enable_activation_offload ac_offloading",
     "backends.torch.gradient_checkpointing": "gradient_checkpointing enable_gradient_checkpointing model.ac",
     "trainer.backend": "actor.strategy trainer_type",
     "trainer.reference_every": "sync_ref_model ref_model_sync_steps",
@@ -89,6 +91,7 @@ _SETTINGS = {
     "model.context": "max_model_len max_model_length max_prompt_length max_seq_length seq_len vllm_max_model_length",
     "model.dtype": "bf16 fp16 torch_dtype",
     "model.chat_template": "custom_chat_template",
+    "model.quantize": "load_in_4bit bnb_4bit_quant_type quantization_config qlora",
     "model.lora": "peft_config",
     "model.lora.rank": "lora_rank lora_r",
     "model.lora.alpha": "lora_alpha",

@@ -123,6 +123,10 @@ class ModelSection:
     """Arguments for the chat template beside messages and tools, e.g. `{ enable_thinking = false }`."""
     context: Positive | None = None
     """Longest prompt + completion in tokens. Default: the value in the model's config."""
+    quantize: Literal["nf4"] | None = None
+    """nf4: the trainer holds the linear layers in four bits, beside the adapters of [model.lora] (QLoRA): a seventh of
+    the memory of their float32 weights. The run begins with a copy of the model that is rounded to four bits, so that
+    samplers compute with the trainer's numbers. Needs the backend torch and the extra `quantize`."""
     lora: LoraSection | None = None
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from rftstream.errors import ConfigError, PolicyError
 from rftstream.models.folders.folder import loading
+from rftstream.models.folders.outlines import outline_of
 from rftstream.models.folders.tiny_copy import VOCABULARY, tiny_config
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.seeing import model_class
@@ -185,21 +185,6 @@ def of_model(model: Any, lengths: Sequence[int] = SHORT_LENGTHS) -> Probe | None
         ) from error
     finally:
         with_attention(before)
-
-
-def outline_of(loader: Any, folder: Path) -> Any:
-    """Return a model without weights, as a class of transformers loads it from a folder. ConfigError for an encoder
-    model."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder)
-    if getattr(config, "is_encoder_decoder", False):
-        raise ConfigError(
-            f"model.path: {folder}: {config.model_type} is an encoder with a decoder, expected a decoder alone, which "
-            "predicts a text from its beginning; use a causal language model"
-        )
-    with torch.device("meta"):
-        return loader.from_config(config)
 
 
 def outline(spec: ModelSpec) -> Any:

@@ -35,6 +35,8 @@ class ModelSpec:
     """Whether the run trains a sequence classifier with one output, initialised from the model in `folder`."""
     replays_experts: bool = False
     """Whether the trainer forces the experts of a mixture that the sampler recorded."""
+    quantize: str | None = None
+    """nf4: the model in `folder` is rounded so that a trainer can hold its linear layers in four bits."""
     lora: LoraSection | None = None
     """Settings of the adapters that versions consist of; the weights in `folder` stay unchanged. None if all weights
     are trained."""

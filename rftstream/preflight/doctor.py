@@ -226,7 +226,7 @@ def _architecture(config: RunConfig) -> Iterator[Finding]:
     from transformers import AutoConfig
 
     with tempfile.TemporaryDirectory(prefix="rftstream-doctor-") as scratch:
-        model = prepare_model(config.model, Path(scratch) / "model", config.run.seed)
+        model = prepare_model(config.model, Path(scratch) / "model", config.run.seed, weights=False)
         kind = AutoConfig.from_pretrained(model.folder).model_type
     yield _judged(True, "architecture", f"{kind}, which transformers knows")
 

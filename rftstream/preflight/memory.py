@@ -307,6 +307,11 @@ def _leaving(facts: _Facts, spread: _Spread, held: Mapping[str, int], of_optimiz
     return kept + of_optimizer["masters"] + of_optimizer["moments"] + renewed + gradients + of_critic
 
 
+def _in_four_bits(sizes: ModelSizes) -> int:
+    """Return the bytes by which matrices in four bits, with a scale for 64 values, are smaller than in float32."""
+    return 4 * sizes.adapted - (sizes.adapted // 2 + sizes.adapted // 16)
+
+
 def _of_rank(facts: _Facts, spread: _Spread) -> tuple[dict[str, int], dict[str, int]]:
     """Return the bytes that one process holds on the device, and those where the optimizer is."""
     config, sizes, spec, options, critic = facts.config, facts.sizes, facts.spec, facts.backend, facts.critic
@@ -331,8 +336,11 @@ def _of_rank(facts: _Facts, spread: _Spread) -> tuple[dict[str, int], dict[str, 
         later = 2 * spread.part(later, stage=1)
     gone = 0 if options.offload_optimizer else version_0  # then; elsewhere it makes no room
     networks = [sizes] if critic is None else [sizes, critic]  # one after the other
+    recomputed = options.gradient_checkpointing
+    away = recomputed and getattr(options, "offload_activations", False)  # of each layer's input
     activations = max(
-        network.activation_bytes(half=half, recomputed=options.gradient_checkpointing) for network in networks
+        network.activation_bytes(half=half, recomputed=recomputed) - (4 * network.width * network.layers if away else 0)
+        for network in networks
     )
     num_critic = 0 if critic is None else critic.parameters
     of_critic = 12 if options.offload_optimizer else 8
@@ -345,7 +353,7 @@ def _of_rank(facts: _Facts, spread: _Spread) -> tuple[dict[str, int], dict[str, 
     kept = half and spec.lora is None and not rounded
     on_device = {
         "weights": (2 if rounded else 4) * sizes.parameters  # of ZeRO 3, too: while they are loaded
-        - (2 * sizes.adapted if half and not rounded else 0),
+        - (_in_four_bits(sizes) if spec.quantize else 2 * sizes.adapted if half and not rounded else 0),
         "weights in bfloat16": 2 * sizes.parameters if kept else 0,  # autocast keeps them
         "gradients": (0 if rounded else spread.part(4 * sizes.trained, stage=2))
         + (4 * sizes.vocabulary * sizes.width if spec.lora is None else 0),
@@ -358,7 +366,7 @@ def _of_rank(facts: _Facts, spread: _Spread) -> tuple[dict[str, int], dict[str, 
     of_optimizer = {
         "masters": masters if options.offload_optimizer or spread.stage or rounded else 0,
         "gradients of masters": spread.part(4 * sizes.trained, stage=1) if spread.stage or rounded else 0,
-        "moments": spread.part(8 * sizes.trained, stage=1),
+        "moments": spread.part((2 if getattr(options, "moments", "") == "8bit" else 8) * sizes.trained, stage=1),
         "state before the batch": spread.part(12 * undone, stage=1),
         "renewed reference": max(later - gone, 0) if spread.is_zero else 0,
         "critic's optimizer": spread.part(of_critic * num_critic, stage=1),

@@ -28,6 +28,7 @@ from rftstream.contracts.token_values import EXPERTS
 from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.devices import check_device
+from rftstream.models.folders import rounded
 from rftstream.models.folders.folder import FAKE, check_complete, prepare_model
 from rftstream.models.folders.made import DEFAULT_FAMILY
 from rftstream.models.rendering import open_renderer
@@ -207,6 +208,14 @@ def _lora(config: RunConfig) -> None:
         from rftstream.backends.torch import lora
 
         lora.require()
+    if config.model.quantize is not None:
+        able = [name for name, spec in registry.built_in(BackendSpec).items() if spec.quantizes]
+        if not registry.find_spec(BackendSpec, config.trainer.backend).quantizes:
+            raise ConfigError(
+                f"model.quantize: got the backend {config.trainer.backend!r}, which holds no weights in four bits, "
+                f"expected {' or '.join(map(repr, able))}; set trainer.backend, or leave quantize out"
+            )
+        rounded.require("model.quantize")
 
 
 # ------------------------------------------------------------------------------------------------ model
@@ -218,7 +227,7 @@ def _model(config: RunConfig, scratch: Path | None, *, weights: bool) -> str | N
         return None
     place = (scratch or folder_of(config).path) / "model"
     fetch_initial(config, place)
-    spec = prepare_model(config.model, place, config.run.seed)
+    spec = prepare_model(config.model, place, config.run.seed, weights=False)
     if weights:
         check_complete(spec)
     _images(config, spec)

@@ -116,7 +116,7 @@ def transposed_weights(folder: Path) -> frozenset[str]:
     """Return the names of a model's weights that are [in, out]. The shapes of square matrices do not tell."""
     from transformers.pytorch_utils import Conv1D
 
-    from rftstream.models.exactness import outline_of
+    from rftstream.models.folders.outlines import outline_of
     from rftstream.models.vision.seeing import model_class
 
     modules = outline_of(model_class(folder), folder).named_modules()

@@ -25,7 +25,7 @@ STEP = 50
 BUDGETS = {
     "api": 1_000,
     "algorithms": 2_000,
-    "backends": 4_400,
+    "backends": 4_450,
     "commands": 3_200,
     "config": 2_250,
     "contracts": 2_300,
@@ -37,7 +37,7 @@ BUDGETS = {
     "integrations": 3_300,
     "joined": 700,
     "launch": 3_450,
-    "models": 3_950,
+    "models": 4_050,
     "policies": 4_750,
     "preflight": 3_900,
     "queries": 12_750,

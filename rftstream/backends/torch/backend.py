@@ -65,6 +65,13 @@ class TorchBackend(LeavesDevice):
         max_logits_bytes: Annotated[int, Meta(ge=1 << 16)] = 256 << 20
         """Bytes of float32 logits held at once, forward and backward. Further logits are recomputed in the backward
         pass."""
+        offload_activations: bool = False
+        """Keep what the backward pass needs in main memory until it comes (pinned if the device is a GPU). Together
+        with `gradient_checkpointing` that is the input of each layer: long rows then take the memory of one layer. The
+        bits are the same."""
+        moments: Literal["float32", "8bit"] = "float32"
+        """How AdamW's moments are held. 8bit: 2 bytes a parameter instead of 8, by bitsandbytes (the extra `quantize`);
+        steps are rounded differently. A run keeps what it began with."""
         offload_optimizer: bool = False
         """Keep masters and moments in main memory, 12 bytes a parameter, and run the optimizer there, on the CPU. The
         device then holds weights and gradients, 8 bytes a parameter instead of 16. If the device is a CPU, the bits are
@@ -156,6 +163,7 @@ class TorchBackend(LeavesDevice):
             self._settings,
             offload=self._config.offload_optimizer,
             dtype=torch.bfloat16 if self._rounded else torch.float32,
+            moments=self._config.moments,
         )
         if self._critic_from is not None:
             self._trained[CRITIC] = self._new_critic(*self._critic_from)
@@ -170,10 +178,14 @@ class TorchBackend(LeavesDevice):
 
     def _load_model(self) -> tuple[Any, Any]:
         """Return the model and its trained parameters; tied ones once."""
+        import torch
+
         from rftstream.backends.torch import lora
         from rftstream.backends.torch.network import freeze_vision_tower, load_model
+        from rftstream.backends.torch.quantized import hold_in_four_bits
         from rftstream.backends.torch.scorer import load_scorer
         from rftstream.weights.checkpoint_names import names_of
+        from rftstream.weights.tensors import SERVED
 
         model: Any
         parameters: Any
@@ -181,8 +193,11 @@ class TorchBackend(LeavesDevice):
         if self._spec.as_classifier:
             model, parameters, self._names = load_scorer(self._spec, self._device)
         else:
-            model = load_model(self._spec, self._device)
+            quantized = self._spec.quantize is not None
+            model = load_model(self._spec, torch.device("cpu") if quantized else self._device)
             self._names = names_of(model, self._spec.folder)
+            if quantized:
+                hold_in_four_bits(model, SERVED[self._spec.dtype], self._device)
             if self._config.freeze_vision_tower:
                 frozen = freeze_vision_tower(model)
             parameters = dict(model.named_parameters())
@@ -193,6 +208,7 @@ class TorchBackend(LeavesDevice):
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         """Train on a batch, and write a trace if the setting `profile` names the batch."""
         from rftstream.backends.passes import check_needs
+        from rftstream.backends.torch.network import activations_away
         from rftstream.backends.torch.profiling import traced
 
         check_needs(algorithm, "torch", critic=CRITIC in self._trained, classifier=self._spec.as_classifier)
@@ -200,7 +216,8 @@ class TorchBackend(LeavesDevice):
         trace: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if number in self._config.profile:
             trace = traced(Path(self._config.profile_folder) / f"batch-{number}.json", self._device)
-        with self.on_device(), trace:
+        away = activations_away() if self._config.offload_activations else contextlib.nullcontext()
+        with self.on_device(), trace, away:
             batch = self._training.update(self._network.placed(rows), algorithm, plan)
             update: Update = batch.update(algorithm, plan)
             return update
@@ -364,7 +381,8 @@ class TorchBackend(LeavesDevice):
         if self._config.compile:
             compile_layers(model)
         parameters = dict(model.named_parameters())
-        return Masters(network, parameters, self._settings, offload=self._config.offload_optimizer)
+        offload, moments = self._config.offload_optimizer, self._config.moments
+        return Masters(network, parameters, self._settings, offload=offload, moments=moments)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         """Yield all tensors that the backend holds, wherever they are."""

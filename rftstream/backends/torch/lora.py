@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rftstream.backends.torch.quantized import FourBitLinear
 from rftstream.config.parts.registry import suggest
 from rftstream.errors import ConfigError, pip_install
 from rftstream.models.spec import ModelSpec
@@ -71,7 +72,8 @@ def hold_frozen(model: Any, dtype: torch.dtype) -> None:
     """Convert the matrices that have adapters to this dtype. If products are computed in it anyway, that halves their
     memory."""
     for layer in _adapted(model):
-        layer.get_base_layer().to(dtype)
+        if not isinstance(layer.get_base_layer(), FourBitLinear):
+            layer.get_base_layer().to(dtype)
 
 
 def _targets(model: Any, spec: ModelSpec) -> list[str]:
@@ -88,13 +90,15 @@ def _targets(model: Any, spec: ModelSpec) -> list[str]:
         found = {name: one for name, one in model.named_modules() if name == target or name.endswith(f".{target}")}
         if not found:
             linear = {
-                name.rpartition(".")[2] for name, one in model.named_modules() if type(one) in (nn.Linear, Conv1D)
+                name.rpartition(".")[2]
+                for name, one in model.named_modules()
+                if type(one) in (nn.Linear, FourBitLinear, Conv1D)
             }
             raise ConfigError(
                 f"model.lora.targets: {spec.name} has no layer {target!r}; {suggest(target, sorted(linear))}"
             )
         for name, one in found.items():
-            if one is head or type(one) not in (nn.Linear, Conv1D):
+            if one is head or type(one) not in (nn.Linear, FourBitLinear, Conv1D):
                 what = "the head" if one is head else f"of the kind {type(one).__name__}"
                 raise ConfigError(f"model.lora.targets: {name} is {what}, expected a linear layer within the model")
         layers += found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -72,13 +72,13 @@ class _Sizes:
     def of(model: Any) -> _Sizes:
         """Count the elements of a model's matrices."""
         head = model.get_output_embeddings()
-        linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
-        by_head = [] if head is None else [head.weight]
+        linear = [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
+        by_head = [] if head is None else [head]
         return _Sizes(
             *(
-                sum(weight.numel() for weight in weights if weight.requires_grad or not trained)
+                sum(one.in_features * one.out_features for one in layers if one.weight.requires_grad or not trained)
                 for trained in (False, True)
-                for weights in (linear, by_head)
+                for layers in (linear, by_head)
             )
         )
 
@@ -377,6 +377,23 @@ def _recomputed(layer: nn.Module, settings: Any, compute: Callable[..., Any], *i
             layer.training = True
 
     return torch.utils.checkpoint.checkpoint(compute_without_dropout, *inputs, use_reentrant=False, **settings)
+
+
+@contextlib.contextmanager
+def activations_away() -> Iterator[None]:
+    """Keep what the backward pass needs in main memory, if the forward pass is computed inside this context. Weights
+    stay where they are."""
+
+    def put_away(saved: Tensor) -> tuple[torch.device, Tensor]:
+        if isinstance(saved, nn.Parameter) or saved.device.type == "cpu":
+            return saved.device, saved
+        return saved.device, torch.empty(saved.shape, dtype=saved.dtype, pin_memory=True).copy_(saved)
+
+    def bring(saved: tuple[torch.device, Tensor]) -> Tensor:
+        return saved[1].to(saved[0], non_blocking=True)
+
+    with torch.autograd.graph.saved_tensors_hooks(put_away, bring):
+        yield
 
 
 def compile_layers(model: Any) -> None:

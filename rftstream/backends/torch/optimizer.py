@@ -10,7 +10,11 @@ from torch import Tensor, nn
 
 from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.torch.training import Trained
+from rftstream.errors import ConfigError
 from rftstream.models.offload import tensors_of
+
+IN_8_BITS = "8bit"
+"""How moments are held if not in float32."""
 
 State = tuple[dict[str, Tensor], dict[str, Tensor]]
 """Masters and moments, by name."""
@@ -30,10 +34,11 @@ class Masters(Trained):
         *,
         offload: bool,
         dtype: torch.dtype = torch.float32,
+        moments: str = "float32",
     ) -> None:
         """`parameters`: in float32. `offload`: masters and moments are in main memory, and the optimizer steps there;
         the device holds only the parameters, which are copied to it after each step. `dtype`: the type to which
-        parameters are rounded from the masters."""
+        parameters are rounded from the masters. `moments`: how they are held, float32 or 8bit."""
         self.network, self._parameters = network, parameters
         self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self._rounded = dtype != torch.float32
@@ -49,7 +54,8 @@ class Masters(Trained):
                 if parameter.requires_grad:
                     hook = _hand_over_to(self.masters[name])
                     parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        self._optimizer = adamw(list(self.masters.values()), settings)
+        self._optimizer = adamw(list(self.masters.values()), settings, moments)
+        self._in_8_bits = moments == IN_8_BITS
 
     def norm(self, lr: float, max_grad_norm: float) -> float:
         """Return the norm of all gradients together."""
@@ -78,7 +84,7 @@ class Masters(Trained):
         """Yield `KIND/NAME` and the tensor of each moment."""
         for name, master in self.masters.items():
             for kind, value in self._optimizer.state.get(master, {}).items():
-                yield f"{kind}/{name}", value
+                yield f"{kind}/{name}", value if isinstance(value, Tensor) else torch.tensor(float(value))
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield the network's weights, masters, moments and existing gradients, wherever they are."""
@@ -105,7 +111,12 @@ class Masters(Trained):
 
     @torch.no_grad()
     def put(self, masters: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
-        """Replace masters and moments."""
+        """Replace masters and moments. ConfigError if these moments are held in another way."""
+        if moments and self._in_8_bits != any(key.startswith("state1/") for key in moments):
+            found, wanted = ("float32", IN_8_BITS) if self._in_8_bits else (IN_8_BITS, "float32")
+            raise ConfigError(
+                f"backends.torch.moments: the checkpoint has moments in {found}, expected {wanted}; set it to {found!r}"
+            )
         for name, master in self.masters.items():
             master.copy_(masters[name])
         if self._apart:
@@ -113,7 +124,8 @@ class Masters(Trained):
         self._optimizer.state.clear()
         for key, value in moments.items():
             kind, _, name = key.partition("/")
-            self._optimizer.state[self.masters[name]][kind] = value
+            counts = self._in_8_bits and kind == "step"  # bitsandbytes counts in a plain number
+            self._optimizer.state[self.masters[name]][kind] = int(value) if counts else value
 
     def _gradients(self) -> list[Tensor]:
         holders = self.masters if self._rounded else self._parameters
@@ -137,13 +149,19 @@ def _hand_over_to(master: Tensor) -> Callable[[Tensor], None]:
     return hand_over
 
 
-def adamw(masters: list[Tensor], settings: OptimizerSettings) -> torch.optim.AdamW:
+def adamw(masters: list[Tensor], settings: OptimizerSettings, moments: str = "float32") -> torch.optim.Optimizer:
     """Return AdamW for these masters. Matrices get weight decay, vectors (norms, biases) do not. The optimizer is
-    fused: it takes one pass over memory."""
+    fused: it takes one pass over memory. `moments`: 8bit for bitsandbytes' optimizer, which holds those of larger
+    tensors in blocks of 256 values with 8 bits each (arXiv 2110.02861)."""
     groups = [
         {"params": [master for master in masters if master.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [master for master in masters if master.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=0.0, betas=settings.betas, eps=settings.eps, fused=True
-    )
+    given = [group for group in groups if group["params"]]
+    if moments == IN_8_BITS:
+        from bitsandbytes import optim
+
+        kind: Any = getattr(optim, "AdamW8bit")  # noqa: B009  its module exports no types
+        optimizer: torch.optim.Optimizer = kind(given, lr=0.0, betas=settings.betas, eps=settings.eps)
+        return optimizer
+    return torch.optim.AdamW(given, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from rftstream.backends.torch import attention
 from rftstream.models import exactness
 from rftstream.models.exactness import EAGER, SDPA, Probe
+from rftstream.models.folders.outlines import outline_of
 from rftstream.models.folders.tiny_copy import names_window
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def load(
     attention; afterwards `path_of` returns how the model is computed.
 
     `part`: returns the part of a loaded model that is computed. ConfigError if that part is no decoder."""
-    outline = part(exactness.outline_of(loader, folder))
+    outline = part(outline_of(loader, folder))
     path = trainer_path(type(outline), outline.config)
     found = loader.from_pretrained(
         folder,

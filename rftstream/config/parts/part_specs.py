@@ -104,6 +104,8 @@ class BackendSpec(PartSpec):
     """Whether it loads the model's weights from the model folder."""
     needs_peft: bool = False
     """Whether it trains adapters (`model.lora`) with the package peft."""
+    quantizes: bool = False
+    """Whether it can hold the weights beside adapters in four bits (`model.quantize`)."""
     leaves_device: bool = False
     """Whether it can free its device's memory between batches: its class has `leave_device`. A backend of several
     processes cannot."""

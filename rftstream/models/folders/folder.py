@@ -19,6 +19,7 @@ from rftstream.models.classifiers import RENDERING_FILE, as_classifier
 from rftstream.models.devices import check_device
 from rftstream.models.folders.files import digest_bytes, digest_files, read_json, tokenizer_files, write_json
 from rftstream.models.folders.made import RECIPE, make_model
+from rftstream.models.folders.rounded import round_folder
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_tokens import processor_digest
 
@@ -41,16 +42,27 @@ HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
 def prepare_model(
-    section: ModelSection, folder: Path, seed: int, *, device: str = "cpu", threads: int = 1
+    section: ModelSection, folder: Path, seed: int, *, device: str = "cpu", threads: int = 1, weights: bool = True
 ) -> ModelSpec:
     """Find, fetch or make the run's model.
 
-    A `[model.make]` model is made once, in `folder`; later calls find it there."""
+    A `[model.make]` model is made once, in `folder`; later calls find it there. So is the rounded copy of a model that
+    the trainer quantises, unless `weights` is False, for those who read only tokenizer and sizes."""
     spec = _prepare(section, folder, seed, device=device, threads=threads)
+    if section.lora is None and section.quantize is not None:
+        raise ConfigError(
+            f"model.quantize: got {section.quantize!r} without [model.lora], expected adapters, since weights in four "
+            "bits cannot be trained; add [model.lora], or leave quantize out"
+        )
     if section.lora is None:
         return spec
     if spec.name == FAKE:
         raise ConfigError("model.lora: the fake model has no layers to adapt; give model.path or [model.make]")
+    if section.quantize is not None:
+        spec = dataclasses.replace(spec, name=f"{spec.name}+{section.quantize}", quantize=section.quantize)
+        if weights:
+            round_folder(spec, folder / section.quantize)
+            spec = dataclasses.replace(spec, folder=folder / section.quantize)
     return dataclasses.replace(spec, name=f"{spec.name}+lora", lora=section.lora)
 
 

@@ -17,6 +17,7 @@ from transformers import logging as transformers_logging
 from rftstream.models import exactness
 from rftstream.models.exactness import EAGER, SDPA, Probe
 from rftstream.models.folders.folder import loading
+from rftstream.models.folders.outlines import outline_of
 from rftstream.models.folders.tiny_copy import names_window
 from rftstream.models.routers import Routing
 from rftstream.models.spec import ModelSpec
@@ -59,7 +60,7 @@ def open_model(spec: ModelSpec, *, records_experts: bool = False) -> HfModel:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     device, loader = torch.device(spec.device), model_class(spec.folder)
     with loading(spec):
-        outline = exactness.outline_of(loader, spec.folder)
+        outline = outline_of(loader, spec.folder)
         path, names = sampler_path(type(outline), outline.config), names_of(outline, spec.folder)
         model = loader.from_pretrained(
             spec.folder,

@@ -216,7 +216,7 @@ def _repack_experts(model: Module) -> None:
     """Keep vLLM from loading new weights of experts in the order of the checkpoint, where its CPU kernels need them
     packed: it packs them only while it makes a layer's kernel, which it does not do again when weights are replaced."""
     for module in model.modules():
-        method = getattr(module, "quant_method", None)
+        method: Any = getattr(module, "quant_method", None)
         if hasattr(getattr(method, "moe_kernel", None), "fused_experts"):
             method.process_weights_after_loading = functools.partial(_with_new_kernel, method)
 

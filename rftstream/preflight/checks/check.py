@@ -82,7 +82,7 @@ def check(config: RunConfig) -> CheckReport:
         report.errors += [problem.found for problem in planned.problems]
         rendering = None
         with collect("model"):
-            report.model = prepare_model(config.model, Path(scratch) / "model", config.run.seed)
+            report.model = prepare_model(config.model, Path(scratch) / "model", config.run.seed, weights=False)
             rendering = Rendering.of(report.model)
             report.context = rendering.context
             if not rendering.renderer.stop_token_ids:

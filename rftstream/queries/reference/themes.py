@@ -27,9 +27,12 @@ THEMES = (
         settings={
             "trainer.tokens_per_microbatch": "Trainer out of memory: half of it; results stay the same.",
             "backends.torch.gradient_checkpointing": "Trainer: recomputes activations; a third slower.",
+            "backends.torch.offload_activations": "Trainer: with it, activations of long rows move to main memory.",
             "backends.torch.max_logits_bytes": "Trainer: smaller pieces of logits, for large vocabularies.",
             "backends.torch.offload_optimizer": "Trainer: 12 bytes a parameter move to main memory.",
             "model.lora": "Trainer: adapters need no masters and moments of the model.",
+            "model.quantize": "Trainer: beside adapters, the model takes half a byte a parameter.",
+            "backends.torch.moments": "Trainer: 8bit moments, 2 bytes a parameter instead of 8.",
             "backends.deepspeed.stage": "Trainer on several GPUs: 2 or 3 share out optimizer, gradients and weights.",
             "trainer.colocate": "One GPU for both: explorer and trainer take turns on it.",
             "explorer.max_concurrent": "Explorer out of memory: fewer rollouts at a time, fewer keys and values.",
