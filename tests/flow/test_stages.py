@@ -131,6 +131,7 @@ def test_a_batch_that_was_made_for_another_stage_is_not_trained(tmp_path: Path) 
         RoleDriver(scene, "trainer").work()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("ticks", range(1, 8))
 @pytest.mark.parametrize("pauses", [False, True])
 def test_a_drained_run_ends_with_a_version_that_is_published(tmp_path: Path, ticks: int, pauses: bool) -> None:

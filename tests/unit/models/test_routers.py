@@ -19,6 +19,7 @@ from tests.unit import tiny
 from tests.unit.models.test_exactness import GRPO, compute_gradients, gradient_error, made, run_of, sampled_rows
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["qwen3_moe", "granitemoe", "jamba", "deepseek_v3", "gpt_oss"])
 def test_what_a_router_chooses_is_what_its_experts_get(family, tmp_path):
     model, _ = made(family, tmp_path)

@@ -54,6 +54,7 @@ def backend(spec):
     return tiny.backend(spec)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("sampling", [{}, {"top_p": 0.8, "temperature": 1.4}, {"temperature": 0.0, "min_tokens": 7}])
 def test_each_answer_has_its_form_and_the_trainers_logprobs(policy, backend, kind, sampling):
