@@ -13,7 +13,7 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class Measured:
     take_s: list[float] = field(default_factory=list)
     write_s: list[float] = field(default_factory=list)
     apply_s: list[float] = field(default_factory=list)
+    apply_by_two_s: list[float] = field(default_factory=list)
     load_s: list[float] = field(default_factory=list)
 
 
@@ -94,14 +95,15 @@ def run() -> list[dict[str, Any]]:
 
 
 def _times(name: str, found: Measured, folder: Path) -> list[dict[str, Any]]:
-    write_s, read_s = _safetensors(folder / "full", found.full_bytes)
-    took = (found.take_s, found.write_s, found.apply_s, found.load_s)
-    take_s, rest_s, apply_s, load_s = (statistics.median(one) for one in took)
+    write_s, read_s = safetensors_times(folder / "full", found.full_bytes)
+    took = (found.take_s, found.write_s, found.apply_s, found.apply_by_two_s, found.load_s)
+    take_s, rest_s, apply_s, by_two_s, load_s = (statistics.median(one) for one in took)
     rounding_s = _rounding(found.full_bytes)
     return [
         _row(f"{name}: to publish", "s", take_s + rest_s, write_s, "write of safetensors", write_s / (take_s + rest_s)),
         _row(f"{name}: of it, training waits", "s", take_s, rounding_s, "torch's rounding alone", rounding_s / take_s),
         _row(f"{name}: to apply", "s", apply_s, read_s, "read of safetensors", read_s / apply_s),
+        _row(f"{name}: to apply by two threads", "s", by_two_s, apply_s, "by one", apply_s / by_two_s),
         _row(f"{name}: sampling waits", "s", load_s, apply_s + load_s, "fetched in its thread", apply_s / load_s + 1),
     ]
 
@@ -123,7 +125,7 @@ def measure(model: Mapping[str, Any], lr: float, folder: Path) -> Measured:
     """A trajectory at this learning rate, published version by version."""
     store = ObjectStore("file://weights", base=folder)
     publisher = WeightsPublisher(store, "bench", "bfloat16", anchor_every=1000, threads=1)
-    follower = WeightsFollower(store, "bench", threads=1)
+    follower, by_two = (WeightsFollower(store, "bench", threads=threads) for threads in (1, 2))
     found, before, policy = Measured(), np.empty(0, np.uint16), None
     for version, tensors in enumerate(_versions(model, lr, folder)):
         began = time.perf_counter()
@@ -135,6 +137,10 @@ def measure(model: Mapping[str, Any], lr: float, folder: Path) -> Measured:
         began = time.perf_counter()
         fetched = follower.fetch(announced)
         applied_s = time.perf_counter() - began
+        by_two.announced(announced)
+        began = time.perf_counter()
+        by_two.fetch(announced)
+        applied_by_two_s = time.perf_counter() - began
         policy = policy or _policy(model, folder)
         began = time.perf_counter()
         policy.load(fetched, announced.name)
@@ -145,6 +151,7 @@ def measure(model: Mapping[str, Any], lr: float, folder: Path) -> Measured:
             found.take_s.append(took_s)
             found.write_s.append(wrote_s)
             found.apply_s.append(applied_s)
+            found.apply_by_two_s.append(applied_by_two_s)
             found.load_s.append(loaded_s)
         before = state
         gc.collect()
@@ -305,7 +312,9 @@ def _rounding(num_bytes: int) -> float:
     return statistics.median(times)
 
 
-def _safetensors(path: Path, num_bytes: int) -> tuple[float, float]:
+def safetensors_times(
+    path: Path, num_bytes: int, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, float]:
     """Seconds to write and read so many bytes of bfloat16 with the safetensors library, the file in the page cache."""
     import torch
     from safetensors.torch import load_file, save_file
@@ -313,10 +322,10 @@ def _safetensors(path: Path, num_bytes: int) -> tuple[float, float]:
     tensors = {f"layer{one}": torch.zeros(num_bytes // 2 // 30, dtype=torch.bfloat16) for one in range(30)}
     times = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = clock()
         save_file(tensors, path)
-        written = time.perf_counter()
+        written = clock()
         checksum = sum(float(one[0]) for one in load_file(path).values())
         assert checksum == 0
-        times.append((written - began, time.perf_counter() - written))
+        times.append((written - began, clock() - written))
     return tuple(statistics.median(column) for column in zip(*times, strict=True))
