@@ -41,7 +41,7 @@ def test_roles_is_small_and_has_what_roles_import(engine: Engine, roles: str, sa
 def test_the_bill_names_what_is_in_the_image(engine: Engine, roles: str, say: list[str]) -> None:
     bill = json.loads(confined(engine, roles, "python", "/opt/bill.py"))
     names = [part["purl"].partition("@")[0] for part in bill["components"]]
-    say.append(f"{len(names)} packages. No scan for known holes: scanners can be had, their databases cannot")
+    say.append(f"{len(names)} packages; known holes were not scanned for, since no database of a scanner is here")
     assert {"pkg:pypi/rftstream", "pkg:pypi/kafka-python", "pkg:deb/debian/bubblewrap"} <= set(names)
     assert len(names) == len(set(names)) and "pkg:pypi/torch" not in names
 
