@@ -41,6 +41,10 @@ class Aim:
 
 
 _CODER = "the coder comes near the entropy of its model, so only another model helps (docs/weights-format.md)"
+_LONG = (
+    "a record is checked where it is written and where it is read, its digest is computed twice, and the reward's "
+    "process gets its text and tokens"
+)
 _ECHO = "a call is rendered, tokenised, sampled and committed; an echo does none of that"
 _SANDBOX = "each program has a sandbox of its own, which is forked, confined and taken down"
 
@@ -88,6 +92,8 @@ AIMS = (
     Aim("train: *padded", "at least", 0.97),
     Aim("sync_async: times as fast as in turns*", "at least", 2.5, of="ours", reference="aim"),
     Aim("sync_async: groups expired, drop", "at most", 2, of="ours"),
+    Aim("long: *a tenth of them*", "at least", 0.5, reference="* alone", why_not=_LONG),
+    Aim("long: *", "at least", 0.7, reference="* alone", why_not=_LONG),
     Aim("pipeline: groups of 8 through the feeder", "at least", 0.95,
         why_not="five calls in Python, of 8 us each beside 350 for admitting a group; 0.89 to 0.93 in 36 turns"),
     Aim("pipeline: groups of 8 through the buffer", "at least", 0.95,

@@ -65,7 +65,7 @@ def training_row(
     from rftstream.contracts.beside import columns_of
 
     token_ids_T = segment.token_ids.numpy()
-    loss_mask_T = (segment.loss_mask.numpy() != 0).astype(np.float32)
+    loss_mask_T = segment.loss_mask.numpy().astype(np.float32)  # 0 or 1, as the contract says
     loss_mask_T[:1] = 0  # the first token has no context, so the policy gives it no probability
     return TrainingRow(
         token_ids=token_ids_T,

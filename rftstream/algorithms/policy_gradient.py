@@ -180,7 +180,7 @@ class PolicyGradient:
         ]
         additions_R = _with_discounts(scored, additions_R)
         rows = tuple(
-            replace(row, advantages=advantages_T.astype(np.float32), additions=additions)
+            replace(row, advantages=advantages_T.astype(np.float32, copy=False), additions=additions)
             for row, advantages_T, additions in zip(rows, advantages_R, additions_R, strict=True)
         )
         metrics |= self.describe(scored, rows, advantages_N)

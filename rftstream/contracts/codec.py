@@ -22,7 +22,7 @@ import msgpack  # type: ignore[import-untyped]  # it has no stubs
 import msgspec
 
 from rftstream.contracts.checks import first_violation
-from rftstream.contracts.limits import LIMITS, find_excess, largest_part, unpack
+from rftstream.contracts.limits import LIMITS, find_excess, is_bounded, largest_part, unpack
 from rftstream.contracts.message_spec import Facts
 from rftstream.contracts.messages import CONTRACTS_ON, MESSAGES, SPEC_OF, Message
 from rftstream.contracts.records import Headers, NewRecord, Record
@@ -58,7 +58,8 @@ _BROKEN = (
 _known: dict[type, msgspec.msgpack.Decoder[Any]] = {}
 """Type -> its decoder. Msgspec has inspected these types."""
 _one_looks = threading.Lock()
-_pack = msgspec.msgpack.Encoder().encode
+_encoder = msgspec.msgpack.Encoder()
+_pack = _encoder.encode
 
 
 def _decoder_of(cls: type) -> msgspec.msgpack.Decoder[Any]:
@@ -86,10 +87,11 @@ def encode(message: Message) -> bytes:
         value = _pack(message)
         if len(value) > most:
             _refuse_size(len(value), most, message)
-        if LIMITS.holds(len(value)):
-            _decoder_of(cls).decode(value)
-        else:
-            msgspec.convert(unpack(value, LIMITS), cls, builtin_types=_BYTES)
+        if not is_bounded(value, cls, LIMITS):
+            unpack(value, LIMITS)
+        _decoder_of(cls)  # so that msgspec has inspected the type
+        fields = msgspec.to_builtins(message, builtin_types=_BYTES)
+        msgspec.convert(fields, cls, builtin_types=_BYTES)  # unlike decoding, this copies no array
         violation = first_violation(message)
     except _BROKEN as error:
         _refuse(error, _fields_of(message), _label("", spec.contract))
@@ -124,7 +126,7 @@ def decode(value: bytes, contract: str, where: str = "") -> Message:
         known = ", ".join(MESSAGES)
         raise ContractError(f"$: got the unknown contract {show(contract)}, expected one of {known}", where=where)
     decoder = _decoder_of(spec.type)
-    if LIMITS.holds(len(value)) and (good := _decode_own(decoder, value)) is not None:
+    if is_bounded(value, spec.type, LIMITS) and (good := _decode_own(decoder, value)) is not None:
         return good
     fields: Any = None
     try:
@@ -140,12 +142,29 @@ def decode(value: bytes, contract: str, where: str = "") -> Message:
 
 def _decode_own(decoder: msgspec.msgpack.Decoder[Any], value: bytes) -> Message | None:
     """Return the message in a value that `encode` would write identically. This is faster than the bounded decoding of
-    any value. The value must be too small to exceed a bound. None for values of other writers, and for damaged ones."""
+    any value. The value must be within all limits. None for values of other writers, and for damaged ones."""
     try:
         message: Message = decoder.decode(value)
-        return message if _pack(message) == value and first_violation(message) is None else None
+        if len(value) < _REUSED_FROM:
+            is_own = _pack(message) == value
+        else:
+            _encoder.encode_into(message, again := _again.buffer)
+            is_own = again == value
+        return message if is_own and first_violation(message) is None else None
     except _BROKEN:
         return None
+
+
+class _Again(threading.local):
+    """A buffer of each thread for what is encoded again to be compared: fresh memory costs more than the copy."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray()
+
+
+_again = _Again()
+_REUSED_FROM = 32_768
+"""Bytes of a value from which the buffer is used."""
 
 
 def digest_of_experiences(encoded: Iterable[bytes]) -> str:

@@ -7,11 +7,16 @@ bytes          of a value; and of a record (key, value, headers), as its topic s
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from types import GenericAlias, NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgpack  # type: ignore[import-untyped]  # it has no stubs
+import msgspec
 
 from rftstream.contracts.topics import MAX_DEAD_BYTES
 
@@ -35,6 +40,78 @@ class MessageLimits:
 
 
 LIMITS = MessageLimits()
+
+
+_LISTS = (1024, 32)
+"""The most items of a list, and of a list inside a list, in which `is_bounded` looks for texts and bytes."""
+
+
+def is_bounded(value: bytes, cls: type, limits: MessageLimits) -> bool:
+    """Return whether a value of a message is certainly within all limits. Nothing of it is copied, and little is built:
+    long texts and arrays have no items, so all that has items is in the rest of the bytes."""
+    num_bytes = len(value)
+    if limits.holds(num_bytes):
+        return True
+    if num_bytes > limits.num_bytes:
+        return False
+    try:
+        return limits.holds(num_bytes - _num_bulk_bytes(_bulk_decoder(cls).decode(value)))
+    except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError):
+        return False
+
+
+def _num_bulk_bytes(found: Any) -> int:
+    """Return the bytes of all texts and byte strings in what `_bulk_decoder` has found, without their first ones."""
+    if isinstance(found, msgspec.Raw):
+        view = memoryview(found)
+        return len(view) - 1 if len(view) and view[0] in _TEXTS_AND_BYTES else 0
+    if isinstance(found, msgspec.Struct):
+        return sum(_num_bulk_bytes(getattr(found, name)) for name in found.__struct_fields__)
+    return sum(map(_num_bulk_bytes, found.values() if isinstance(found, dict) else found or ()))
+
+
+_TEXTS_AND_BYTES = frozenset((*range(0xA0, 0xC0), 0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB))
+"""First bytes of msgpack's texts and byte strings."""
+
+
+_bulk_decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {}
+_one_makes = threading.Lock()
+
+
+def _bulk_decoder(cls: type) -> msgspec.msgpack.Decoder[Any]:
+    """Return the decoder of `_bulk_type`. Only one thread at a time makes one, for the reason that `codec` gives."""
+    decoder = _bulk_decoders.get(cls)
+    if decoder is None:
+        with _one_makes:
+            decoder = _bulk_decoders[cls] = msgspec.msgpack.Decoder(_bulk_type(cls, 0))
+    return decoder
+
+
+@functools.cache
+def _bulk_type(kind: Any, depth: int) -> Any:
+    """Return a type that finds only what may be long inside of a type; None if there is nothing. Other fields are
+    skipped by the decoder."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind in (str, bytes):
+        return msgspec.Raw
+    if origin is Annotated:
+        return _bulk_type(arguments[0], depth)
+    if origin in (Union, UnionType):
+        found = [_bulk_type(one, depth) for one in arguments if one is not NoneType]
+        return None if len(found) != 1 or found[0] is None else found[0] if found[0] is msgspec.Raw else found[0] | None
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        inside = {field.name: _bulk_type(hints[field.name], depth) for field in dataclasses.fields(kind)}
+        fields = [(name, one, msgspec.Raw() if one is msgspec.Raw else None) for name, one in inside.items() if one]
+        return msgspec.defstruct(f"Bulk{kind.__name__}", fields, kw_only=True) if fields else None
+    if origin in (tuple, dict) and depth < len(_LISTS):
+        item = _bulk_type(arguments[0 if origin is tuple else 1], depth + 1)
+        if item is None or item is msgspec.Raw:
+            return None
+        annotated: Any = Annotated
+        found_in = GenericAlias(list, (item,)) if origin is tuple else GenericAlias(dict, (str, item))
+        return annotated[found_in, msgspec.Meta(max_length=_LISTS[depth])]
+    return None
 
 
 def unpack(value: bytes, limits: MessageLimits) -> Any:

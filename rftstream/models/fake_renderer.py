@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
+
+import numpy as np
 
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.tasks import ChatMessage
@@ -72,8 +74,19 @@ class FakeRenderer:
         return tuple(text.encode())
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return bytes(filter(None, token_ids)).decode(errors="replace")
+        return _bytes_of(token_ids).replace(b"\0", b"").decode(errors="replace")
 
     def pieces(self, token_ids: Sequence[int]) -> list[tuple[str, bool]]:
-        runs = [(left_out, list(run)) for left_out, run in groupby(token_ids, key=lambda token: not token)]
-        return [("<end>" * len(run) if left_out else self.decode(run), left_out) for left_out, run in runs]
+        runs = re.finditer(rb"\0+|[^\0]+", _bytes_of(token_ids))
+        found = ((run[0], run[0][0] == 0) for run in runs)
+        return [("<end>" * len(run) if left_out else run.decode(errors="replace"), left_out) for run, left_out in found]
+
+
+def _bytes_of(token_ids: Sequence[int]) -> bytes:
+    if isinstance(token_ids, bytes):
+        return token_ids
+    ids = np.asarray(token_ids, dtype=np.int32)
+    data = ids.astype(np.uint8)
+    if (data != ids).any():
+        raise ValueError(f"got the token {int(ids[data != ids][0])}, expected bytes: the model fake has 256 tokens")
+    return data.tobytes()

@@ -325,20 +325,27 @@ class HfRenderer:
         finish_reason: str,
         turn: int,
     ) -> AssistantMessage:
-        said = np.asarray(completion, dtype=np.int64).tolist()
-        text = self.decode(said)
+        ids_T = np.asarray(completion, dtype=np.int64)
+        text = self.decode(ids_T)
         form = self._template.call_form if tools else None
         on_lines = None if form is None else form.on_lines
         if self.family is not None:
             found = self.family.parse(
-                prompt, said, text=text, tools=tools, finish_reason=finish_reason, turn=turn, on_lines=on_lines
+                prompt,
+                ids_T.tolist(),
+                text=text,
+                tools=tools,
+                finish_reason=finish_reason,
+                turn=turn,
+                on_lines=on_lines,
             )
             if found is not None:
                 return found
-        if said and said[-1] in self.stop_token_ids:
-            said.pop()
+        num = len(ids_T) - (len(ids_T) > 0 and int(ids_T[-1]) in self.stop_token_ids)
+        left_out_T = self._tokenizer.left_out(ids_T)
+        is_plain = not left_out_T[:num].any() and left_out_T[num:].all()
         return tool_calls.parse_text(
-            self._tokenizer.text_with(tool_calls.MARKS, said),
+            text if is_plain else self._tokenizer.text_with(tool_calls.MARKS, ids_T[:num]),
             text=text,
             tools=tools,
             finish_reason=finish_reason,
@@ -385,7 +392,7 @@ class HfRenderer:
         some = ", ".join(map(repr, unknown[:SHOWN_CHARACTERS])) + (", ..." if len(unknown) > SHOWN_CHARACTERS else "")
         return f"has no token for {some}; add what is missing to model.make.characters, or use another tokenizer"
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int] | np.ndarray) -> str:
         return self._tokenizer.decode(np.asarray(token_ids, dtype=np.int64).tolist())
 
     def pieces(self, token_ids: Sequence[int]) -> Pieces:

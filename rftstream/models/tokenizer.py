@@ -42,16 +42,17 @@ class Tokenizer:
     identity: bytes = field(repr=False)
     """Bytes that identify the whole tokenizer in digests."""
 
-    def is_left_out(self, token: int) -> bool:
-        """Return whether `decode` leaves the token out."""
-        return token in self.special or token >= self.size
+    def left_out(self, ids_T: np.ndarray) -> np.ndarray:
+        """Return which of the tokens `decode` leaves out."""
+        return (ids_T >= self.size) | np.isin(ids_T, list(self.special))
 
-    def runs(self, token_ids: Sequence[int]) -> list[tuple[list[int], bool]]:
+    def runs(self, token_ids: Sequence[int] | np.ndarray) -> list[tuple[list[int], bool]]:
         """Return runs of tokens, each with whether `decode` leaves it out."""
         ids = np.asarray(token_ids, dtype=np.int64)
-        left_out = (ids >= self.size) | np.isin(ids, list(self.special))
-        runs = np.split(ids, np.flatnonzero(np.diff(left_out)) + 1) if len(ids) else []
-        return [(run.tolist(), self.is_left_out(run[0])) for run in runs]
+        left_out = self.left_out(ids)
+        edges = np.flatnonzero(np.diff(left_out)) + 1
+        runs = np.split(ids, edges) if len(ids) else []
+        return [(run.tolist(), bool(left_out[begin])) for run, begin in zip(runs, [0, *edges], strict=False)]
 
     def name_of(self, token: int) -> str:
         """Return a readable name of a token that `decode` leaves out."""
@@ -63,7 +64,7 @@ class Tokenizer:
             "".join(map(self.name_of, run)) if left_out else self.decode(run) for run, left_out in self.runs(token_ids)
         )
 
-    def text_with(self, names: Collection[str], token_ids: Sequence[int]) -> str:
+    def text_with(self, names: Collection[str], token_ids: Sequence[int] | np.ndarray) -> str:
         """Return the text with those of its special tokens that have one of the names."""
         return "".join(
             "".join(name for name in map(self.name_of, run) if name in names) if left_out else self.decode(run)

@@ -194,19 +194,33 @@ class FakePolicy:
         if not one.right:
             last = (int(answer[-1]) + 1 + int(9 * fake_model.uniform(one.request.seed, "wrong"))) % 10
             answer = answer[:-1] + str(last)  # as long as the right answer, since the length is decided earlier
-        text = answer.rjust(one.wished - 1)
-        ids = (*self._renderer.render((ChatMessage(role="assistant", content=text),)), self._stop_token)
-        return np.array(ids[: one.length], dtype=np.int32)
+        return self._padded(answer, one.wished - 1 - len(answer))[: one.length]
+
+    def _padded(self, answer: str, num_blanks: int) -> np.ndarray:
+        """Return the ids of an answer behind white space, and the stop token. Where each blank is one token, as in all
+        renderers without a model, only the answer is rendered."""
+        few = [self._rendered(" " * count + answer) for count in range(min(num_blanks, 2) + 1)]
+        if num_blanks > 2 and few[2][1:] == few[1] and few[1][1:] == few[0] and few[2][0] == few[1][0]:
+            ids = np.full(num_blanks + len(few[0]) + 1, few[1][0], dtype=np.int32)
+            ids[num_blanks:-1] = few[0]
+        else:
+            whole = few[num_blanks] if num_blanks < len(few) else self._rendered(" " * num_blanks + answer)
+            ids = np.array((*whole, self._stop_token), dtype=np.int32)
+        ids[-1] = self._stop_token
+        return ids
+
+    def _rendered(self, text: str) -> tuple[int, ...]:
+        return self._renderer.render((ChatMessage(role="assistant", content=text),))
 
     def _completion(self, one: _Sampling, ids: np.ndarray, reason: str) -> Completion:
         ids, before = ids[: one.num_tokens], one.request.num_sampled
-        logprobs = -0.5 * fake_model.uniforms(one.request.seed, before, max(before, len(ids)))
+        logprobs = np.float32(-0.5) * fake_model.uniforms(one.request.seed, before, max(before, len(ids)))
         if before <= one.chosen_at < len(ids) and one.share is not None:
             logprobs[one.chosen_at - before] = math.log(max(one.share if one.right else 1 - one.share, 1e-9))
         return Completion(
             request_id=one.request.request_id,
             token_ids=ids[before:],
-            behavior_logprobs=logprobs.astype(np.float32),
+            behavior_logprobs=logprobs,
             versions=tuple(one.spans),
             finish_reason=reason,
             beside=self._beside(one.request, ids),

@@ -43,12 +43,19 @@ def uniform(seed: int, *parts: object) -> float:
 
 
 def uniforms(seed: int, start: int, stop: int) -> np.ndarray:
-    """Return a number in (0, 1) for each place from `start` up to `stop`, determined by seed and place: SplitMix64, so
-    that a place costs no hash of its own."""
-    state = np.arange(start + 1, stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((state ^ (state >> np.uint64(31))) >> np.uint64(11)) / 2**53 + 2.0**-54
+    """Return a number in (0, 1) for each place from `start` up to `stop`, float32, determined by seed and place: the
+    finaliser of MurmurHash3, so that a place costs a nanosecond."""
+    state = np.arange(start + 1, stop + 1, dtype=np.uint32)
+    state *= np.uint32(0x9E3779B9)
+    state += np.uint32((seed ^ seed >> 32) & 0xFFFFFFFF)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        state ^= state >> np.uint32(shift)
+        state *= np.uint32(factor)
+    state >>= np.uint32(9)
+    numbers = state.astype(np.float32)
+    numbers += np.float32(0.5)
+    numbers *= np.float32(2.0**-23)
+    return numbers
 
 
 def values_beside(token_ids_T: np.ndarray, most: int) -> Beside:

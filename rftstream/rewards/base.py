@@ -94,7 +94,7 @@ class RewardInput:
     @property
     def completion_ids(self) -> list[int]:
         """Return the sampled tokens of all turns."""
-        return [int(one) for segment in self.segments for one in segment.token_ids[segment.loss_mask != 0]]
+        return [one for segment in self.segments for one in segment.token_ids[segment.loss_mask != 0].tolist()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

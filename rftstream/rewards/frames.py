@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -93,6 +94,13 @@ class Result(msgspec.Struct, array_like=True):
 def pack(value: Any) -> bytes:
     """Return the frame that holds `value`."""
     return frame(msgspec.msgpack.encode(value))
+
+
+def pack_items(items: Sequence[bytes]) -> list[bytes]:
+    """Return the frame that holds a list of encoded ScoreItems, in pieces, so that long ones are not copied."""
+    head = b"\xdc" + len(items).to_bytes(2, "big")  # msgpack's array of 16 bits
+    num_bytes = len(head) + sum(map(len, items))
+    return [num_bytes.to_bytes(4, "little") + head, *items]
 
 
 class At(NamedTuple):

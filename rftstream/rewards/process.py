@@ -29,7 +29,7 @@ from rftstream.rewards.frames import (
     At,
     Ready,
     Result,
-    pack,
+    pack_items,
     read_page,
     waited_s,
     write_page,
@@ -107,7 +107,8 @@ class RewardChild:
         self.error: str | None = None
         """Why the rewards cannot be built; None if they can."""
         self._frames = FrameReader(MAX_FRAME_BYTES)
-        self._out = bytearray()
+        self._out: deque[memoryview] = deque()
+        """What is still to be written."""
         self._item_s = TARGET_S / 8
         self._received_at = time.monotonic()
         self._started_at = self._received_at
@@ -119,7 +120,7 @@ class RewardChild:
         os.set_blocking(self._stdout, False)
         selector.register(self._stdout, selectors.EVENT_READ, self)
         self._writing = False
-        self._out += setup
+        self._out.append(memoryview(setup))
         self.flush(selector)
 
     @property
@@ -154,16 +155,16 @@ class RewardChild:
             return False
         if not self.held:
             self._received_at = time.monotonic()
-        for pending in chosen:
-            pending.batch = chosen[0].number
+        for pending, _ in chosen:
+            pending.batch = chosen[0][0].number
             self.held[pending.number] = pending
-        self._out += pack([pending.item for pending in chosen])
+        self._out.extend(map(memoryview, pack_items([item for _, item in chosen])))
         self.flush(selector)
         return True
 
-    def _choose(self, waiting: deque[Pending]) -> list[Pending]:
-        """Remove and return requests from the front of the queue while there is room. For a batched reward, take all
-        its waiting requests, up to a limit."""
+    def _choose(self, waiting: deque[Pending]) -> list[tuple[Pending, bytes]]:
+        """Remove and return requests from the front of the queue while there is room, with their items in the form in
+        which they are sent. For a batched reward, take all its waiting requests, up to a limit."""
         first = waiting[0]
         if first.reward not in self.batched:
             limit = max(1, min(MAX_HELD, int(TARGET_S / self._item_s)))
@@ -178,8 +179,8 @@ class RewardChild:
         if self.held:
             return []  # the next batch is chosen after this one, from all requests that wait by then
         same = (one for one in waiting if one.reward == first.reward and not one.alone)
-        chosen = [first] if first.alone else _fit(itertools.islice(same, self._sizes.limit(first.reward)))
-        numbers = {one.number for one in chosen}
+        chosen = _fit([first] if first.alone else itertools.islice(same, self._sizes.limit(first.reward)))
+        numbers = {one.number for one, _ in chosen}
         rest = [one for one in waiting if one.number not in numbers]
         waiting.clear()
         waiting.extend(rest)
@@ -189,7 +190,12 @@ class RewardChild:
         """Write as much as the pipe accepts. The selector reports when it accepts more."""
         try:
             while self._out:
-                del self._out[: os.write(self._stdin, memoryview(self._out)[: 1 << 18].tobytes())]
+                part = self._out[0]
+                written = os.write(self._stdin, part)
+                if written < len(part):
+                    self._out[0] = part[written:]
+                else:
+                    self._out.popleft()
         except BlockingIOError:
             pass
         except BrokenPipeError:
@@ -308,15 +314,16 @@ def is_overdue(at: At, now: float, waited: Callable[[], float], timeout_s: float
     return lasts_s > PATIENCE * timeout_s or lasts_s - (waited() - at.delay_s) > timeout_s
 
 
-def _fit(pending: Iterable[Pending]) -> list[Pending]:
-    """Return the first requests that fit into one chunk; at least one."""
-    chosen: list[Pending] = []
+def _fit(pending: Iterable[Pending]) -> list[tuple[Pending, bytes]]:
+    """Return the first requests that fit into one chunk, at least one, with their items as they are sent."""
+    chosen: list[tuple[Pending, bytes]] = []
     num_bytes = 0
     for one in pending:
-        num_bytes += len(bytes(one.item))
+        item = msgspec.msgpack.encode(one.score_item())
+        num_bytes += len(item)
         if chosen and num_bytes > MAX_CHUNK_BYTES:
             break
-        chosen.append(one)
+        chosen.append((one, item))
     return chosen
 
 

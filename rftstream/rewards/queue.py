@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from rftstream.error_kinds import last_line
 from rftstream.rewards.base import ScoreReply, ScoreRequest
 from rftstream.rewards.breaker import FINAL_REASONS, SLOW_SHARE, Breaker, is_slow
@@ -29,8 +27,6 @@ class Pending:
     requests: tuple[ScoreRequest, ...] = field(repr=False)
     absent: Mapping[int, str] | None = None
     """The other siblings of a group, and why they are missing; None for a single rollout."""
-    item: msgspec.Raw = field(default_factory=msgspec.Raw, repr=False)
-    """The item in the form in which it is sent to a child."""
     tries: int = 0
     detail: str = ""
     """Detail of the last try."""
@@ -103,12 +99,9 @@ class ScoringQueue:
         """Return the request with this number, or None if it has its reply."""
         return self._active.get(number)
 
-    def submit(self, *requests: ScoreRequest, absent: Mapping[int, str] | None = None, encode: bool = False) -> None:
-        """Accept a request, or those of a group with the siblings that are absent. `encode`: make the item for a
-        child."""
+    def submit(self, *requests: ScoreRequest, absent: Mapping[int, str] | None = None) -> None:
+        """Accept a request, or those of a group with the siblings that are absent."""
         pending = Pending(number=self._next_number, requests=requests, absent=absent)
-        if encode:
-            pending.item = msgspec.Raw(msgspec.msgpack.encode(pending.score_item()))
         self._next_number += 1
         self._active[pending.number] = pending
         self._queue(pending)

@@ -19,8 +19,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from rftstream.clock import Clock
 from rftstream.config.loader import to_dict
 from rftstream.config.sections import RunConfig
@@ -77,12 +75,12 @@ class ProcessScorer:
     def submit(self, request: ScoreRequest) -> None:
         """Accept a request. RewardError if its taskset or evaluation is unknown."""
         _check_known(request.taskset, self._names)
-        self._queue.submit(request, encode=True)
+        self._queue.submit(request)
 
     def submit_group(self, requests: Sequence[ScoreRequest], absent: Mapping[int, str]) -> None:
         """Accept the rollouts of one group. RewardError if its taskset or evaluation is unknown."""
         _check_known(requests[0].taskset, self._names)
-        self._queue.submit(*requests, absent=absent, encode=True)
+        self._queue.submit(*requests, absent=absent)
 
     @property
     def grouped(self) -> Collection[str] | None:
@@ -197,7 +195,6 @@ class ProcessScorer:
         logger.warning("%s: the answer cannot be evaluated: %s; it counts as a wrong one", pending.rollout_id, detail)
         pending.over_limit += (part,)
         pending.alone = True
-        pending.item = msgspec.Raw(msgspec.msgpack.encode(pending.score_item()))
         self._queue.not_tried([pending])
 
 

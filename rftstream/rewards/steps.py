@@ -18,7 +18,7 @@ def find_step_ends(
     sampled = np.flatnonzero(np.asarray(loss_mask_T) != 0)
     for run in np.split(sampled, np.flatnonzero(np.diff(sampled) != 1) + 1):
         if len(run):
-            places = _ends_of_run([int(one) for one in token_ids_T[run]], separator, decode)
+            places = _ends_of_run(token_ids_T[run].tolist(), separator, decode)
             ends_T[run[places]] = True
     return ends_T
 

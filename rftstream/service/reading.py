@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.transport.base import Reader, Transport
@@ -60,20 +62,6 @@ def read_records(transport: Transport, place: TopicPartition, offsets: Collectio
     return {record.offset: record for record in each_record(transport, place, offsets)}
 
 
-def read_places(
-    transport: Transport, places: Iterable[tuple[TopicPartition, int]]
-) -> dict[tuple[TopicPartition, int], Record]:
-    """Return the records at these offsets of several partitions, as `read_records` does for one."""
-    offsets: dict[TopicPartition, list[int]] = {}
-    for place, offset in places:
-        offsets.setdefault(place, []).append(offset)
-    return {
-        (place, offset): record
-        for place, wanted in sorted(offsets.items())
-        for offset, record in read_records(transport, place, wanted).items()
-    }
-
-
 def each_record(transport: Transport, place: TopicPartition, offsets: Collection[int]) -> Iterator[Record]:
     """Yield the records at these offsets one after the other, so that only one of them is in memory. Deleted or missing
     records are left out."""
@@ -95,6 +83,80 @@ def each_record(transport: Transport, place: TopicPartition, offsets: Collection
 
 SPARSE = 8
 """Offsets for each wanted one from which on a reader seeks them instead of reading all."""
+
+
+class PlaceReader:
+    """Reads records of a topic whose places are known, again and again, with one reader. A reader costs connections on
+    Kafka. Its owner calls `read` as often as it likes, and `close` last."""
+
+    def __init__(self, transport: Transport, topic: str) -> None:
+        self._transport = transport
+        self._topic = topic
+        self._reader: Reader | None = None
+
+    def read(self, places: Iterable[tuple[TopicPartition, int]]) -> Iterator[Record]:
+        """Yield the records at these places, those of a partition in order. Deleted or missing records are left out."""
+        admin, wanted = self._transport.admin, dict[TopicPartition, deque[int]]()
+        for place, offset in sorted(places):
+            wanted.setdefault(place, deque()).append(offset)
+        if not wanted:
+            return
+        begins, ends = admin.begin_offsets(self._topic), admin.end_offsets(self._topic)
+        for place, offsets in list(wanted.items()):
+            wanted[place] = deque(offset for offset in offsets if begins.get(place, 0) <= offset < ends.get(place, 0))
+        try:
+            yield from self._read({place: offsets for place, offsets in wanted.items() if offsets}, ends)
+        except BaseException:
+            self.close()  # nobody knows where it stands
+            raise
+
+    def _read(self, wanted: dict[TopicPartition, deque[int]], ends: Mapping[TopicPartition, int]) -> Iterator[Record]:
+        if self._reader is None:
+            self._reader = self._transport.reader(ends)
+            self._reader.pause(ends.keys())
+        reader = self._reader
+        for place, offsets in wanted.items():
+            reader.seek(place, offsets[0])
+        reader.resume(wanted.keys())
+        while wanted:
+            records = reader.poll(min(MAX_RECORDS, sum(map(len, wanted.values()))))
+            for record in records:
+                offsets = wanted.get(record.place, deque())
+                while offsets and offsets[0] < record.offset:
+                    offsets.popleft()  # it was deleted meanwhile
+                if offsets and offsets[0] == record.offset:
+                    offsets.popleft()
+                    yield record
+            for place, offsets in list(wanted.items()):
+                position = reader.position(place)
+                while offsets and offsets[0] < position:
+                    offsets.popleft()
+                if not offsets:
+                    reader.pause([place])
+                    reader.seek(place, position)  # so that it holds nothing that was fetched ahead
+                    del wanted[place]
+                elif offsets[0] - position >= SPARSE:
+                    reader.seek(place, offsets[0])
+            if not records and wanted:
+                self._transport.wait([reader], WAIT_S)
+
+    def close(self) -> None:
+        """Close the reader. The next `read` opens another one."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+
+def read_places(
+    transport: Transport, places: Iterable[tuple[TopicPartition, int]]
+) -> dict[tuple[TopicPartition, int], Record]:
+    """Return the records at these places of one topic. Deleted or missing records are left out."""
+    found: dict[tuple[TopicPartition, int], Record] = {}
+    places = list(places)
+    if places:
+        with closing(PlaceReader(transport, places[0][0].topic)) as reader:
+            found = {(record.place, record.offset): record for record in reader.read(places)}
+    return found
 
 
 def read_many(transport: Transport, place: TopicPartition, offsets: Collection[int]) -> Iterator[Record]:

@@ -12,12 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rftstream.contracts import codec
+from rftstream.contracts.arrays import Array
 from rftstream.contracts.batches import BatchManifest
 from rftstream.contracts.codec import decode, digest_of_experiences, encode, to_record
 from rftstream.contracts.control import RunFinished
 from rftstream.contracts.dead import DeadLetter
-from rftstream.contracts.limits import LIMITS, MessageLimits
+from rftstream.contracts.limits import LIMITS, MessageLimits, is_bounded
 from rftstream.contracts.messages import MESSAGES, Message
+from rftstream.contracts.rollouts import Rollout, Turn
 from rftstream.contracts.topics import MAX_DEAD_BYTES, MAX_RECORD_BYTES
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.errors import ContractError
@@ -67,6 +69,53 @@ def test_what_encodes_decodes_and_what_is_one_over_a_limit_is_refused_by_both(
 
 NAME = VersionName(trainer_epoch=1, version=1)
 METRICS = {f"metric/{number}": 1.0 for number in range(LIMITS.items + 1)}
+
+
+LONG = 40_000
+"""Tokens of a rollout whose value alone does not show that it is within the limits."""
+
+
+@pytest.mark.parametrize("name", ["rollout.v6", "verified_rollout.v6", "experience.v6", "partial_rollout.v7"])
+def test_a_long_rollout_is_decoded_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = long_one(SAMPLES[name])
+    value = encode(message)
+    assert not LIMITS.holds(len(value))
+    monkeypatch.setattr(codec, "unpack", None)  # the way for what may exceed a limit, or is another writer's
+    assert encode(message) == value
+    assert decode(value, name.partition(".")[0]) == message
+
+
+def long_one(message: Any) -> Any:
+    """Return a message with long arrays and a long text in it."""
+    if isinstance(getattr(message, "rollout", None), Rollout):
+        return dataclasses.replace(message, rollout=long_one(message.rollout))
+    arrays = {"token_ids": "int32", "behavior_logprobs": "float32", "loss_mask": "uint8"}
+    segment = dataclasses.replace(
+        message.segments[0], **{field: Array.of([1] * LONG, dtype) for field, dtype in arrays.items()},
+        versions=(), images=(), beside={},
+    )  # fmt: skip
+    turns = {"turns": (Turn(role="assistant", content="x" * LONG),)} if hasattr(message, "turns") else {}
+    return dataclasses.replace(message, segments=(segment,), **turns)
+
+
+@pytest.mark.parametrize(
+    ("fields", "bounded"),
+    [
+        ({"segments": [{"token_ids": {"data": bytes(100_000)}}]}, True),
+        ({"turns": [{"content": "x" * 50_000}] * 2}, True),
+        ({"problem": {"answer": "x" * 100_000}}, True),
+        ({"turns": [{"content": [[]] * 100_000}]}, False),
+        ({"segments": [{"token_ids": {"data": {"a": [[]] * 100_000}}}]}, False),
+        ({"segments": [{}] * 100_000}, False),
+        ({"segments": [{"images": [{}] * 60_000}] * 10}, False),
+        ({"metrics": {str(number): 0.0 for number in range(20_000)}}, False),
+        ({"unknown": [[]] * 100_000}, False),
+    ],
+)
+def test_only_texts_and_bytes_make_a_long_value_that_is_surely_within_the_limits(
+    fields: dict[str, Any], bounded: bool
+) -> None:
+    assert is_bounded(msgpack.packb(fields), Rollout, LIMITS) is bounded
 
 
 @pytest.mark.slow

@@ -465,12 +465,16 @@ def test_positions_keep_the_oldest_open_group(tmp_path: Path) -> None:
 
 @pytest.mark.law("bounded")
 @pytest.mark.parametrize("max_body_bytes", [1, 1000])
-def test_bodies_over_the_limit_are_read_again_from_the_log(tmp_path: Path, max_body_bytes: int) -> None:
+def test_bodies_over_the_limit_are_read_again_from_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_body_bytes: int
+) -> None:
     large = Scene(tmp_path / "large")
     small = Scene(tmp_path / "small", buffer__max_body_bytes=max_body_bytes)
     digests = []
     for scene in (large, small):
         buffer = RoleDriver(scene, "buffer")
+        buffer.work()
+        opened = opened_readers(buffer, monkeypatch)
         for sequence in reversed(range(8)):
             scene.verify(sequence, num_tokens=3 + sequence)
             buffer.work()
@@ -478,7 +482,21 @@ def test_bodies_over_the_limit_are_read_again_from_the_log(tmp_path: Path, max_b
         assert batches_of(scene) == [[0, 1], [2, 3], [4, 5], [6, 7]]
         assert buffer.service.health()["body_bytes"] == 0
         digests.append([one.digest for one in manifests_of(scene)])
+        assert len(opened) == (scene is small), "one reader is kept for all bodies"
     assert digests[0] == digests[1]
+
+
+def opened_readers(driver: RoleDriver, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list to which every reader is added that the role opens from now on."""
+    opened: list[Any] = []
+    transport, open_one = driver.service.transport, driver.service.transport.reader
+
+    def reader(*arguments: Any, **more: Any) -> Any:
+        opened.append(open_one(*arguments, **more))
+        return opened[-1]
+
+    monkeypatch.setattr(transport, "reader", reader)
+    return opened
 
 
 @pytest.mark.law("conservation", "unscorable")

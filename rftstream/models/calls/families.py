@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
 
+import numpy as np
+
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.models.calls.call_blocks import Tools, find_blocks
 from rftstream.models.calls.call_reading import EXPECTED, WrittenCall, checked_arguments
@@ -162,7 +164,7 @@ class _Adapter:
         return list(self._tokenizer.encode(text))
 
     def decode(self, token_ids: Any, *_: Any, skip_special_tokens: bool = False, **__: Any) -> str:
-        ids = [int(token) for token in token_ids]
+        ids = np.asarray(token_ids, dtype=np.int64).tolist()
         return self._tokenizer.decode(ids) if skip_special_tokens else self._tokenizer.full_text(ids)
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:

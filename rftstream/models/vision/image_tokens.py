@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rftstream.contracts.rollouts import ImageSpan
 from rftstream.contracts.tasks import ChatMessage, Media
 from rftstream.errors import ConfigError, ImageError
@@ -120,7 +122,7 @@ class ImageTokens:
     def spans(self, token_ids: Sequence[int], images: Sequence[Media], start: int = 0) -> tuple[ImageSpan, ...]:
         """Return the spans of images in the ids of an expanded text, each from its first placeholder to its last.
         `start` is the position of the first id. ConfigError unless the placeholders fit exactly these images."""
-        places = [place for place, token in enumerate(token_ids) if token == self.token_id]
+        places = np.flatnonzero(np.asarray(token_ids, dtype=np.int64) == self.token_id).tolist()
         counts = [self.count(image) for image in images]
         if len(places) != sum(counts):
             expected = ", ".join(map(str, counts)) or "none"

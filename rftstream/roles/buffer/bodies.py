@@ -10,16 +10,17 @@ from rftstream.contracts import codec
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import PositionMissing
-from rftstream.service.reading import read_places
+from rftstream.service.reading import PlaceReader
 from rftstream.transport.base import Transport
 
 
 class Bodies:
     """The bodies of rollouts in open groups. The step makes it at each recovery. It calls `hold` for each body that it
-    reads, `get` or `get_all` when a batch needs bodies, and `forget` once a group's outcome is on the log."""
+    reads, `get` or `get_all` when a batch needs bodies, `forget` once a group's outcome is on the log, and `close`
+    last."""
 
     def __init__(self, transport: Transport, max_bytes: int) -> None:
-        self._transport = transport
+        self._reader = PlaceReader(transport, "verified")
         self._max_bytes = max_bytes
         self._held: OrderedDict[tuple[TopicPartition, int], tuple[VerifiedRollout, int]] = OrderedDict()
         self.num_bytes = 0
@@ -40,17 +41,16 @@ class Bodies:
     ) -> dict[tuple[TopicPartition, int], VerifiedRollout]:
         """Return the rollouts at these places. PositionMissing if a record is gone from the log."""
         found = {place: self._held[place][0] for place in places if place in self._held}
-        wanted = sorted(place for place in places if place not in found)
-        records = read_places(self._transport, wanted)
-        for partition, offset in wanted:
-            if (partition, offset) not in records:
+        for record in self._reader.read(place for place in places if place not in found):
+            message = codec.from_record(record)
+            assert isinstance(message, VerifiedRollout)
+            found[record.place, record.offset] = message
+        for partition, offset in places:
+            if (partition, offset) not in found:
                 raise PositionMissing(
                     f"{partition}@{offset}: the record of an open group is gone from the log; "
                     "retention deleted what was still needed"
                 )
-            message = codec.from_record(records[partition, offset])
-            assert isinstance(message, VerifiedRollout)
-            found[partition, offset] = message
         return found
 
     def forget(self, place: TopicPartition, offset: int) -> None:
@@ -58,3 +58,7 @@ class Bodies:
         held = self._held.pop((place, offset), None)
         if held is not None:
             self.num_bytes -= held[1]
+
+    def close(self) -> None:
+        """Close the reader of bodies that are not in memory."""
+        self._reader.close()

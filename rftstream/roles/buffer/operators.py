@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 from rftstream.contracts.messages import Message
 from rftstream.contracts.outcomes import BatchReuse, GroupOutcome
+from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.data.operators.base import ScoredGroup, ScoredRollout
 from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.roles.buffer.bodies import Bodies
+from rftstream.roles.buffer.experiences import VerifiedAt
 from rftstream.roles.buffer.groups import Group, OpenGroups
 from rftstream.roles.buffer.progress import BufferProgress
 from rftstream.roles.buffer.reuse import ReusePool
@@ -80,13 +84,15 @@ class GroupOperators:
         return self.progress.next_batch
 
     def _seen(self, group: Group, version: int | None) -> ScoredGroup:
+        # Bodies that are not in memory are read once for the whole group, when the first of them is asked for.
+        load = cache(partial(self.bodies.get_all, [one.place_offset for one in group.scored]))
         rollouts = (
             ScoredRollout(
                 sibling=one.sibling,
                 reward=one.summary.reward,
                 num_tokens=one.summary.num_tokens,
                 truncated=one.summary.status is RolloutStatus.truncated,
-                load=partial(self.bodies.get, *one.place_offset),
+                load=partial(_body, load, one.place_offset),
                 oldest_version=None if version is None else one.oldest_version,
             )
             for one in group.scored
@@ -100,3 +106,7 @@ class GroupOperators:
             rollouts=tuple(rollouts),
             version=version,
         )
+
+
+def _body(load: Callable[[], VerifiedAt], place: tuple[TopicPartition, int]) -> VerifiedRollout:
+    return load()[place]

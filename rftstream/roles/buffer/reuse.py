@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from rftstream.config.stages import Stage, Stages
 from rftstream.contracts import codec
 from rftstream.contracts.arrays import Array
@@ -38,7 +40,7 @@ from rftstream.errors import ConfigError, ContractError, PositionMissing
 from rftstream.models.rendering import Renderer
 from rftstream.roles.buffer.experiences import experience_of
 from rftstream.roles.buffer.groups import Group
-from rftstream.service.reading import read_places
+from rftstream.service.reading import PlaceReader
 from rftstream.transport.base import Transport
 
 log = logging.getLogger(__name__)
@@ -248,7 +250,12 @@ class ReusedBodies:
     def __init__(self, transport: Transport, renderer: Renderer | None) -> None:
         """`renderer` writes the prompts of demonstrations; None if there are no demonstrations."""
         self._transport = transport
+        self._reader = PlaceReader(transport, "verified")
         self._renderer = renderer
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
 
     def read(self, chosen: Sequence[ChosenUse]) -> dict[str, VerifiedRollout]:
         """Return the rollouts of these uses by id. PositionMissing if a record is gone from the log, ContractError if
@@ -262,15 +269,15 @@ class ReusedBodies:
             for offset, rollout in zip(one.outcome.offsets, one.outcome.rollouts, strict=True):
                 if rollout.rollout_id in one.use.rollouts:
                     wanted[place, offset] = rollout.rollout_id
-        records = read_places(self._transport, wanted)
         found: dict[str, VerifiedRollout] = {}
+        for record in self._reader.read(wanted):
+            name = wanted.pop((record.place, record.offset))
+            found[name] = _verified(record, name)
         for (place, offset), name in wanted.items():
-            if (place, offset) not in records:
-                raise PositionMissing(
-                    f"{place}@{offset}: {name}: gone from the log, expected it to stay while a batch may use it once "
-                    "more; somebody deleted what was still needed"
-                )
-            found[name] = _verified(records[place, offset], name)
+            raise PositionMissing(
+                f"{place}@{offset}: {name}: gone from the log, expected it to stay while a batch may use it once "
+                "more; somebody deleted what was still needed"
+            )
         return found
 
     def add_to(
@@ -341,15 +348,17 @@ def _verified(record: Record, name: str) -> VerifiedRollout:
 def with_prompt(segment: Segment, prompt: Sequence[int], first: int) -> Segment:
     """Return the segment with its first `first` tokens replaced by another prompt."""
     moved = len(prompt) - first
-    logprobs = segment.behavior_logprobs.numpy()[first:].tolist()
+    ids_T, logprobs_T, mask_T = (
+        one.numpy()[first:] for one in (segment.token_ids, segment.behavior_logprobs, segment.loss_mask)
+    )
     kept = cut_columns(columns_of(segment.beside), first)
     return replace(
         segment,
-        token_ids=Array.of([*prompt, *segment.token_ids.numpy()[first:].tolist()], "int32"),
-        behavior_logprobs=Array.of([0.0] * len(prompt) + logprobs, "float32"),
-        loss_mask=Array.of([0] * len(prompt) + list(segment.loss_mask.data[first:]), "uint8"),
+        token_ids=Array.of(np.concatenate([np.asarray(prompt, np.int32), ids_T]), "int32"),
+        behavior_logprobs=Array.of(np.concatenate([np.zeros(len(prompt), np.float32), logprobs_T]), "float32"),
+        loss_mask=Array.of(np.concatenate([np.zeros(len(prompt), np.uint8), mask_T]), "uint8"),
         versions=tuple(replace(span, start=span.start + moved) for span in segment.versions),
-        beside=wire_columns(join_columns([(len(prompt), {}), (len(logprobs), kept)])),
+        beside=wire_columns(join_columns([(len(prompt), {}), (len(ids_T), kept)])),
     )
 
 

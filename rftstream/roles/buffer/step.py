@@ -113,6 +113,7 @@ class BufferStep(SingleStep):
 
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
         """Read the decisions so far, and begin at the committed positions."""
+        self.close()
         self._reset(log_)
         # Operators, reuse and votes depend on more of the past than a summary holds.
         needs_all = self._pipeline.is_declared or bool(self._reuse) or self._feedback_settings is not None
@@ -379,6 +380,11 @@ class BufferStep(SingleStep):
         """Return the seconds until the next group is overdue or has waited long enough for annotators."""
         overdue_s = self._groups.next_deadline_s(self._clock.now(), self._settings.group_deadline_s)
         return min(overdue_s, self._feedback.next_release_s(self._groups))
+
+    def close(self) -> None:
+        """Close the readers of bodies."""
+        self._bodies.close()
+        self._reused_bodies.close()
 
     def health(self) -> Mapping[str, object]:
         """Return how many groups are in each state, and which batch is next."""

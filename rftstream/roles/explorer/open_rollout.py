@@ -173,7 +173,7 @@ class OpenRollout:
         self.turns.append(
             Turn(
                 role="assistant",
-                content=self.renderer.decode(ids),
+                content=self.renderer.decode(ids) if said is None else said.text,
                 num_tokens=len(ids),
                 finish_reason="timeout" if said is None else said.finish_reason,
                 reasoning="" if said is None else said.reasoning,
@@ -189,7 +189,7 @@ class OpenRollout:
             self.carry(so_far)
         if self.carried or self.said is not None:
             self.end_turn()
-        elif self.segments and not any(self.segments[-1].mask):
+        elif self.segments and not self.segments[-1].num_sampled():
             del self.segments[-1]  # a prompt alone is useless for training
 
     @property
@@ -208,7 +208,7 @@ class OpenRollout:
         """Return the number of sampled tokens that are not saved."""
         first = self._mark.segment
         return sum(
-            sum(segment.mask[self._mark.num_in_segment if number == first else 0 :])
+            segment.num_sampled(self._mark.num_in_segment if number == first else 0)
             for number, segment in enumerate(self._with(so_far))
             if number >= first
         )
@@ -239,7 +239,7 @@ class OpenRollout:
             turns=tuple(self.turns[mark.num_turns :]),
             segments=tuple(segment.close() for segment in new),
             continues=continues,
-            num_tokens=sum(sum(segment.mask) for segment in new),
+            num_tokens=sum(segment.num_sampled() for segment in new),
             kept_messages=kept,
             messages=tuple(self.messages[kept:]),
             metrics=dict(self.metrics),

@@ -53,8 +53,8 @@ class OpenSegment:
         """Add tokens that the policy sampled. Values beside earlier tokens stay those of the pass that sampled them."""
         start = len(self.token_ids)
         self._place({}, len(completion.token_ids))
-        self.token_ids.frombytes(completion.token_ids.astype(np.int32).tobytes())
-        self.logprobs.frombytes(completion.behavior_logprobs.astype(np.float32).tobytes())
+        self.token_ids.frombytes(_bytes_of(completion.token_ids, np.int32))
+        self.logprobs.frombytes(_bytes_of(completion.behavior_logprobs, np.float32))
         self.mask.frombytes(b"\x01" * len(completion.token_ids))
         self._stamp(completion.versions, start)
         self.beside = fill_columns(self.beside, len(self.token_ids), completion.beside)
@@ -74,10 +74,14 @@ class OpenSegment:
         start = len(self.token_ids)
         self._show(segment.images, start)
         self._place(columns_of(segment.beside), len(segment.loss_mask.data))
-        self.token_ids.frombytes(segment.token_ids.numpy().astype(np.int32).tobytes())
-        self.logprobs.frombytes(segment.behavior_logprobs.numpy().astype(np.float32).tobytes())
+        self.token_ids.frombytes(_bytes_of(segment.token_ids.numpy(), np.int32))
+        self.logprobs.frombytes(_bytes_of(segment.behavior_logprobs.numpy(), np.float32))
         self.mask.frombytes(segment.loss_mask.data)
         self._stamp(segment.versions, start)
+
+    def num_sampled(self, start: int = 0) -> int:
+        """Return the number of sampled tokens from position `start` on."""
+        return int(np.count_nonzero(np.frombuffer(self.mask, np.uint8)[start:]))
 
     def _show(self, spans: Sequence[ImageSpan], start: int) -> None:
         self.images.extend(replace(span, start=start + span.start) for span in spans)
@@ -131,3 +135,8 @@ class OpenSegment:
             images=tuple(self.images),
             beside=wire_columns(self.beside),
         )
+
+
+def _bytes_of(values: np.ndarray, dtype: type[np.generic]) -> memoryview:
+    """Return the bytes of values in this machine's form of a dtype, without a copy where they have it."""
+    return np.ascontiguousarray(values, dtype).data.cast("B")

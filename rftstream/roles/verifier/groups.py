@@ -24,7 +24,7 @@ from rftstream.config.role_sections import VerifierSection
 from rftstream.contracts import codec
 from rftstream.contracts.tasks import RolloutIds
 from rftstream.errors import TransportError
-from rftstream.service.reading import read_places
+from rftstream.service.reading import PlaceReader
 from rftstream.service.role import FOREVER, Item, Received
 from rftstream.transport.base import Transport
 
@@ -96,7 +96,7 @@ class WaitingGroups:
     slice, `take_due` for the groups to judge, and `drop` for rollouts of lost partitions."""
 
     def __init__(self, transport: Transport, clock: Clock, settings: VerifierSection) -> None:
-        self._transport = transport
+        self._reader = PlaceReader(transport, "rollouts")
         self._clock = clock
         self._timeout_s = math.inf if settings.group_timeout_s is None else settings.group_timeout_s
         self._max_bytes = settings.max_waiting_bytes
@@ -164,6 +164,10 @@ class WaitingGroups:
         if gone:
             self._earlier.clear()  # a successor may have lost the verdicts of some, or have judged the others
 
+    def close(self) -> None:
+        """Close the reader of bodies that are not in memory."""
+        self._reader.close()
+
     def due_in_s(self) -> float:
         """Return the seconds until the next group has waited long enough; 0 if a group is complete."""
         if self._complete:
@@ -180,7 +184,7 @@ class WaitingGroups:
         """Read the bodies that are not in memory."""
         wanted = [one for one in siblings if one.item.received.record.value is None]
         places = [(one.item.received.record.place, one.item.received.record.offset) for one in wanted]
-        records = read_places(self._transport, places)
+        records = {(record.place, record.offset): record for record in self._reader.read(places)}
         for sibling, place in zip(wanted, places, strict=True):
             if place not in records:
                 raise TransportError(  # if another worker owns the partition by now, this one will hear of it

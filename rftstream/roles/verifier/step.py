@@ -218,8 +218,9 @@ class VerifierStep(ConcurrentStep):
         return {"scoring": len(self._active), "waiting": len(self._groups)}
 
     def close(self) -> None:
-        """End the scorer."""
+        """End the scorer, and close the reader of waiting rollouts."""
         self._scorer.close()
+        self._groups.close()
 
     # ------------------------------------------------------------------------------------------ groups
 

@@ -6,7 +6,7 @@ import pytest
 
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.errors import PositionMissing, RecordTooLarge
-from rftstream.service.reading import read_records
+from rftstream.service.reading import PlaceReader, read_records
 from rftstream.testing.conformance_tests.bench import (
     Bench,
     ConformanceHarness,
@@ -211,6 +211,25 @@ class ReadingConformance(BenchFixtures):
         assert list(read_records(bench.transport, place, everywhere).values()) == records
         bench.transport.admin.delete_before({place: records[4].offset})
         assert list(read_records(bench.transport, place, everywhere).values()) == records[4:]
+
+    def test_a_kept_reader_finds_records_of_several_partitions(self, bench: Bench) -> None:
+        """It finds the same, in order, however often it is asked, forwards and backwards, and leaves out the same."""
+        topic = bench.topic(3)
+        producer = bench.producer()
+        for number in range(40):
+            producer.commit([new(topic, number % 2, f"{number}"), new(topic, 2, "other")])
+        there = {(record.place, record.offset): record for record in bench.all_records(topic)}
+        reader = PlaceReader(bench.transport, topic)
+        for wanted in (list(there)[::-9], list(there)[2::30], list(there), list(there)[:3], []):
+            found = list(reader.read([*wanted, (TopicPartition(topic, 0), 10_000)]))
+            assert {(record.place, record.offset): record for record in found} == {one: there[one] for one in wanted}
+            for place in {record.place for record in found}:
+                offsets = [record.offset for record in found if record.place == place]
+                assert offsets == sorted(offsets)
+        some = next(reader.read(there))  # whoever stops early may begin again
+        bench.transport.admin.delete_before({some.place: some.offset + 1})
+        assert some not in reader.read(there)
+        reader.close()
 
     def test_a_large_record(self, bench: Bench) -> None:
         topic = bench.topic()

@@ -58,9 +58,9 @@ def join_pieces(task: Task, pieces: Sequence[PartialRollout]) -> SavedRollout:
         raise CannotGoOnError("its environment was not saved")
     num_tokens = sum(piece.num_tokens for piece in pieces)
     carried = num_tokens - sum(turn.num_tokens for turn in turns)
-    whole = sum(sum(segment.mask) for segment in segments)
-    last = segments[-1].mask[len(segments[-1].mask) - carried :] if segments and carried >= 0 else []
-    if not segments or whole != num_tokens or sum(last) != carried:
+    whole = sum(segment.num_sampled() for segment in segments)
+    last = segments[-1].num_sampled(len(segments[-1].mask) - carried) if segments and carried >= 0 else -1
+    if whole != num_tokens or last != carried:
         raise CannotGoOnError(f"{whole} sampled tokens in it, expected {num_tokens}, {carried} of them at its end")
     return SavedRollout(
         turns=tuple(turns),
