@@ -103,7 +103,7 @@ def _bulk_type(kind: Any, depth: int) -> Any:
         hints = get_type_hints(kind)
         inside = {field.name: _bulk_type(hints[field.name], depth) for field in dataclasses.fields(kind)}
         fields = [(name, one, msgspec.Raw() if one is msgspec.Raw else None) for name, one in inside.items() if one]
-        return msgspec.defstruct(f"Bulk{kind.__name__}", fields, kw_only=True) if fields else None
+        return msgspec.defstruct("Bulk", fields, kw_only=True) if fields else None
     if origin in (tuple, dict) and depth < len(_LISTS):
         item = _bulk_type(arguments[0 if origin is tuple else 1], depth + 1)
         if item is None or item is msgspec.Raw:
