@@ -194,23 +194,7 @@ class FakePolicy:
         if not one.right:
             last = (int(answer[-1]) + 1 + int(9 * fake_model.uniform(one.request.seed, "wrong"))) % 10
             answer = answer[:-1] + str(last)  # as long as the right answer, since the length is decided earlier
-        return self._padded(answer, one.wished - 1 - len(answer))[: one.length]
-
-    def _padded(self, answer: str, num_blanks: int) -> np.ndarray:
-        """Return the ids of an answer behind white space, and the stop token. Where each blank is one token, as in all
-        renderers without a model, only the answer is rendered."""
-        few = [self._rendered(" " * count + answer) for count in range(min(num_blanks, 2) + 1)]
-        if num_blanks > 2 and few[2][1:] == few[1] and few[1][1:] == few[0] and few[2][0] == few[1][0]:
-            ids = np.full(num_blanks + len(few[0]) + 1, few[1][0], dtype=np.int32)
-            ids[num_blanks:-1] = few[0]
-        else:
-            whole = few[num_blanks] if num_blanks < len(few) else self._rendered(" " * num_blanks + answer)
-            ids = np.array((*whole, self._stop_token), dtype=np.int32)
-        ids[-1] = self._stop_token
-        return ids
-
-    def _rendered(self, text: str) -> tuple[int, ...]:
-        return self._renderer.render((ChatMessage(role="assistant", content=text),))
+        return padded_ids(self._renderer, answer, one.wished - 1 - len(answer), self._stop_token)[: one.length]
 
     def _completion(self, one: _Sampling, ids: np.ndarray, reason: str) -> Completion:
         ids, before = ids[: one.num_tokens], one.request.num_sampled
@@ -237,6 +221,23 @@ class FakePolicy:
         ids = self._ids(one)
         stopped = len(ids) > 0 and ids[-1] == self._stop_token
         return self._completion(one, ids, "error" if one.fails else "stop" if stopped else "length")
+
+
+def padded_ids(renderer: Renderer, answer: str, num_blanks: int, stop_token: int) -> np.ndarray:
+    """Return the ids of an answer behind white space, and the stop token. Where each blank is one token, as without a
+    model, only the answer is rendered."""
+
+    def render(count: int) -> tuple[int, ...]:
+        return renderer.render((ChatMessage(role="assistant", content=" " * count + answer),))
+
+    few = [render(count) for count in range(min(num_blanks, 2) + 1)]
+    if num_blanks > 2 and few[2][1:] == few[1] and few[1][1:] == few[0] and few[2][0] == few[1][0]:
+        ids = np.full(num_blanks + len(few[0]) + 1, few[1][0], dtype=np.int32)
+        ids[num_blanks:-1] = few[0]
+        ids[-1] = stop_token
+        return ids
+    whole = few[num_blanks] if num_blanks < len(few) else render(num_blanks)
+    return np.array((*whole, stop_token), dtype=np.int32)
 
 
 def made_up_tokens(mean_tokens: float, sigma: float, seed: int) -> int:

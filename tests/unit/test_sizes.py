@@ -23,12 +23,12 @@ def test_classes_are_small() -> None:
 STEP = 50
 """Budgets are multiples of it, so that a line more or less moves none."""
 BUDGETS = {
-    "api": 1_000,
+    "api": 1_100,
     "algorithms": 2_000,
     "backends": 4_450,
     "commands": 3_200,
     "config": 2_250,
-    "contracts": 2_300,
+    "contracts": 2_350,
     "core": 1_150,
     "data": 4_650,
     "environments": 4_650,
@@ -46,7 +46,7 @@ BUDGETS = {
     "roles": 10_050,
     "runs": 2_550,
     "sandbox": 2_650,
-    "service": 2_550,
+    "service": 2_600,
     "studio": 3_050,
     "testing": 2_000,
     "top": 800,

@@ -241,7 +241,7 @@ class BufferStep(SingleStep):
             self._judge(group)
         for group in self._operators.outdated(self._groups):
             self._judge(group)
-        chosen = self._choose() if self._stage.takes_rollouts else self._choose_none()
+        chosen = self._choose()
         if chosen is not None and not (self._decisions and self._reuse.waits_for_outcomes):
             return self._batch(chosen)
         if not self._decisions:
@@ -251,7 +251,16 @@ class BufferStep(SingleStep):
         return SingleTransaction(tuple(outcomes), positions, partial(self._move_on, decided, outcomes))
 
     def _choose(self) -> list[Group] | None:
-        """Return the groups of the next batch; None if the batch has to wait."""
+        """Return the groups of the next batch, none for one of demonstrations alone; None if the batch has to wait."""
+        if not self._stage.takes_rollouts:
+            may_be = self._intake.allows_batch(
+                self._progress.next_batch,
+                self._stage,
+                version=self._in_force.name.version,
+                max_staleness=self._feeder.max_staleness,
+                ended=self._ended,
+            )
+            return [] if may_be else None
         size = self._feeder.groups_per_batch
         while True:
             if self._feeder.on_stale == "wait":
@@ -280,17 +289,6 @@ class BufferStep(SingleStep):
     def _all_in(self, num_chosen: int) -> bool:
         """Whether no more groups will come after these."""
         return self._ended is not None and len(self._progress.decided) + num_chosen >= self._ended.admitted
-
-    def _choose_none(self) -> list[Group] | None:
-        """Return an empty list if the next batch, one of demonstrations alone, may be made; None if it has to wait."""
-        allowed = self._intake.allows_batch(
-            self._progress.next_batch,
-            self._stage,
-            version=self._in_force.name.version,
-            max_staleness=self._feeder.max_staleness,
-            ended=self._ended,
-        )
-        return [] if allowed else None
 
     def _staleness(self, group: Group) -> int:
         oldest = group.oldest_version
