@@ -148,21 +148,21 @@ def _decode_own(decoder: msgspec.msgpack.Decoder[Any], value: bytes) -> Message 
         if len(value) < _REUSED_FROM:
             is_own = _pack(message) == value
         else:
-            _encoder.encode_into(message, again := _again.buffer)
+            _encoder.encode_into(message, again := _reencoded.buffer)
             is_own = again == value
         return message if is_own and first_violation(message) is None else None
     except _BROKEN:
         return None
 
 
-class _Again(threading.local):
+class _Reencoded(threading.local):
     """A buffer of each thread for what is encoded again to be compared: fresh memory costs more than the copy."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
 
 
-_again = _Again()
+_reencoded = _Reencoded()
 _REUSED_FROM = 32_768
 """Bytes of a value from which the buffer is used."""
 
