@@ -108,7 +108,7 @@ class RewardChild:
         """Why the rewards cannot be built; None if they can."""
         self._frames = FrameReader(MAX_FRAME_BYTES)
         self._out: deque[memoryview] = deque()
-        """What is still to be written."""
+        """Pieces that are still to be written, in order."""
         self._item_s = TARGET_S / 8
         self._received_at = time.monotonic()
         self._started_at = self._received_at
