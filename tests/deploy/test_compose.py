@@ -19,6 +19,7 @@ from pages import configuration
 from rftstream.commands import COMMANDS, cli
 from rftstream.config.loader import load
 from rftstream.roles import ROLES
+from tests.containers import engine
 from tests.deploy.conftest import ROOT, read_yaml
 from tests.deploy.dockerfile import read_stages
 from tests.suite.each import each
@@ -139,6 +140,16 @@ def test_the_broker_is_as_the_tested_one(compose: dict[str, Any]) -> None:
     ):  # fmt: skip
         assert settings[name] == expected[name], name
     assert {settings[name] for name in settings if name.endswith((".factor", ".min.isr"))} == {"1"}, "there is one node"
+
+
+def test_stand_ins_have_the_names_of_what_they_stand_for(compose: dict[str, Any]) -> None:
+    """Where no registry gives images, those that are made here are found under these names, less the digest."""
+    script = (ROOT / "scripts" / "docker").read_text(encoding="utf-8")
+    base = re.search(r"^ARG PYTHON_IMAGE=(\S+)$", (ROOT / engine.DOCKERFILE).read_text(encoding="utf-8"), re.MULTILINE)
+    assert base is not None
+    named = [base[1], *(filled(compose["services"][service]["image"]) for service in ("kafka", "s3"))]
+    assert [name.partition("@")[0] for name in named] == [engine.PYTHON, engine.KAFKA, engine.S3]
+    assert f"PYTHON={engine.PYTHON} KAFKA={engine.KAFKA} S3={engine.S3}\n" in script
 
 
 def test_no_secret_stands_in_the_file(compose: dict[str, Any]) -> None:
