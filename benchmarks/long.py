@@ -28,7 +28,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kafka import SCRIPT, _start
+from benchmarks.kafka import brokers
 from rftstream import metrics
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends.base import Update, UpdatePlan
@@ -77,11 +77,8 @@ def run() -> list[dict[str, Any]]:
         if only in ("", "embedded"):
             rows += _rows(Path(folder), "sqlite3", {})
         if only in ("", "kafka"):
-            servers = _start(Path(folder) / "kafka")
-            try:
+            with brokers(Path(folder) / "kafka") as servers:
                 rows += _rows(Path(folder), "kafka-python", {"kind": "kafka", "servers": servers})
-            finally:
-                subprocess.run([sys.executable, str(SCRIPT), "stop", "--dir", f"{folder}/kafka"], capture_output=True)
     return rows
 
 
