@@ -88,9 +88,12 @@ class Table(Generic[T]):
         """Return a table of Arrow. `plain`: without dictionaries, which a Dataset does not take."""
         with self._importing("pyarrow"):
             from rftstream.api.frames import table_of_rows
-        named = {name: self.on_log[name] for name in columns or () if name in self.on_log}
-        rows = [{**self.to_row(one), **{name: value(one) for name, value in named.items()}} for one in self]
-        return table_of_rows(rows, self._chosen, columns)
+        named = [name for name in columns or () if name in self.on_log]
+        return table_of_rows([self._row(one, named) for one in self], self._chosen, columns)
+
+    def _row(self, one: T, named: Iterable[str]) -> dict[str, Any]:
+        """Return the columns of a row, and those of its record that are named."""
+        return {**self.to_row(one), **{name: self.on_log[name](one) for name in named}}
 
     def _chosen(self, columns: Sequence[str] | None, known: Iterable[str]) -> list[str]:
         """Return the columns that are wanted of those that there are. ConfigError for one that is not there."""
@@ -105,8 +108,9 @@ class Table(Generic[T]):
 
     def _repr_html_(self) -> str:
         """Return its first rows as HTML, for notebooks."""
-        rows = [self.to_row(one) for one in self.head(NUM_SHOWN + 1)]
-        return html_table(rows[:NUM_SHOWN], more=len(rows) > NUM_SHOWN)
+        items = list(self.head(NUM_SHOWN + 1))
+        rows = [self._row(one, self.on_log) for one in items[:NUM_SHOWN]]
+        return html_table(rows, more=len(items) > NUM_SHOWN)
 
 
 def check_word(where: str, word: str, known: Iterable[str]) -> str:

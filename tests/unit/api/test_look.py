@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from markupsafe import escape
 
 import rftstream
 from rftstream.api import final_rows
@@ -174,6 +175,8 @@ def test_bodies_are_those_of_the_log(demo: Run) -> None:
     asked = demo.problems(taskset="more").to_pandas(["problem", "prompt"]).itertuples(index=False)
     prompts = demo.rollouts(taskset="more").to_pandas(["problem", "prompt"]).itertuples(index=False)
     assert {tuple(row) for row in asked} == {tuple(row) for row in prompts}
+    (shown,) = demo.problems().head(1).to_pandas(["prompt"]).prompt
+    assert f"<td>{escape(shown)}</td>" in demo.problems()._repr_html_()
     data = demo.rollouts(order="best").head(4).to_dataset(["fate", "group_id", "reward", "completion"])
     assert data[0]["fate"] == "trained" and len(data) == 4
 
