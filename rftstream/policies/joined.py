@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -50,12 +51,11 @@ class Sampled:
     def completion(self, request_id: str) -> Completion:
         """Return the tokens as a policy returns them."""
         spans: list[VersionSpan] = []
-        for start, name in enumerate(self.versions):
-            count = 1
-            if spans and (spans[-1].trainer_epoch, spans[-1].version) == (name.trainer_epoch, name.version):
-                last = spans.pop()
-                start, count = last.start, last.count + 1
-            spans.append(VersionSpan(start=start, count=count, trainer_epoch=name.trainer_epoch, version=name.version))
+        start = 0
+        for (epoch, version), names in groupby(self.versions, key=lambda name: (name.trainer_epoch, name.version)):
+            count = len(list(names))
+            spans.append(VersionSpan(start=start, count=count, trainer_epoch=epoch, version=version))
+            start += count
         return Completion(
             request_id=request_id,
             token_ids=self.token_ids,

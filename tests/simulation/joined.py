@@ -73,6 +73,8 @@ class PlayedSampler(JoinedPolicy):
         """By the engine's request ids."""
         self._newest: tuple[Mapping[str, RawTensor], VersionName] | None = None
         self._random = Random(f"loop {clock.now()}")
+        self._save_share = self._random.choice([0.1, 1.0])
+        """Of the looks at a task, those after which the loop saves what there is of it."""
         self._number = 0
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
@@ -114,7 +116,7 @@ class PlayedSampler(JoinedPolicy):
             if task.is_lost:
                 del self._tasks[key]
                 self._engine.abort(key)
-            elif random.random() < 0.1 and (so_far := self._engine.so_far(key)) is not None:
+            elif random.random() < self._save_share and (so_far := self._engine.so_far(key)) is not None:
                 self._me.save(task, **_given(so_far))
 
     def _load_some_time(self) -> None:

@@ -55,8 +55,11 @@ def test_every_rule_left_out_is_noticed(name: str) -> None:
     assert caught(MUTANTS[name], [*first, *range(600)])
 
 
+NOT_FOR_LOOPS = {"values-of-neighbours": "a loop of a user hands in no values beside its tokens"}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", [name for name in MUTANTS if name not in NOT_FOR_LOOPS])
 def test_every_rule_left_out_is_noticed_with_loops_of_users(name: str) -> None:
     first = [KNOWN[name]] if name in KNOWN else []
     assert caught(MUTANTS[name], [*first, *range(600)], joined=True)
