@@ -63,14 +63,17 @@ class ObjectStore:
         self.url = url
         self.settings = {"url": url, "base": str(base), "patience_s": patience_s, "timeout_s": timeout_s}
         """Arguments from which another process makes the same store."""
-        self.is_private = url.startswith("memory:")
-        """Whether only this process reaches the store."""
         self.is_local = place is not None
         """Whether the store is on this machine's disks (or mounted there), so that reading costs no more than a
         copy."""
         self._files: _Files = (
             _LocalFiles(place) if place is not None else RemoteFiles(url, patience_s=patience_s, timeout_s=timeout_s)
         )
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this process reaches the store."""
+        return self.url.startswith("memory:")
 
     def put(self, name: str, data: Buffer) -> StoredObject:
         """Write an object from bytes, like `write`."""

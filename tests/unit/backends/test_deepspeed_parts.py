@@ -12,6 +12,7 @@ from rftstream.backends.deepspeed.publishing import share_out
 from rftstream.config.sections import LoraSection
 from rftstream.contracts.versions import WeightsKind
 from rftstream.errors import BackendError, WeightsError
+from rftstream.testing.memory_run import MemoryStore
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.snapshot import state_digest
@@ -85,7 +86,8 @@ def test_tensors_are_shared_out_by_their_parameters():
 
 def test_a_store_that_the_ranks_do_not_share_is_written_by_one(spec, monkeypatch, tmp_path):
     there = ObjectStore("file://weights", base=tmp_path)
-    assert make(spec, 2).version_writer(ObjectStore("memory://x", base=tmp_path)) is None
+    for private in (ObjectStore("memory://x", base=tmp_path), MemoryStore()):
+        assert make(spec, 2).version_writer(private) is None
     assert make(spec, 2).version_writer(there) is not None
     for key, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "h", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(key, str(value))
