@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
-from rftstream.backends.torch.attention import attend, attend_by_row, has_varlen_kernel, row_lengths
+from rftstream.backends.torch.attention import attend, attend_by_run, has_varlen_kernel, run_lengths
+from rftstream.core.packing import ROOT
 
 HEADS, GROUPS, WIDTH = 9, 3, 64
 SHORT_ROWS = tuple(22 + number * 7 % 39 for number in range(64))
@@ -30,14 +31,14 @@ def times(lengths: tuple[int, ...]) -> dict[str, float]:
         torch.randn(1, heads, sum(lengths), WIDTH, generator=made).to(device, dtype).requires_grad_()
         for heads in (HEADS, GROUPS, GROUPS)
     )
-    mask = row_lengths(lengths)
+    mask = run_lengths(lengths)
     module: Any = None
     ways: dict[str, Callable[[], Tensor]] = {
         "used": lambda: attend(module, query, key, value, mask)[0],
         "padded": lambda: _padded(query, key, value, lengths),
     }
     if has_varlen_kernel(query, value):  # else that is what is used
-        ways["by row"] = lambda: attend_by_row(query, key, value, list(lengths))
+        ways["by row"] = lambda: attend_by_run(query, key, value, lengths, (ROOT,) * len(lengths))
     outputs = {name: way().detach().float() for name, way in ways.items()}
     assert all(torch.allclose(one, outputs["padded"], rtol=2e-2, atol=2e-2) for one in outputs.values())
     found = dict.fromkeys(ways, float("inf"))

@@ -7,8 +7,8 @@ completions of the rest, 2 at once, which is at most as many tokens as the other
 batch to the longest one, takes on a CPU every position through its head, and computes entropy and metrics, as the
 backend does. All begin with the same weights, and their first gradients agree. Each side has steps in turn, and its
 best counts, in tokens of the rows, without padding. Memory: the peak of a step above what is held between steps. Then
-the head alone, in chunks, beside all logits at once, and the attention over packed rows alone. Without trl its rows are
-left out.
+rows that begin alike (_prefixes.py), the head alone, in chunks, beside all logits at once, and the attention over
+packed rows alone. Without trl its rows are left out.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from torch import Tensor
 
 from benchmarks._exploring import choose_model
 from benchmarks._packed_attention import LONG_ROWS, SHORT_ROWS, times
+from benchmarks._prefixes import measure
 from benchmarks._trl import TrlStep, installed
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.grpo import Grpo
@@ -94,6 +95,10 @@ def run() -> list[dict[str, Any]]:
                 ]
                 if "trl" in speeds
                 else []
+            ),
+            *(
+                _row(f"{label}, {shape}", "tokens/CPU s", ours, other, which, ours / other)
+                for shape, which, ours, other in measure(spec, folder, vocabulary)
             ),
             *_head(width, vocabulary),
             *_attention(),

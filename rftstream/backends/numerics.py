@@ -14,10 +14,12 @@ from rftstream.version import __version__
 
 LIBRARIES = ("numpy", "torch", "transformers")
 """Packages whose versions can change the bits of an update."""
-FORMULAS = "2"
+FORMULAS = "3"
 """Number of the formulas. It goes up when an algorithm gives other bits with the same libraries. Runs without a number
 used 1: mini-batches in the batch's order with their own denominators, whitening by std + eps, SAPO's gate as one
-sigmoid, and log-ratios clipped even where nothing is exponentiated."""
+sigmoid, and log-ratios clipped even where nothing is exponentiated. Runs of 2 did not share the beginnings of rows."""
+REPEATED = frozenset({"2", FORMULAS})
+"""Formulas by which a replay computes again, to the bit."""
 
 
 PEAK_TFLOPS = {
@@ -66,12 +68,17 @@ def why_not_equal(recorded: Sequence[Mapping[str, str]], here: Mapping[str, str]
         if not there:
             reasons["the run does not say with which libraries and threads it was computed"] = None
         for name, value in sorted({"formulas": formulas_of(there), **there}.items() if there else ()):
-            if name in here and value != here[name]:
+            if name in here and value != here[name] and not (name == "formulas" and value in REPEATED):
                 changes = " (the changelog says what differs)" if name == "formulas" else ""
                 reasons[f"{name}: recorded with {value}, here {here[name]}{changes}"] = None
         if there and there.get("device") != "cpu":
             reasons[f"computed on {there.get('device')}: only one process on a cpu is equal bit for bit"] = None
     return list(reasons)
+
+
+def shares_prefixes(recorded: Mapping[str, str]) -> bool:
+    """Return whether the formulas of a run share the beginnings of rows, where settings do not say otherwise."""
+    return formulas_of(recorded) not in ("1", "2")
 
 
 def formulas_of(recorded: Mapping[str, str]) -> str:

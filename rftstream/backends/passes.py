@@ -17,10 +17,10 @@ from torch.nn.functional import pad
 
 from rftstream.algorithms.base import Algorithm, Denominators, TrainingRow, is_demonstration
 from rftstream.backends.base import UpdatePlan
-from rftstream.backends.torch.inputs import Inputs, make_inputs
+from rftstream.backends.torch.inputs import Inputs, keys, make_inputs
 from rftstream.backends.torch.network import FORCED, OTHERS, Network, at_targets
 from rftstream.core.balance import balance_loss, count_experts, count_likeliest, load_metrics, router_entropy
-from rftstream.core.packing import split_microbatches, split_minibatches
+from rftstream.core.packing import grow, split_microbatches, split_minibatches
 from rftstream.errors import ConfigError
 from rftstream.models.routers import Routed, Routers
 
@@ -121,7 +121,7 @@ class Passes:
         self._flops = 0.0
         self.num_tokens = 0.0
         """Tokens trained on so far. A token counts again in each pass over the batch."""
-        self._num_read = 0
+        self._num_read = self._num_asked = 0
         self._sums: dict[str, Any] = {}
         self._losses: list[float] = []
         parts = minibatch_rows(rows, plan, whole_groups)
@@ -204,6 +204,7 @@ class Passes:
             self._add(metrics)
             self._flops += self._network.flops(inputs, backward=learns)
             self._num_read += sum(inputs.lengths)
+            self._num_asked += inputs.num_asked
         self.num_tokens += minibatch.num_tokens
         self._losses.append(float(total))
         return self._losses[-1]
@@ -281,7 +282,7 @@ class Passes:
     def part(self) -> dict[str, Any]:
         """Return the sums of this process as plain numbers. They are empty if another process computed the same."""
         if not self._counts:
-            return {"losses": [0.0] * len(self._losses), "sums": {}, "flops": 0.0, "num_read": 0}
+            return {"losses": [0.0] * len(self._losses), "sums": {}, "flops": 0.0, "num_read": 0, "num_asked": 0}
         return {
             "losses": self._losses,
             "sums": {
@@ -289,6 +290,7 @@ class Passes:
             },
             "flops": self._flops,
             "num_read": self._num_read,
+            "num_asked": self._num_asked,
         }
 
     def add_part(self, part: Mapping[str, Any]) -> None:
@@ -298,6 +300,7 @@ class Passes:
         self._add({name: torch.from_numpy(value) if name == LOADS else value for name, value in part["sums"].items()})
         self._flops += part["flops"]
         self._num_read += part["num_read"]
+        self._num_asked += part["num_asked"]
 
     def metrics(self, algorithm: Algorithm) -> dict[str, float]:
         """Return the metrics of all steps so far: means per token, and the largest value for names that begin with
@@ -309,6 +312,8 @@ class Passes:
         return {
             "loss": sum(self._losses) / max(len(self._losses), 1),
             "computed_tokens": float(self._num_read),
+            "asked_tokens": float(self._num_asked),
+            "shared_share": 1 - self._num_read / max(self._num_asked, 1),
             "tflop": self._flops / 1e12,
             **(load_metrics(self._sums[LOADS]) if LOADS in self._sums else {}),
             **({"routing_mismatch": others / forced} if forced else {}),
@@ -372,8 +377,17 @@ def micro_inputs(
     """Return the micro-batches, each with the numbers of its rows."""
     lengths_N = np.asarray([len(row.token_ids) for row in rows], dtype=np.int64)
     groups_N = np.asarray([row.group for row in rows], dtype=np.int64) if whole_groups else None
-    parts = split_microbatches(lengths_N, tokens_per_microbatch, packed=network.packs, groups_N=groups_N)
-    return [(part, make_inputs([rows[one] for one in part], device, packed=network.packs)) for part in parts]
+    parts = split_microbatches(
+        lengths_N,
+        tokens_per_microbatch,
+        packed=network.packs,
+        groups_N=groups_N,
+        forest=grow(keys(rows)) if network.shares and lengths_N.any() else None,
+    )
+    return [
+        (part, make_inputs([rows[one] for one in part], device, packed=network.packs, shared=network.shares))
+        for part in parts
+    ]
 
 
 def minibatch_rows(rows: Sequence[TrainingRow], plan: UpdatePlan, whole_groups: bool) -> list[list[TrainingRow]]:

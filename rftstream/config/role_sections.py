@@ -226,7 +226,7 @@ class TrainerSection(WorkerSection):
     """Passes over a batch."""
     tokens_per_microbatch: Positive = 16384
     """Tokens in one forward and backward pass; a longer row goes alone. It changes the memory used but not the results.
-    Without packing, padding counts."""
+    Tokens that rows begin with alike count once; without packing, padding counts."""
     reference_every: Positive | None = None
     """The reference of a divergence (`kl_coef`) or of DPO becomes the policy of each version that is a multiple of
     this, before it is trained on. Unset: it is version 0 for the whole run."""

@@ -123,17 +123,20 @@ def _wire(column: Beside) -> TokenValues:
     return TokenValues(runs=Array.of(runs_R2, "int32"), values=Array.of(column.values, str(column.values.dtype)))
 
 
-def sources(rows: Iterable[tuple[int, Columns]], lengths: Sequence[int], width: int | None) -> dict[str, Beside]:
+def sources(
+    rows: Sequence[tuple[int, Columns]], pieces: Iterable[tuple[int, int, int]], width: int | None
+) -> dict[str, Beside]:
     """Return the columns of a micro-batch, by the token that is read: that of token t + 1 beside token t, since the
     pass over token t leads to token t + 1. Each row has its number of tokens and its columns.
 
-    lengths: number of tokens that are read of each row. width: tokens to which each row is padded; None if rows are
-    packed one after another."""
+    pieces: what is read, one piece after another: the row, and the places at which the piece begins and ends. width:
+    tokens to which each piece is padded; None for no padding."""
     parts: list[tuple[int, Columns]] = []
-    for (num_tokens, columns), length in zip(rows, lengths, strict=True):
-        num = num_tokens - 1
-        parts.append((num, cut_columns(columns, 1)))
-        parts.append(((length if width is None else width) - num, {}))
+    for row, start, stop in pieces:
+        num_tokens, columns = rows[row]
+        num = min(stop, num_tokens - 1) - start
+        parts.append((num, cut_columns(columns, start + 1, start + 1 + num)))
+        parts.append(((stop - start if width is None else width) - num, {}))
     return join_columns(parts)
 
 

@@ -1,14 +1,150 @@
 """Splits rows into mini-batches (one optimizer step each) and micro-batches (one forward pass each), and counts tokens
 by staleness.
 
-Shapes: N rows, K spans of one version each, S counts.
+Rows that begin with the same tokens are trees, which hold such tokens once. A tree is cut at its forks into runs of
+tokens. Each run goes on after its parent, so that a row is the path from a root to one of the runs. Rows that have
+nothing in common are trees of one run each.
+
+Shapes: N rows, K spans of one version each, S counts. Of trees: B rows, T tokens of a row, S runs, P tokens of all
+runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+
+LEAST = 16
+"""Fewest tokens that a run has which rows share. A shorter one is copied into the runs after it: each run takes a call
+of the attention, and all texts of a chat template begin alike."""
+COPIES = 8
+"""Most tokens of all rows of a micro-batch, in multiples of its limit: each run has a copy of the keys and values of
+its path, which the backward pass needs. So siblings up to this number are never torn apart for it."""
+ROOT = -1
+"""The parent of a run that begins a tree."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forest:
+    """The trees of some rows. `grow` or `apart` makes it.
+
+    forest = grow([row_T[:, None] for row_T in token_ids], least=1)
+    token_ids_P = np.concatenate([token_ids[row][start:stop] for row, start, stop in forest.pieces()])
+    token_ids_P[forest.nodes()[3]]   # the tokens of row 3
+    """
+
+    lengths_S: np.ndarray
+    """int64 [S]: tokens of each run. The runs lie one after another, each somewhere behind its parent."""
+    parents_S: np.ndarray
+    """int64 [S]: the run that each goes on from, or ROOT."""
+    starts_S: np.ndarray
+    """int64 [S]: place of a run's first token in its rows, which is also its position."""
+    rows_S: np.ndarray
+    """int64 [S]: a row that each run is a part of."""
+    lasts_B: np.ndarray
+    """int64 [B]: the run in which each row ends; ROOT for a row without tokens."""
+
+    def pieces(self) -> list[tuple[int, int, int]]:
+        """Return each run as a part of a row: the row, and the places at which the part begins and ends."""
+        ends_S = self.starts_S + self.lengths_S
+        return list(zip(self.rows_S.tolist(), self.starts_S.tolist(), ends_S.tolist(), strict=True))
+
+    def nodes(self) -> list[np.ndarray]:
+        """Return the index in [P] of each token of each row, int64 [T]."""
+        ends_S = np.cumsum(self.lengths_S)
+        runs = [np.arange(*bounds) for bounds in zip(ends_S - self.lengths_S, ends_S, strict=True)]
+        paths = (path_to(int(last), self.parents_S) for last in self.lasts_B)
+        return [np.concatenate([runs[run] for run in path]) for path in paths]
+
+    def asked(self) -> np.ndarray:
+        """Return the number of tokens of each row, int64 [B]."""
+        return np.where(self.lasts_B == ROOT, 0, (self.starts_S + self.lengths_S)[self.lasts_B])
+
+    def positions(self) -> np.ndarray:
+        """Return the position of each token, int64 [P]."""
+        return np.concatenate([np.arange(start, stop) for _, start, stop in self.pieces()])
+
+
+def path_to(run: int, parents: Sequence[int] | np.ndarray) -> list[int]:
+    """Return the runs from a root to this run."""
+    path = [run]
+    while (run := int(parents[run])) != ROOT:
+        path.append(run)
+    return path[::-1]
+
+
+def before(lengths: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """Return the number of tokens that each run goes on from. A run's parent comes before it."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(0 if parent == ROOT else found[parent] + lengths[parent])
+    return found
+
+
+def apart(lengths: Sequence[int] | np.ndarray) -> Forest:
+    """Return rows of these lengths as trees of one run each."""
+    rows_B, lengths_B = np.arange(len(lengths)), np.asarray(lengths, np.int64)
+    return Forest(lengths_B, np.full_like(lengths_B, ROOT), np.zeros_like(lengths_B), rows_B, rows_B)
+
+
+def grow(keys: Sequence[np.ndarray], *, least: int | None = None) -> Forest:
+    """Return the trees of rows, of which one has a token. A run that rows share has at least `least` tokens (LEAST).
+    Rows with nothing in common keep their order; trees and runs are in the order of their first rows.
+
+    keys: for each row, what makes its tokens equal to others, [T, W], all of one dtype and W."""
+    least = LEAST if least is None else least
+    texts = [np.ascontiguousarray(key).tobytes() for key in keys]
+    order = sorted(range(len(keys)), key=texts.__getitem__)  # rows with a common beginning come together
+    common_B = np.asarray([0, *(_in_common(keys[one], keys[other]) for one, other in itertools.pairwise(order))])
+    runs: list[tuple[int, int, int, int]] = []
+    lasts_B = np.zeros(len(keys), np.int64)
+    tasks = [(0, len(keys), 0, ROOT)]
+    while tasks:  # rows `first` to `end` of the order are told apart from token `start` on
+        first, end, start, parent = tasks.pop()
+        rows = order[first:end]
+        stop = len(keys[rows[0]]) if end - first == 1 else int(common_B[first + 1 : end].min())
+        shared, begin = end - first > 1, start
+        if stop - start >= (least if shared else 1):
+            runs.append((stop - start, parent, start, min(rows)))
+            parent, begin = len(runs) - 1, stop
+        if not shared:
+            lasts_B[rows[0]] = parent
+            continue
+        cuts = [first, *(first + 1 + np.flatnonzero(common_B[first + 1 : end] == stop)).tolist(), end]
+        parts = sorted(itertools.pairwise(cuts), key=lambda part: min(order[part[0] : part[1]]), reverse=True)
+        tasks += [(one, other, begin, parent) for one, other in parts]
+    lengths_S, parents_S, starts_S, rows_S = np.asarray(runs, np.int64).T
+    return Forest(lengths_S, parents_S, starts_S, rows_S, lasts_B)
+
+
+def _in_common(one: np.ndarray, other: np.ndarray) -> int:
+    """Return the number of tokens with which both begin."""
+    length = min(len(one), len(other))
+    differ = (one[:length] != other[:length]).any(axis=1)
+    return int(differ.argmax()) if differ.any() else length
+
+
+def families(forest: Forest, most: int) -> np.ndarray:
+    """Return a number for each row: rows with the same one are computed together. They are those of a tree, or of the
+    largest branches of it that fit with what they go on from: at most `most` tokens, and `COPIES` times as many in all
+    rows. int64 [B]."""
+    sizes_S, asked_S = forest.lengths_S.copy(), np.zeros_like(forest.lengths_S)
+    np.add.at(asked_S, forest.lasts_B, forest.asked())
+    for run in range(len(sizes_S) - 1, -1, -1):
+        if (parent := forest.parents_S[run]) != ROOT:
+            sizes_S[parent] += sizes_S[run]
+            asked_S[parent] += asked_S[run]
+    fits_S = (sizes_S + forest.starts_S <= most) & (asked_S <= COPIES * most)
+    heads_S = np.arange(len(sizes_S))
+    for run, parent in enumerate(forest.parents_S.tolist()):
+        if parent != ROOT and fits_S[parent]:
+            heads_S[run] = heads_S[parent]
+    # a row that ends where others of a branch that is too large go on is by itself
+    alone_B = len(sizes_S) + np.arange(len(forest.lasts_B))
+    return np.where(fits_S[forest.lasts_B], heads_S[forest.lasts_B], alone_B)
 
 
 def split_minibatches(
@@ -67,24 +203,35 @@ def _number(names_N: np.ndarray) -> np.ndarray:
 
 
 def split_microbatches(
-    lengths_N: np.ndarray, max_tokens: int, *, packed: bool, groups_N: np.ndarray | None = None
+    lengths_N: np.ndarray,
+    max_tokens: int,
+    *,
+    packed: bool,
+    groups_N: np.ndarray | None = None,
+    forest: Forest | None = None,
 ) -> list[np.ndarray]:
     """Return the row numbers of each micro-batch, each of at most `max_tokens` tokens, longest rows first.
 
     Not packed, padding counts, and rows of like lengths come together. Packed, a row goes to the first micro-batch that
     has room for it. A row longer than `max_tokens` is a micro-batch of its own. lengths_N: int [N]; rows of no tokens
-    are left out. groups_N: int [N], rows of a group stay together, as if they were one.
+    are left out. groups_N: int [N], rows of a group stay together, as if they were one. forest: the trees of the rows
+    if they are packed; then tokens that a micro-batch holds once count once, and trees stay whole where they fit.
     """
     if lengths_N.ndim != 1 or lengths_N.dtype.kind not in "iu":
         raise ValueError(f"packing: got lengths {lengths_N.dtype} {lengths_N.shape}, expected integers [N]")
     if max_tokens < 1:
         raise ValueError(f"packing: got a budget of {max_tokens} tokens, expected at least 1")
     numbers_N = np.arange(len(lengths_N)) if groups_N is None else np.unique(groups_N, return_inverse=True)[1]
+    if forest is not None and groups_N is None:
+        numbers_N = families(forest, max_tokens)
     parts: dict[int, list[int]] = {}
     for row in np.argsort(-lengths_N, kind="stable").tolist():
         if lengths_N[row]:
             parts.setdefault(int(numbers_N[row]), []).append(row)  # in the order of their longest rows
-    batches = (_first_fit if packed else _in_order)(lengths_N, list(parts.values()), max_tokens)
+    if packed:
+        batches = _first_fit(forest or apart(lengths_N), list(parts.values()), max_tokens, by_size=forest is not None)
+    else:
+        batches = _in_order(lengths_N, list(parts.values()), max_tokens)
     return [np.asarray(batch, dtype=np.int64) for batch in batches]
 
 
@@ -99,20 +246,37 @@ def _in_order(lengths_N: np.ndarray, parts: Sequence[list[int]], max_tokens: int
     return batches
 
 
-def _first_fit(lengths_N: np.ndarray, parts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
-    """Pack the parts, in order, each into the first micro-batch with room (first fit decreasing). For single rows the
-    number of micro-batches is at most 11/9 of the fewest possible, plus one."""
+def _first_fit(forest: Forest, parts: Sequence[list[int]], max_tokens: int, *, by_size: bool) -> list[list[int]]:
+    """Pack the parts, in order or the largest first, each into the first micro-batch with room for what it adds (first
+    fit decreasing). For single rows the number of micro-batches is at most 11/9 of the fewest possible, plus one."""
+    lengths = forest.lengths_S.tolist()
+
+    def num_tokens(runs: Iterable[int]) -> int:
+        return sum(lengths[run] for run in runs)
+
+    asked = forest.asked()
+    runs_of = [{run for row in part for run in path_to(int(forest.lasts_B[row]), forest.parents_S)} for part in parts]
+    sizes = [num_tokens(runs) for runs in runs_of]
+    order = sorted(range(len(parts)), key=lambda part: -sizes[part]) if by_size else range(len(parts))
     batches: list[list[int]] = []
     rooms: list[int] = []
-    for part in parts:
-        length = int(lengths_N[part].sum())
-        place = next((number for number, room in enumerate(rooms) if room >= length), None)
-        if place is None:
-            batches.append([*part])
-            rooms.append(max_tokens - length)
+    copies: list[int] = []
+    held: list[set[int]] = []
+    for part in order:
+        runs, size, copied = runs_of[part], sizes[part], int(asked[parts[part]].sum())
+        for place, room in enumerate(rooms):
+            fits = room >= size or (by_size and room >= num_tokens(runs - held[place]))
+            if fits and copied <= copies[place]:
+                batches[place] += parts[part]
+                rooms[place] -= num_tokens(runs - held[place])
+                copies[place] -= copied
+                held[place] |= runs
+                break
         else:
-            batches[place] += part
-            rooms[place] -= length
+            batches.append([*parts[part]])
+            rooms.append(max_tokens - size)
+            copies.append(COPIES * max_tokens - copied)
+            held.append(runs)
     return batches
 
 

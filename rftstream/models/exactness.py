@@ -59,6 +59,9 @@ class Probe:
         self.model = model
         random = torch.Generator().manual_seed(len(lengths))
         self.rows = [torch.randint(vocabulary, (length,), generator=random).to(device) for length in lengths]
+        for number, row_T in enumerate(self.rows[1:]):  # some begin alike, at several depths, for trees
+            same = len(row_T) * number // (number + 1)
+            row_T[:same] = self.rows[0][:same]
         with torch.no_grad():
             self.true = [logits(model(EAGER), input_ids=row_T[None])[0] for row_T in self.rows]
 

@@ -315,6 +315,7 @@ def check_computed(config: RunConfig, spec: ModelSpec) -> list[str]:
         raise ConfigError(f"trainer.routing: {spec.name!r} is no mixture of experts; leave the setting out")
     if is_known or not loads_model(config) or trained_spec(config, spec).as_classifier:
         return []
+    from rftstream.backends.torch import paths
     from rftstream.backends.torch.network import recomputed_layers
     from rftstream.models.exactness import check_model, outline
     from rftstream.models.routers import Routers, check_balanced, check_sees_all
@@ -333,6 +334,8 @@ def check_computed(config: RunConfig, spec: ModelSpec) -> list[str]:
     warnings = _check_replay(config, spec, model) if EXPERTS in config.trainer.replayed else []
     parts = {policy: registry.resolve("policy", policy) for policy in _policies(config)}
     doubts = [part.doubt_about(model) for part in parts.values() if hasattr(part, "doubt_about")]
+    if trained:
+        doubts.insert(0, paths.doubt_about(model))
     return [*warnings, *filter(None, doubts)]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.backends.base import Update
-from rftstream.backends.numerics import computed_with, formulas_of, why_not_equal
+from rftstream.backends.numerics import computed_with, formulas_of, shares_prefixes, why_not_equal
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import BackendSpec
 from rftstream.config.sections import RunConfig
@@ -324,6 +324,7 @@ class _RecordedBackends:
         config = settings_of(anchor, self._run.config)
         check_has_program(self._run, self._recorded, version, version)
         said = anchor.computed_with if anchor is not None else {}
+        config = with_prefixes_of(config, said)
         self._said[repr(sorted(said.items()))] = said
         old = self._in_use
         if old is not None and _trains_alike(old.config, config):
@@ -394,6 +395,14 @@ def _earliest(run: OpenRun, recorded: Recorded, checkpoints: CheckpointStore, be
 def _as_recorded(training: Training, said: Mapping[str, str]) -> Training:
     """Return the training with mini-batches cut as by the trainer that recorded `said`."""
     return replace(training, stratified=formulas_of(said) != "1")
+
+
+def with_prefixes_of(config: RunConfig, said: Mapping[str, str]) -> RunConfig:
+    """Return the config with `share_prefixes` off if the trainer that recorded `said` did not know the setting."""
+    name, tables = config.trainer.backend, config.backends
+    if shares_prefixes(said) or not hasattr(config.build_part("backend", name)[1], "share_prefixes"):
+        return config
+    return replace(config, backends={**tables, name: {**tables.get(name, {}), "share_prefixes": False}})
 
 
 def _deleted(positions: tuple[int, ...], begins: list[int]) -> bool:

@@ -69,11 +69,16 @@ def test_a_pass_over_a_token_has_what_stands_beside_the_next(width: int | None, 
     rows: list[tuple[int, Any]] = [
         (4, {"a": beside([[], [2], [3], []])}), (2, {"a": beside([[5], [6]])}), (1, {"a": beside([[7]])}),
     ]  # fmt: skip
-    found = sources(rows, [3, 1, 1], width)["a"]
+    found = sources(rows, [(0, 0, 3), (1, 0, 1), (2, 0, 1)], width)["a"]
     assert lists_of(found) == expected
     if width is not None:  # columns 1 and 2, and one of padding
         assert lists_of(window({"a": found}, 3, 1, 4)["a"]) == [[3], [], [], [], [], [], [], [], []]
         assert lists_of(window({"a": found}, 3, 0, 1)["a"]) == [[2], [6], []]
+
+
+def test_pieces_of_rows_are_read_in_any_order() -> None:
+    rows: list[tuple[int, Any]] = [(4, {"a": beside([[], [2], [3], [4, 4]])}), (3, {})]
+    assert lists_of(sources(rows, [(0, 1, 3), (1, 0, 2), (0, 0, 1)], None)["a"]) == [[3], [4, 4], [], [], [2]]
 
 
 def test_constant_counts_cost_nothing_on_the_wire() -> None:

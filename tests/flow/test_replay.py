@@ -155,7 +155,7 @@ def test_mini_batches_of_a_run_of_before_are_cut_as_they_were(tmp_path: Path, mo
     found = replayed(scene)
     assert found.equal
     assert cut == [False] * 3 + [True] * 3, "the second began at version 3"
-    assert [reason for reason in found.not_promised if "formulas: recorded with 1, here 2" in reason]
+    assert [reason for reason in found.not_promised if "formulas: recorded with 1, here 3" in reason]
 
 
 def _without_formulas(record: Record) -> Record:

@@ -25,11 +25,11 @@ STEP = 50
 BUDGETS = {
     "api": 1_000,
     "algorithms": 2_000,
-    "backends": 4_450,
+    "backends": 4_650,
     "commands": 3_200,
     "config": 2_250,
     "contracts": 2_350,
-    "core": 1_150,
+    "core": 1_250,
     "data": 4_650,
     "environments": 4_650,
     "gateway": 1_450,

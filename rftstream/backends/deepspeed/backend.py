@@ -192,7 +192,10 @@ class DeepSpeedBackend(LeavesDevice):
             check_sees_all(self._config.sequence_parallel)
         size = self._ranks.place.size
         groups = size // self._config.sequence_parallel
-        plan = dataclasses.replace(plan, tokens_per_microbatch=even_budget(rows, plan, groups))
+        plan = dataclasses.replace(
+            plan,
+            tokens_per_microbatch=even_budget(rows, plan, groups, shared=self._rank.trained[POLICY].network.shares),
+        )
         batch: LearnedBatch
         batch, others = self._call_with(rows, "update", algorithm=algorithm, plan=plan)
         for parts in others:

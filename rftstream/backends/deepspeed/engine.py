@@ -37,7 +37,7 @@ class EngineNetwork:
 
     def __init__(self, engine: Any, network: Network | SplitNetwork, *, of_critic: bool) -> None:
         self._engine, self._of_critic = engine, of_critic
-        self.packs, self.flops = network.packs, network.flops
+        self.packs, self.shares, self.flops = network.packs, network.shares, network.flops
         self.routers, self.routed = network.routers, network.routed
 
     def logprobs(self, inputs: Inputs, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:

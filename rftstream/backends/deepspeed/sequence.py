@@ -29,7 +29,7 @@ from rftstream.backends.torch.inputs import Inputs, make_inputs
 from rftstream.backends.torch.network import Network
 from rftstream.backends.torch.paths import path_of
 from rftstream.contracts.beside import window
-from rftstream.contracts.token_values import ALLOWED
+from rftstream.core.packing import ROOT
 from rftstream.errors import ConfigError
 
 NAME = "rftstream_split"
@@ -104,18 +104,20 @@ class SequenceGroup:
         return total
 
     def part(self, inputs: Inputs) -> Inputs:
-        """Return this rank's part of a micro-batch: its tokens, and the tokens that they predict. `lengths` are those
-        of all rows one after another, with padding.
+        """Return this rank's part of a micro-batch: its tokens, and the tokens that they predict. `lengths` and
+        `parents` are those of all runs one after another, with padding.
 
         A rank whose tokens predict nothing gets one masked prediction, since all ranks must use the same weights."""
         num_rows, num_tokens = inputs.token_ids.shape
         own = -(-num_tokens // self.size)
         begin, padding = self.number * own, own * self.size - num_tokens
         if inputs.position_ids is None:
-            lengths = (own * self.size,) * num_rows
+            lengths, parents = (own * self.size,) * num_rows, (ROOT,) * num_rows
             position_ids = torch.arange(own * self.size, device=inputs.token_ids.device).expand(num_rows, -1)
         else:
-            lengths = (*inputs.lengths, padding) if padding else inputs.lengths
+            lengths, parents = inputs.lengths, inputs.parents
+            if padding:
+                lengths, parents = (*lengths, padding), (*parents, ROOT)
             position_ids = functional.pad(inputs.position_ids, (0, padding))
         rows_N, places_N = inputs.sources_N // num_tokens, inputs.sources_N % num_tokens
         numbers_N = ((places_N >= begin) & (places_N < begin + own)).nonzero()[:, 0]
@@ -124,18 +126,19 @@ class SequenceGroup:
             token_ids=functional.pad(inputs.token_ids, (0, padding))[:, begin : begin + own],
             position_ids=position_ids[:, begin : begin + own],
             lengths=lengths,
+            parents=parents,
             sources_N=(rows_N * own + places_N - begin)[numbers_N],
             targets_N=inputs.targets_N[numbers_N],
             rows_N=inputs.rows_N[numbers_N],
             places_N=inputs.places_N[numbers_N],
             temperatures_N=None if inputs.temperatures_N is None else inputs.temperatures_N[numbers_N],
             beside=window(inputs.beside, num_rows, begin, begin + own),
+            sets_N=None if inputs.sets_N is None else [inputs.sets_N[number] for number in numbers_N.tolist()],
         )
         if len(numbers_N):
             return part
         nothing = torch.zeros(1, dtype=torch.int64, device=inputs.token_ids.device)  # the first place is always masked
         ones = None if inputs.temperatures_N is None else torch.ones(1, device=nothing.device)
-        beside = {kind: column for kind, column in part.beside.items() if kind != ALLOWED}  # 0 may be in no set
         return dataclasses.replace(
             part,
             sources_N=nothing,
@@ -143,7 +146,7 @@ class SequenceGroup:
             rows_N=nothing,
             places_N=nothing,
             temperatures_N=ones,
-            beside=beside,
+            sets_N=None,  # 0 may be in no set
         )
 
     def attend(
@@ -187,7 +190,8 @@ class SplitNetwork:
         from transformers.masking_utils import sdpa_mask
 
         self._network, self._group = network, group
-        self.model, self.packs, self.flops = network.model, network.packs, network.flops
+        self.model, self.flops = network.model, network.flops
+        self.packs, self.shares = network.packs, network.shares
         self.routers = None  # each rank sees its part of the tokens alone
         self.routed = network.routed
         config = self.model.config.get_text_config()
@@ -209,7 +213,8 @@ class SplitNetwork:
 
     def _split(self, near: float) -> None:
         """Let the model attend over all ranks from now on, if that gives the same outputs as before."""
-        probe = make_inputs([_row(7, 11), _row(3, 2), _row(1, 6)], self.model.device, packed=self.packs)
+        rows = [_row(7, 11), _row(3, 2), _row(2, 40), _row(1, 6), _row(2, 30)]  # two begin alike
+        probe = make_inputs(rows, self.model.device, packed=self.packs, shared=self.shares)
         with torch.no_grad():
             before = self._compute(self._network, probe)
             self.model.base_model.set_attn_implementation(NAME)

@@ -17,6 +17,8 @@ from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import UpdatePlan
 from rftstream.backends.deepspeed.rank_processes import RankPlace
 from rftstream.backends.passes import MicrobatchShare
+from rftstream.backends.torch.inputs import keys
+from rftstream.core.packing import grow
 from rftstream.errors import ConfigError
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_tokens import ImageTokens
@@ -64,6 +66,8 @@ class RankSettings:
     time of one micro-batch of `trainer.tokens_per_microbatch`."""
     packing: bool = True
     """Pack rows without padding, like `backends.torch.packing`."""
+    share_prefixes: bool = True
+    """Compute what rows begin with alike once, like `backends.torch.share_prefixes`."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
     autocast: Literal["auto", "none", "bfloat16"] = "auto"
@@ -147,13 +151,15 @@ def _merged(made: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def even_budget(rows: Sequence[TrainingRow], plan: UpdatePlan, size: int) -> int:
+def even_budget(rows: Sequence[TrainingRow], plan: UpdatePlan, size: int, *, shared: bool = False) -> int:
     """Return the tokens of a micro-batch, at most the plan's limit, so that all ranks have about the same amount of
-    work."""
+    work. `shared`: whether rows are packed as trees."""
     if size == 1:
         return plan.tokens_per_microbatch
-    lengths = [len(row.token_ids) for row in rows if row.loss_mask.any()]
-    tokens = sum(lengths) / plan.minibatches
+    rows = [row for row in rows if row.loss_mask.any()]
+    lengths = [len(row.token_ids) for row in rows]
+    computed = grow(keys(rows)).lengths_S.tolist() if shared and rows else lengths
+    tokens = sum(computed) / plan.minibatches
     num_rounds = max(math.ceil(tokens / (size * plan.tokens_per_microbatch)), 1)
     fair = tokens / (size * num_rounds) + max(lengths, default=0) / 2  # rows are not cut, so bins are not quite full
     return min(plan.tokens_per_microbatch, max(math.ceil(fair), 1))

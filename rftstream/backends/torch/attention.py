@@ -1,13 +1,19 @@
-"""The attention that trainers register with transformers: its own `sdpa`, plus packed rows.
+"""The attention that trainers register with transformers: its own `sdpa`, plus packed rows and trees.
 
-Packed rows do not attend to each other, and each is causal from its first token on. So the cost is the sum of the rows'
-costs; with a block-diagonal mask it would be the square of their total length. The rows' lengths are passed in place of
-the mask, since every model passes a mask of four dimensions to its layers unchanged.
+Packed tokens are cut into runs (`core.packing`). A run attends to its own tokens, causally, and to all runs on the path
+to it; a packed row is a run without a path. So the cost is the sum of the rows' costs, less the queries that rows have
+in common; with a mask over all tokens it would be the square of their total length. Lengths and parents of the runs are
+passed in place of the mask, since every model passes a mask of four dimensions to its layers unchanged.
 
-On a GPU one kernel takes all rows, where there is one for the dtype and the heads (`has_varlen_kernel`). Otherwise
-small rows (`SMALL`) of one length share a call, and every other row has its own call; on a CPU the bits are the same.
-We found nothing better for CPUs: padding rows of similar lengths into one call takes 0.9 to 2.3 times the CPU time,
-torch's varlen kernel does not exist there, and flex attention has no backward pass.
+The keys of a path are copied together, as many as packed rows would have held. On a GPU the kernel of packed rows then
+takes all runs, where there is one for the dtype and the heads (`has_varlen_kernel`). Flex attention would have to be
+compiled for each device and kind of mask; the two were not compared on a GPU yet. Otherwise small runs (`SMALL`) of one
+length share a call, and every other run has its own call; on a CPU the bits are the same. We found nothing better for
+CPUs: padding rows of similar lengths into one call takes 0.9 to 2.3 times the CPU time, torch's varlen kernel does not
+exist there, and flex attention has no backward pass. A prompt of 512 tokens with 8 answers of 64, forward and backward
+on one core: 56 ms with a call for each run, 59 ms with one call for the prompt and one for each answer, merged by their
+log-sum-exp in a backward pass of our own, 97 ms with one mask over all tokens, 242 ms with a call for each row (2,048
+and 256 tokens: 0.71, 0.63, 1.57 and 2.25 s; 16 answers of 16 to 16 tokens: 5.6, 6.5, 7.1 and 13.6 ms).
 """
 
 from __future__ import annotations
@@ -20,8 +26,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from rftstream.core.packing import ROOT, before, path_to
 
 NAME = "rftstream_packed"
 
@@ -30,9 +39,13 @@ SHORT = 512
 several times as long for short rows, most of all in the backward pass (32 rows of 22 tokens: 32 ms instead of 6)."""
 
 SMALL = 1024
-"""Largest mean number of query elements per row for which rows of one length share a call: 256 rows of 5 to 7 tokens
-with 4 heads of 16 take 6 ms with their backward pass, instead of 18 with a call for each row. For larger rows, copying
+"""Largest mean number of query elements per run for which runs of one length share a call: 256 rows of 5 to 7 tokens
+with 4 heads of 16 take 6 ms with their backward pass, instead of 18 with a call for each row. For larger runs, copying
 them together takes longer than separate calls."""
+
+PIECE = 512
+"""Most queries at once of a run that goes on from another: only attention over a row by itself leaves out what is
+masked."""
 
 
 def register() -> str:
@@ -45,10 +58,11 @@ def register() -> str:
     return NAME
 
 
-def row_lengths(lengths: Sequence[int]) -> Tensor:
-    """Return the value in place of the attention mask: the lengths of the rows, in order. It stays on the CPU, where it
-    is read."""
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)[None, None, None]
+def run_lengths(lengths: Sequence[int], parents: Sequence[int] | None = None) -> Tensor:
+    """Return the value in place of the attention mask: length and parent of each run, in order. It stays on the CPU,
+    where it is read. Without parents each run is a row."""
+    parents = [ROOT] * len(lengths) if parents is None else parents
+    return torch.tensor([[*lengths], [*parents]], dtype=torch.int32)[None, None]
 
 
 def attend(
@@ -70,51 +84,75 @@ def attend(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **settings
         )
-    offsets = attention_mask.flatten()
-    lengths = offsets.diff().tolist()
-    if dropout == 0.0 and has_varlen_kernel(query, value):
-        return _attend_rows(query, key, value, offsets, max(lengths), sliding_window, scaling), None
-    attend_all = attend_by_length if dropout == 0.0 and _are_small(query, lengths) else attend_by_row
+    lengths, parents = map(tuple, attention_mask[0, 0].tolist())
+    has_trees = max(parents) != ROOT
+    if dropout == 0.0 and has_varlen_kernel(query, value) and not (has_trees and _aligns_starts(query.device)):
+        return _attend_runs(query, key, value, lengths, parents, sliding_window, scaling), None
+    attend_all = attend_by_length if dropout == 0.0 and _are_small(query, lengths, parents) else attend_by_run
     more: dict[str, Any] = {"sliding_window": sliding_window, "dropout": dropout, "scaling": scaling}
-    return attend_all(query, key, value, lengths, **more), None
+    return attend_all(query, key, value, lengths, parents, **more), None
 
 
-def _are_small(query: Tensor, lengths: Sequence[int]) -> bool:
-    """Return whether one call per length is faster: rows are small, and many have the same length."""
-    return query.numel() <= SMALL * len(lengths) and 4 * len(set(lengths)) <= len(lengths)
+Ints = tuple[int, ...]
 
 
-def attend_by_length(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], **settings: Any) -> Tensor:
-    """Compute the attention of all rows of one length in one call. Output [1, P, H, D], with the same bits as
-    `attend_by_row`. `settings`: as for `_attend_row`."""
-    order_P, places_P, counts = _by_length(tuple(lengths))
-    device = query.device
-    order_P, places_P = order_P.to(device), places_P.to(device)
-    sizes = [length * count for length, count in counts]
-    parts = zip(*(one.index_select(2, order_P).split(sizes, dim=2) for one in (query, key, value)), strict=True)  # type: ignore[no-untyped-call]
+def _are_small(query: Tensor, lengths: Ints, parents: Ints) -> bool:
+    """Return whether one call per length is faster: runs are small, and many have the same length."""
+    if query.numel() > SMALL * len(lengths):
+        return False
+    return 4 * len(set(zip(lengths, before(lengths, parents), strict=True))) <= len(lengths)
+
+
+def attend_by_length(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Ints, parents: Ints, **settings: Any
+) -> Tensor:
+    """Compute the attention of all runs of one length, and one length of path, in one call. Output [1, P, H, D], with
+    the same bits as `attend_by_run`. `settings`: as for `_attend_run`."""
+    order_P, places_P, keys_K, kinds = _by_length(lengths, parents, query.device)
+    parts = []
+    for array, places, has_path in (query, order_P, False), (key, keys_K, True), (value, keys_K, True):
+        sizes = [(length + more * has_path) * count for length, more, count in kinds]
+        parts.append(array.index_select(2, places).split(sizes, dim=2))  # type: ignore[no-untyped-call]
     outputs = []
-    for (length, count), part in zip(counts, parts, strict=True):
-        q, k, v = (array[0].unflatten(1, (count, length)).transpose(0, 1) for array in part)  # [R, H, L, D]
-        outputs.append(_attend_row(q, k, v, **settings).transpose(1, 2).flatten(0, 1))
+    for (_, _, count), part in zip(kinds, zip(*parts, strict=True), strict=True):
+        q, k, v = (array[0].unflatten(1, (count, -1)).transpose(0, 1) for array in part)  # [R, H, L, D]
+        outputs.append(_attend_run(q, k, v, **settings).transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs).index_select(0, places_P)[None]
 
 
 @functools.lru_cache(maxsize=2)
-def _by_length(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor, tuple[tuple[int, int], ...]]:
-    """Return the places of all tokens with rows of one length together, the place of each packed token in that order,
-    and each length with its number of rows. All layers use the same result."""
-    begins = [0, *accumulate(lengths)]
-    rows = sorted(range(len(lengths)), key=lengths.__getitem__)
+def _by_length(
+    lengths: Ints, parents: Ints, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, tuple[tuple[int, int, int], ...]]:
+    """Return the places of all tokens with runs of one kind together, the place of each packed token in that order, the
+    places of all keys in that order, and for each kind its length, the length of its path, and the number of runs. All
+    layers use the same result."""
+    kinds = list(zip(lengths, before(lengths, parents), strict=True))
+    order = sorted(range(len(lengths)), key=kinds.__getitem__)
+    places = _places(lengths)
+    order_P = np.concatenate([places[run] for run in order])
+    keys_K = np.concatenate([places[one] for run in order for one in path_to(run, parents)])
     with torch.inference_mode(False):  # not inside inference mode: a later backward pass may need them
-        order_P = torch.tensor([place for row in rows for place in range(begins[row], begins[row + 1])])
-        return order_P, torch.argsort(order_P), tuple(sorted(Counter(lengths).items()))
+        tensors = (torch.from_numpy(one).to(device) for one in (order_P, np.argsort(order_P), keys_K))
+        return *tensors, tuple((*kind, count) for kind, count in sorted(Counter(kinds).items()))  # type: ignore[return-value]
 
 
-def attend_by_row(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], **settings: Any) -> Tensor:
-    """Compute the attention of each row in its own call. Output [1, P, H, D]. `settings`: as for `_attend_row`."""
+def _places(lengths: Ints) -> list[np.ndarray]:
+    """Return the places of each run's tokens."""
+    return np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
+
+
+def attend_by_run(query: Tensor, key: Tensor, value: Tensor, lengths: Ints, parents: Ints, **settings: Any) -> Tensor:
+    """Compute the attention of each run in its own call. Output [1, P, H, D]. `settings`: as for `_attend_run`."""
     # split, since each separate slice would cost a gradient of the size of the whole
     queries, keys, values = (array.split(lengths, dim=2) for array in (query, key, value))  # type: ignore[no-untyped-call]
-    outputs = [_attend_row(*row, **settings) for row in zip(queries, keys, values, strict=True)]
+    outputs = []
+    for run, queries_L in enumerate(queries):
+        path = path_to(run, parents)
+        over = (keys[run], values[run])
+        if len(path) > 1:
+            over = (torch.cat([keys[one] for one in path], dim=2), torch.cat([values[one] for one in path], dim=2))
+        outputs.append(_attend_run(queries_L, *over, **settings))
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()
 
 
@@ -150,30 +188,31 @@ def _is_cast(query: Tensor) -> bool:
     return query.dtype == torch.float32 and torch.is_autocast_enabled(query.device.type)
 
 
-def _attend_rows(
+def _attend_runs(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    offsets: Tensor,
-    longest: int,
+    lengths: Ints,
+    parents: Ints,
     sliding_window: int | None,
     scaling: float | None,
 ) -> Tensor:
-    """Compute all rows in one kernel. `offsets`: the starts of the rows, and the end of the last; `longest`: tokens of
-    the longest row."""
+    """Compute all runs in one kernel."""
     from torch.nn.attention.varlen import varlen_attn
 
     dtype = _dtype(query)
+    keys_K, offsets, key_offsets, longest_path = _paths(lengths, parents, query.device)
     query_PHD, key_PHD, value_PHD = (array[0].transpose(0, 1).to(dtype) for array in (query, key, value))
-    offsets = offsets.to(query.device, non_blocking=True)
+    if keys_K is not None:
+        key_PHD, value_PHD = key_PHD.index_select(0, keys_K), value_PHD.index_select(0, keys_K)
     output_PHD = varlen_attn(
         query_PHD,
         key_PHD,
         value_PHD,
         offsets,
-        offsets,
-        longest,
-        longest,
+        key_offsets,
+        max(lengths),
+        longest_path,
         scale=scaling,
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),  # tokens before this one
         enable_gqa=query.shape[1] != key.shape[1],
@@ -182,7 +221,39 @@ def _attend_rows(
     return output_PHD[None]
 
 
-def _attend_row(
+@functools.lru_cache(maxsize=2)
+def _paths(lengths: Ints, parents: Ints, device: torch.device) -> tuple[Tensor | None, Tensor, Tensor, int]:
+    """Return the places of the keys of all runs, one run after another (None if these are the tokens as they are), the
+    starts of the runs among queries and among keys with the end of the last, and the most keys of a run. All layers use
+    the same result."""
+    sizes = [length + more for length, more in zip(lengths, before(lengths, parents), strict=True)]
+    with torch.inference_mode(False):
+        offsets, key_offsets = (
+            torch.tensor([0, *accumulate(one)], dtype=torch.int32).to(device) for one in (lengths, sizes)
+        )
+        if max(parents) == ROOT:
+            return None, offsets, offsets, max(lengths)
+        places = _places(lengths)
+        keys_K = np.concatenate([places[one] for run in range(len(lengths)) for one in path_to(run, parents)])
+        return torch.from_numpy(keys_K).to(device), offsets, key_offsets, max(sizes)
+
+
+@functools.cache
+def _aligns_starts(device: torch.device) -> bool:
+    """Return whether the kernel takes the first of several keys for that of a single query, and not the last one. This
+    is tried, since torch does not say it."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    query_PHD, key_PHD = (torch.zeros(num, 1, 8, device=device, dtype=torch.bfloat16) for num in (1, 2))
+    value_PHD = torch.tensor([0.0, 1.0], device=device, dtype=torch.bfloat16)[:, None, None].expand(2, 1, 8)
+    offsets, key_offsets = (torch.tensor([0, num], device=device, dtype=torch.int32) for num in (1, 2))
+    with torch.no_grad():
+        found = varlen_attn(query_PHD, key_PHD, value_PHD.contiguous(), offsets, key_offsets, 1, 2, window_size=(-1, 0))
+    assert isinstance(found, Tensor), "no more was asked for"
+    return not bool((found == 0.5).all())
+
+
+def _attend_run(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -191,8 +262,21 @@ def _attend_row(
     dropout: float = 0.0,
     scaling: float | None = None,
 ) -> Tensor:
-    mask = _band(query.shape[2], sliding_window, query.device)
-    widened = query.device.type == "cpu" and query.shape[2] <= SHORT and query.dtype != torch.float64
+    """Compute the attention of tokens over the keys of their path and their own, [R, H, L, D] and [R, G, K, D]."""
+    length, more = query.shape[2], key.shape[2] - query.shape[2]
+    if more and length > PIECE:
+        pieces = []
+        for start in range(0, length, PIECE):
+            stop = min(start + PIECE, length)
+            over = (array[:, :, : more + stop] for array in (key, value))
+            pieces.append(
+                _attend_run(
+                    query[:, :, start:stop], *over, sliding_window=sliding_window, dropout=dropout, scaling=scaling
+                )
+            )
+        return torch.cat(pieces, dim=2)
+    mask = _band(length, more, sliding_window, query.device)
+    widened = query.device.type == "cpu" and length <= SHORT and query.dtype != torch.float64
     dtype = query.dtype
     if widened:
         query, key, value = query.float(), key.float(), value.float()
@@ -211,10 +295,11 @@ def _attend_row(
     return output.to(dtype)
 
 
-def _band(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Return which tokens of a row attend to which, [length, length]; None if each attends to all earlier ones."""
-    if window is None or length <= window:
+def _band(length: int, more: int, window: int | None, device: torch.device) -> Tensor | None:
+    """Return which tokens of a run attend to which of the `more` tokens before it and its own, [length, more + length];
+    None if there are none before it and each attends to all earlier ones."""
+    if not more and (window is None or length <= window):
         return None
-    places = torch.arange(length, device=device)
-    distance = places[:, None] - places[None]
-    return (distance >= 0) & (distance < window)
+    places = torch.arange(more + length, device=device)
+    distance = places[more:, None] - places[None]
+    return (distance >= 0) & (distance < (window or more + length))

@@ -52,6 +52,10 @@ class TorchBackend(LeavesDevice):
         packing: bool = True
         """Concatenate rows into one sequence without padding; they do not attend to each other. If the model cannot do
         that (this is tried), rows of similar lengths are padded together."""
+        share_prefixes: bool = True
+        """Compute tokens with which packed rows begin alike once: the prompt of siblings, histories that segments
+        repeat. Rows give what they give by themselves; where the model cannot do that (this is tried), nothing is
+        shared. Beginnings of fewer than 16 tokens are not shared."""
         gradient_checkpointing: bool = False
         """Recompute activations in the backward pass: a third slower, with the memory of one layer instead of all."""
         autocast: Literal["auto", "none", "bfloat16"] = "auto"

@@ -23,8 +23,9 @@ from rftstream.backends.torch.paths import Rows, load, packed_inputs, path_of
 from rftstream.contracts.beside import Beside
 from rftstream.contracts.tasks import Media
 from rftstream.contracts.token_values import EXPERTS
-from rftstream.core.allowed import AllowedSets, read_sets, written_in
+from rftstream.core.allowed import AllowedSets, read_sets
 from rftstream.core.logprobs import token_logprobs
+from rftstream.core.packing import before
 from rftstream.errors import ConfigError
 from rftstream.models.folders.folder import loading
 from rftstream.models.routers import Routed, Routers, Routing
@@ -45,6 +46,8 @@ class NetworkSettings:
     max_logits_bytes: int
     packing: bool
     """Whether rows are packed, if the model supports it."""
+    share_prefixes: bool = True
+    """Whether packed rows are trees, if the model supports it."""
 
     @staticmethod
     def of(config: Any, device: torch.device, *, rounded: bool = False) -> NetworkSettings:
@@ -56,6 +59,7 @@ class NetworkSettings:
             autocast=torch.bfloat16 if half else None,
             max_logits_bytes=config.max_logits_bytes,
             packing=config.packing,
+            share_prefixes=config.share_prefixes,
         )
 
 
@@ -118,6 +122,8 @@ class Network:
         """Whether each row takes a pass of its own."""
         self.packs = settings.packing and not looks_ahead and path.rows is Rows.PACKED
         """Whether inputs may be packed."""
+        self.shares = settings.share_prefixes and self.packs and path.shares
+        """Whether packed inputs may be trees."""
         self.routers = Routers.of(model)
         """The routers of a mixture of experts; None for a dense model."""
 
@@ -150,8 +156,9 @@ class Network:
 
     def _allowed(self, inputs: Inputs) -> AllowedSets | None:
         """Return the sets that the unmasked tokens were sampled from; None if nothing was left out."""
-        written = written_in(inputs.beside, inputs.sources_N.cpu().numpy())
-        return None if written is None else read_sets(written, inputs.targets_N.cpu().numpy(), self.vocabulary)
+        if inputs.sets_N is None:
+            return None
+        return read_sets(inputs.sets_N, inputs.targets_N.cpu().numpy(), self.vocabulary)
 
     def routed(self) -> dict[str, Tensor]:
         """Return sums of the last pass over tokens and layers: on how many experts were forced, and how many of these
@@ -176,8 +183,10 @@ class Network:
         matrices.
 
         Each weight and token counts 2 in the forward pass and twice that in the backward pass (once for frozen
-        weights); causal attention is added. Experts of a mixture are not counted."""
-        attention_size = 4.0 * self._attention_size * sum(length * length for length in inputs.lengths) / 2
+        weights); causal attention is added. Experts of a mixture are not counted, and tokens that trees hold once
+        count once."""
+        seen = zip(inputs.lengths, before(inputs.lengths, inputs.parents), strict=True)
+        attention_size = 4.0 * self._attention_size * sum(length * (length / 2 + more) for length, more in seen)
         num_tokens, num_targets = sum(inputs.lengths), len(inputs.targets_N)
         forward = 2.0 * (self._sizes.body * num_tokens + self._sizes.head * num_targets)
         if not backward:
@@ -188,7 +197,9 @@ class Network:
     def _hidden(self, inputs: Inputs) -> Tensor:
         """Return the states [B, T - 1, D] or [1, P, D], or logits if the head cannot be separated. Padding is on the
         right, where causal attention never looks, so no attention mask is needed."""
-        more = {} if inputs.position_ids is None else packed_inputs(inputs.position_ids, inputs.lengths)
+        more = {}
+        if inputs.position_ids is not None:
+            more = packed_inputs(inputs.position_ids, inputs.lengths, inputs.parents)
         if inputs.images:
             read = self._with_images(inputs)
         elif self._always_sees:
@@ -225,11 +236,12 @@ class Network:
         if seeing is None or self._shown is None:
             raise ConfigError(f"{type(self.model).__name__}: got rows with images, which it is not shown")
         placeholder = seeing.tokens.token_id
-        places = [one.start + np.flatnonzero(one.token_ids == placeholder) for one in inputs.shown]
-        counts = {one.number: len(found) for one, found in zip(inputs.shown, places, strict=True)}
+        shown = {int(one.nodes[0]): one for one in inputs.shown}.values()  # rows of a tree may show the same one
+        places = [one.nodes[one.token_ids == placeholder] for one in shown]
+        counts = {one.number: len(found) for one, found in zip(shown, places, strict=True)}
         images = [self._shown(image) for image in inputs.images]
         features = seeing.features(images, [counts[number] for number in range(len(images))])
-        features_ND = torch.cat([features[one.number].features_KD for one in inputs.shown])
+        features_ND = torch.cat([features[one.number].features_KD for one in shown])
         places_N = torch.from_numpy(np.concatenate(places)).to(self._device)
         is_image_BT = torch.zeros_like(inputs.token_ids, dtype=torch.bool)
         is_image_BT.view(-1)[places_N] = True
@@ -242,10 +254,10 @@ class Network:
         assert self._seeing is not None
         shape, found = inputs.token_ids.shape, False
         positions_3F = np.zeros((3, inputs.token_ids.numel()), np.int64)
-        for row, (begin, token_ids) in enumerate(zip(inputs.begins, inputs.read, strict=True)):
+        for row, (nodes, token_ids) in enumerate(zip(inputs.nodes, inputs.read, strict=True)):
             own = self._seeing.positions(token_ids, [features[one.number] for one in inputs.shown if one.row == row])
             found = found or own is not None
-            positions_3F[:, begin : begin + len(token_ids)] = np.arange(len(token_ids)) if own is None else own
+            positions_3F[:, nodes] = np.arange(len(token_ids)) if own is None else own
         return torch.from_numpy(positions_3F.reshape(3, *shape)).to(self._device) if found else None
 
     def _embedded_beside_a_blank(self, inputs: Inputs) -> dict[str, Tensor]:

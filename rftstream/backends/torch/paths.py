@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rftstream.backends.torch import attention
+from rftstream.core.packing import grow
 from rftstream.models import exactness
 from rftstream.models.exactness import EAGER, SDPA, Probe
 from rftstream.models.folders.outlines import outline_of
@@ -40,6 +41,8 @@ class TrainerPath:
     """PACKED: concatenated into one sequence. PADDED: side by side. ALONE: each by itself."""
     has_plain_head: bool
     """Whether logits are one matrix product of the states. Other models apply soft caps or scales."""
+    shares: bool = False
+    """Whether packed rows may be trees, which hold tokens that rows begin with once."""
 
 
 _SAFE = TrainerPath(attention=EAGER, rows=Rows.ALONE, has_plain_head=False)
@@ -83,7 +86,8 @@ def _confirm(model: Any, path: TrainerPath | None) -> None:
         path = _find(type(model), model.config, probe)
     elif probe is not None and path is not None:
         exactness.check_causal(probe, model.config)
-        if not probe.holds(
+        path = replace(path, shares=path.shares and probe.holds(path.attention, trees))
+        if not path.shares and not probe.holds(
             path.attention, {Rows.PACKED: packed, Rows.PADDED: exactness.padded}.get(path.rows, exactness.alone)
         ):
             log.warning("%s: its weights give something else than eager attention", name)
@@ -110,13 +114,28 @@ def _find(kind: Any, config: Any, probe: Probe) -> TrainerPath:
                 kind.__name__,
                 "our" if name == ours else f"transformers' {name}",
             )
-        return TrainerPath(attention=name, rows=rows, has_plain_head=has_plain_head)
+        shares = rows is Rows.PACKED and probe.holds(name, trees)
+        if rows is Rows.PACKED and not shares:
+            log.warning("%s: what rows begin with alike is computed for each row: trees would differ", kind.__name__)
+        return TrainerPath(attention=name, rows=rows, has_plain_head=has_plain_head, shares=shares)
     log.warning("%s: what a row gives depends on those beside it, so each is computed by itself", kind.__name__)
     return TrainerPath(attention=EAGER, rows=Rows.ALONE, has_plain_head=has_plain_head)
 
 
 trainer_path = exactness.once_per_kind(_find)
 """How a model of this class and config is computed."""
+
+
+def doubt_about(model: Any) -> str | None:
+    """Return why a model is trained slowly, for `check`; None if it is not. The model may have no weights."""
+    path = trainer_path(type(model), model.config)
+    if path is None or path.shares:
+        return None
+    ways = {Rows.PACKED: "packed", Rows.PADDED: "padded", Rows.ALONE: "computed one by one"}
+    return (
+        f"the trainer shares no prompt among rows of {model.config.model_type}, since that would not be exact: they "
+        f"are {ways[path.rows]} (docs/models.md)"
+    )
 
 
 def packed(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
@@ -127,6 +146,20 @@ def packed(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
     yield from zip(exactness.logits(model, **inputs)[0].split(lengths), probe.true, strict=True)  # type: ignore[no-untyped-call]
 
 
-def packed_inputs(position_ids: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:
-    """Return the model's arguments for packed rows, besides their tokens."""
-    return {"position_ids": position_ids, "attention_mask": attention.row_lengths(lengths)}
+def trees(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
+    """Compute the rows as trees."""
+    forest = grow([row_T.numpy(force=True)[:, None] for row_T in probe.rows], least=1)
+    token_ids_P = torch.cat([probe.rows[row][start:stop] for row, start, stop in forest.pieces()])
+    position_ids = torch.from_numpy(forest.positions()).to(model.device)[None]
+    more = packed_inputs(position_ids, forest.lengths_S.tolist(), forest.parents_S.tolist())
+    found_PV = exactness.logits(model, input_ids=token_ids_P[None], **more)[0]
+    for nodes_T, true_TV in zip(forest.nodes(), probe.true, strict=True):
+        yield found_PV[torch.from_numpy(nodes_T).to(found_PV.device)], true_TV
+
+
+def packed_inputs(
+    position_ids: Tensor, lengths: Sequence[int], parents: Sequence[int] | None = None
+) -> dict[str, Tensor]:
+    """Return the model's arguments for packed rows, besides their tokens. lengths, parents: as in `Inputs`; without
+    parents each run is a row."""
+    return {"position_ids": position_ids, "attention_mask": attention.run_lengths(lengths, parents)}

@@ -3,8 +3,10 @@ import dataclasses
 import pytest
 import torch
 
-from rftstream.backends.numerics import peak_tflops
+from rftstream.backends.numerics import FORMULAS, peak_tflops, why_not_equal
+from rftstream.config import loader
 from rftstream.config.role_sections import TrainerSection
+from rftstream.replay.again import with_prefixes_of
 from rftstream.roles.trainer.training import Training
 
 
@@ -23,3 +25,15 @@ def test_speeds_of_a_step():
     assert training.speeds(values, 0.0) == training.speeds({}, 2.0) == {}
     unknown = dataclasses.replace(training, settings=TrainerSection())
     assert unknown.speeds(values, 2.0) == {"computed_tokens_per_s": 1500.0}
+
+
+@pytest.mark.parametrize(
+    ("formulas", "backend", "shares", "is_repeated"),
+    [(None, "torch", False, False), ("2", "torch", False, True), ("2", "deepspeed", False, True),
+     ("2", "fake", None, True), (FORMULAS, "torch", None, True)],
+)  # fmt: skip
+def test_a_run_from_before_shared_prefixes_is_replayed_without_them(formulas, backend, shares, is_repeated, run_file):
+    config = loader.replace(loader.load([run_file], env={}), trainer__backend=backend)
+    said = {"device": "cpu"} | ({} if formulas is None else {"formulas": formulas})
+    assert with_prefixes_of(config, said).backends.get(backend, {}).get("share_prefixes") is shares
+    assert (not why_not_equal([said], {"device": "cpu", "formulas": FORMULAS})) is is_repeated

@@ -180,8 +180,10 @@ def test_a_poisoned_neighbour_changes_no_bit(spec):
 
 
 def test_a_model_that_mixes_packed_rows_is_padded(spec, monkeypatch):
-    row_lengths = attention.row_lengths
-    monkeypatch.setattr(attention, "row_lengths", lambda lengths: row_lengths([sum(lengths)]))  # rows see those before
+    run_lengths = attention.run_lengths
+    monkeypatch.setattr(
+        attention, "run_lengths", lambda lengths, parents=None: run_lengths([sum(lengths)])
+    )  # rows see those before
     backend = tiny.backend(spec)
     assert not backend._network.packs
     assert not backend.update(tiny.rows(), Grpo(Grpo.Config()), tiny.plan()).skipped
@@ -192,7 +194,7 @@ def test_attention_of_packed_rows_by_hand(window):
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, heads, 9, 4, generator=generator) for heads in (4, 2, 2))
     found, _ = attention.attend(
-        torch.nn.Identity(), query, key, value, attention.row_lengths([5, 4]), sliding_window=window
+        torch.nn.Identity(), query, key, value, attention.run_lengths([5, 4]), sliding_window=window
     )
     key, value = (one.repeat_interleave(2, dim=1) for one in (key, value))
     places, row = torch.tensor([*range(5), *range(4)]), torch.tensor([0] * 5 + [1] * 4)

@@ -214,7 +214,8 @@ def test_a_model_is_computed_as_it_is_or_refused(family, tmp_path):
     backend = tiny.backend(spec)
     loaded = backend._network.model
     assert trained_error(loaded, model) < 1e-3
-    assert (paths.path_of(loaded).rows is paths.Rows.PACKED) == (family in PACKED)
+    path = paths.path_of(loaded)
+    assert (path.rows is paths.Rows.PACKED) == path.shares == (family in PACKED)
     assert_checkpoint_names(spec, loaded)
     assert_experts_are_whole(loaded)
     assert_experts_are_replayed(loaded, family)
