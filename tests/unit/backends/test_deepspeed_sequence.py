@@ -17,7 +17,7 @@ from rftstream.backends.deepspeed.sequence import LENGTH_DEPENDENT, SequenceGrou
 from rftstream.backends.deepspeed.settings import share_of
 from rftstream.backends.torch.inputs import make_inputs
 from rftstream.backends.torch.network import Network, NetworkSettings, load_model
-from rftstream.core.allowed import column_of, encode_sets, read_sets, written_in
+from rftstream.core.allowed import column_of, encode_sets, read_sets
 from rftstream.errors import ConfigError
 from tests.unit import tiny
 from tests.unit.backends import test_deepspeed_critic as of_critic
@@ -185,9 +185,10 @@ def test_every_token_is_in_the_part_of_one_rank():
     only_itself = column_of(encode_sets(torch.eye(tiny.VOCABULARY, dtype=torch.bool)[row.token_ids.tolist()]))
     inputs = make_inputs([dataclasses.replace(row, loss_mask=last, beside=only_itself)], CPU, packed=True)
     first, second = (part_of(inputs, number, 2) for number in range(2))
-    written = written_in(second.beside, second.sources_N.numpy())
-    assert read_sets(written, second.targets_N.numpy(), tiny.VOCABULARY) is not None, "no token is outside of its set"
-    assert written_in(first.beside, first.sources_N.numpy()) is None, "the masked one has no set"
+    assert read_sets(second.sets_N, second.targets_N.numpy(), tiny.VOCABULARY) is not None, (
+        "no token is outside of its set"
+    )
+    assert first.sets_N is None, "the masked one has no set"
 
 
 def part_of(inputs, number, size):
