@@ -37,7 +37,7 @@ BUDGETS = {
     "integrations": 3_300,
     "joined": 700,
     "launch": 3_450,
-    "models": 4_050,
+    "models": 4_100,
     "policies": 4_750,
     "preflight": 3_900,
     "queries": 12_750,
@@ -52,7 +52,7 @@ BUDGETS = {
     "top": 800,
     "trackers": 550,
     "transport": 4_600,
-    "weights": 2_700,
+    "weights": 2_750,
 }
 """Room -> most lines of code, without blank lines, comments and docstrings."""
 
