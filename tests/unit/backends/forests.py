@@ -132,7 +132,7 @@ def row_of(random, token_ids, group, images):
     return TrainingRow(
         token_ids=token_ids.astype(np.int32), loss_mask=mask, group=group, images=images,
         behavior_logprobs=np.where(mask, -2.9 + 0.3 * random.standard_normal(length), np.nan).astype(np.float32),
-        advantages=np.full(length, random.choice([0.0, 1.0, -0.7, 0.3]), np.float32),
+        advantages=np.full(length, random.choice([0.0, 1.0, -0.75, 0.25]), np.float32),  # sums of these are exact
         temperature=float(random.choice([1.0, 0.7])), rollout=int(random.integers(2)),
         additions={**floats, **{name: np.full(length, value, np.float32) for name, value in whole.items()}},
     )  # fmt: skip
