@@ -36,7 +36,7 @@ VOCABULARY, LONGEST = 20, 16
 class Table:
     """A policy in float64 that knows a token and its place, and nothing else."""
 
-    packs = False
+    packs = shares = False
 
     def __init__(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -92,8 +93,9 @@ def test_recipes_pass_check(recipe: Recipe, world: Path, tmp_path: Path, monkeyp
     if "verifiers" in done.run_file:
         (place / "venvs/verifiers/bin").mkdir(parents=True)
         (place / "venvs/verifiers/bin/python").symlink_to(sys.executable)
-    for module in recipe.modules:
-        monkeypatch.delitem(sys.modules, module.removesuffix(".py"), raising=False)
+    for name in (module.removesuffix(".py") for module in recipe.modules):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))  # so that the one of here is forgotten afterwards
+        del sys.modules[name]
     report = check(loader.load([place / "run.toml"], env={}))
     assert report.errors == []
 
