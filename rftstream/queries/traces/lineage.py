@@ -105,7 +105,7 @@ def parse_target(text: str) -> Target:
             place=None if topic is None else TopicPartition(topic, int(found["partition"])),
             offset=int(found.get("offset") or 0),
         )
-    if "/" in text or Path(text).is_dir():
+    if "/" in text or (text and Path(text).is_dir()):
         return Target("export", export=text)
     hint = f"; a number alone may be batch:{text} or v{text}" if text.isdigit() else ""
     raise ConfigError(f"trace: got {text!r}, expected {FORMS}{hint}")
