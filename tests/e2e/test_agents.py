@@ -186,6 +186,7 @@ class Seekers(Agents):
                 pass
 
 
+@pytest.mark.heavy("agents in processes of their own, and two explorers")
 @pytest.mark.timeout(600)
 def test_agents_find_the_explorer_that_has_rollouts(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two explorers share one fixed port as the setting; all agents know the first one alone."""

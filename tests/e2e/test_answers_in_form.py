@@ -80,6 +80,7 @@ def answered(number: int, base_url: str, key: str, messages: list[Any]) -> tuple
     return found["content"][0]["text"], found["stop_reason"] == "end_turn"
 
 
+@pytest.mark.heavy("a model answers in several forms and is trained on what it said")
 @pytest.mark.timeout(900)
 def test_each_answer_has_its_form_and_what_was_left_is_trained(place: Workplace) -> None:
     port = free_port()
