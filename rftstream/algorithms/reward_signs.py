@@ -8,7 +8,8 @@ read some rollouts (`rftstream inspect`), not a proof. `run.stop_on` names signs
     dominance    the reward rose by one of its parts, while the others together fell
     falling      a part of the reward fell while the whole rose
     held_out     the reward rose, and no evaluation followed
-    kl           the policy goes away from version 0 faster and faster, and the reward gains no more by it
+    kl           the policy goes away from version 0 faster and faster, and the reward gains no more by it; only told if
+                 no step is passed over
     judge        a judge that compares answers contradicts itself when their order changes
     length       completions became much longer or shorter, while no evaluation rose
     unscored     more and more rollouts have no reward
@@ -195,7 +196,7 @@ def _part_changes(windows: _Windows, config: RunConfig) -> Iterator[tuple[str, d
 def _divergence(steps: Steps) -> Iterator[Sign]:
     """Yield the sign of over-optimisation (Gao et al., arXiv:2210.10760): divergence that buys no more reward."""
     counted = [step for step in steps if "kl" in step[1] and "reward" in step[1]]
-    if len(counted) < LEAST_STEPS:
+    if len(counted) < LEAST_STEPS or steps[-1][0] - steps[0][0] >= len(steps):  # the middle of a glance is not there
         return
     third = len(counted) // 3
     size = max(3, third // 3)

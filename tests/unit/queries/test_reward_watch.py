@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,7 +123,10 @@ def test_a_part_that_falls_while_the_whole_rises() -> None:
 def test_a_divergence_that_buys_no_more_reward(
     kl: Callable[[float], float], reward: Callable[[float], float], told: bool
 ) -> None:
-    assert ("kl" in signs(history({}, {"kl": kl, "reward": reward}), config_of())) == told
+    found = history({}, {"kl": kl, "reward": reward})
+    assert ("kl" in signs(found, config_of())) == told
+    without_middle = replace(found, steps=found.steps[:12] + found.steps[-12:], passed_over=STEPS - 24)
+    assert "kl" not in signs(without_middle, config_of()), "a glance does not know how fast it went"
 
 
 def test_a_reward_that_no_evaluation_follows() -> None:
