@@ -11,6 +11,7 @@ from rftstream.contracts.control import DesiredState, RunFinished, TasksEnded
 from rftstream.contracts.records import NewRecord
 from rftstream.contracts.versions import VersionName, WeightsAnnounced
 from rftstream.errors import ContractError, ProducerLost, StopRule
+from rftstream.service.records import summaries
 from rftstream.testing import RoleDriver
 from tests.flow.disturbed import FaultAt
 from tests.flow.scene import Scene
@@ -226,8 +227,12 @@ def test_steps_without_signal_in_a_row_end_the_run(tmp_path: Path, restarts: boo
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["at once", "after restarts"])
-def test_a_sign_of_a_hacked_reward_ends_a_run_that_says_so(tmp_path: Path, restarts: bool) -> None:
-    """Ever more rollouts without a reward, from step 15 on; the first comparison is made at step 20."""
+def test_a_sign_of_a_hacked_reward_ends_a_run_that_says_so(
+    tmp_path: Path, restarts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ever more rollouts without a reward, from step 15 on; the first comparison is made at step 20. With summaries,
+    restarted trainers need not read the first steps for anything else."""
+    monkeypatch.setitem(summaries.EVERY, "steps", 4)
     for number, stop_on in enumerate(([], ["canary"], ["canary", "unscored"])):
         scene = Scene(tmp_path / str(number), run__stop_on=stop_on, trainer__checkpoint_every=4)
         trainer, stopped = RoleDriver(scene, "trainer"), None

@@ -202,7 +202,7 @@ class TrainerStep(SingleStep):
         self._checkpoints.abandon()
         self._reset(log_, claim.epoch)
         evals = log_.ends("evals")  # records that come while the rest is read are read again
-        begin = self._versions.begin(log_)
+        begin = self._versions.begin(log_, all_steps=self._updates.hacked.is_on)
         for topic in ("control", "steps", "weights", "evals"):
             for received in log_.messages(topic, start=begin):
                 self.absorb(received)

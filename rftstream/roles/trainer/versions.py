@@ -52,10 +52,10 @@ class Versions:
         if self._lineage.take(step.name, resumed=step.resumed):
             self._note(step.name)
 
-    def begin(self, log_: Log) -> dict[TopicPartition, int]:
-        """Begin after the summaries of `steps` and `weights`. Return the positions from which the two topics are
-        read."""
-        steps, weights = begin_with_summary(log_, "steps"), begin_with_summary(log_, "weights")
+    def begin(self, log_: Log, *, all_steps: bool) -> dict[TopicPartition, int]:
+        """Begin after the summaries of `steps` (unless `all_steps` are to be read) and `weights`. Return the positions
+        from which the two topics are read."""
+        steps, weights = begin_with_summary(log_, "steps", whole=all_steps), begin_with_summary(log_, "weights")
         if weights.summary is not None and not says_all(weights.summary):
             weights = begin_with_summary(log_, "weights", whole=True)
         if steps.summary is not None and steps.summary.steps is not None:

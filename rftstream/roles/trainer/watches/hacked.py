@@ -8,6 +8,7 @@ from rftstream.algorithms.reward_signs import find_reward_signs
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import StopRule
+from rftstream.weights.lineage import Lineage
 
 WATCHED = ("reward", "kl", "length_mean", "unscored_share")
 WATCHED_PREFIXES = ("part/", "metric/")
@@ -24,32 +25,39 @@ class HackedRewardWatch:
         self._kinds = frozenset(config.run.stop_on)
         self.forget()
 
+    @property
+    def is_on(self) -> bool:
+        """Return whether there is a sign to look for. Then the watch needs every step of the run."""
+        return bool(self._kinds)
+
     def forget(self) -> None:
         """Forget the state from the log, which is read again."""
+        self._lineage = Lineage()
         self._steps: dict[int, Mapping[str, float]] = {}
-        self._evaluations: dict[tuple[str, int], EvalResult] = {}
+        self._evaluations: dict[tuple[int, str], EvalResult] = {}
 
     def record(self, step: StepRecord) -> None:
-        """Take a step of the log. It takes back the later versions."""
-        if not self._kinds:
+        """Take a step of the log. The first of a new trainer puts later versions out of force."""
+        epoch, version = self._lineage.epoch, step.name.version
+        if not self.is_on or not self._lineage.take(step.name, resumed=step.resumed):
             return
-        version = step.name.version
-        for later in [one for one in self._steps if one >= version + step.resumed]:
-            del self._steps[later]
+        if self._lineage.epoch > epoch:
+            self._steps = {one: values for one, values in self._steps.items() if one < version + step.resumed}
+            self._evaluations = {key: one for key, one in self._evaluations.items() if self._lineage.in_force(one.name)}
         if not step.resumed:
             self._steps[version] = _watched(step.metrics)
 
     def evaluate(self, result: EvalResult) -> None:
         """Take an evaluation of the log."""
-        if self._kinds:
-            self._evaluations[result.evaluation, result.name.version] = result
+        if self.is_on and self._lineage.in_force(result.name):
+            self._evaluations[result.name.version, result.evaluation] = result
 
     def look(self, version: int, values: Mapping[str, float]) -> StopRule | None:
         """Return the rule by which the run is to end after the step to `version`, which has these metrics."""
-        if not self._kinds:
+        if not self.is_on:
             return None
-        steps = [*((one, self._steps[one]) for one in sorted(self._steps) if one < version), (version, values)]
-        evaluations = [self._evaluations[one] for one in sorted(self._evaluations, key=lambda one: one[1])]
+        steps = [*self._steps.items(), (version, values)]
+        evaluations = [self._evaluations[one] for one in sorted(self._evaluations)]
         for sign in find_reward_signs(steps, evaluations, self._config):
             if sign.kind in self._kinds:
                 return StopRule(
