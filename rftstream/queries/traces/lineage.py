@@ -64,8 +64,6 @@ class Target:
     """Id of the demonstration."""
     problem: str = ""
     """`taskset/index`, or the id of the problem."""
-    export: str = ""
-    """Digest of a data set, or its folder."""
 
 
 _PATTERNS: tuple[tuple[str, str], ...] = (
@@ -77,14 +75,15 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("version", r"v?(?P<epoch>\d+)/(?P<version>\d+)"),
     ("problem", r"(?P<problem>[a-z0-9_-]*[a-z_-][a-z0-9_-]*/\d+)"),
     ("problem", r"(?P<problem>[a-z0-9_-]+/\d+/\d+/\d+/[a-z]+/[a-z]+/\d+|[a-z0-9_-]+/given/[0-9a-f]{32})"),
-    ("export", r"(?P<export>sha256:[0-9a-f]{6,64})"),
+    ("export", r"sha256:[0-9a-f]{6,64}"),
     ("record", r"(?P<topic>[a-z]+)\[(?P<partition>\d+)\]@(?P<offset>\d+)"),
     ("record", r"[a-z]+/(?P<topic>[a-z]+)/(?P<partition>\d+)/(?P<offset>\d+)"),
 )
 
 
 def parse_target(text: str) -> Target:
-    """Return the target that a text names, in the form of other commands' output. ConfigError lists the valid forms."""
+    """Return the target that a text names, in the form of other commands' output. ConfigError lists the valid forms.
+    The text may come from a browser, so nothing on this machine is looked at: `trace` alone knows folders."""
     if (name := parse_object_name(text) or parse_object_name(f"{text}.delta")) is not None:
         return Target("version", version=name.version, trainer_epoch=name.trainer_epoch)
     for kind, pattern in _PATTERNS:
@@ -99,14 +98,11 @@ def parse_target(text: str) -> Target:
             batch=int(found.get("batch") or 0),
             demonstration=found.get("demonstration") or "",
             problem=found.get("problem") or "",
-            export=found.get("export") or "",
             version=int(found.get("version") or 0),
             trainer_epoch=None if epoch is None else int(epoch),
             place=None if topic is None else TopicPartition(topic, int(found["partition"])),
             offset=int(found.get("offset") or 0),
         )
-    if "/" in text or (text and Path(text).is_dir()):
-        return Target("export", export=text)
     hint = f"; a number alone may be batch:{text} or v{text}" if text.isdigit() else ""
     raise ConfigError(f"trace: got {text!r}, expected {FORMS}{hint}")
 

@@ -7,6 +7,8 @@ are read only for the records that are shown.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rftstream.contracts.dead import DeadLetter
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ConfigError
@@ -39,13 +41,23 @@ def trace(run: OpenRun, text: str, index: Index | None = None, *, dims: bool = F
 
     `index`: records that an audit has read are not read again. `dims`: special tokens of completions are dimmed.
     """
-    reader, target = open_reader(run, dims=dims), parse_target(text)
+    reader, target = open_reader(run, dims=dims), _target(text)
     try:
         node = _Tracer(run, index, reader).chain_of(target, text)
     except StoreError:  # the file is damaged, and a reader without the lock has not read all of it before
         node = _Tracer(run, None, reader).chain_of(target, text)
     node.children += origin_node(run)
     return node
+
+
+def _target(text: str) -> Target:
+    """Return the target that a text names, which may also be the folder of a data set."""
+    try:
+        return parse_target(text)
+    except ConfigError:
+        if "/" in text or (text and Path(text).is_dir()):
+            return Target("export")
+        raise
 
 
 class _Tracer:

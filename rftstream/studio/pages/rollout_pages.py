@@ -131,7 +131,7 @@ def find(page: PageOfRun) -> Response:
     if target.problem.count("/") == 1:  # its taskset and number
         pages["problem"] = ("problems", target.problem)
     if target.kind not in pages:
-        raise HTTPException(404, f"{text}: there is no page of a {target.kind}; `rftstream trace` shows it")
+        raise HTTPException(404, f"{text}: {target.kind}s have no page; `rftstream trace` shows it")
     return RedirectResponse(page.href(*pages[target.kind]), 303)
 
 

@@ -27,6 +27,7 @@ from rftstream.queries.datasets import writing
 from rftstream.queries.datasets.choosing import export_again
 from rftstream.queries.datasets.forms import FORMS, pair_of
 from rftstream.queries.datasets.writing import Chosen
+from rftstream.queries.traces.lineage import parse_target
 from rftstream.queries.traces.trace import trace
 from rftstream.runs.folder import OpenRun, RunFolder, create_log
 from rftstream.runs.notes import RunNotes
@@ -208,6 +209,8 @@ def test_what_was_exported_is_on_the_log_and_can_be_found_and_taken_again(run: R
     (tmp_path / "a").rename(tmp_path / "moved")
     for name in (exported.digest, exported.digest[:20], str(tmp_path / "a"), str(tmp_path / "moved")):
         assert trace(opened, name).to_json()["facts"]["folder"] == str(tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"got .*moved', expected a rollout"):
+        parse_target(str(tmp_path / "moved"))  # which pages ask, too, with any text of a browser
     again = export_again(run._index, exported.digest, tmp_path / "again")
     assert (again.digest, again.num_rows) == (exported.digest, exported.num_rows)
     assert audit(opened.transport).balanced
