@@ -21,10 +21,10 @@ from typing import NamedTuple
 ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD_US = 100_000
+"""Length of the period, in microseconds, over which the kernel counts processor time."""
 QUOTA_US = 110_000
 """Processor time, in microseconds of a period, for all processes of a box: one processor for the program, and some for
 its keeper. With less than one processor, waiting would look like delays by other programs."""
-"""Length of the period, in microseconds, over which the kernel counts processor time."""
 SLACK_BYTES = 4 << 20
 """Number of bytes below a memory limit that counts as reaching it: the kernel allocates memory in pieces."""
 BUSY_S = 1.0

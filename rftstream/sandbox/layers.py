@@ -60,6 +60,11 @@ def weaknesses(isolation: Isolation = Isolation.full) -> tuple[str, ...]:
     return tuple(f"without-{name.replace(' ', '-')}" for name in lacking)
 
 
+def own_uid(number: int) -> int:
+    """Return the user id of this process's place with a number."""
+    return UID_BASE + (os.getpid() * 64 + number) % 1_000_000
+
+
 def find_bwrap() -> str | None:
     """Return the path of bubblewrap, or None."""
     return shutil.which("bwrap")

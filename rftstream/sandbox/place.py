@@ -93,7 +93,7 @@ class SandboxPlace:
         except OSError as error:
             raise SandboxError(f"sandbox: no place can be made: {error}") from None
         self._control.settimeout(START_S)
-        uid = layers.UID_BASE + (os.getpid() * 64 + number) % 1_000_000 if layers.drops_user(isolation) else None
+        uid = layers.own_uid(number) if layers.drops_user(isolation) else None
         try:
             with theirs:
                 self._process: subprocess.Popen[bytes] = _starter.call(lambda: self._start(theirs, uid))

@@ -40,8 +40,8 @@ PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 START_S = 60.0
 DISK_LOOK_S = 5.0
 """Seconds between two looks at how much a place has written."""
-BEGIN = 'read -r _; ulimit -f "$1"; shift; exec "$@"'
-"""Waits until its process is in the cgroups, and limits the size of files."""
+BEGIN = 'read -r _ || exit; ulimit -f "$1"; shift; exec "$@"'
+"""Waits until its process is in the cgroups, and limits the size of files. Without a word it does not begin."""
 SHELL = 'if command -v bash >/dev/null; then exec bash -c "$1" </dev/null; else exec sh -c "$1" </dev/null; fi'
 GET = 'test -f "$1" && test ! -L "$1" || exit 3; head -c "$2" "$1"'
 SETTINGS = "environments.harbor"
@@ -77,7 +77,8 @@ class BubblewrapPlaces:
 
 
 def sweep() -> None:
-    """Remove the folders of places whose owner on this machine is dead."""
+    """Remove the cgroups and folders of places whose owner on this machine is dead."""
+    cgroups.sweep_all()
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{socket.gethostname()}-*"):
         pid, _, started = folder.name.removeprefix(f"{PREFIX}{socket.gethostname()}-").partition("-")
         if pid.isdigit() and cgroups.start_time(int(pid)) != started.partition("-")[0]:
@@ -92,7 +93,9 @@ class BubblewrapPlace:
         owner = f"{socket.gethostname()}-{os.getpid()}-{cgroups.start_time(os.getpid())}-"
         self._folder = Path(tempfile.mkdtemp(prefix=PREFIX + owner))
         self._cgroup = None if parents is None else cgroups.SandboxCgroup(parents, f"place-{number}")
-        self._uid = layers.UID_BASE + (os.getpid() * 64 + number) % 1_000_000 if os.geteuid() == 0 else None
+        self._uid = layers.own_uid(number) if os.geteuid() == 0 else None
+        self._making: asyncio.Task[int] | None = None
+        """The call of `_make`, in a thread that cannot be cancelled."""
         self._relay: asyncio.subprocess.Process | None = None
         self._relay_pid = 0
         self._tunnel: Tunnel | None = None
@@ -106,7 +109,8 @@ class BubblewrapPlace:
         """Copy the root file system, and start the relay. `base.Places.create` lists the errors."""
         place = cls(root, parents, order)
         try:
-            await asyncio.to_thread(place._make)
+            place._making = asyncio.create_task(asyncio.to_thread(place._make))
+            copied_bytes = await asyncio.shield(place._making)
             async with asyncio.timeout(START_S):
                 if order.model_url:
                     await place._start_relay()
@@ -115,11 +119,11 @@ class BubblewrapPlace:
             if isinstance(error, OSError | asyncio.IncompleteReadError):
                 raise HostError(f"a place above {root} cannot be made: {error}") from None
             raise
-        place._tasks.append(asyncio.create_task(place._watch_disk()))
+        place._tasks.append(asyncio.create_task(place._watch_disk(copied_bytes)))
         return place
 
-    def _make(self) -> None:
-        """Make the place's own files, and its limits."""
+    def _make(self) -> int:
+        """Make the place's own files, and its limits. Return the bytes of the files."""
         is_machine = self._root.resolve() == Path("/")
         for found in self._root.iterdir():
             target = self._folder / found.name
@@ -150,6 +154,7 @@ class BubblewrapPlace:
                 processes=limits.pids,
                 quota_us=round(limits.cpus * cgroups.PERIOD_US),
             )
+        return _size_of(self._folder)
 
     async def _start_relay(self) -> None:
         ours, theirs = os.pipe()
@@ -157,10 +162,9 @@ class BubblewrapPlace:
         command += ["--cap-drop", "ALL", "--clearenv", "--info-fd", str(theirs), "--ro-bind", "/", "/"]
         command += ["--proc", "/proc", "--dev", "/dev", sys.executable, "-I", "-S", "-c", RELAY, str(MODEL_PORT)]
         try:
-            self._relay = await self._spawn(command, errors=asyncio.subprocess.DEVNULL, pass_fds=(theirs,))
+            process = self._relay = await self._spawn(command, errors=asyncio.subprocess.DEVNULL, pass_fds=(theirs,))
         finally:
             os.close(theirs)
-        process = self._relay
         assert process.stdout and process.stdin
         with os.fdopen(ours, "rb") as info:
             self._relay_pid = int(json.loads(await asyncio.to_thread(info.read))["child-pid"])
@@ -217,6 +221,8 @@ class BubblewrapPlace:
         await asyncio.shield(self._close())
 
     async def _close(self) -> None:
+        if self._making is not None:
+            await asyncio.gather(self._making, return_exceptions=True)
         for task in self._tasks:
             task.cancel()
         if self._tunnel is not None:
@@ -294,14 +300,18 @@ class BubblewrapPlace:
                 pass_fds=pass_fds,
                 start_new_session=True,
             )
-            for folder in () if self._cgroup is None else self._cgroup.folders:
-                Path(folder, "cgroup.procs").write_text(str(process.pid), encoding="ascii")
         except ValueError as error:
             raise HostedCodeError(
                 f"a command of the place: {error}; expected words and variables without NUL"
             ) from None
         except OSError as error:
             raise HostError(f"a command of the place cannot be started: {error}") from None
+        try:
+            for folder in () if self._cgroup is None else self._cgroup.folders:
+                Path(folder, "cgroup.procs").write_text(str(process.pid), encoding="ascii")
+        except OSError as error:
+            await end_process(process)
+            raise HostError(f"a command of the place cannot get its limits: {error}") from None
         assert process.stdin
         process.stdin.write(b"\n")
         return process
@@ -323,14 +333,14 @@ class BubblewrapPlace:
         if self._relay is not None and self._relay.returncode is not None:
             raise HostError("the place has lost the model: its relay is gone")
 
-    async def _watch_disk(self) -> None:
-        """End the place when it has written too much."""
+    async def _watch_disk(self, copied_bytes: int) -> None:
+        """End the place when it has written too much, besides the files that were copied for it."""
         most_mb = self._order.limits.disk_mb
         while True:
             await asyncio.sleep(DISK_LOOK_S)
-            size = await asyncio.to_thread(_size_of, self._folder)
+            size = await asyncio.to_thread(_size_of, self._folder) - copied_bytes
             if size > most_mb << 20:
-                self._exceeded = f"it has {size >> 20} MB, expected at most {most_mb}"
+                self._exceeded = f"it wrote {size >> 20} MB, expected at most {most_mb}"
                 for process in tuple(self._running):
                     await end_process(process)
                 return

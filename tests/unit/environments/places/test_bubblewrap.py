@@ -9,8 +9,10 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -181,6 +183,33 @@ async def test_what_cannot_be_had(settings: dict[str, str], order: dict[str, obj
     with pytest.raises(ConfigError) as refused:
         await BubblewrapPlaces(PlaceSettings(**settings)).create(PlaceOrder(**{"source": PlaceSource(), **order}))  # type: ignore[arg-type]
     assert said in str(refused.value)
+
+
+async def test_a_command_without_its_limits_does_not_run(place: BubblewrapPlace) -> None:
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(place, "_cgroup", SimpleNamespace(folders=["/nowhere"]))
+        with pytest.raises(HostError, match="cannot get its limits"):
+            await place.run("touch /ran", timeout_s=60)
+    assert await place.get("/ran", max_bytes=10) is None
+
+
+async def test_a_start_that_is_cancelled_ends_with_its_copying(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, ended, make = asyncio.Event(), threading.Event(), BubblewrapPlace._make
+    loop = asyncio.get_running_loop()
+
+    def copy(place: BubblewrapPlace) -> int:
+        loop.call_soon_threadsafe(began.set)
+        copied_bytes = make(place)
+        ended.set()
+        return copied_bytes
+
+    monkeypatch.setattr(BubblewrapPlace, "_make", copy)
+    starting = asyncio.create_task(BubblewrapPlaces(PlaceSettings(root="/")).create(PlaceOrder(source=PlaceSource())))
+    await began.wait()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert ended.is_set()
 
 
 async def test_what_a_killed_owner_left_is_swept(tmp_path: Path) -> None:
