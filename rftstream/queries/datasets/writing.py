@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,7 @@ def write_dataset(
         raise ConfigError(f"{run.run_id}: no rollout meets these conditions, expected at least one; widen them")
     scratch = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        with naming(folder):
-            writer = _RowWriter(scratch / "data", form)
+        with naming(folder), closing(_RowWriter(scratch / "data", form)) as writer:
             for row in _rows(run, chosen, form, tell):
                 writer.add(row)
             export = _export(run, folder, form, filters, writer)
@@ -148,7 +148,7 @@ def write_dataset(
 
 def _export(run: OpenRun, folder: Path, form: str, filters: Mapping[str, Any], writer: _RowWriter) -> Export:
     """End the files, and return what was written. ConfigError if that is nothing."""
-    digest = writer.close()
+    digest = writer.end()
     if not writer.num_rows:
         raise ConfigError(f"{run.run_id}: no row is left of {writer.num_unreadable:,}: none has a text")
     return Export(
@@ -217,7 +217,7 @@ def _read(run: OpenRun, place: TopicPartition, offsets: npt.NDArray[np.int64]) -
 
 
 class _RowWriter:
-    """Writes rows as files of JSON lines, or of Parquet. `write_dataset` makes it, and calls `close` at the end."""
+    """Writes rows as files of JSON lines, or of Parquet. `write_dataset` makes it, and calls `end` behind the rows."""
 
     def __init__(self, folder: Path, form: str) -> None:
         folder.mkdir(parents=True)
@@ -257,10 +257,15 @@ class _RowWriter:
             write_parquet(lines, lines.with_suffix(".parquet"))
             lines.unlink()
 
-    def close(self) -> str:
+    def end(self) -> str:
         """End the last file, and return the digest of all rows."""
         self._end_file()
         return f"sha256:{self._digest.hexdigest()}"
+
+    def close(self) -> None:
+        """Close the file, also after an error."""
+        if self._file is not None:
+            self._file.close()
 
 
 def said_of(filters: Mapping[str, Any]) -> str:
