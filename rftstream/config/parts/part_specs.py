@@ -215,8 +215,12 @@ class TasksetSpec(PartSpec):
     """Package that it needs, as it is imported."""
     pip: str = ""
     """Names that pip installs it by."""
-    venv: str = ""
-    """Folder below `venvs/` beside the run file with an interpreter of its own for the package, if it needs one."""
+
+    @property
+    def venv(self) -> str:
+        """Return the folder below `venvs/` beside the run file that may have an interpreter for a hosted environment;
+        empty for others."""
+        return str(self.environment.get("target", ""))
 
     @property
     def install(self) -> str:

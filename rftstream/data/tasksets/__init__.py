@@ -35,7 +35,6 @@ TASKSETS = {
         reward="environment",
         package="verifiers",
         pip="verifiers uv",
-        venv="verifiers",
     ),
     "nemo_gym": TasksetSpec(
         "rftstream.environments.hosts.tasks:NemoGymTaskset",
@@ -50,7 +49,6 @@ TASKSETS = {
         reward="environment",
         package="verifiers",
         pip="verifiers uv",
-        venv="verifiers",
     ),
     "openenv": TasksetSpec(
         "rftstream.environments.hosts.tasks:OpenEnvTaskset",
@@ -60,7 +58,6 @@ TASKSETS = {
         reward="environment",
         package="websockets",
         pip="openenv-core",
-        venv="openenv",
     ),
     "gymnasium": TasksetSpec(
         "rftstream.environments.hosts.tasks:GymnasiumTaskset",
@@ -69,7 +66,6 @@ TASKSETS = {
         reward="environment",
         package="gymnasium",
         pip="gymnasium",
-        venv="gymnasium",
     ),
     "textarena": TasksetSpec(
         "rftstream.environments.hosts.tasks:TextArenaTaskset",
@@ -78,7 +74,6 @@ TASKSETS = {
         reward="environment",
         package="textarena",
         pip="textarena",
-        venv="textarena",
     ),
     "arithmetic": TasksetSpec("rftstream.data.tasksets.arithmetic:ArithmeticTaskset"),
     "squares": TasksetSpec("rftstream.data.tasksets.squares:SquaresTaskset"),
