@@ -130,6 +130,8 @@ def read_hosts(file: Path, config: RunConfig) -> tuple[FleetHost, ...]:
 
     ConfigError if the file and the run do not fit.
     """
+    if not file.is_file():
+        raise ConfigError(f"--hosts: {file}: no such file, expected lines `HOST [ROLE[=NUMBER]]...`")
     found: dict[str, dict[str, int]] = {}
     for line_number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         address, *words = line.partition("#")[0].split() or [""]

@@ -119,6 +119,8 @@ def test_a_host_is_started_looked_at_and_stopped_from_afar(place: Workplace, ssh
 def test_hosts_that_do_not_fit_are_refused(place: Workplace, hosts: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         read_hosts(place.write("hosts", hosts), loader.load([place.write("tiny.toml", ON_KAFKA)]))
+    with pytest.raises(ConfigError, match=r"--hosts: .*none: no such file, expected lines"):
+        read_hosts(place.folder / "none", loader.load([place.write("tiny.toml", ON_KAFKA)]))
 
 
 def test_roles_that_no_line_names_are_dealt(place: Workplace) -> None:
