@@ -180,7 +180,8 @@ def is_claimant_alive(claim: Claim) -> bool | None:
     try:
         process = psutil.Process(claim.pid)
         is_the_same = process.create_time() <= claim.claimed_at + 1.0  # not a later process with the same pid
-        return bool(is_the_same and process.status() != psutil.STATUS_ZOMBIE)
+        # A killed process loses its command line at once. It becomes a zombie only when its memory is given back.
+        return bool(is_the_same and process.cmdline())
     except psutil.Error:
         return False
 

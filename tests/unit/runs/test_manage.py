@@ -26,6 +26,7 @@ from rftstream.transport.findings import Level
 from tests.commands import call, called, write_run_file
 from tests.loopback import taken_port
 from tests.unit.synthetic import SyntheticLog
+from tests.waiting import wait_until
 
 MakeRun = Callable[[], Path]
 
@@ -295,6 +296,19 @@ def test_who_is_alive() -> None:
     assert is_claimant_alive(claim(claimed_at=1.0)) is False, "a later process got the number"
     assert is_claimant_alive(claim(pid=2**22 + 1)) is False
     assert is_claimant_alive(claim(host="elsewhere")) is None
+
+
+def test_who_was_killed_is_not_alive_while_its_memory_is_given_back() -> None:
+    """That takes tens of milliseconds, in which it is neither at work nor a zombie."""
+    grown = "memory = bytearray(200 << 20); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", grown], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert is_claimant_alive(claim(pid=process.pid)) is True
+        process.kill()
+        command_line = Path(f"/proc/{process.pid}/cmdline")
+        wait_until(lambda: not command_line.read_bytes())
+        assert is_claimant_alive(claim(pid=process.pid)) is False
 
 
 def test_a_damaged_log_can_be_deleted(make_run: MakeRun) -> None:
