@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if str(item.path).startswith(slow):
             item.add_marker(pytest.mark.slow)
-    mark_rest(items, config.option.markexpr)
+    mark_rest(items, config)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

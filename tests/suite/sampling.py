@@ -4,7 +4,8 @@
     @pytest.mark.sampled(2, "kills")     # 2 of all tests with this name, in whatever file
 
 Those that were not drawn get the mark `long`. All processes of a run draw the same: its first one sets the variable
-SEED, and the run prints it at its end. With the variable a run takes the same tests again. Without `-m` it takes all.
+SEED, and the run prints it at its end. With the variable a run takes the same tests again. Without `-m` it takes all,
+and so does a run that names tests, by `-k` or by their files.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from random import Random
 from secrets import randbelow
 from typing import Any
@@ -33,8 +35,11 @@ def draw_seed() -> None:
     os.environ.setdefault(SEED, str(randbelow(1 << 30)))
 
 
-def mark_rest(items: Sequence[pytest.Item], marks: str) -> None:
+def mark_rest(items: Sequence[pytest.Item], config: pytest.Config) -> None:
     """Mark as `long` what this run leaves out, or all of each family where a run is not to leave out the long ones."""
+    draws = "not long" in config.option.markexpr
+    if draws and names_tests(config):
+        return
     families: dict[str, list[pytest.Item]] = defaultdict(list)
     numbers: dict[str, int] = {}
     for item, mark in sampled(items):
@@ -43,9 +48,15 @@ def mark_rest(items: Sequence[pytest.Item], marks: str) -> None:
         numbers[name] = mark.args[0]
     for name, family in families.items():
         random = Random(f"{os.environ.get(SEED)}/{name}")
-        drawn = random.sample(family, min(numbers[name], len(family))) if "not long" in marks else []
+        drawn = random.sample(family, min(numbers[name], len(family))) if draws else []
         for item in set(family).difference(drawn):
             item.add_marker(pytest.mark.long)
+
+
+def names_tests(config: pytest.Config) -> bool:
+    """Return whether somebody asked for certain tests, and not for a folder of them."""
+    files = (config.invocation_params.dir / word.partition("::")[0] for word in config.args)
+    return bool(config.option.keyword) or any(map(Path.is_file, files))
 
 
 def sampled(items: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Mark]]:

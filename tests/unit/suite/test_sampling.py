@@ -40,3 +40,5 @@ def test_some_of_each_kind_and_all_where_they_are_asked_for(suite: Path, monkeyp
     assert (len(found), len({one for one in found if "number" in one})) == (4, 3)
     assert found == taken("-n", "2", "-m", "not long") != taken("-n", "0", "-m", "not long", seed="8")
     assert len(taken("-n", "0")) == len(taken("-n", "0", "-m", "long")) == 12
+    assert len(taken("-n", "0", "-m", "not long", "-k", "number")) == 10, "who names tests gets them"
+    assert len(taken("-n", "2", "-m", "not long", "test_bad.py")) == 12
