@@ -53,10 +53,11 @@ def main(arguments: Sequence[str]) -> int:
         console.print(_table(f"{name} ({took_s:.0f} s)", measured))
         RESULT.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
         if record and measured:
-            _record(RECORDED_GPU if name == "gpu" else RECORDED,
-                    {"benchmark": name, **_machine(), "load_before": round(load, 1), "seconds": round(took_s),
-                     "rows": measured})  # fmt: skip
-    console.print(f"written to {RESULT}{f' and {RECORDED}' if record else ''}")
+            place = RECORDED_GPU if name == "gpu" else RECORDED
+            _record(place, {"benchmark": name, **_machine(), "load_before": round(load, 1), "seconds": round(took_s),
+                            "rows": measured})  # fmt: skip
+            console.print(f"recorded in {place}")
+    console.print(f"written to {RESULT}")
     return 0
 
 

@@ -21,7 +21,7 @@ def carry(
     servers: str, name: str, *, values: str, transaction_bytes: int, backoff_ms: int, batch_bytes: int
 ) -> dict[str, float]:
     """Return the seconds on the clock and of processors that all hops took."""
-    kept = _kept_values(Path(values))
+    kept = kept_values(Path(values))
     admin = KafkaAdminClient(bootstrap_servers=servers)
     topics = [f"{name}.{topic}" for topic in kept]
     config = {"max.message.bytes": str(16 << 20)}
@@ -88,7 +88,7 @@ def _hop(
         producer.commit_transaction()
 
 
-def _kept_values(values: Path) -> dict[str, list[bytes]]:
+def kept_values(values: Path) -> dict[str, list[bytes]]:
     found = {}
     for topic, sizes in json.loads(values.with_suffix(".json").read_text()).items():
         with values.with_suffix(f".{topic}").open("rb") as file:

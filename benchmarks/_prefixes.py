@@ -6,15 +6,15 @@ REPEATS. Beside the first also TRL's GRPOTrainer, if it is installed."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks._training import best_steps, make_plan
 from benchmarks._trl import TrlStep, installed
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.grpo import Grpo
-from rftstream.backends.base import OptimizerSettings, UpdatePlan
+from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.torch.backend import TorchBackend
 from rftstream.models.spec import ModelSpec
 
@@ -27,7 +27,7 @@ TREES, ROWS, TRL = "trees", "packed rows", "TRL's GRPOTrainer"
 REPEATS = 2
 Texts = Callable[[int], np.ndarray]
 """Makes a text of that many tokens."""
-PLAN = UpdatePlan(lr=1e-6, minibatches=1, updates_per_batch=1, max_grad_norm=1.0, tokens_per_microbatch=2048)
+PLAN = make_plan(lr=1e-6, tokens_per_microbatch=2048)
 
 
 def measure(spec: ModelSpec, folder: str, vocabulary: int) -> list[tuple[str, str, float, float]]:
@@ -57,26 +57,13 @@ def measure(spec: ModelSpec, folder: str, vocabulary: int) -> list[tuple[str, st
         }
         if shape == SIBLINGS and installed():
             sides[TRL] = TrlStep(spec, rows, rows_at_once=2, lr=PLAN.lr, folder=folder).step
-        took_s = _took_s(sides)
+        took_s, norms = best_steps(sides, REPEATS)
+        assert max(norms.values()) / min(norms.values()) < 1.02, norms  # a few steps apart, with a tiny learning rate
         num_tokens = sum(len(row.token_ids) for row in rows)
         found += [
-            (shape, name, num_tokens / took_s[TREES], num_tokens / took_s[name]) for name in took_s.keys() - {TREES}
+            (shape, name, num_tokens / took_s[TREES], num_tokens / took_s[name]) for name in took_s if name != TREES
         ]
     return found
-
-
-def _took_s(sides: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """Return the processor seconds of a step of each side. Their first gradients are those of the same weights."""
-    best = dict.fromkeys(sides, float("inf"))
-    norms: dict[str, float] = {}
-    for _ in range(REPEATS):
-        for name, step in sides.items():
-            began = time.process_time()
-            norm = step()
-            best[name] = min(best[name], time.process_time() - began)
-            norms.setdefault(name, norm)
-    assert max(norms.values()) / min(norms.values()) < 1.02, norms  # a few steps apart, with a tiny learning rate
-    return best
 
 
 def _siblings(texts: Texts, groups: int, prompt: int) -> list[TrainingRow]:

@@ -23,8 +23,9 @@ import torch
 
 from benchmarks import moe, train, vllm
 from benchmarks._exploring import explore, make_load
+from benchmarks._training import best_steps, make_plan
 from rftstream.algorithms.grpo import Grpo
-from rftstream.backends.base import OptimizerSettings, UpdatePlan
+from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.torch.backend import TorchBackend
 from rftstream.config import loader
 from rftstream.config.sections import LoraSection
@@ -91,7 +92,7 @@ def measure(name: str, sizes: Sizes, device: str) -> list[dict[str, Any]]:
     """Measure one model on a device."""
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder:
         made = Path(folder) / "made"
-        moe._made(made, sizes.family, sizes.config, CONTEXT)
+        moe.make_sized_model(made, sizes.family, sizes.config, CONTEXT)
         rows = [_trained(name, sizes, made, device)]
         if importlib.util.find_spec("vllm") is not None and device != "cpu":
             rows.append(_sampled(name, sizes, made, device, folder))
@@ -102,29 +103,19 @@ def measure(name: str, sizes: Sizes, device: str) -> list[dict[str, Any]]:
 def _trained(name: str, sizes: Sizes, made: Path, device: str) -> dict[str, Any]:
     """Tokens per second of the trainer beside a bare loop."""
     spec = ModelSpec(name=name, folder=made, dtype="bfloat16", context=None, device=device, lora=sizes.lora)
-    plan = UpdatePlan(
-        lr=train.LR,
-        minibatches=1,
-        updates_per_batch=1,
-        max_grad_norm=1.0,
-        tokens_per_microbatch=sizes.tokens_per_microbatch,
-    )
+    plan = make_plan(train.LR, sizes.tokens_per_microbatch)
     backend = TorchBackend(TorchBackend.Config(), model=spec, optimizer=OptimizerSettings(), seed=0)
     backend.open()
-    bare = train._Bare(spec, sizes.tokens_per_microbatch)
-    rows = train._rows(int(bare.head.shape[0]), sizes.lengths)
+    bare = train.Bare(spec, sizes.tokens_per_microbatch)
+    rows = train.make_rows(int(bare.head.shape[0]), sizes.lengths)
     grpo = Grpo(Grpo.Config(correction="none"))
     steps: dict[str, Callable[[], float]] = {
         "ours": lambda: backend.update(rows, grpo, plan).metrics["grad_norm"],
         "bare": lambda: bare.step(rows),
     }
-    seconds: dict[str, list[float]] = {which: [] for which in steps}
-    for _ in range(1 + train.REPEATS):
-        for which, step in steps.items():
-            began = time.perf_counter()
-            step()  # it returns a number of the device, so it has ended
-            seconds[which].append(time.perf_counter() - began)
-    ours, reference = (sum(sizes.lengths) / min(seconds[which]) for which in ("ours", "bare"))
+    # A step returns a number of the device, so it has ended.
+    took_s, _ = best_steps(steps, 1 + train.REPEATS, time.perf_counter)
+    ours, reference = (sum(sizes.lengths) / took_s[which] for which in ("ours", "bare"))
     return _row(f"gpu: {name}: trainer, packed", ours, reference, "bare torch loop")
 
 
@@ -143,7 +134,7 @@ def _sampled(name: str, sizes: Sizes, made: Path, device: str, folder: str) -> d
     )
     num_tokens = sum(load.lengths[1:])
     ours = num_tokens / explore(load, Path(folder) / "sampled")
-    reference = num_tokens / vllm._generate(load, Path(folder) / "model", sizes.concurrent, sizes.engine)
+    reference = num_tokens / vllm.generate(load, Path(folder) / "model", sizes.concurrent, sizes.engine)
     return _row(f"gpu: {name}: vllm, {sizes.concurrent} at once", ours, reference, "LLM.generate of vLLM")
 
 

@@ -39,7 +39,7 @@ def run() -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder:
             load = make_load(model, threads, folder, "hf")
             ours = sum(load.lengths[1:]) / explore(load, Path(folder) / "run")
-            reference = sum(load.lengths) / _generate(load, Path(folder) / "model")
+            reference = sum(load.lengths) / generate(load, Path(folder) / "model")
         rows.append(
             {
                 "name": f"hf: {name}, {threads} thread{'s' * (threads > 1)}, {CONCURRENT} at once",
@@ -92,7 +92,7 @@ def _cpu_s(work: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def _generate(load: Load, made: Path, now: Callable[[], float] = time.perf_counter) -> float:
+def generate(load: Load, made: Path, now: Callable[[], float] = time.perf_counter) -> float:
     """Seconds for all prompts, batch after batch, each until its longest row is done. `now`: time.process_time for CPU
     seconds."""
     import torch

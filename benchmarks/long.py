@@ -28,6 +28,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks._long_kafka import WAY, kept_values
 from benchmarks.kafka import brokers
 from rftstream import metrics
 from rftstream.algorithms.base import Algorithm, TrainingRow
@@ -228,14 +229,6 @@ def _keep_values(config: RunConfig, folder: RunFolder, values: Path) -> int:
     return sum(sizes["verified"])
 
 
-def _kept_values(values: Path) -> dict[str, list[bytes]]:
-    found = {}
-    for topic, sizes in json.loads(values.with_suffix(".json").read_text()).items():
-        with values.with_suffix(f".{topic}").open("rb") as file:
-            found[topic] = [file.read(size) for size in sizes]
-    return found
-
-
 def _bare_sqlite3(folder: Path, values: Path) -> list[tuple[str, Took]]:
     with tempfile.TemporaryDirectory(dir=folder) as place:
         return [("bare", _in_child(_carry_with_sqlite3, Path(place), values))]
@@ -248,7 +241,7 @@ def _carry_with_sqlite3(folder: Path, values: Path) -> Took:
         db.execute(f"PRAGMA {pragma}")
     for topic in TOPICS:
         db.execute(f"CREATE TABLE {topic}(id INTEGER PRIMARY KEY, at REAL, key BLOB, headers BLOB, value BLOB)")
-    kept = _kept_values(values)
+    kept = kept_values(values)
 
     def write(topic: str, start: int, stop: int) -> None:
         rows = [(n, time.time(), b"%d" % n, bytes(200), kept[topic][n]) for n in range(start, stop)]
@@ -261,7 +254,7 @@ def _carry_with_sqlite3(folder: Path, values: Path) -> Took:
         assert sum(len(row[4]) for row in rows) == sum(map(len, kept[topic][start:stop]))
 
     cpu_s, began = time.process_time(), time.perf_counter()
-    for source, target in ((None, "rollouts"), ("rollouts", "verified"), ("verified", "batches"), ("batches", None)):
+    for source, target in WAY:
         each = max(1, TRANSACTION_BYTES // len(kept["rollouts"][0]))
         for start in range(0, len(kept[source or "rollouts"]), each):
             if source is not None:

@@ -18,8 +18,9 @@ from typing import Any
 
 from benchmarks import hf, train
 from benchmarks._exploring import CONCURRENT, MADE, explored, make_load
+from benchmarks._training import best_steps, make_plan
 from rftstream.algorithms.grpo import Grpo
-from rftstream.backends.base import OptimizerSettings, UpdatePlan
+from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.torch.backend import TorchBackend
 from rftstream.config.sections import MakeModel
 from rftstream.contracts.versions import VersionName, WeightsKind
@@ -40,18 +41,12 @@ EXPERTS: dict[str, Any] = {"num_experts": 32, "num_experts_per_tok": 4, "moe_int
 MIXTURE, DENSE = ("qwen3_moe", {**SIZES, **EXPERTS}), ("qwen3", SIZES)
 REPEATS, CONTEXT = 3, 512
 GRPO = Grpo(Grpo.Config(correction="none"))
-PLAN = UpdatePlan(
-    lr=train.LR,
-    minibatches=1,
-    updates_per_batch=1,
-    max_grad_norm=1.0,
-    tokens_per_microbatch=train.TOKENS_PER_MICROBATCH,
-)
+PLAN = make_plan(train.LR, train.TOKENS_PER_MICROBATCH)
 
 
 def run() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder:
-        mixture, dense = (_made(Path(folder) / family, family, sizes) for family, sizes in (MIXTURE, DENSE))
+        mixture, dense = (make_sized_model(Path(folder) / family, family, sizes) for family, sizes in (MIXTURE, DENSE))
         rows = [_trained(mixture), _sampled(mixture, folder)]
         (ours, whole), (reference, dense_whole) = (_delta_bytes(spec) for spec in (mixture, dense))
     return [
@@ -78,7 +73,7 @@ def _row(name: str, unit: str, ours: float, reference: float, which: str) -> dic
     }
 
 
-def _made(folder: Path, family: str, sizes: Mapping[str, Any], context: int = CONTEXT) -> ModelSpec:
+def make_sized_model(folder: Path, family: str, sizes: Mapping[str, Any], context: int = CONTEXT) -> ModelSpec:
     """A made model's tokenizer and template, with weights of this family and size."""
     import torch
     import transformers
@@ -102,21 +97,15 @@ def _opened(spec: ModelSpec) -> TorchBackend:
 
 def _trained(spec: ModelSpec) -> dict[str, Any]:
     """Tokens per second of the trainer beside a bare loop."""
-    bare, backend = train._Bare(spec), _opened(spec)
-    rows = train._rows(int(bare.head.shape[0]))
+    bare, backend = train.Bare(spec), _opened(spec)
+    rows = train.make_rows(int(bare.head.shape[0]))
     steps: dict[str, Callable[[], float]] = {
         "ours": lambda: backend.update(rows, GRPO, PLAN).metrics["grad_norm"],
         "bare": lambda: bare.step(rows),
     }
-    seconds: dict[str, list[float]] = {which: [] for which in steps}
-    norms: dict[str, float] = {}
-    for _ in range(REPEATS):
-        for which, step in steps.items():
-            began = time.process_time()
-            norms.setdefault(which, step())
-            seconds[which].append(time.process_time() - began)
+    took_s, norms = best_steps(steps, REPEATS)
     assert abs(norms["ours"] / norms["bare"] - 1) < 1e-3, norms  # both did the same
-    ours, reference = (sum(train.LENGTHS) / min(seconds[which]) for which in ("ours", "bare"))
+    ours, reference = (sum(train.LENGTHS) / took_s[which] for which in ("ours", "bare"))
     return _row("moe: trainer, packed", "tokens/CPU s", ours, reference, "bare torch loop")
 
 
@@ -125,14 +114,14 @@ def _sampled(spec: ModelSpec, folder: str) -> dict[str, Any]:
     load = make_load({"path": str(spec.folder)}, 1, folder, "hf")
     took_s, _ = explored(load, Path(folder) / "run", time.process_time)
     ours = sum(load.lengths[1:]) / took_s
-    reference = sum(load.lengths) / hf._generate(load, spec.folder, time.process_time)
+    reference = sum(load.lengths) / hf.generate(load, spec.folder, time.process_time)
     return _row(f"moe: hf, {CONCURRENT} at once", "tokens/CPU s", ours, reference, "generate of transformers")
 
 
 def _delta_bytes(spec: ModelSpec) -> tuple[float, float]:
     """Bytes of the version after one step, and of a full one."""
     backend = _opened(spec)
-    rows = train._rows(int(json.loads((spec.folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]))
+    rows = train.make_rows(int(json.loads((spec.folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]))
     store = ObjectStore("file://weights", base=spec.folder)
     publisher = WeightsPublisher(store, spec.name, spec.dtype, anchor_every=9)
     full = publisher.publish(backend.served_tensors(), VersionName(trainer_epoch=1, version=0), resumed=True)

@@ -31,10 +31,11 @@ from torch import Tensor
 from benchmarks._exploring import choose_model
 from benchmarks._packed_attention import LONG_ROWS, SHORT_ROWS, times
 from benchmarks._prefixes import measure
+from benchmarks._training import make_plan
 from benchmarks._trl import TrlStep, installed
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.grpo import Grpo
-from rftstream.backends.base import OptimizerSettings, UpdatePlan
+from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.torch.backend import TorchBackend
 from rftstream.config import loader
 from rftstream.core.logprobs import token_logprobs
@@ -111,14 +112,12 @@ def _row(name: str, unit: str, ours: float, reference: float, which: str, ratio:
 
 def _steps(spec: ModelSpec, folder: str) -> tuple[dict[str, float], dict[str, float], int, int]:
     """Seconds and megabytes of each side, and the sizes of the head."""
-    plan = UpdatePlan(
-        lr=LR, minibatches=1, updates_per_batch=1, max_grad_norm=1.0, tokens_per_microbatch=TOKENS_PER_MICROBATCH
-    )
+    plan = make_plan(LR, TOKENS_PER_MICROBATCH)
     grpo = Grpo(Grpo.Config(correction="none"))
     sides: dict[str, Callable[[], float]] = {}
-    bare = _Bare(spec)
+    bare = Bare(spec)
     vocabulary, width = bare.head.shape
-    rows = _rows(vocabulary)
+    rows = make_rows(vocabulary)
     sides["bare"] = lambda: bare.step(rows)
     for which in ("padded", "packed"):
         backend = TorchBackend(
@@ -148,7 +147,7 @@ def _steps(spec: ModelSpec, folder: str) -> tuple[dict[str, float], dict[str, fl
     )
 
 
-def _rows(vocabulary: int, lengths: Sequence[int] = LENGTHS) -> list[TrainingRow]:
+def make_rows(vocabulary: int, lengths: Sequence[int] = LENGTHS) -> list[TrainingRow]:
     chance = np.random.default_rng(0)
     rows = []
     for number, length in enumerate(chance.permutation(lengths).tolist()):
@@ -166,7 +165,7 @@ def _rows(vocabulary: int, lengths: Sequence[int] = LENGTHS) -> list[TrainingRow
     return rows
 
 
-class _Bare:
+class Bare:
     """As one would write it without rftstream; on GPUs with autocast to bfloat16."""
 
     def __init__(self, spec: ModelSpec, tokens_per_microbatch: int = TOKENS_PER_MICROBATCH) -> None:

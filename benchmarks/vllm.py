@@ -34,7 +34,7 @@ def run() -> list[dict[str, Any]]:
         load = make_load(model, threads, folder, "vllm", engine=ENGINE)
         num_tokens = sum(load.lengths[1:])
         ours = num_tokens / explore(load, Path(folder) / "run")
-        reference = num_tokens / _generate(load, Path(folder) / "model")
+        reference = num_tokens / generate(load, Path(folder) / "model")
     return [
         {
             "name": f"vllm: {name}, {threads} threads, {CONCURRENT} at once",
@@ -47,7 +47,7 @@ def run() -> list[dict[str, Any]]:
     ]
 
 
-def _generate(
+def generate(
     load: Load, made: Path, concurrent: int = CONCURRENT, engine: Mapping[str, Any] = MappingProxyType(ENGINE)
 ) -> float:
     """Seconds for all prompts but the first. The environment is the one that the policy made for its engine."""

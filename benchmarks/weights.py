@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import zstandard
 
+from benchmarks._training import make_plan
 from rftstream.algorithms.base import TrainingRow
-from rftstream.backends.base import OptimizerSettings, UpdatePlan
+from rftstream.backends.base import OptimizerSettings
 from rftstream.clock import SystemClock
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
@@ -225,7 +226,7 @@ def _versions(model: Mapping[str, Any], lr: float, folder: Path) -> Iterator[Map
     backend.open()
     algorithm_class, options = run.build_part("algorithm", "grpo")
     algorithm = algorithm_class(options)
-    plan = UpdatePlan(lr=lr, minibatches=1, updates_per_batch=1, max_grad_norm=1.0, tokens_per_microbatch=4096)
+    plan = make_plan(lr, tokens_per_microbatch=4096)
     chance = np.random.default_rng(0)
     yield backend.served_tensors()
     for _ in range(1, NUM_VERSIONS):
