@@ -1,12 +1,14 @@
-"""A real Docker for tests: the one that DOCKER_HOST names or that runs here, else one of `scripts/docker`."""
+"""A real Docker for tests: the one that DOCKER_HOST names or that runs here, else one of `scripts/docker`, whose client
+is taken where the machine has none."""
 
 from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
 
-from tests.surroundings import ROOT
+from tests.surroundings import OWN, ROOT, link_to
 
 LABEL = "rftstream.place"
 
@@ -15,15 +17,13 @@ LABEL = "rftstream.place"
 def start_engine() -> None:
     """Have an engine that answers, and the image `python:3.12-slim`. One that is started here stays up for later
     tests: `scripts/docker down` ends it."""
+    if shutil.which("docker") is None:
+        link_to(_script("client"), OWN / "bin" / "docker")
     if _answers():
         return
-    script = ROOT / "scripts" / "docker"
-    address = subprocess.run([script, "address"], capture_output=True, text=True).stdout.strip()
-    os.environ["DOCKER_HOST"] = address
-    if not address or not _answers():
-        done = subprocess.run([script, "up"], capture_output=True, text=True, timeout=1800)
-        assert done.returncode == 0, done.stderr
-        os.environ["DOCKER_HOST"] = done.stdout.strip().splitlines()[-1]
+    os.environ["DOCKER_HOST"] = _script("address")
+    if not _answers():
+        os.environ["DOCKER_HOST"] = _script("up")
 
 
 def docker(*arguments: str, check: bool = True) -> str:
@@ -34,6 +34,12 @@ def docker(*arguments: str, check: bool = True) -> str:
 def places_left() -> list[str]:
     """Return the names of the containers of places."""
     return docker("ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.Names}}").split()
+
+
+def _script(word: str) -> str:
+    done = subprocess.run([ROOT / "scripts" / "docker", word], capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().rpartition("\n")[2]
 
 
 def _answers() -> bool:

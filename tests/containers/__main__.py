@@ -6,11 +6,14 @@ python -m tests.containers
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.containers.engine import SCRIPT
 
 
 class Table:
@@ -34,6 +37,9 @@ class Table:
 
 
 def main() -> int:
+    done = subprocess.run([SCRIPT, "client"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(done.stderr.strip())
     table = Table()
     begun = time.monotonic()
     code = pytest.main(["-q", "-x", "-m", "long", str(Path(__file__).parent), *sys.argv[1:]], plugins=[table])
