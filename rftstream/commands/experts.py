@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import click
@@ -79,8 +80,11 @@ def load(
         too_long="skip" if skip_too_long else "error",
     )
 
-    with opened_run(run) as opened:
+    with opened_run(run) as opened, tempfile.TemporaryDirectory() as scratch:
         plan(opened.config, Purpose.join)
-        take_rollouts(opened.config, section, opened.folder.demonstrations, is_recorded=not dry_run)
-        loaded = load_demonstrations(opened.transport, opened.config, opened.folder, section, say=say, dry_run=dry_run)
+        datasets = Path(scratch) if dry_run else opened.folder.demonstrations
+        take_rollouts(opened.config, section, datasets, is_recorded=not dry_run)
+        loaded = load_demonstrations(
+            opened.transport, opened.config, opened.folder, section, say=say, dry_run=dry_run, datasets=datasets
+        )
     print_out(loaded.to_json() if as_json else loaded.to_text())

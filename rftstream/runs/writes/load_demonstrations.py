@@ -169,10 +169,11 @@ def load_demonstrations(
     *,
     say: Say,
     dry_run: bool = False,
+    datasets: Path | None = None,
 ) -> Loaded:
     """Load the rows of `section.source` that are not on the topic yet. ConfigError names the first bad row; then
-    nothing is written."""
-    rows = Demonstrations(_with_datasets(section, folder.demonstrations))
+    nothing is written. `datasets`: the folder of what was taken from other runs, by default the run's own."""
+    rows = Demonstrations(_with_datasets(section, datasets or folder.demonstrations))
     spec = prepare_model(config.model, folder.model, config.run.seed)
     renderer = open_renderer(spec)
     writer, lost = f"{folder.run_id}.experts", f"experts: another load into {folder.run_id} began meanwhile"

@@ -355,6 +355,12 @@ def test_the_rollouts_of_a_run_are_demonstrations_of_the_next(run: Run, tmp_path
     again = called("export", first, tmp_path / "again", "--again", taken["digest"][:20])
     assert again["digest"] == taken["digest"]
     assert "exported" in call("status", first).stdout
+    before = called("status", first)["exports"]
+    load = ("experts", "load", made.path, "--from", f"run:{first}")
+    called(*load, "--dry-run")
+    assert called("status", first)["exports"] == before
+    called(*load)
+    assert len(called("status", first)["exports"]) == len(before) + 1, "a dry run keeps nothing, so these are taken now"
     refused = call("export", first, tmp_path / "other", "--again", taken["digest"], "--best", "2")
     assert (refused.exit_code, "got --again and conditions (best)" in refused.stderr) == (2, True)
     bad = {
