@@ -114,7 +114,7 @@ def evaluate(
     With --model no run is needed or touched. RUN is then a run file, and its evaluations are run on the model with the
     settings of the file (and --set). A folder that a run left (`final/`) gets the same numbers that the run gave to
     that version. With --out every result is saved as it comes, and the same command continues after an interruption.
-    With --benchmark the evaluations are benchmarks, whose data comes from the hub or from a copy that --set names; a
+    With --benchmark the evaluations are benchmarks, whose data comes from the hub or from a copy that --data names; a
     RUN beside it brings its settings for sampling and devices.
 
     RUN is a run folder, or a run file (then its newest run).

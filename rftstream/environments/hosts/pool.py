@@ -217,20 +217,20 @@ def list_tasks(
 
     async def listed() -> list[str]:
         session = pool.session(f"{_adapter_path(ADAPTERS[target]).rpartition(':')[0]}:{TASKS}")
-        found: list[str] = []
-        num_bytes = 0
+        found, num_bytes = list[str](), 0
         try:
             await session.open(start_timeout_s)
             while (wanted := min(PAGE, size - len(found))) > 0:
                 answer = await session.call(TASKS, timeout_s, options=options, count=wanted)
-                found += [json.dumps(task) for task in answer["tasks"]]
-                num_bytes += sum(map(len, found[-len(answer["tasks"]) :]))
+                page = [json.dumps(task) for task in answer["tasks"]]
+                found += page
+                num_bytes += sum(map(len, page))
                 if num_bytes > MAX_TASKS_BYTES:
                     raise HostedCodeError(
                         f"{len(found):,} tasks have {num_bytes >> 20} MiB, expected at most {MAX_TASKS_BYTES >> 20}; "
                         "take fewer by options.size"
                     )
-                if len(answer["tasks"]) < wanted:
+                if len(page) < wanted:
                     break
         finally:
             await session.close(timeout_s)

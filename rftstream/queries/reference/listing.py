@@ -127,8 +127,12 @@ def list_sources(kind: str) -> list[SourceEntry]:
 
 
 def _version_of(package: str) -> str | None:
-    names = importlib.metadata.packages_distributions().get(package)
-    return importlib.metadata.version(names[0]) if names else None
+    try:
+        return importlib.metadata.version(
+            package
+        )  # these packages are imported by the names that they are installed by
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def sources_to_text(sources: Sequence[SourceEntry]) -> str:
