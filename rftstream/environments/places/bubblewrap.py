@@ -181,7 +181,7 @@ class BubblewrapPlace:
         """Copy the files of a folder into a folder of the place. They are unpacked in it: its links lead nowhere
         else."""
         data = await asyncio.to_thread(pack_folder, source, target.strip("/"))
-        code, output = await self._call(["tar", "-x", "-f", "-", "-C", "/"], data, timeout_s=START_S)
+        code, output = await self._ask(["tar", "-x", "-f", "-", "-C", "/"], data)
         if code:
             raise HostError(f"the place takes no files: {last_lines(output.decode(errors='replace'))}")
 
@@ -207,9 +207,7 @@ class BubblewrapPlace:
 
     async def get(self, path: str, *, max_bytes: int) -> bytes | None:
         """Return the content of a file of the place."""
-        code, data = await self._call(
-            ["sh", "-c", GET, "sh", path, str(max_bytes + 1)], b"", START_S, most=max_bytes + 1
-        )
+        code, data = await self._ask(["sh", "-c", GET, "sh", path, str(max_bytes + 1)], b"", most=max_bytes + 1)
         if code:
             return None
         if len(data) > max_bytes:
@@ -232,6 +230,13 @@ class BubblewrapPlace:
         if self._cgroup is not None:
             await asyncio.to_thread(self._cgroup.remove)
         await asyncio.to_thread(_remove, self._folder)
+
+    async def _ask(self, command: Sequence[str], data: bytes, *, most: int = OUTPUT_BYTES) -> tuple[int, bytes]:
+        """Return what `_call` returns, for a command of ours. HostError if it takes too long."""
+        try:
+            return await self._call(command, data, START_S, most=most)
+        except TimeoutError:
+            raise HostError(f"the place: no end of {command[0]} within {START_S:g} s") from None
 
     async def _call(
         self,

@@ -364,6 +364,8 @@ class DockerPlace:
         try:
             async with asyncio.timeout(COMMAND_S):
                 data = await read_up_to(process.stdout, max_bytes + TAR_BYTES)
+        except TimeoutError:
+            raise HostError(f"the place: {path} is not read within {COMMAND_S:g} s") from None
         finally:
             await end_process(process)
         member, content = unpack_file(data)

@@ -18,6 +18,7 @@ import pytest
 
 from rftstream.environments.harbor.agent import HarborAgent, HarborConfig
 from rftstream.environments.hosts.agents import AgentWork
+from rftstream.environments.places import bubblewrap
 from rftstream.environments.places.base import MODEL_PORT, PlaceLimits, PlaceOrder, PlaceSettings, PlaceSource
 from rftstream.environments.places.bubblewrap import PREFIX, BubblewrapPlace, BubblewrapPlaces, sweep
 from rftstream.errors import ConfigError, HostedCodeError, HostError
@@ -183,6 +184,14 @@ async def test_what_cannot_be_had(settings: dict[str, str], order: dict[str, obj
     with pytest.raises(ConfigError) as refused:
         await BubblewrapPlaces(PlaceSettings(**settings)).create(PlaceOrder(**{"source": PlaceSource(), **order}))  # type: ignore[arg-type]
     assert said in str(refused.value)
+
+
+async def test_files_that_take_too_long_are_the_hosts_trouble(place: BubblewrapPlace, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(bubblewrap, "START_S", 0.0)
+        for asked in (place.get("/etc/passwd", max_bytes=9), place.put(tmp_path, "/there")):
+            with pytest.raises(HostError, match=r"no end of \w+ within 0 s"):
+                await asked
 
 
 async def test_a_command_without_its_limits_does_not_run(place: BubblewrapPlace) -> None:
