@@ -171,6 +171,7 @@ class Host:
         if target not in self._imports:
             work = self.call("import", f"import {target}", 0, target=target)  # each caller has its own limit
             self._imports[target] = asyncio.create_task(work)
+            self._imports[target].add_done_callback(lambda done: done.cancelled() or done.exception())  # if none waits
         await asyncio.shield(self._imports[target])
 
     async def call(self, do: str, key: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
