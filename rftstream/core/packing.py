@@ -11,6 +11,7 @@ runs.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ def apart(lengths: Sequence[int] | np.ndarray) -> Forest:
 
 def grow(keys: Sequence[np.ndarray], *, least: int | None = None) -> Forest:
     """Return the trees of rows, of which one has a token. A run that rows share has at least `least` tokens (LEAST).
-    Rows with nothing in common keep their order; trees and runs are in the order of their first rows.
+    Trees and runs are in the order of their first rows, so rows that share nothing keep their order.
 
     keys: for each row, what makes its tokens equal to others, [T, W], all of one dtype and W."""
     least = LEAST if least is None else least
@@ -101,21 +102,21 @@ def grow(keys: Sequence[np.ndarray], *, least: int | None = None) -> Forest:
     common_B = np.asarray([0, *(_in_common(keys[one], keys[other]) for one, other in itertools.pairwise(order))])
     runs: list[tuple[int, int, int, int]] = []
     lasts_B = np.zeros(len(keys), np.int64)
-    tasks = [(0, len(keys), 0, ROOT)]
+    tasks = [((0,), 0, len(keys), 0, ROOT)]  # a heap: those of a run come after it, by their first rows
     while tasks:  # rows `first` to `end` of the order are told apart from token `start` on
-        first, end, start, parent = tasks.pop()
+        way, first, end, start, parent = heapq.heappop(tasks)
         rows = order[first:end]
         stop = len(keys[rows[0]]) if end - first == 1 else int(common_B[first + 1 : end].min())
-        shared, begin = end - first > 1, start
+        shared, begin, above = end - first > 1, start, way[:-1]
         if stop - start >= (least if shared else 1):
             runs.append((stop - start, parent, start, min(rows)))
-            parent, begin = len(runs) - 1, stop
+            parent, begin, above = len(runs) - 1, stop, way
         if not shared:
             lasts_B[rows[0]] = parent
             continue
         cuts = [first, *(first + 1 + np.flatnonzero(common_B[first + 1 : end] == stop)).tolist(), end]
-        parts = sorted(itertools.pairwise(cuts), key=lambda part: min(order[part[0] : part[1]]), reverse=True)
-        tasks += [(one, other, begin, parent) for one, other in parts]
+        for one, other in itertools.pairwise(cuts):
+            heapq.heappush(tasks, ((*above, min(order[one:other])), one, other, begin, parent))
     lengths_S, parents_S, starts_S, rows_S = np.asarray(runs, np.int64).T
     return Forest(lengths_S, parents_S, starts_S, rows_S, lasts_B)
 

@@ -37,9 +37,13 @@ def test_rows_are_paths_and_beginnings_are_held_once(least):
         assert len(distinct) <= len(token_ids_P) <= sum(map(len, rows))
 
 
-def test_rows_with_nothing_in_common_stay_as_they_are():
-    rows = [[5, 1], [3], [4, 4, 4]]
-    found, expected = grow(keys(rows), least=1), apart([2, 1, 3])
+@pytest.mark.parametrize(
+    ("rows", "least"),
+    [([[5, 1], [3], [4, 4, 4]], 1), ([[5, 5, 1], [5, 3, 3], [5, 5, 2], [4], [5, 3, 4]], 3)],
+    ids=["nothing in common", "too little in common"],
+)
+def test_rows_that_share_nothing_stay_as_they_are(rows, least):
+    found, expected = grow(keys(rows), least=least), apart([len(row) for row in rows])
     for name in ("lengths_S", "parents_S", "starts_S", "rows_S", "lasts_B"):
         assert getattr(found, name).tolist() == getattr(expected, name).tolist()
 
