@@ -244,9 +244,8 @@ class RanksWriter:
             found.append(getattr(rank.part, what)(*arguments))
         except Exception as error:
             problem = error
-        for other in range(
-            1, ranks.place.size
-        ):  # wait for all, so that no rank is still writing when the next version is taken
+        # Wait for all, so that no rank is still writing when the next version is taken.
+        for other in range(1, ranks.place.size):
             key = f"{asked}/of/{other}"
             while not store.check([key]):
                 if ranks.ended or (trouble := ranks.trouble()) is not None:

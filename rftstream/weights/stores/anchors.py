@@ -76,9 +76,8 @@ class AnchorCache:
         path = self._path(announced)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._make_room(
-                path, {path, *map(self._path, beside)}
-            )  # before the write, so that there need not be room for two
+            # Before the write, so that there need not be room for two.
+            self._make_room(path, {path, *map(self._path, beside)})
             handle, name = tempfile.mkstemp(dir=self._folder)
             try:
                 with os.fdopen(handle, "wb") as file:

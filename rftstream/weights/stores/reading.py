@@ -45,11 +45,10 @@ def read_objects(
 ) -> list[memoryview]:
     """Return the bytes of all objects of a version, read side by side into one piece of memory. The conditions of
     `read_object` hold."""
-    ends = list(itertools.accumulate(-(-one.num_bytes // ALIGNMENT) * ALIGNMENT for one in objects))
     if len(objects) == 1:
         return [read_object(store, cache, objects[0], where=where, allocate=allocate)]
-    memory = allocate(ends[-1])
-    views = [memory[end - -(-one.num_bytes // ALIGNMENT) * ALIGNMENT :] for one, end in zip(objects, ends, strict=True)]
+    *begins, end = itertools.accumulate((-(-one.num_bytes // ALIGNMENT) * ALIGNMENT for one in objects), initial=0)
+    memory = allocate(end)
     jobs = (
         functools.partial(
             read_object,
@@ -57,10 +56,10 @@ def read_objects(
             cache,
             one,
             where=f"{where}: {one.object}",
-            allocate=functools.partial(_first, view),
+            allocate=functools.partial(_first, memory[begin:]),
             beside=objects,
         )
-        for one, view in zip(objects, views, strict=True)
+        for one, begin in zip(objects, begins, strict=True)
     )
     return list(side_by_side(jobs))
 
