@@ -397,7 +397,7 @@ def activations_away() -> Iterator[None]:
     stay where they are."""
 
     def put_away(saved: Tensor) -> tuple[torch.device, Tensor]:
-        if isinstance(saved, nn.Parameter) or saved.device.type == "cpu":
+        if is_weight(saved) or saved.device.type == "cpu":
             return saved.device, saved
         return saved.device, torch.empty(saved.shape, dtype=saved.dtype, pin_memory=True).copy_(saved)
 
@@ -406,6 +406,11 @@ def activations_away() -> Iterator[None]:
 
     with torch.autograd.graph.saved_tensors_hooks(put_away, bring):
         yield
+
+
+def is_weight(saved: Tensor) -> bool:
+    """Return whether the backward pass needs a weight here. Linear layers save a transposed view of theirs."""
+    return isinstance(saved if saved._base is None else saved._base, nn.Parameter)
 
 
 def compile_layers(model: Any) -> None:

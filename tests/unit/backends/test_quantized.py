@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from rftstream.algorithms.grpo import Grpo
+from rftstream.backends.torch.network import is_weight
 from rftstream.backends.torch.quantized import FourBitLinear
 from rftstream.config import loader
 from rftstream.config.sections import LoraSection, MakeModel, ModelSection
@@ -138,6 +139,16 @@ def test_activations_away_from_the_device_change_no_bit(tmp_path, grpo):
         backend.update(tiny.rows(), grpo, tiny.plan())
         states.append(tiny.state(backend))
     assert states[0] == states[1]
+
+
+def test_weights_are_known_among_what_is_saved_for_the_backward_pass():
+    saved, layers = [], torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.LayerNorm(5))
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one) or one, lambda one: one):
+        layers(torch.ones(2, 3, requires_grad=True))
+    weights = {one.untyped_storage().data_ptr() for one in layers.parameters()}
+    found = [is_weight(one) for one in saved]
+    assert found == [one.untyped_storage().data_ptr() in weights for one in saved]
+    assert any(found) and not all(found)
 
 
 @pytest.mark.gpu
