@@ -21,6 +21,7 @@ from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import EnvironmentSpec
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
 from rftstream.config.stages import Stages
+from rftstream.core.packing import COPIES
 from rftstream.models.classifiers import HeldClassifier
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.estimate import SERVED_BYTES, ModelSizes, beside_bytes
@@ -342,6 +343,10 @@ def _of_rank(facts: _Facts, spread: _Spread) -> tuple[dict[str, int], dict[str, 
         network.activation_bytes(half=half, recomputed=recomputed) - (4 * network.width * network.layers if away else 0)
         for network in networks
     )
+    shares = options.packing and options.share_prefixes and rows * facts.longest > tokens  # else all fit without it
+    asked = min(COPIES * tokens, rows * facts.longest) if shares else 0
+    copied = max((2 if half else 4) * 2 * one.keys * (1 if recomputed else one.layers) for one in networks)
+    split = getattr(options, "sequence_parallel", 1)
     num_critic = 0 if critic is None else critic.parameters
     of_critic = 12 if options.offload_optimizer else 8
     if spread.is_zero:  # moments, and from stage 1 on masters and their gradients
@@ -358,7 +363,8 @@ def _of_rank(facts: _Facts, spread: _Spread) -> tuple[dict[str, int], dict[str, 
         "gradients": (0 if rounded else spread.part(4 * sizes.trained, stage=2))
         + (4 * sizes.vocabulary * sizes.width if spec.lora is None else 0),
         "gradients in exchange": 4 * (spread.bucket if gpu else min(spread.bucket, sizes.trained)),
-        "activations": tokens * activations // getattr(options, "sequence_parallel", 1),
+        "activations": tokens * activations // split,
+        "keys of what rows share": asked * copied // split,
         "logits": logits,
         "reference": version_0 if spread.is_zero else max(version_0, later),
         "critic with gradients": (6 if half else 4) * num_critic + spread.part(4 * num_critic, stage=2),

@@ -56,6 +56,24 @@ def test_what_leaves_a_shared_device_is_in_main_memory(tmp_path, backend, bytes_
     assert bytes_between_batches(tmp_path, backend, **shared) == PINNED * bytes_each
 
 
+@pytest.mark.parametrize(("settings", "groups", "layers", "asked"), [
+    ({}, 30, 2, 8 * 500), ({}, 5, 2, 20 * 100), ({"gradient_checkpointing": True}, 30, 1, 8 * 500),
+    ({}, 1, 0, 0), ({"share_prefixes": False}, 30, 0, 0), ({"packing": False}, 30, 0, 0),
+])  # fmt: skip
+def test_keys_of_a_path_are_counted_once_for_each_run(tmp_path, settings, groups, layers, asked):
+    """Of 4 rows of 100 tokens for each group, and micro-batches of 500, which hold one group without sharing."""
+    spec = tiny.make(tmp_path)
+    config = small_run(
+        run={"name": "one", "steps": 2}, trainer={"backend": "torch", "device": "cpu", "tokens_per_microbatch": 500},
+        feeder={"groups_per_batch": groups, "group_size": 4},
+    )  # fmt: skip
+    backend = TorchBackend.Config(**settings)
+    estimate = estimate_memory(config, spec, longest=100, needs=(), options={"backend": backend})
+    (trainer,) = [role for role in estimate.roles if role.role == "trainer"]
+    width = ModelSizes.of(spec.folder, None).keys
+    assert trainer.parts[MAIN].get("keys of what rows share", 0) == asked * 4 * 2 * width * layers
+
+
 RECORD = 1000 * (TOKEN_BYTES + CHARACTERS_PER_TOKEN) + RECORD_BYTES
 COMPARED = {"source": "arithmetic", "reward": "majority_vote"}
 
