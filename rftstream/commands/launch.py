@@ -13,8 +13,9 @@ from pathlib import Path
 import click
 
 from rftstream.commands.options import command, files_argument, group, json_option, load_run_file, run_files, set_option
-from rftstream.commands.param_types import AnyPath, RunFile
+from rftstream.commands.param_types import AnyPath, RunFile, Word
 from rftstream.errors import ConfigError, RftError
+from rftstream.roles import ROLES
 
 
 @group("rftstream launch slurm run.toml --dry-run")
@@ -150,12 +151,11 @@ def ssh(
 
     files = run_files(files)
     config = load_run_file(files)
-    base = folder or str(Path(config.base).resolve())
     fleet = Fleet(
         hosts=read_hosts(hosts_file, config),
-        folder=base,
+        folder=folder or str(Path(config.base).resolve()),
         files=[file.name if folder else str(file.resolve()) for file in files],
-        state=Path(base) / config.run.folder / "ssh" / config.run.name,
+        state=Path(config.run.folder) / "ssh" / config.run.name,
         command=shlex.split(command) if command else (sys.executable, "-m", "rftstream"),
         before=before,
         options=options,
@@ -178,7 +178,14 @@ def ssh(
     group=launch,
 )
 @files_argument
-@click.option("--role", "roles", metavar="ROLE", multiple=True, help="Several times.  [default: all of the run]")
+@click.option(
+    "--role",
+    "roles",
+    metavar="ROLE",
+    type=Word(tuple(ROLES)),
+    multiple=True,
+    help="Several times.  [default: all of the run]",
+)
 @click.option("--to", type=AnyPath(file_okay=False), help="Write the units there.  [default: print them]")
 @click.option("--command", metavar="PATH", help="rftstream on the host.  [default: this one]")
 @click.option("--user", metavar="NAME", help="Who runs the workers.  [default: root]")
@@ -199,14 +206,14 @@ def systemd(
     instances is started. systemd starts again what another try can mend.
     """
     from rftstream.integrations.systemd import worker_units
-    from rftstream.roles import count_workers, role_specs
+    from rftstream.roles import role_specs
 
     files = run_files(files)
     config = load_run_file(files)
     units = worker_units(
         config,
         files,
-        list(count_workers(roles, "--role")) or [spec.name for spec in role_specs() if spec.count(config)],
+        list(dict.fromkeys(roles)) or [spec.name for spec in role_specs() if spec.count(config)],
         shlex.split(command) if command else (sys.executable, "-m", "rftstream"),
         user=user,
         environment=environment,

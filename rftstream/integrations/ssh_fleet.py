@@ -29,8 +29,8 @@ from rftstream.runs.folder import lies_in_folder
 from rftstream.service.role_spec import RoleKind
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15")
-SSH_FAILED, REFUSED = 255, 40
-"""Exit codes: of ssh itself, and of our scripts when the host lacks something."""
+SSH_FAILED = 255
+"""Exit code of ssh itself. Our scripts end with 40 when the host lacks something."""
 
 BEGIN = """
 fail() { echo "$1" >&2; exit 40; }
@@ -75,7 +75,7 @@ tail -n 1 "$log"
 """
 STATUS = """
 if alive; then echo "process $pid"; else echo; fi
-tail -n 1 "$log" 2>/dev/null || echo
+echo "$(tail -n 1 "$log" 2>/dev/null)"
 rft status "$@" --json
 """
 LOGS = """
@@ -96,7 +96,7 @@ class FleetHost:
     @property
     def name(self) -> str:
         """Return the name that is part of the workers' names and of file names."""
-        return re.sub(r"[^A-Za-z0-9.-]", "_", self.address.rpartition("@")[2])
+        return _name(self.address)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +124,10 @@ class HostAnswer:
         return f"does not answer: {said}; see `ssh {address} true`"
 
 
+def _name(address: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]", "_", address.rpartition("@")[2])
+
+
 def read_hosts(file: Path, config: RunConfig) -> tuple[FleetHost, ...]:
     """Return the hosts of a file, each line `HOST [ROLE[=NUMBER]]...`. The roles that no line names are dealt to the
     hosts without roles: single ones to the first, workers of the others to all, from the last on.
@@ -135,7 +139,7 @@ def read_hosts(file: Path, config: RunConfig) -> tuple[FleetHost, ...]:
     found: dict[str, dict[str, int]] = {}
     for line_number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         address, *words = line.partition("#")[0].split() or [""]
-        if address.startswith("-") or address in found:
+        if address.startswith("-") or _name(address) in map(_name, found):
             raise ConfigError(f"{file}:{line_number}: got {address!r}, expected the name of a host, and each once")
         if address:
             found[address] = count_workers(words, f"{file}:{line_number}")
@@ -170,7 +174,7 @@ class Fleet:
     files: Sequence[str]
     """Run files on the hosts."""
     state: Path
-    """Folder on the hosts for process ids and logs of `rftstream workers`."""
+    """Folder for process ids and logs of `rftstream workers`, from the working folder on."""
     command: Sequence[str]
     """Command that runs rftstream on the hosts."""
     before: Sequence[str] = ()
@@ -234,7 +238,7 @@ class Fleet:
             raise RftError("\n".join(troubles))
 
     def _answers(self, script: str, show: Callable[[FleetHost, str], None] | None = None) -> list[HostAnswer]:
-        with ThreadPoolExecutor(max_workers=min(64, len(self.hosts))) as pool:
+        with ThreadPoolExecutor(max_workers=len(self.hosts)) as pool:
             return list(pool.map(lambda host: self._ask(host, script, show), self.hosts))
 
     def _ask(self, host: FleetHost, script: str, show: Callable[[FleetHost, str], None] | None = None) -> HostAnswer:

@@ -62,6 +62,7 @@ def test_hosts_that_cannot_be_used_are_named(place: Workplace, ssh_config: Path)
     place.assert_nobody_left()
 
 
+@pytest.mark.heavy("ten logins by ssh, each with starts of Python on the host, and two starts of all workers")
 @pytest.mark.slow
 @pytest.mark.law("lost")
 def test_a_host_is_started_looked_at_and_stopped_from_afar(place: Workplace, ssh_config: Path) -> None:
@@ -107,6 +108,7 @@ def test_a_host_is_started_looked_at_and_stopped_from_afar(place: Workplace, ssh
     ("hosts", "told"),
     [
         ("a feeder\na buffer", "hosts:2: got 'a', expected the name of a host, and each once"),
+        ("me@a feeder\na buffer", "hosts:2: got 'a', expected the name of a host, and each once"),
         ("-oProxyCommand=x", "hosts:1: got '-oProxyCommand=x', expected the name of a host"),
         ("a trayner", "hosts:1: role: unknown 'trayner'; .*'trainer'"),
         ("a explorer=many", "hosts:1: got 'explorer=many', expected ROLE or ROLE=NUMBER, e.g. explorer=4"),
