@@ -335,8 +335,8 @@ def _text(status: Status, now: float) -> list[str]:
     known = {worker.process for worker in status.workers}
     members = {} if status.elsewhere is None else status.elsewhere.members
     for role, names in members.items():
-        named = [(name, *name.split(" at ", 1)) for name in names]
-        workers += [(name, "", f"one of the {role}s that the log hears") for name, own, *_ in named if own not in known]
+        unknown = (name for name in names if name.partition(" at ")[0] not in known)
+        workers += [(name, "", f"one of the {role}s that the log hears") for name in unknown]
     return [
         f"{status.run}  {status.folder}",
         "",
