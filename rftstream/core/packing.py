@@ -102,7 +102,8 @@ def grow(keys: Sequence[np.ndarray], *, least: int | None = None) -> Forest:
     common_B = np.asarray([0, *(_in_common(keys[one], keys[other]) for one, other in itertools.pairwise(order))])
     runs: list[tuple[int, int, int, int]] = []
     lasts_B = np.zeros(len(keys), np.int64)
-    tasks = [((0,), 0, len(keys), 0, ROOT)]  # a heap: those of a run come after it, by their first rows
+    way: tuple[int, ...] = (0,)
+    tasks = [(way, 0, len(keys), 0, ROOT)]  # a heap: those of a run come after it, by their first rows
     while tasks:  # rows `first` to `end` of the order are told apart from token `start` on
         way, first, end, start, parent = heapq.heappop(tasks)
         rows = order[first:end]
