@@ -140,6 +140,7 @@ class ReadingConformance(BenchFixtures):
         found: list[Record] = []
 
         def read_on() -> bool:
+            assert reader.poll(max_records=0) == []  # as a worker without room asks
             batch = reader.poll(max_records=7)
             assert len(batch) <= 7
             found.extend(batch)
