@@ -137,6 +137,7 @@ OWNERS = {
     "gymnasium": "rftstream.environments.hosts.adapters.gymnasium",
     "textarena": "rftstream.environments.hosts.adapters.textarena",
     "websockets": "rftstream.environments.hosts.adapters.openenv",
+    "openreward": "rftstream.environments.hosts.adapters.ors",
     "verifiers": "rftstream.environments.hosts.adapters.verifiers",
     "httptools": "rftstream.http.server",
 }
@@ -148,6 +149,7 @@ FORKS = ("rftstream.launch.zygote", "rftstream.sandbox.inside.box", "rftstream.s
 OTHER_INTERPRETERS = {
     "rftstream.environments.hosts.guard": "starts another interpreter, which must not see the variables of this one",
     "rftstream.environments.places.docker": "starts the engine's command, which finds its engine by them",
+    "rftstream.environments.hosts.adapters.ors": "runs in another one, whose package is not to ask a registry for news",
     "rftstream.environments.hosts.adapters.verifiers": "runs in another one, whose package takes keys in no other way",
 }
 """Module that reads the environment -> why."""

@@ -23,6 +23,7 @@ ADAPTERS = {
     "gymnasium": "gymnasium.py:GymnasiumEnvironment",
     "textarena": "textarena.py:TextArenaEnvironment",
     "openenv": "openenv.py:OpenEnvEnvironment",
+    "ors": "ors.py:OrsEnvironment",
     "verifiers": "verifiers.py:run",
 }
 """Name of an adapter -> its file in `adapters/` and the object in it: a class, or an agent's function."""

@@ -100,9 +100,15 @@ class NemoGymTaskset(NamedTaskset):
 
 
 class OpenEnvTaskset(NamedTaskset):
-    """Episodes on a server of OpenEnv, each with a seed."""
+    """Episodes of an environment of OpenEnv, each with a seed."""
 
     scheme = "openenv"
+
+
+class OrsTaskset(NamedTaskset):
+    """A split of an environment that speaks ORS, the protocol of OpenReward."""
+
+    scheme = "ors"
 
 
 class GymnasiumTaskset(NamedTaskset):

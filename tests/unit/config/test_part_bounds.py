@@ -96,6 +96,7 @@ REACHED: dict[str, str] = {
     "taskset.gymnasium size start_timeout_s timeout_s": f"{_UNIT}/environments/hosts/test_named.py",
     "taskset.nemo_gym size start_timeout_s timeout_s": f"{_UNIT}/environments/hosts/test_named.py",
     "taskset.openenv size start_timeout_s timeout_s": f"{_UNIT}/environments/hosts/test_named.py",
+    "taskset.ors size start_timeout_s timeout_s": f"{_UNIT}/environments/hosts/test_named.py",
     "taskset.textarena size start_timeout_s timeout_s": f"{_UNIT}/environments/hosts/test_named.py",
     "taskset.verifiers size start_timeout_s timeout_s": f"{_UNIT}/environments/hosts/test_named.py",
     "taskset.hf size skip": f"{_UNIT}/data/test_tasksets_hf.py",

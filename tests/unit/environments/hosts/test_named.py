@@ -48,6 +48,7 @@ BROUGHT: dict[str, tuple[dict[str, Any], Any, Any]] = {
         {"name": "hosted", "target": "openenv", "options": {"action": "json", "url": "http://127.0.0.1:8000"}},
         "environment",
     ),
+    "ors:own/sums": ({}, {"name": "hosted", "target": "ors", "options": {"url": "own/sums"}}, "environment"),
 }
 """Source -> its options, and the environment and the reward that it brings."""
 
@@ -77,7 +78,7 @@ PACKAGES = {
     "verifiers:sums_taskset": ("verifiers==0.4.0", 5, "3+1?", {"idx": 3}),
     "gymnasium:FrozenLake-v1": ("gymnasium==1.4.0 numpy==2.4.6", 700, "", {"options": {"seed": 3}}),
     "textarena:GuessTheNumber-v0": ("textarena==0.7.4", 700, "", {"options": {"seed": 3}}),
-    "openenv:http://127.0.0.1:1": ("openenv-core==0.3.0", 700, "", {"options": {"reset": {"seed": 3}}}),
+    "openenv:http://127.0.0.1:1": ("openenv==0.10.0", 700, "", {"options": {"reset": {"seed": 3}}}),
 }
 """Source -> its package, and how many tasks there are of 700, prompt and info of the fourth."""
 

@@ -1,27 +1,30 @@
-"""The adapters of textarena, openenv-core and verifiers, each with its package in a virtual environment of its own."""
+"""The adapters of textarena, openenv, openreward and verifiers, each with its package in an environment of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.base import Reply
 from rftstream.environments.hosted import HostedEnvironment
 from rftstream.environments.hosts.agents import AgentResult, AgentWork, HostedAgent, HostedAgentConfig
-from rftstream.environments.hosts.pool import close_pools
+from rftstream.environments.hosts.pool import close_pools, list_tasks, pool_of
 from rftstream.errors import HostedCodeError
 from tests.loopback import Asked, HttpServer
-from tests.unit.environments.hosts.scene import PROBLEM, say
+from tests.unit.environments.hosts.scene import CALL, PROBLEM, say
 from tests.unit.environments.hosts.venvs import interpreter
 from tests.waiting import wait_until
 
@@ -120,7 +123,7 @@ def test_wrong_options_of_textarena(arena: str, options: dict[str, Any], expecte
         asyncio.run(play(hosted("textarena", arena, options)))
 
 
-# openenv-core
+# openenv
 
 ECHO_SERVER = '''
 import socket, sys
@@ -169,17 +172,13 @@ uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 
 @pytest.fixture(scope="module")
 def openenv() -> str:
-    return interpreter("openenv-core==0.3.0")
+    return interpreter("openenv==0.10.0")
 
 
 @pytest.fixture
 def echo_server(openenv: str, tmp_path: Path) -> Iterator[str]:
-    path = tmp_path / "echo_server.py"
-    path.write_text(ECHO_SERVER)
-    with subprocess.Popen([openenv, str(path)], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout
-        yield f"http://127.0.0.1:{int(server.stdout.readline())}"
-        server.kill()
+    with served(openenv, tmp_path / "echo_server.py", ECHO_SERVER) as url:
+        yield url
 
 
 async def test_an_openenv_server(openenv: str, echo_server: str) -> None:
@@ -197,6 +196,201 @@ async def test_an_openenv_server(openenv: str, echo_server: str) -> None:
     with pytest.raises(HostedCodeError, match="the server said to 'step'"):
         await play(whole, '{"wrong": 1}')
     await whole.close()
+
+
+COUNTER_APP = '''
+from fastmcp import FastMCP
+from openenv.core.env_server.http_server import create_app
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+from openenv.core.env_server.types import Observation, State
+
+class Counter(MCPEnvironment):
+    """Counts by MCP tools to three. One session at a time, as the class says by saying nothing."""
+
+    def __init__(self):
+        tools = FastMCP("counter")
+
+        @tools.tool
+        def count(by: int) -> str:
+            """Count on."""
+            if by < 0:
+                raise ValueError("only upwards")
+            self.sum += by
+            return f"now {self.sum}"
+
+        super().__init__(tools)
+
+    def reset(self, seed=None, episode_id=None, **more):
+        self.sum = 0
+        return Observation(done=False, reward=None, metadata={"goal": 3})
+
+    async def step_async(self, action, timeout_s=None, **more):
+        seen = await super().step_async(action, timeout_s=timeout_s, **more)
+        seen.reward, seen.done = float(self.sum == 3), self.sum >= 3
+        return seen
+
+    def _step_impl(self, action, timeout_s=None, **more):
+        raise NotImplementedError
+
+    @property
+    def state(self):
+        return State(episode_id="e", step_count=0)
+
+app = create_app(Counter, CallToolAction, CallToolObservation, env_name="counter")
+'''
+
+
+def call(**arguments: Any) -> AssistantMessage:
+    return say("", tool_calls=(replace(CALL, name="count", arguments=arguments),))
+
+
+async def test_packages_of_openenv(openenv: str, tmp_path: Path) -> None:
+    """One as `openenv init` makes it, and one whose MCP tools are the policy's. Each allows one session at a time."""
+    command = [str(Path(openenv).parent / "openenv"), "init", "echo_env", "--output-dir", str(tmp_path)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    (tmp_path / "counter" / "server").mkdir(parents=True)
+    (tmp_path / "counter" / "server" / "app.py").write_text(COUNTER_APP)
+    path = (str(tmp_path),)
+    made = hosted("openenv", openenv, {"url": "echo-env", "observation": "echoed_message"}, path=path)
+    _, [reply] = await play(made, "hello")
+    assert reply.messages[0].content == "hello"
+    assert reply.reward is not None
+    assert reply.reward > 0
+    own, other = (hosted("openenv", openenv, {"url": "counter"}, path=path) for _ in range(2))
+    assert '"goal": 3' in (await own.start())[-1].content
+    [tool] = await own.tools()
+    assert (tool["function"]["name"], tool["function"]["description"]) == ("count", "Count on.")
+    assert tool["function"]["parameters"]["properties"] == {"by": {"type": "integer"}}
+    waiting = asyncio.create_task(other.start())
+    replies = [await own.reply(say("", tool_calls=(*call(by=1).tool_calls, *call(by=-1).tool_calls)))]
+    replies += [await own.reply(call(to=1)), await own.reply(call(by=2))]
+    said = [[message.content for message in reply.messages] for reply in replies]
+    assert said[0][0] == "now 1"
+    assert "only upwards" in said[0][1]
+    assert "Error: " in said[1][0]
+    assert said[2] == ["now 3"]
+    assert [(reply.done, reply.reward) for reply in replies] == [(False, 0.0), (False, 0.0), (True, 1.0)]
+    assert not waiting.done(), "the only session is taken"
+    await own.close()
+    await waiting
+    assert (await other.reply(say("I count no further."))).done
+    await other.close()
+    full = [hosted("openenv", openenv, {"url": "counter", "wait_s": 0.3}, path=path) for _ in range(2)]
+    await full[0].start()
+    with pytest.raises(HostedCodeError, match=r"no free session within 0\.3 s; raise processes or wait_s"):
+        await full[1].start()
+    with pytest.raises(HostedCodeError, match="got 'nowhere', expected http"):
+        await play(hosted("openenv", openenv, {"url": "nowhere"}, path=path))
+    await asyncio.gather(*(one.close() for one in full))
+
+
+# openreward
+
+ORS_SERVER = '''
+import socket, sys
+import uvicorn
+from pydantic import BaseModel
+from openreward.environments import Environment, ImageBlock, Server, TextBlock, ToolOutput, terminal, tool
+
+class Guess(BaseModel):
+    number: int
+
+class Said(BaseModel):
+    text: str
+
+class Numbers(Environment):
+    """Guess a number, or say it."""
+
+    @classmethod
+    def list_splits(cls):
+        return ["train", "test"]
+
+    @classmethod
+    def list_tasks(cls, split):
+        return [{"number": number} for number in range(250 if split == "train" else 3)]
+
+    def get_prompt(self):
+        return [TextBlock(text=f"Guess, below {self.task_spec['number'] + 2}.")]
+
+    @tool
+    def guess(self, inputs: Guess) -> ToolOutput:
+        """Make a guess."""
+        if inputs.number == 99:
+            raise LookupError("no such number")
+        right = inputs.number == self.task_spec["number"]
+        picture = ImageBlock(data="aGk=", mimeType="image/png")
+        said = TextBlock(text="yes" if right else "no")
+        return ToolOutput(blocks=[said, picture], reward=right - 0.5, finished=right)
+
+    @tool
+    def rules(self) -> ToolOutput:
+        return ToolOutput(blocks=[TextBlock(text="none")])
+
+class Spoken(Numbers):
+    @terminal
+    @tool
+    def end(self, inputs: Said) -> ToolOutput:
+        right = inputs.text == str(self.task_spec["number"])
+        return ToolOutput(blocks=[], reward=float(right), finished=True)
+
+listener = socket.socket()
+listener.bind(("127.0.0.1", 0))
+listener.listen(64)
+print(listener.getsockname()[1], flush=True)
+uvicorn.Server(uvicorn.Config(Server([Numbers, Spoken]).app, log_level="warning")).run(sockets=[listener])
+'''
+
+
+@contextlib.contextmanager
+def served(python: str, path: Path, text: str) -> Iterator[str]:
+    path.write_text(text)
+    with subprocess.Popen([python, str(path)], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout
+        try:
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+        finally:
+            server.kill()
+
+
+async def test_a_server_of_ors(tmp_path: Path) -> None:
+    python = interpreter("openreward==0.1.167")
+    with served(python, tmp_path / "ors_server.py", ORS_SERVER) as url:
+        tasks = list_tasks(pool_of(HostedEnvironment.Config(python=python).hosts()), "ors", {"url": url}, 200, 60, 60)
+        assert len(tasks) == 200
+        info = json.loads(tasks[120])["info"]
+        assert info == {"options": {"task": {"number": 120}, "environment": "numbers"}}
+
+        def opened(number: int, environment: str) -> HostedEnvironment:
+            return hosted("ors", python, {"url": url, "task": {"number": number}, "environment": environment})
+
+        guessed = opened(7, "numbers")
+        assert [one.content for one in await guessed.start()] == ["Begin.", "Guess, below 9."]
+        names = [tool["function"]["name"] for tool in await guessed.tools()]
+        assert sorted(names) == ["guess", "rules"]
+        turns: list[list[tuple[str, dict[str, Any]]]] = [
+            [("rules", {})],
+            [("guess", {"number": 1}), ("guess", {"x": 1}), ("no", {})],
+            [("guess", {"number": 7})],
+        ]
+        replies = []
+        for turn in turns:
+            calls = tuple(replace(CALL, name=name, arguments=arguments) for name, arguments in turn)
+            replies.append(await guessed.reply(say("", tool_calls=calls)))
+        said = [[message.content for message in reply.messages] for reply in replies]
+        assert (said[0], said[1][0], said[2]) == (["none"], "no", ["yes"])
+        assert all(text.startswith("Error: ") for text in said[1][1:])
+        assert replies[2].messages[0].media[0].url == "data:image/png;base64,aGk="
+        assert [(reply.done, reply.reward) for reply in replies] == [(False, None), (False, -0.5), (True, 0.5)]
+        spoken, silent, broken = opened(7, "spoken"), opened(7, "numbers"), opened(7, "numbers")
+        _, [reply] = await play(spoken, "7")
+        assert (reply.done, reply.reward) == (True, 1.0)
+        _, [reply] = await play(silent, "7")
+        assert (reply.done, reply.reward) == (True, None)
+        await broken.start()
+        with pytest.raises(HostedCodeError, match="no such number"):
+            await broken.reply(say("", tool_calls=(replace(CALL, name="guess", arguments={"number": 99}),)))
+        await asyncio.gather(guessed.close(), broken.close())
 
 
 # verifiers
