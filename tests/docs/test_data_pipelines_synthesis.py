@@ -9,7 +9,7 @@ import pytest
 from rftstream.contracts.problems import NewProblem, ProblemKind
 from tests.docs.following import Reader
 from tests.docs.reading import ROOT, blocks
-from tests.e2e.workplace import Workplace
+from tests.e2e.workplace import RunView, Workplace, sets
 from tests.flow.writers import served, writer
 
 PAGE = ROOT / "docs" / "data-pipelines-synthesis.md"
@@ -26,14 +26,17 @@ def test_the_page_is_true(tmp_path: Path) -> None:
             for block in blocks(PAGE, "toml", "json"):
                 assert block.name
                 place.write(block.name, block.text.replace(URL, server.url))
-            done = place.call("run", "grow.toml")
-            assert done.code == 0, done.err
+            run = place.start("run", "grow.toml", *sets("run.steps=100000"))
+            view = place.view("runs/grow")
+            place.wait_for(lambda: _joined(view), "a problem that the model made")
+            assert place.call("drain", "runs/grow").code == 0
+            assert run.finish().code == 0
         reader = Reader(place)
         for block in blocks(PAGE, "console"):
             for command in block.commands:
                 reader.run(command)
         told = dict(reader.told)
-        made = [one for one in place.view("runs/grow").messages("problems") if isinstance(one, NewProblem)]
+        made = _joined(view)
     finally:
         place.end()
     assert "2 rows: 2 added to more" in told["rftstream problems add runs/grow --from mine.jsonl --by ada"]
@@ -42,3 +45,7 @@ def test_the_page_is_true(tmp_path: Path) -> None:
     traced = told["rftstream trace runs/grow more/0"]
     assert made[0].parent is not None
     assert made[0].parent in traced
+
+
+def _joined(view: RunView) -> list[NewProblem]:
+    return [one for one in view.messages("problems") if isinstance(one, NewProblem)]
