@@ -1,7 +1,8 @@
 """A summary says what the records of a topic below an offset amount to. Topic `summaries`.
 
-The single role that writes a topic summarises it. Who starts reads the newest summary, and then only what came after
-it. A summary is true for ever, however old it is, since the records below its offset do not change."""
+The single role that writes a topic summarises it; the trainer does it for `control`, on which many write. Who starts
+reads the newest summary, and then only what came after it. A summary is true for ever, however old it is, since the
+records below its offset do not change."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from msgspec import Meta
 from rftstream.contracts.message_spec import Message, message
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.ranges import NonNegativeInt
+from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.rules import Violation, rule
+from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import VersionName
 
 _Count = Annotated[int, Meta(ge=0)]
@@ -100,9 +103,35 @@ class WeightsSummary:
     """Versions of each trainer, in order of the trainers."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptRecord:
+    """A record of `control` that still says something, as it was."""
+
+    offset: NonNegativeInt
+    """Its offset."""
+    timestamp_s: float
+    """Its time on the log."""
+    key: bytes | None
+    """Its key."""
+    value: bytes | None
+    """Its value."""
+    headers: tuple[tuple[str, bytes], ...]
+    """Its headers, as names and values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSummary:
+    """The records of `control` that later ones have neither replaced nor withdrawn."""
+
+    records: tuple[KeptRecord, ...]
+    """The newest record of each key, and those that the writer of the summary could not read, by offset."""
+    was_imported: bool = False
+    """The run's tasks are copies of another run's, whose log has the claims of their feeder."""
+
+
 @message(
     "summary",
-    version=2,
+    version=3,
     readable_since=1,
     topic="summaries",
     key=lambda summary: summary.topic,
@@ -114,7 +143,7 @@ class Summary(Message):
     Exactly the field that is named like the topic is set."""
 
     topic: str
-    """outcomes, steps or weights."""
+    """control, outcomes, steps or weights."""
     through: NonNegativeInt
     """The summary covers all records below this offset."""
     outcomes: OutcomesSummary | None = None
@@ -123,11 +152,22 @@ class Summary(Message):
     """Summary of `steps`."""
     weights: WeightsSummary | None = None
     """Summary of `weights`."""
+    control: ControlSummary | None = None
+    """Summary of `control`."""
+
+
+SUMMARISED = ("control", "outcomes", "steps", "weights")
+"""The topics that are summarised."""
+
+
+def summariser(topic: str) -> str:
+    """Return the role that summarises a topic; an empty name for a topic that nobody summarises."""
+    return RoleName.trainer if topic == "control" else TOPICS[topic].writer or ""
 
 
 @rule(Summary)
 def _check_summary(summary: Summary) -> Violation | None:
-    named = tuple(name for name in ("outcomes", "steps", "weights") if getattr(summary, name) is not None)
+    named = tuple(name for name in SUMMARISED if getattr(summary, name) is not None)
     if named != (summary.topic,):
         return ".topic", f"got {summary.topic!r} with {', '.join(named) or 'nothing'}, expected the field of that name"
     if summary.outcomes is not None and (unknown := set(summary.outcomes.groups) - set(GroupResult)):

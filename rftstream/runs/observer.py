@@ -6,11 +6,11 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.service.control_view import ControlView
 from rftstream.service.reading import read_to_ends
-from rftstream.service.records.in_force import RecordsInForce
+from rftstream.service.records.in_force import CONTROL, RecordsInForce
 from rftstream.service.records.steps_glance import begin_near_the_end
 from rftstream.service.role import Log
 from rftstream.transport.base import Reader, Transport
@@ -117,7 +117,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 class Observer:
-    """Follows `evals` and `control` from their beginning, and the first and the newest of `steps`."""
+    """Follows `evals` from its beginning, `control`, and the first and the newest of `steps`."""
 
     def __init__(self, transport: Transport, *, whole: bool = False) -> None:
         """`whole`: all of `steps` is read, for those who want each of them among the news."""
@@ -127,7 +127,8 @@ class Observer:
         self.evaluations: dict[str, tuple[EvalResult, EvalResult]] = {}
         """The first and the newest result of each evaluation."""
         self._rule = RecordsInForce(transport)
-        positions = {TopicPartition(topic, 0): 0 for topic in OBSERVED}
+        control = self._rule.begin_control()
+        positions = {TopicPartition(topic, 0): 0 for topic in OBSERVED} | {CONTROL: control.offset}
         if not whole:
             start = begin_near_the_end(Log(transport, self._rule))
             for step in start.first:
@@ -136,7 +137,7 @@ class Observer:
                 self.curve.pass_over(start.starts, start.newest)
             positions |= start.positions
         self.reader: Reader = transport.reader(positions)
-        self._polled: deque[Record] = deque()
+        self._polled = deque(control.records)
         """Records that were read but not processed, since that may need the log, which may not answer now."""
 
     def catch_up(self) -> None:

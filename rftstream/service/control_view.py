@@ -78,7 +78,8 @@ class ControlView:
             case Drawn():
                 self.drawn = message
             case DatasetExported():
-                self.exports = (*self.exports, message)
+                others = (one for one in self.exports if one.export_id != message.export_id)
+                self.exports = (*others, message)
             case Claim():
                 known = self.claims.get(message.role)
                 if known is None or message.epoch > known.epoch:
@@ -97,17 +98,19 @@ class ControlView:
 def read_control(
     transport: Transport, *, settled: bool = False, until_s: float = math.inf, log: Log | None = None
 ) -> ControlView:
-    """Read `control` from its beginning to its end, or up to the log time `until_s`. `settled` is as for
-    `Admin.end_offsets`. A `log` that is given knows the claims afterwards: it need not read `control` for these."""
+    """Read `control` to its end, or up to the log time `until_s`. `settled` is as for `Admin.end_offsets`. A `log` that
+    is given knows the claims afterwards: it need not read `control` for these."""
     view, log = ControlView(), Log(transport) if log is None else log
-    for record, message in log.rule.messages(log.read("control", settled=settled)):
+    # A summary says nothing of an earlier time.
+    records = log.control(settled=settled) if until_s == math.inf else log.read("control", settled=settled)
+    for record, message in log.rule.messages(records):
         if record.timestamp_s <= until_s:
             view.absorb(record.key, message)
     return view
 
 
 class ControlReader:
-    """Reads `control` from its beginning, and then only new records. Who looks at a run again and again makes one."""
+    """Reads `control`, and then only new records. Who looks at a run again and again makes one."""
 
     def __init__(self, transport: Transport) -> None:
         self._log = Log(transport)
@@ -117,7 +120,8 @@ class ControlReader:
     def read(self) -> ControlView:
         """Return the state now. It does not change with later calls."""
         ends = self._log.ends("control")
-        for record, message in self._log.rule.messages(self._log.read("control", start=self._next)):
+        records = self._log.read("control", start=self._next) if self._next else self._log.control()
+        for record, message in self._log.rule.messages(records):
             self._view.absorb(record.key, message)
             self._next[record.place] = record.offset + 1
         self._next = {place: max(end, self._next.get(place, 0)) for place, end in ends.items()}

@@ -30,7 +30,7 @@ from rftstream.desk import Desk
 from rftstream.errors import ContractError, ForeignRecord
 from rftstream.models.device_lock import DeviceLock, FileLock
 from rftstream.service.reading import read_between
-from rftstream.service.records.in_force import RecordsInForce, writer_epoch
+from rftstream.service.records.in_force import CONTROL, RecordsInForce, writer_epoch
 from rftstream.service.role_spec import RoleSpec
 from rftstream.transport.base import Position, Transport
 
@@ -402,10 +402,17 @@ class Log:
         positions = {place: max(begins[place], (start or {}).get(place, 0)) for place in ends}
         yield from read_between(self.transport, positions, ends, bodies=bodies)
 
+    def control(self, *, settled: bool = False) -> Iterator[Record]:
+        """Yield the records of `control` up to its end, without those of which its summary says that later ones have
+        replaced or withdrawn them."""
+        start = self.rule.begin_control()
+        yield from start.records
+        yield from self.read(CONTROL.topic, start={CONTROL: start.offset}, settled=settled)
+
     def messages(self, topic: str, *, start: Mapping[TopicPartition, int] | None = None) -> Iterator[Received]:
-        """Yield the records of `read` with their messages, None for tombstones. Foreign records are skipped.
-        ContractError for an undecodable record that a reader needs."""
-        for record in self.read(topic, start=start):
+        """Yield the records of `read`, or of `control`, with their messages, None for tombstones. Foreign records are
+        skipped. ContractError for an undecodable record that a reader needs."""
+        for record in self.control() if topic == CONTROL.topic else self.read(topic, start=start):
             if record.value is not None and codec.is_foreign(record):
                 log.error("%s: of no contract of this topic; passed over", record)
                 continue

@@ -9,7 +9,7 @@ from rftstream.contracts.control import Claim, RunFinished, TasksEnded, Trimmed
 from rftstream.contracts.messages import Message
 from rftstream.contracts.records import NewRecord
 from rftstream.contracts.role_names import RoleName
-from rftstream.contracts.summaries import Summary
+from rftstream.contracts.summaries import Summary, summariser
 from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import StepRecord, WeightsAnnounced
 from rftstream.service.control_view import read_control
@@ -46,7 +46,7 @@ def _writer(topic: str, message: Message, claimed: dict[str, int]) -> tuple[str,
         case Trimmed():
             return RoleName.trainer, max(1, claimed.get(RoleName.trainer, 0))
         case Summary():
-            topic = message.topic
+            return summariser(message.topic), max(1, claimed.get(summariser(message.topic), 0))
         case TasksEnded() if message.reason != "imported":
             return RoleName.feeder, max(1, claimed.get(RoleName.feeder, 0))
     role = TOPICS[topic].writer or ""

@@ -22,7 +22,7 @@ from rftstream.contracts.messages import MESSAGES, Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.rollouts import ImageSpan, Rollout, RolloutStatus, Segment, VersionSpan
 from rftstream.contracts.rules import RULES
-from rftstream.contracts.summaries import Summary
+from rftstream.contracts.summaries import SUMMARISED, Summary
 from rftstream.contracts.tasks import ChatMessage, Media, RolloutIds
 from rftstream.contracts.token_values import DTYPES, TokenValues
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
@@ -150,8 +150,8 @@ def _tied(cls: type, name: str, when: Any, then: dict[str, Any], otherwise: dict
 
 @st.composite
 def _summaries(draw: st.DrawFn) -> Summary:
-    topic = draw(st.sampled_from(["outcomes", "steps", "weights"]))
-    said = {name: draw(_present(Summary, name)) if name == topic else None for name in ("outcomes", "steps", "weights")}
+    topic = draw(st.sampled_from(SUMMARISED))
+    said = {name: draw(_present(Summary, name)) if name == topic else None for name in SUMMARISED}
     if said["outcomes"] is not None:
         counts = draw(st.dictionaries(st.sampled_from([str(one) for one in GroupResult]), INTS))
         said["outcomes"] = dataclasses.replace(said["outcomes"], groups=counts)

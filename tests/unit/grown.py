@@ -68,7 +68,7 @@ def play(log: SyntheticLog, rounds: int, *, first: int = 0, rejected: GroupResul
 
 def summarise(log: SyntheticLog, *topics: str, every: int = EVERY) -> list[Summary]:
     """Write the summaries of what stands there, as the role would that has just started."""
-    writer = SummaryWriter(log.transport, topics or ("outcomes", "steps", "weights"), every)
+    writer = SummaryWriter(log.transport, topics or ("outcomes", "steps", "weights", "control"), every)
     found: list[Summary] = []
     while True:
         writer.look()

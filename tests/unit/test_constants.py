@@ -31,6 +31,7 @@ REACHED: dict[str, str] = {
     "roles/verifier/groups.py MAX_GAP_S": "tests/flow/test_compared_siblings.py",
     "runs/notes.py MAX_TEXT MAX_TAGS MAX_BYTES": "tests/unit/studio/test_notes.py",
     "roles/feeder/step.py MAX_TASKS_A_TRANSACTION": "tests/e2e/test_bounds.py",
+    "service/records/control_in_force.py MAX_SUMMARY_BYTES": "tests/unit/service/test_control_summaries.py",
     "service/records/outcomes_in_force.py MAX_ITEMS": "tests/unit/service/test_summaries.py",
     "service/records/versions_in_force.py MAX_ITEMS": "tests/unit/service/test_summaries.py",
     "service/records/versions_in_force.py MAX_RUNS": "tests/unit/service/test_summaries.py",

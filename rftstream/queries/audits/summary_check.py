@@ -11,11 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rftstream.contracts.outcomes import GroupResult
-from rftstream.contracts.records import Record
+from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.summaries import OutcomesSummary, StepsSummary, Summary, WeightsSummary
 from rftstream.contracts.versions import StepRecord
 from rftstream.queries.audits.rows import RESULTS, headers_of, twin_key
 from rftstream.queries.facts.database import Index
+from rftstream.service.reading import read_between
+from rftstream.service.records.in_force import RecordsInForce
 from rftstream.service.records.newest_summaries import SUMMARIES
 from rftstream.service.role import Log
 
@@ -56,8 +58,11 @@ def summary_problems(index: Index, log: Log, said: Said, steps: Steps) -> list[s
     """Return a sentence for each summary that differs from its topic."""
     outcomes = OutcomesUpTo(index)
     by_offset = sorted(said, key=lambda pair: pair[1].through)
+    control = _of_control(log, [pair for pair in by_offset if pair[1].topic == "control"])
     found = {
-        record.offset: outcomes.find(summary)
+        record.offset: control[record.offset]
+        if summary.topic == "control"
+        else outcomes.find(summary)
         if summary.topic == "outcomes"
         else _of_weights(index, log, summary)
         if summary.topic == "weights"
@@ -104,6 +109,21 @@ class OutcomesUpTo:
         if said.next_batch != self._next_batch:
             return f"batch {said.next_batch} next at offset {summary.through} of outcomes, expected {self._next_batch}"
         return None
+
+
+def _of_control(log: Log, said: Said) -> dict[int, str | None]:
+    """Return what is wrong with each summary of `control`, or None, by the offset of the summary. They are given in
+    order of what they cover."""
+    found: dict[int, str | None] = {}
+    rule, place = RecordsInForce(log.transport), TopicPartition("control", 0)
+    read = log.transport.admin.begin_offsets(place.topic)[place] if said else 0
+    for record, summary in said:
+        for _ in rule.messages(read_between(log.transport, {place: read}, {place: summary.through})):
+            pass  # the records need only be judged
+        read = max(read, summary.through)
+        is_true = rule.summary(place.topic, summary.through) == summary
+        found[record.offset] = None if is_true else f"other records of control below offset {summary.through} than hold"
+    return found
 
 
 def _of_weights(index: Index, log: Log, summary: Summary) -> str | None:

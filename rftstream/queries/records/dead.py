@@ -127,7 +127,7 @@ def _from_control(log: Log, now: float) -> tuple[set[str], set[str]]:
     """Return the dropped letters and groups, and the groups with an unanswered request to be put back."""
     dropped: set[str] = set()
     asked: dict[bytes, str] = {}
-    for record in log.read("control"):
+    for record in log.control():
         key = record.key or b""
         if record.value is None:
             asked.pop(key, None)

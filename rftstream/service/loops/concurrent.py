@@ -33,7 +33,7 @@ from rftstream.service.loops.owned_partitions import OwnedPartitions
 from rftstream.service.loops.results import InHand, PendingResult, PendingResults, SavedRecords
 from rftstream.service.loops.tracker import PartitionTracker
 from rftstream.service.reading import begin_positions
-from rftstream.service.records.in_force import RecordsInForce
+from rftstream.service.records.in_force import CONTROL, RecordsInForce
 from rftstream.service.records.summaries import begin_with_summary
 from rftstream.service.role import FOREVER, ConcurrentStep, Done, Item, Log, Received, Role, RoleContext, SavingStep
 from rftstream.service.role_spec import RoleSpec
@@ -344,8 +344,8 @@ class FollowedTopics:
         `take` is called once for each record. If it raises, it is called again with the same record. `see` gets the
         summaries of topics before any record. `rule` judges the records that come after the summaries."""
         self._transport, self._topics = transport, ("control", *spec.follows)
-        positions = begin_positions(transport, self._topics)
-        log = Log(transport, rule)
+        positions, log, control = begin_positions(transport, spec.follows), Log(transport, rule), rule.begin_control()
+        positions[CONTROL] = control.offset
         for topic in spec.summarised:
             beginning = begin_with_summary(log, topic)
             positions |= beginning.positions
@@ -353,8 +353,8 @@ class FollowedTopics:
                 see(summary)
         self.reader = transport.reader(positions)
         self._take = take
-        self._unseen: list[Record] = []
-        """Records that were polled and not passed on. The reader does not deliver them again."""
+        self._unseen = list(control.records)
+        """Records that were read and not passed on. The reader does not deliver them again."""
         self._ends: dict[TopicPartition, int] | None = None
         """Ends of the topics when `caught_up` was first called. The step must see all records below them before it
         starts. None before the first call."""

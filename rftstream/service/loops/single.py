@@ -28,7 +28,7 @@ from rftstream.errors import ContractError, ForeignRecord, ProducerLost, Transpo
 from rftstream.service.dead_letters import UnsentLetters
 from rftstream.service.loops.commit import TransactionWriter
 from rftstream.service.loops.single_reader import SingleReader
-from rftstream.service.records.summaries import SummaryWriter
+from rftstream.service.records.summaries import SummaryWriter, summarised_by
 from rftstream.service.role import Log, Publish, Received, Role, RoleContext, SingleStep, SingleTransaction
 from rftstream.service.role_claim import GivesWay, RoleClaim
 from rftstream.service.service import MAX_IDLE_S, Service
@@ -67,7 +67,7 @@ class SingleService(Service):
         super().__init__(role, context)
         self.step = cast(SingleStep, role.step)
         self._after_the_end = role.after_the_end
-        self._reader = SingleReader(self.transport, self._take_control)
+        self._reader = SingleReader(self.transport, self.rule, self._take_control)
         self._claim = RoleClaim(self.role, context, self._reader, self.claims)
         self._writer = TransactionWriter(
             self.role,
@@ -77,7 +77,7 @@ class SingleService(Service):
                 "%s; looking at the log for who took over, for %g s", error, self._gives_way.next(self.clock.now())
             ),
         )
-        self._summaries = SummaryWriter(self.transport, self.spec.produces, context.summary_every)
+        self._summaries = SummaryWriter(self.transport, summarised_by(self.role), context.summary_every)
         self._in_force: InForce | None = None
         """State while the role is held; None if the role must be claimed, or claimed again."""
         self._pending: SingleTransaction | None = None

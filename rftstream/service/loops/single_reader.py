@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import TransportError
-from rftstream.service.reading import begin_positions, read_to_ends
+from rftstream.service.reading import read_to_ends
+from rftstream.service.records.in_force import CONTROL, RecordsInForce
 from rftstream.transport.base import Reader, Transport
 
 
@@ -20,10 +21,13 @@ class SingleReader:
     4. `close`, last.
     """
 
-    def __init__(self, transport: Transport, take_control: Callable[[Record], object]) -> None:
+    def __init__(self, transport: Transport, rule: RecordsInForce, take_control: Callable[[Record], object]) -> None:
         """Open the reader. TransportError if the log does not answer. `take_control` is called for each record that
-        `read_control` reads."""
-        self.reader: Reader = transport.reader(begin_positions(transport, ("control",)))
+        `read_control` reads. `rule` tells where `control` begins."""
+        start = rule.begin_control()
+        self._first = list(start.records)
+        """Records of the summary of `control` that were not taken yet."""
+        self.reader: Reader = transport.reader({CONTROL: start.offset})
         self.is_paused = False
         """Whether the reader delivers nothing from the consumed topics for now."""
         self._transport = transport
@@ -33,6 +37,9 @@ class SingleReader:
     def read_control(self, *, settled: bool = False) -> None:
         """Read `control` to its end. `settled` is as for `Admin.end_offsets`. Records of other topics are dropped,
         since the step recovers afterwards."""
+        while self._first:
+            self._take_control(self._first[0])
+            del self._first[0]
         ends = self._transport.admin.end_offsets("control", settled=settled)
         for records in read_to_ends(self._transport, self.reader, ends):
             with self.taking(records) as taken:

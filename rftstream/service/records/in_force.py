@@ -4,9 +4,10 @@ A record is in force if two things hold. The role that writes the topic was clai
 record follows from the records before it. Any other record is foreign: somebody else wrote it, or it is damaged. A
 foreign record changes nothing for any reader and is skipped.
 
-- On `control`, claims of a role are numbered without gaps. The first valid manifest is the manifest. Records of the
-  trainer and the feeder (`finished`, `trimmed`, `end`) count if their epoch is in force at this place. A `trimmed` must
-  contradict neither the log's ends nor earlier records, and its checkpoint's version must be on `steps`.
+- On `control` (service/records/control_in_force.py), claims of a role are numbered without gaps. The first valid
+  manifest is the manifest. Records of the trainer and the feeder (`finished`, `trimmed`, `end`) count if their epoch is
+  in force at this place. A `trimmed` must contradict neither the log's ends nor earlier records, and its checkpoint's
+  version must be on `steps`.
 - On `weights` and `steps` each record names a version of its writer's epoch. On `steps` versions are numbered without
   gaps, and a trainer begins with a version that is there already. An announcement may skip versions that are on
   `steps`.
@@ -23,27 +24,23 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from rftstream.contracts import codec
-from rftstream.contracts.control import Claim, Drawn, RunFinished, RunManifest, TasksEnded, Trimmed
 from rftstream.contracts.messages import Message
 from rftstream.contracts.outcomes import BatchReuse, GroupOutcome
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.role_names import RoleName
-from rftstream.contracts.rules import show
-from rftstream.contracts.summaries import Summary
+from rftstream.contracts.summaries import Summary, summariser
 from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import StepRecord
 from rftstream.contracts.versions import WeightsAnnounced as Announced
 from rftstream.errors import ContractError, ForeignRecord
 from rftstream.service.reading import read_between
+from rftstream.service.records.control_in_force import ControlInForce, ControlStart, records_of
+from rftstream.service.records.newest_summaries import FIRST_LOOK, newest_summaries
 from rftstream.service.records.outcomes_in_force import OutcomesInForce, outcome_of_headers
 from rftstream.service.records.versions_in_force import RecordedVersions, VersionsInForce
 from rftstream.transport.base import Transport
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 log = logging.getLogger(__name__)
 
@@ -65,24 +62,19 @@ class RecordsInForce:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._claims: dict[str, Claim] = {}
-        self._has_manifest = False
-        self._was_imported = False
-        """Whether the tasks are copies of another run's tasks, so that the claims of their feeder are on the other
-        run's log."""
-        self._trimmed: Trimmed | None = None
-        self._next_offset = 0
-        """The offset on `control` below which all records were judged."""
+        self._recorded = RecordedVersions(transport)
+        self._control = ControlInForce(transport, self._recorded)
+        """State of `control` up to the last judged record."""
+        self._start: ControlStart | None = None
+        """Where `control` begins for this reader; None if nobody asked yet."""
         self._versions: defaultdict[tuple[str, str], VersionsInForce] = defaultdict(VersionsInForce)
         """Versions in force, by topic and model."""
         self._judged: dict[str, int] = {}
         """Topic -> offset of the record that was judged last."""
         self.outcomes = OutcomesInForce()
         """State of `outcomes` up to the last judged record."""
-        self._recorded = RecordedVersions(transport)
         self._foreign: dict[tuple[str, int], str] = {}
         """Topic of FOLLOWING and offset -> why the record there is foreign."""
-        self._is_compacted: bool | None = None
 
     def check(self, record: Record, message: Message) -> None:
         """Raise ForeignRecord unless the record is in force. TransportError if the log does not answer; the caller then
@@ -93,13 +85,18 @@ class RecordsInForce:
     def decode(self, record: Record) -> Message | None:
         """Return the message of a record, None for a tombstone. ContractError if it cannot be decoded. ForeignRecord if
         it is not in force, or if it cannot be decoded on a topic of PASSED_OVER."""
+        is_new = record.topic == "control" and record.offset >= self._control.next_offset
         if record.value is None:
+            if is_new:
+                self._control.withdraw(record)
             return None
         try:
             message = codec.from_record(record)
         except ContractError as error:
             if record.topic not in PASSED_OVER:
                 raise
+            if is_new:
+                self._control.pass_over(record)
             message = self._by_headers(record, error)
         self.check(record, message)
         return message
@@ -134,9 +131,55 @@ class RecordsInForce:
             for model, there in VersionsInForce.of_weights(summary.weights).items():
                 self._versions[topic, model] = there
 
+    def begin_control(self) -> ControlStart:
+        """Return where a reader with this rule begins to read `control`: at the newest trusted summary, unless the rule
+        has judged records of it already. The reader first passes the records that are returned."""
+        if self._start is None:
+            begin = self._transport.admin.begin_offsets("control")[CONTROL]
+            self._start = (None if self._control.next_offset else self._summarised(begin)) or ControlStart(begin)
+        return self._start
+
+    def _summarised(self, begin: int) -> ControlStart | None:
+        """Begin with the newest summary of `control`. None if the one before it does not bear it out."""
+        end = self._transport.admin.end_offsets("control")[CONTROL]
+        # Who may write a summary is said on `control`, so that these are judged by their content alone. The search must
+        # not cost more than what it saves.
+        within = max(FIRST_LOOK, end - begin)
+        newest = newest_summaries(self._transport, "control", codec.from_record, below=end, within=within)
+        if len(newest) < 2 or newest[1][1].through < begin:
+            return None
+        (record, said), (_, before) = newest
+        found = RecordsInForce(self._transport)
+        found._recorded = self._recorded
+        found._begin_control_with(before)
+        found._judge_control(before.through, said.through)
+        if found.summary("control", said.through) != said:
+            log.warning("%s: says something else of control than stands there; reading all of it", record)
+            return None
+        self._begin_control_with(said)
+        return ControlStart(said.through, tuple(records_of(said.control)))
+
+    def _begin_control_with(self, summary: Summary) -> None:
+        self._control = ControlInForce(self._transport, self._recorded, summary.control)
+        self._control.next_offset = summary.through
+
+    def _judge_control(self, start: int, end: int) -> None:
+        for _ in self.messages(read_between(self._transport, {CONTROL: start}, {CONTROL: end})):
+            pass  # the records need only be judged
+
+    def _was_left_out(self, record: Record) -> bool:
+        """Return whether a record of `control` is below the summary with which this reader began, and not in it."""
+        start = self._start
+        if start is None or record.offset >= start.offset:
+            return False
+        return all(record.offset != one.offset for one in start.records)
+
     def summary(self, topic: str, through: int) -> Summary | None:
         """Return the summary of the records judged so far, which are those below `through`. None if a summary at this
         place would be incomplete."""
+        if topic == "control":
+            control = self._control.summary()
+            return None if control is None else Summary(topic=topic, through=through, control=control)
         if topic == "outcomes":
             outcomes = self.outcomes.summary()
             return None if outcomes is None else Summary(topic=topic, through=through, outcomes=outcomes)
@@ -161,75 +204,67 @@ class RecordsInForce:
     def is_claimed(self, role: str, epoch: int) -> bool:
         """Return whether the role was ever claimed under this epoch. Before it returns False, it reads `control` to its
         end."""
-        known = self._claims.get(role)
+        known = self._control.claims.get(role)
         for settled in (False, True):  # an open transaction may hide a claim
             if known is None or epoch > known.epoch:
                 self._read_on(settled=settled)
-                known = self._claims.get(role)
+                known = self._control.claims.get(role)
         if known is None:
-            return self._may_lack_claims()
+            return self._control.may_lack_claims()
         return 1 <= epoch <= known.epoch
-
-    def _rules(self, role: str, epoch: int) -> bool:
-        """Return whether the role is held under this epoch at the place on `control` that is being judged."""
-        known = self._claims.get(role)
-        return self._may_lack_claims() if known is None else epoch == known.epoch
 
     def _read_on(self, *, settled: bool) -> None:
         """Judge `control` up to its end. `settled` is as for `Admin.end_offsets`."""
-        end = self._transport.admin.end_offsets("control", settled=settled)[CONTROL]
-        if end <= self._next_offset:
+        start, end = self.begin_control(), self._transport.admin.end_offsets("control", settled=settled)[CONTROL]
+        if end <= self._control.next_offset:
             return
-        begin = self._transport.admin.begin_offsets("control")[CONTROL]
-        start = max(begin, self._next_offset)
-        for _ in self.messages(read_between(self._transport, {CONTROL: start}, {CONTROL: end})):
-            pass  # the records need only be judged
-        self._next_offset = max(self._next_offset, end)
-
-    def _may_lack_claims(self) -> bool:
-        """Return whether claims may have been compacted away. Runs that are older than this rule have such a
-        `control`."""
-        if self._is_compacted is None:
-            self._is_compacted = self._transport.admin.topics()["control"].compacted
-        return self._is_compacted
+        self._judge_control(max(start.offset, self._control.next_offset), end)
+        self._control.next_offset = max(self._control.next_offset, end)
 
     # ------------------------------------------------------------------------------------------ records
 
     def _why_foreign(self, record: Record, message: Message) -> str | None:
         topic, place = record.topic, (record.topic, record.offset)
         if topic not in FOLLOWING:
-            return self._why_unclaimed(record, message.topic if isinstance(message, Summary) else topic)
+            writer = summariser(message.topic) if isinstance(message, Summary) else TOPICS[topic].writer
+            return self._why_unclaimed(record, writer or "")
         if topic == "control":
-            is_new = record.offset >= self._next_offset
-        else:
-            is_new = record.offset > self._judged.get(topic, -1)
-        if is_new:
+            if self._was_left_out(record):
+                self._judge_anew()
+            if record.offset >= self._control.next_offset:
+                why = self._control.why_foreign(record, message, writer_epoch(record))
+                if why is not None:
+                    self._foreign[place] = why
+        elif record.offset > self._judged.get(topic, -1):
             match message:
                 case Announced() | StepRecord():
                     why = self._of_version(record, message)
                 case GroupOutcome() | BatchReuse():
                     why = self._of_outcome(record, message)
                 case _:
-                    why = self._of_control(record, message)
+                    why = None
             if why is not None:
                 self._foreign[place] = why
-            if topic == "control":
-                self._next_offset = record.offset + 1
-            else:
-                self._judged[topic] = record.offset
+            self._judged[topic] = record.offset
         return self._foreign.get(place)
 
-    def _why_unclaimed(self, record: Record, topic: str) -> str | None:
-        """Return why the role that writes `topic` did not write the record, or None if it did."""
-        role, epoch = TOPICS[topic].writer or "", writer_epoch(record)
-        if self.is_claimed(role, epoch) or self._may_lack_claims():
+    def _judge_anew(self) -> None:
+        """Judge `control` from its beginning, for a reader that reads all of it."""
+        begin, end = self._transport.admin.begin_offsets("control")[CONTROL], self._control.next_offset
+        self._start, self._control = ControlStart(begin), ControlInForce(self._transport, self._recorded)
+        self._judge_control(begin, end)
+
+    def _why_unclaimed(self, record: Record, role: str) -> str | None:
+        """Return why the role did not write the record, or None if it did."""
+        epoch = writer_epoch(record)
+        if self.is_claimed(role, epoch) or self._control.may_lack_claims():
             return None
-        return None if self._was_imported and record.topic == "tasks" else _unclaimed(role, epoch)
+        return None if self._control.was_imported and record.topic == "tasks" else _unclaimed(role, epoch)
 
     def _of_outcome(self, record: Record, message: GroupOutcome | BatchReuse) -> str | None:
         # Releases up to 0.1 wrote the late outcomes of an import without an epoch.
         was_imported = isinstance(message, GroupOutcome) and message.late and writer_epoch(record) == 0
-        if not was_imported and (why := self._why_unclaimed(record, record.topic)) is not None:
+        if not was_imported and (why := self._why_unclaimed(record, RoleName.buffer)) is not None:
             return why
         return self.outcomes.why_foreign(message)
 
@@ -247,65 +282,6 @@ class RecordsInForce:
             there.add(message)
         return why
 
-    def _of_control(self, record: Record, message: Message) -> str | None:
-        epoch = writer_epoch(record)
-        match message:
-            case Claim():
-                return self._of_claim(message)
-            case RunManifest():
-                if self._has_manifest:
-                    return "a second manifest; the first good one is the run's"
-                self._has_manifest = True
-            case TasksEnded():
-                was_imported = message.reason == "imported" and epoch == 0 and RoleName.feeder not in self._claims
-                if not was_imported and not self._rules(RoleName.feeder, epoch):
-                    return _not_in_force(RoleName.feeder, epoch, self._claims)
-                self._was_imported = self._was_imported or was_imported
-            case Drawn():
-                if not self._rules(RoleName.feeder, epoch):
-                    return _not_in_force(RoleName.feeder, epoch, self._claims)
-            case RunFinished():
-                if not self._rules(RoleName.trainer, epoch) or message.name.trainer_epoch != epoch:
-                    return _not_in_force(RoleName.trainer, epoch, self._claims)
-            case Trimmed():
-                if not self._rules(RoleName.trainer, epoch):
-                    return _not_in_force(RoleName.trainer, epoch, self._claims)
-                if (why := self._contradiction(message)) is not None:
-                    return why
-                self._trimmed = message
-        return None
-
-    def _of_claim(self, claim: Claim) -> str | None:
-        known = self._claims.get(claim.role)
-        follows = known.epoch + 1 if known is not None else 1
-        if claim.epoch != follows and (known is not None or not self._may_lack_claims()):
-            return f"a claim of epoch {claim.epoch} by {claim.process}, expected {follows}: claims follow one by one"
-        self._claims[claim.role] = claim
-        return None
-
-    def _contradiction(self, said: Trimmed) -> str | None:
-        """Return how the record contradicts the log, or None. Everything that it deletes must have existed, and must
-        stay deleted."""
-        before = self._trimmed
-        if before is not None and (said.version < before.version or said.sequence < before.sequence):
-            return f"it takes back that what is below version {before.version} was deleted"
-        if said.version > said.name.version:
-            return (
-                f"it deletes what is below version {said.version}, and its newest checkpoint is of {said.name.version}"
-            )
-        if said.name.version and said.name not in self._recorded:
-            return f"its checkpoint is of version {said.name.version} of epoch {said.name.trainer_epoch}, not on steps"
-        for topic, offsets in said.offsets.items():
-            if topic not in TOPICS:
-                return f"it deletes from {show(topic)}, which is no topic"
-            ends = [end for _, end in sorted(self._transport.admin.end_offsets(topic).items())]
-            kept = (before.offsets.get(topic) if before is not None else None) or (0,) * len(ends)
-            if len(offsets) != len(ends) or any(offset > end for offset, end in zip(offsets, ends, strict=True)):
-                return f"it deletes {topic} up to {offsets}, but the log ends at {tuple(ends)}"
-            if any(offset < least for offset, least in zip(offsets, kept, strict=True)):
-                return f"it takes back that {topic} was deleted up to {kept}"
-        return None
-
 
 def writer_epoch(record: Record) -> int:
     """Return the epoch that a record names as its writer's; -1 if it names none."""
@@ -315,8 +291,3 @@ def writer_epoch(record: Record) -> int:
 
 def _unclaimed(role: str, epoch: int) -> str:
     return f"written under {role} epoch {epoch}, which nobody claimed"
-
-
-def _not_in_force(role: str, epoch: int, claims: Mapping[str, Claim]) -> str:
-    known = claims.get(role)
-    return f"written under {role} epoch {epoch}, expected the one in force, {known.epoch if known else 'none yet'}"

@@ -20,15 +20,21 @@ many. If all that a search finds are too new, the next one begins where older on
 
 
 def newest_summaries(
-    transport: Transport, topic: str, decode: Callable[[Record], Message | None], *, below: int
+    transport: Transport,
+    topic: str,
+    decode: Callable[[Record], Message | None],
+    *,
+    below: int,
+    within: int | None = None,
 ) -> list[tuple[Record, Summary]]:
     """Return the two newest summaries of a topic, newest first, that cover only records below this offset; fewer if
-    there are no two. `decode` returns the message of a record, or raises ContractError for a record that does not
-    count."""
+    there are no two, or not in the last `within` offsets. `decode` returns the message of a record, or raises
+    ContractError for a record that does not count."""
     admin = transport.admin
     if SUMMARIES.topic not in admin.topics():  # a run of an older release has no such topic
         return []
     begin, start = admin.begin_offsets(SUMMARIES.topic)[SUMMARIES], admin.end_offsets(SUMMARIES.topic)[SUMMARIES]
+    begin = begin if within is None else max(begin, start - within)
     found: dict[int, tuple[Record, Summary]] = {}
     width = FIRST_LOOK
     while start > begin and len(found) < 2:

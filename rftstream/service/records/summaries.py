@@ -1,9 +1,9 @@
 """Summaries: a role's knowledge of the past, so that it need not read a topic from its beginning.
 
 The single role that writes a topic also summarises it at intervals, on `summaries`, in one of its transactions
-(docs/architecture.md, "Summaries"). It computes a summary from the records that it reads back from the log, with the
-rule that all readers share, and not from its own memory. So a summary of the records below an offset is the same
-whoever makes it.
+(docs/architecture.md, "Summaries"). The trainer does it for `control`. It computes a summary from the records that it
+reads back from the log, with the rule that all readers share, and not from its own memory. So a summary of the records
+below an offset is the same whoever makes it.
 
 A reader trusts a summary only if the one before it confirms it: the older summary and the records in between must give
 the newer one. If they do not, if there is only one summary, or if there is none, the reader begins at the beginning of
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.contracts.summaries import Summary
+from rftstream.contracts.summaries import Summary, summariser
 from rftstream.contracts.versions import WeightsAnnounced, WeightsKind
 from rftstream.errors import ContractError
 from rftstream.service.reading import read_between
@@ -27,7 +27,7 @@ from rftstream.transport.base import Transport
 
 log = logging.getLogger(__name__)
 
-EVERY = {"outcomes": 512, "steps": 128, "weights": 128}
+EVERY = {"outcomes": 512, "steps": 128, "weights": 128, "control": 64}
 """Topic -> number of records in force after which its writer summarises it again."""
 
 MAX_RECORDS_A_LOOK = 2000
@@ -88,15 +88,20 @@ def says_all(summary: Summary) -> bool:
     return summary.weights is None or all(run.kept is not None for run in summary.weights.versions)
 
 
+def summarised_by(role: str) -> list[str]:
+    """Return the topics that a single role summarises."""
+    return [topic for topic in EVERY if summariser(topic) == role]
+
+
 class SummaryWriter:
-    """Makes the summaries of the topics that a single role writes. SingleService makes it and calls `begin` after the
+    """Makes the summaries that a single role writes. SingleService makes it and calls `begin` after the
     claim. Before each transaction it calls `look`, then `take` for the summaries to publish, and `committed` with the
     records that are on the log."""
 
     def __init__(self, transport: Transport, topics: Sequence[str], every: int | None = None) -> None:
         """`every` is the number of records after which a topic is summarised again; None for the values of EVERY."""
         self._transport = transport
-        self._every = {topic: every or EVERY[topic] for topic in topics if topic in EVERY}
+        self._every = {topic: every or EVERY[topic] for topic in topics}
         self._topics: list[_Summarised] | None = None
         self._ready: list[Summary] = []
 
@@ -108,8 +113,12 @@ class SummaryWriter:
         """Read back some of the written records if it is time. If the log does not answer, they are read later."""
         if self._topics is None:
             there = SUMMARIES.topic in self._transport.admin.topics()  # a run of an older release has no such topic
-            reader = Log(self._transport)  # one for all topics, since its rule reads the claims on `control`
-            self._topics = [_Summarised(reader, *one) for one in self._every.items()] if there else []
+            reader = Log(self._transport)  # one for all other topics, since its rule reads the claims on `control`
+            self._topics = [
+                _Summarised(Log(self._transport) if topic == "control" else reader, topic, every)
+                for topic, every in self._every.items()
+                if there
+            ]
         for topic in self._topics:
             if (summary := topic.look()) is not None:
                 self._ready.append(summary)
@@ -126,7 +135,10 @@ class SummaryWriter:
     def committed(self, outputs: Sequence[Publish]) -> None:
         """Count the records that the role has written."""
         for topic in self._topics or ():
-            topic.num_written += sum(output.topic == topic.name for output in outputs)
+            if topic.name == "control":
+                topic.num_written += 1  # others write there, too: about as often
+            else:
+                topic.num_written += sum(output.topic == topic.name for output in outputs)
 
 
 class _Summarised:
@@ -135,7 +147,7 @@ class _Summarised:
     def __init__(self, reader: Log, name: str, every: int) -> None:
         self.name = name
         self.num_written = every
-        """Records that the role has written since the last reading. The initial value makes the first reading due at
+        """Records that were written since the last reading, about. The initial value makes the first reading due at
         once, since the number is not known."""
         self._every = every
         self._log = reader
@@ -151,7 +163,9 @@ class _Summarised:
         """Read back if it is time. Return a summary if the reading has reached the place of one."""
         if self._num_since + self.num_written < self._look_at:
             return None
-        if self._next is None:
+        if self._next is None and self.name == "control":
+            self._next = self._log.rule.begin_control().offset
+        elif self._next is None:
             start = begin_with_summary(self._log, self.name)
             if start.summary is not None and not says_all(start.summary):
                 start = begin_with_summary(self._log, self.name, whole=True)

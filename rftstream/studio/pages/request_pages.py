@@ -41,7 +41,7 @@ def requests(page: PageOfRun) -> Values:
 def _waiting(log: Log, now: float) -> Iterator[Request]:
     """Yield the requests that are neither answered nor expired, oldest first."""
     found: dict[bytes, Request] = {}
-    for record, message in log.in_force("control"):
+    for record, message in log.rule.messages(log.control()):
         key = record.key or b""
         found.pop(key, None)
         if isinstance(message, Request) and message.expires_at > now:

@@ -147,5 +147,5 @@ def _newest_said(log_: Log) -> Trimmed | None:
     """Return the newest record of deletions in force. Records out of force are not the trainer's.
 
     TransportError while another process's open transaction may hide it."""
-    in_force = log_.rule.messages(log_.read("control", settled=True))
+    in_force = log_.rule.messages(log_.control(settled=True))
     return next((message for _, message in reversed([*in_force]) if isinstance(message, Trimmed)), None)
