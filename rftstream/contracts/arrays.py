@@ -13,6 +13,11 @@ from rftstream.contracts.rules import Violation, rule, show
 if TYPE_CHECKING:
     import numpy as np
 
+    Octets = bytes | memoryview
+else:
+    # Elements are bytes or a view of bytes. In decoded messages they are views of the record's value, not copies.
+    Octets = memoryview
+
 
 MAX_RANK = 4
 """The most dimensions of an Array."""
@@ -49,7 +54,7 @@ class Array:
     """One of int8, uint8, uint16, int32, int64, float16, bfloat16, float32, float64, bool."""
     shape: Annotated[tuple[_Length, ...], Meta(extra_json_schema={"maxItems": MAX_RANK})]
     """Length of each dimension; at most 4 of them, () for a scalar."""
-    data: Annotated[bytes, Meta(extra_json_schema=_ELEMENTS)]
+    data: Annotated[Octets, Meta(extra_json_schema=_ELEMENTS)]
     """The elements, little-endian, C order: product(shape) times the size of one element."""
 
     @staticmethod
@@ -67,6 +72,28 @@ class Array:
         name = "uint16" if self.dtype == "bfloat16" else self.dtype
         return np.frombuffer(self.data, dtype=_wire_dtype(name)).reshape(self.shape)
 
+    @property
+    def num_ones(self) -> int:
+        """Number of elements that are 1, of an array of bytes such as a mask."""
+        import numpy as np
+
+        data = self.data
+        return bytes(data).count(1) if len(data) < _SHORT else int(np.count_nonzero(np.frombuffer(data, "u1") == 1))
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether all bytes are 0 or 1."""
+        import numpy as np
+
+        data = self.data
+        if len(data) < _SHORT:
+            return not bytes(data).translate(None, b"\0\1")
+        return bool(np.frombuffer(data, "u1").max() <= 1)
+
+
+_SHORT = 4096
+"""Bytes below which numpy's calls take longer than they save."""
+
 
 @functools.cache
 def _wire_dtype(name: str) -> np.dtype[Any]:
@@ -80,8 +107,11 @@ def _check_array(array: Array) -> Violation | None:
     item_bytes = ITEM_BYTES.get(array.dtype)
     if item_bytes is None:
         return ".dtype", f"got {show(array.dtype)}, expected one of {', '.join(ITEM_BYTES)}"
-    if type(array.data) is not bytes:  # others are written like bytes, and may change afterwards
-        return ".data", f"got {type(array.data).__name__}, expected bytes"
+    data = array.data
+    if type(data) is not bytes and not (
+        type(data) is memoryview and type(data.obj) is bytes and data.format == "B" and data.contiguous
+    ):
+        return ".data", f"got {type(data).__name__}, expected bytes"  # others may change afterwards
     num_bytes = item_bytes
     for length in array.shape:
         if length < 0:
@@ -89,6 +119,6 @@ def _check_array(array: Array) -> Violation | None:
         num_bytes *= length
     if len(array.shape) > MAX_RANK:
         return ".shape", f"got {len(array.shape)} dimensions, expected at most {MAX_RANK}"
-    if num_bytes != len(array.data):
-        return ".data", f"got {len(array.data)} bytes, expected {num_bytes} for {array.dtype} {list(array.shape)}"
+    if num_bytes != len(data):
+        return ".data", f"got {len(data)} bytes, expected {num_bytes} for {array.dtype} {list(array.shape)}"
     return None

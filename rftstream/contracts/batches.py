@@ -41,7 +41,7 @@ def _experience_id(experience: Experience) -> str:
 def _experience_headers(experience: Experience) -> Facts:
     return {
         **headers_of_ids(experience.ids),
-        "num_tokens": sum(segment.loss_mask.data.count(1) for segment in experience.segments),
+        "num_tokens": sum(segment.loss_mask.num_ones for segment in experience.segments),
         "batch_sequence": experience.batch_sequence,
         "share": experience.share,
         "expert": experience.expert,

@@ -41,7 +41,7 @@ READABLE_SINCE = "readable_since"
 """Header: the oldest version of the contract whose readers may read the record. If absent, it is the record's own
 version."""
 
-_BYTES = (bytes,)
+_BYTES = (bytes, memoryview)
 _BROKEN = (
     msgspec.MsgspecError,
     msgpack.UnpackException,

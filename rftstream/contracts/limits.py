@@ -92,7 +92,7 @@ def _bulk_type(kind: Any, depth: int) -> Any:
     """Return a type that finds only what may be long inside of a type; None if there is nothing. Other fields are
     skipped by the decoder."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if kind in (str, bytes):
+    if kind in (str, bytes, memoryview):
         return msgspec.Raw
     if origin is Annotated:
         return _bulk_type(arguments[0], depth)

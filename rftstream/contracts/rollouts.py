@@ -74,7 +74,7 @@ def _check_segment(segment: Segment) -> Violation | None:
             return f".{name}.dtype", f"got {show(array.dtype)}, expected {dtype}"
         if len(array.shape) != 1 or array.shape != shape:
             return f".{name}.shape", f"got {list(array.shape)}, expected one dimension, as long as token_ids"
-    if segment.loss_mask.data.translate(None, b"\0\1"):
+    if not segment.loss_mask.is_mask:
         return ".loss_mask.data", "got other values, expected only 0 and 1"
     end = 0
     for i, span in enumerate(segment.versions):
@@ -97,7 +97,7 @@ def _check_images(segment: Segment) -> Violation | None:
         end = span.start + span.count
         if end > num_tokens:
             return f".images[{i}]", f"got a span up to position {end}, expected at most {num_tokens}"
-        if 1 in segment.loss_mask.data[span.start : end]:
+        if 1 in bytes(segment.loss_mask.data[span.start : end]):
             return f".images[{i}]", "got a sampled token in it, expected tokens of an image alone"
     return None
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rftstream.contracts.arrays import Array
+from rftstream.contracts.arrays import Array, Octets
 from rftstream.contracts.tasks import Media, Problem
 from rftstream.errors import RewardError
 from rftstream.rewards.answers.thoughts import without_reasoning
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 class TokenSegment:
     """The tokens of a segment, as little-endian bytes. They become arrays on demand, since few rewards read them."""
 
-    token_data: bytes
+    token_data: Octets
     """int32 [T]."""
-    mask_data: bytes
+    mask_data: Octets
     """uint8 [T]: 1 where the policy sampled the token."""
-    logprob_data: bytes
+    logprob_data: Octets
     """float32 [T]: logprobs under the policy that sampled the tokens."""
 
     @property

@@ -398,8 +398,8 @@ def test_encode_holds_to_types() -> None:
         encode(wrong)
 
 
-def test_arrays_of_the_wrong_kind_of_bytes_are_refused() -> None:
-    data: Any = bytearray(4)
+@pytest.mark.parametrize("data", [bytearray(4), memoryview(bytearray(4)).toreadonly(), memoryview(bytes(8))[::2]])
+def test_arrays_of_the_wrong_kind_of_bytes_are_refused(data: Any) -> None:
     additions = {"a": Array(dtype="int32", shape=(1,), data=data)}
     verdict = Verdict(reward=0.0, scorer="s", scorer_version="1", additions=additions)
     verified = SAMPLES["verified_rollout.v1"]

@@ -13,9 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import schemas
+from rftstream.contracts.arrays import Array
 from rftstream.contracts.codec import decode, digest_of_experiences, encode, from_record, headers_of, to_record
 from rftstream.contracts.messages import MESSAGES
 from rftstream.contracts.records import Record
+from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import ContractError
 from tests.contracts.samples import SAMPLES, contract_of, readable
 from tests.contracts.strategies import messages
@@ -111,3 +113,20 @@ def test_record_and_back(name: str) -> None:
 def test_digest_is_over_the_encoded_experiences_in_order() -> None:
     assert digest_of_experiences([]).startswith("sha256:e3b0c44298fc1c14")
     assert digest_of_experiences([b"a", b"b"]) == digest_of_experiences([b"ab"]) != digest_of_experiences([b"b", b"a"])
+
+
+def test_arrays_are_views_of_the_value() -> None:
+    value = encode(SAMPLES["verified_rollout.v1"])
+    verified = decode(value, "verified_rollout")
+    assert isinstance(verified, VerifiedRollout)
+    assert verified.rollout is not None
+    for segment in verified.rollout.segments:
+        assert isinstance(segment.token_ids.data, memoryview)
+        assert segment.token_ids.data.obj is value
+
+
+def test_masks_of_any_length() -> None:
+    for length in (3, 5000):
+        mask = Array.of([0, 1] + [1] * (length - 2), "uint8")
+        assert (mask.is_mask, mask.num_ones) == (True, length - 1)
+        assert not Array.of([0, 1] + [2] * (length - 2), "uint8").is_mask

@@ -115,7 +115,7 @@ def kill_and_go_on(place: Workplace, name: str, long_s: float, transport: str) -
         # Nothing that was saved is lost, and what was sampled since is what the clock ran on, at most.
         for field in ("token_ids", "behavior_logprobs", "loss_mask"):
             parts = [getattr(segment, field).data for piece in before for segment in piece.segments]
-            assert getattr(whole, field).data.startswith(b"".join(parts))
+            assert bytes(getattr(whole, field).data).startswith(b"".join(parts))
         after = pieces_of(view)[one][len(before) :]
         assert f"{one}: goes on from {had} tokens" in view.log_of("second")
         assert {piece.explorer for piece in after} == {"second"}

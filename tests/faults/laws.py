@@ -56,9 +56,7 @@ def check_the_end(view: RunView) -> Facts:
     experiences = view.experiences()
     trained = Counter(one.ids.rollout_id for one in experiences)
     assert set(trained.values()) == {1}, "trained once"
-    lengths = {
-        one.ids.rollout_id: sum(segment.loss_mask.data.count(1) for segment in one.segments) for one in experiences
-    }
+    lengths = {one.ids.rollout_id: sum(segment.loss_mask.num_ones for segment in one.segments) for one in experiences}
     order = [manifest.batch_sequence for manifest in view.manifests()]
     assert order == list(range(report.earliest_version, report.version)), "batches are dense, and every one is trained"
     if not report.deleted_groups:

@@ -99,7 +99,7 @@ def test_each_piece_holds_what_is_new_and_none_is_left_at_the_end(tmp_path: Path
         assert all(one.ids == task.ids and one.turns == () and one.explorer == "explorer" for one in own)
         (whole,) = rollout.segments
         for name in ("token_ids", "behavior_logprobs", "loss_mask"):
-            assert getattr(whole, name).data.startswith(joined(own, name))
+            assert bytes(getattr(whole, name).data).startswith(joined(own, name))
     assert live_pieces(scene) == []
     last = {(record.topic, record.key) for record in scene.records("partials")[-8:]}
     assert last == {("partials", f"{task.ids.rollout_id}#{n}".encode()) for task in tasks for n in range(4)}

@@ -310,7 +310,7 @@ class Laws:
             return
         for segment in segments:
             wanted = values_beside(segment.token_ids.numpy(), most)
-            made = columns_of(segment.beside).get("made", absent(0)).cut(0, segment.loss_mask.data.rfind(1) + 1)
+            made = columns_of(segment.beside).get("made", absent(0)).cut(0, bytes(segment.loss_mask.data).rfind(1) + 1)
             for name in ("counts_T", "values"):
                 given, expected = getattr(made, name), getattr(wanted.cut(0, len(made)), name)
                 assert given.tobytes() == expected.tobytes(), f"{ids.rollout_id}: other {name} beside its tokens"

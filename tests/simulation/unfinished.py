@@ -108,7 +108,9 @@ class Unfinished:
         assert [piece.continues for piece in pieces] == [number > 0 for number in range(len(pieces))]
         for name in ("token_ids", "behavior_logprobs", "loss_mask"):
             joined = b"".join(getattr(one, name).data for one in parts)
-            assert getattr(whole, name).data.startswith(joined), f"{rollout.ids.rollout_id}: {name} of pieces are lost"
+            assert bytes(getattr(whole, name).data).startswith(joined), (
+                f"{rollout.ids.rollout_id}: {name} of pieces are lost"
+            )
         stamps = [name for one in parts for name in _stamps(one)]
         assert _stamps(whole)[: len(stamps)] == stamps
         assert rollout.started_at == pieces[0].started_at

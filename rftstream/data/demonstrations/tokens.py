@@ -37,7 +37,7 @@ def tokenise(demonstration: Demonstration, renderer: Renderer) -> Sides:
             REJECTED: _segments((*pair.prompt, *pair.rejected), len(pair.prompt), renderer, given),
         }
     for segments in sides.values():
-        if not any(1 in segment.loss_mask.data[1:] for segment in segments):
+        if not any(1 in bytes(segment.loss_mask.data[1:]) for segment in segments):
             raise ConfigError("no token of the assistant's, expected some to learn from")
     return sides
 

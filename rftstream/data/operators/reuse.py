@@ -138,7 +138,7 @@ def _reached_something(scored: ScoredRollout) -> bool:
     rollout = rollout_of(scored)
     if rollout.posted is None or not rollout.posted.reached or rollout.status is not RolloutStatus.completed:
         return False
-    return len(rollout.segments) == 1 and 1 in rollout.segments[0].loss_mask.data and not rollout.segments[0].images
+    return len(rollout.segments) == 1 and rollout.segments[0].loss_mask.num_ones > 0 and not rollout.segments[0].images
 
 
 def makes_demonstrations(reusing: Collection[ReuseLimits]) -> bool:

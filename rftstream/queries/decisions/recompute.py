@@ -285,7 +285,7 @@ _Trained = tuple[float | None, tuple[tuple[str, float], ...], float | None, byte
 
 
 def _trained(experience: Experience) -> _Trained:
-    masks = b"".join(bytes(segment.loss_mask.data) for segment in experience.segments)
+    masks = b"".join(segment.loss_mask.data for segment in experience.segments)
     terms = tuple(sorted(experience.terms.items()))
     return experience.reward, terms, experience.verified_reward, blake2b(masks, digest_size=16).digest()
 

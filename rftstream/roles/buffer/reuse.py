@@ -319,7 +319,7 @@ class ReusedBodies:
         ((sampled,), (segment,)) = rollout.segments, experience.segments
         try:
             prompt = renderer.render(rollout.posted.reached, rollout.problem.tools)
-            made = with_prompt(segment, prompt, sampled.loss_mask.data.index(1))
+            made = with_prompt(segment, prompt, bytes(sampled.loss_mask.data).index(1))
             if renderer.context is not None and made.token_ids.shape[0] > renderer.context:
                 raise ConfigError(f"{made.token_ids.shape[0]:,} tokens, expected at most {renderer.context:,}")
         except (ConfigError, ValueError) as error:

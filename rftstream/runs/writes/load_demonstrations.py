@@ -237,7 +237,7 @@ def _choose(
         chosen.append(index)
         loaded.new += 1
         loaded.longest = max(loaded.longest, length_of(sides))
-        loaded.tokens += sum(segment.loss_mask.data.count(1) for segments in sides.values() for segment in segments)
+        loaded.tokens += sum(segment.loss_mask.num_ones for segments in sides.values() for segment in segments)
         name = "chats" if kind is LossKind.sft else "pairs"
         loaded.kinds[name] = loaded.kinds.get(name, 0) + 1
     return chosen
