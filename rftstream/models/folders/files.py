@@ -1,15 +1,37 @@
-"""Files of a model folder: reading and writing JSON, and digests."""
+"""Files of a model folder: whole new folders, reading and writing JSON, and digests."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rftstream.errors import ConfigError
+
+
+@contextmanager
+def whole_folder(target: Path, *, sign: str, setting: str) -> Iterator[Path]:
+    """Yield an empty folder, which has the name `target` after the block: it appears complete or not at all, and if
+    another process is first, that one's stays. ConfigError, which names the setting, if what is there has no file
+    `sign`."""
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of an earlier process with this number
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        try:
+            partial.rename(target)
+        except OSError:
+            if not (target / sign).is_file():
+                raise ConfigError(f"{setting}: {target} is in the way: it has no {sign}; remove it") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:

