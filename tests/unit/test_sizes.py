@@ -31,7 +31,7 @@ BUDGETS = {
     "contracts": 2_400,
     "core": 1_250,
     "data": 4_650,
-    "environments": 4_900,
+    "environments": 4_950,
     "gateway": 1_450,
     "http": 650,
     "integrations": 3_300,

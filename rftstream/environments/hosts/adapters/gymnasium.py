@@ -2,21 +2,26 @@
 
 Options, also those of a single problem in its `info.options`:
 
-    id              name of the environment, as `FrozenLake-v1`; with a module before a colon, that is imported first
-    settings        what `gymnasium.make` gets besides
+    id              name of the environment, as `FrozenLake-v1`; with a module before a colon, that is imported first.
+                    Or `module:Class` of one that is not registered
+    settings        what `gymnasium.make` or the class gets besides
+    wrappers        `module:Class` of wrappers, the innermost first
     instructions    text before the first observation
     actions         names of the discrete actions, in their order; without them actions are numbers
-    show            "observation", or "render" for the text picture of environments that have one
+    show            "observation"; "render" for the text picture of environments that have one; or a list of entries of
+                    the step's `info`
     most_invalid    replies without a legal action after which the rollout ends, 3 by default
     invalid_reward  reward of a reply without a legal action, 0 by default
     seed            seed of the episode; that of the rollout by default
 
-The action is the last name or number in the reply; if an action is several numbers, the last ones. The state between
+The action is the last name or number in the reply; if an action is several numbers, the last ones; if it is a text, the
+reply or its last word, and an environment that raises ValueError for it has refused it. The state between
 two turns is the list of actions, so an environment can resume elsewhere if its seed determines the rest.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import re
@@ -26,8 +31,10 @@ from typing import Any
 import gymnasium
 import numpy
 
-KNOWN = ("id", "settings", "instructions", "actions", "show", "most_invalid", "invalid_reward", "seed")
+KNOWN = ("id", "settings", "wrappers", "instructions", "actions", "show", "most_invalid", "invalid_reward", "seed")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+MOST_NAMED = 64
+"""Largest number of actions that the policy is told one by one."""
 COLOURED = re.compile(r"\x1b\[[\d;]*m(.+?)\x1b\[0m")
 
 
@@ -40,9 +47,11 @@ class GymnasiumEnvironment:
             raise ValueError(f"options: unknown key {unknown[0]!r}; known: {', '.join(KNOWN)}")
         if "id" not in options:
             raise ValueError("options: missing id, as in id = 'FrozenLake-v1'")
-        self._is_rendered = options.get("show", "observation") == "render"
-        settings = {**({"render_mode": "ansi"} if self._is_rendered else {}), **options.get("settings", {})}
-        self._environment = gymnasium.make(options["id"], **settings)
+        self._show = options.get("show", "observation")
+        settings = {**({"render_mode": "ansi"} if self._show == "render" else {}), **options.get("settings", {})}
+        self._environment = _made(options["id"], settings)
+        for wrapper in options.get("wrappers", ()):
+            self._environment = _named(wrapper)(self._environment)
         self._messages = problem["messages"]
         self._seed = options.get("seed", seed) % 2**31
         self._instructions = options.get("instructions", "")
@@ -56,8 +65,8 @@ class GymnasiumEnvironment:
 
     def start(self) -> list[dict[str, Any]]:
         """Return the problem's messages, with the first observation at the end of the last user message."""
-        observation, _ = self._environment.reset(seed=self._seed)
-        text = "\n\n".join(filter(None, (self._instructions, self._shown(observation), self._legal())))
+        observation, info = self._environment.reset(seed=self._seed)
+        text = "\n\n".join(filter(None, (self._instructions, self._shown(observation, info), self._legal())))
         if self._messages and self._messages[-1]["role"] == "user":
             last = self._messages[-1]
             return [*self._messages[:-1], {**last, "content": f"{last['content']}\n\n{text}".strip()}]
@@ -67,18 +76,17 @@ class GymnasiumEnvironment:
         """Take the step that the policy chose."""
         action = self._action_of(said["content"])
         if action is None:
-            self._num_invalid += 1
-            return {
-                "done": self._num_invalid >= self._most_invalid,
-                "messages": [f"This has no legal action. {self._legal()}"],
-                "reward": self._invalid_reward,
-                "metrics": self._metrics(),
-            }
-        observation, reward, terminated, truncated, _ = self._environment.step(self._taken(action))
+            return self._refused(f"This has no legal action. {self._legal()}")
+        try:
+            observation, reward, terminated, truncated, info = self._environment.step(self._taken(action))
+        except ValueError as error:
+            if not isinstance(self._space, gymnasium.spaces.Text):
+                raise
+            return self._refused(f"This is no legal action: {error}")
         self._actions.append(action)
         return {
             "done": bool(terminated or truncated),
-            "messages": [self._shown(observation)],
+            "messages": [self._shown(observation, info)],
             "reward": float(reward),
             "metrics": {**self._metrics(), "out_of_steps": float(truncated)},
         }
@@ -98,6 +106,15 @@ class GymnasiumEnvironment:
         """Release the environment."""
         self._environment.close()
 
+    def _refused(self, text: str) -> dict[str, Any]:
+        self._num_invalid += 1
+        return {
+            "done": self._num_invalid >= self._most_invalid,
+            "messages": [text],
+            "reward": self._invalid_reward,
+            "metrics": self._metrics(),
+        }
+
     def _metrics(self) -> dict[str, float]:
         return {"steps": float(len(self._actions)), "invalid_actions": float(self._num_invalid)}
 
@@ -106,7 +123,7 @@ class GymnasiumEnvironment:
         if isinstance(space, gymnasium.spaces.Discrete):
             if self._names and len(self._names) != space.n:
                 raise ValueError(f"options.actions: got {len(self._names)} names, expected {space.n}")
-        elif not isinstance(
+        elif not _is_numbers(space) and not isinstance(
             space,
             (gymnasium.spaces.Box, gymnasium.spaces.MultiDiscrete, gymnasium.spaces.MultiBinary, gymnasium.spaces.Text),
         ):
@@ -115,24 +132,30 @@ class GymnasiumEnvironment:
     def _legal(self) -> str:
         space = self._space
         if isinstance(space, gymnasium.spaces.Discrete):
-            numbers = range(int(space.start), int(space.start + space.n))
+            first, end = int(space.start), int(space.start + space.n)
+            if not self._names and space.n > MOST_NAMED:
+                return f"An action is a number from {first} to {end - 1}."
+            numbers = range(first, end)
             return f"Legal actions: {', '.join(self._names or map(str, numbers))}."
         if isinstance(space, gymnasium.spaces.Text):
             return ""
+        if _is_numbers(space):
+            ends = [[int(one.start), int(one.start + one.n) - 1] for one in space]
+            return f"An action is {len(space)} numbers: {', '.join(f'{low} to {high}' for low, high in ends)}."
         return f"An action is {math.prod(space.shape)} numbers, from {_text(space)}."
 
     def _action_of(self, text: str) -> Any:
         """Return the action in a text as a plain value; None if there is no legal one."""
         space = self._space
         if isinstance(space, gymnasium.spaces.Text):
-            return text.strip() if space.contains(text.strip()) else None
+            return next((one for one in (text.strip(), *text.split()[-1:]) if space.contains(one)), None)
         if isinstance(space, gymnasium.spaces.Discrete) and self._names:
             return self._named_action(text)
         numbers = [float(number) for number in NUMBER.findall(text)]
         if isinstance(space, gymnasium.spaces.Discrete):
             action: Any = int(numbers[-1]) if numbers and numbers[-1].is_integer() else None
         else:
-            count = math.prod(space.shape)
+            count = len(space) if _is_numbers(space) else math.prod(space.shape)
             action = numbers[-count:] if len(numbers) >= count else None
         return action if action is not None and space.contains(self._taken(action)) else None
 
@@ -151,13 +174,40 @@ class GymnasiumEnvironment:
             return numpy.int64(action)
         if isinstance(space, gymnasium.spaces.Text):
             return action
+        if _is_numbers(space):
+            return tuple(numpy.int64(number) if float(number).is_integer() else number for number in action)
         return numpy.asarray(action).reshape(space.shape).astype(space.dtype)
 
-    def _shown(self, observation: Any) -> str:
-        if not self._is_rendered:
+    def _shown(self, observation: Any, info: dict[str, Any]) -> str:
+        if self._show == "observation":
             return _text(observation)
+        if self._show != "render":
+            if missing := [name for name in self._show if name not in info]:
+                raise ValueError(f"options.show: got {missing[0]!r}, expected entries of info: {', '.join(info)}")
+            return _text({name: info[name] for name in self._show})
         picture = self._environment.render()
         return COLOURED.sub(r"[\1]", str(picture)).strip("\n")
+
+
+def _is_numbers(space: Any) -> bool:
+    """Return whether a space is a tuple of numbers."""
+    return isinstance(space, gymnasium.spaces.Tuple) and all(
+        isinstance(one, gymnasium.spaces.Discrete) for one in space
+    )
+
+
+def _named(name: str) -> Any:
+    """Return what `module:Thing` names."""
+    module, _, thing = name.rpartition(":")
+    return getattr(importlib.import_module(module), thing)
+
+
+def _made(name: str, settings: dict[str, Any]) -> Any:
+    """Return the environment of a registered name, or of a class. A registered name has a version after a hyphen."""
+    module, _, thing = name.rpartition(":")
+    if module and thing.isidentifier() and hasattr(importlib.import_module(module), thing):
+        return _named(name)(**settings)
+    return gymnasium.make(name, **settings)
 
 
 def _text(value: Any) -> str:

@@ -4,7 +4,8 @@ It speaks to a server's `/ws`: one connection is one episode. Without a server o
 installed package. A URL needs the package websockets alone. Options, also those of a single problem in its
 `info.options`:
 
-    url           of the server, as http://127.0.0.1:8000, or the name of an installed package, as openenv-echo
+    url           of the server, as http://127.0.0.1:8000; or an installed package, as openenv-echo; or the module with
+                  its server, as echo_env.server.app
     reset         further arguments of the server's reset, beside the seed
     action        the field of an action that takes the reply's text, "message" by default; "json" if the reply is to
                   hold the action as a JSON object, of which the last one counts
@@ -13,8 +14,10 @@ installed package. A URL needs the package websockets alone. Options, also those
     instructions  text before the first observation
     wait_s        seconds to wait while all sessions of the server are taken, 40 by default
 
-MCP tools of an environment are the policy's tools. Then a reply without a call ends the episode, unless `action` says
-which field takes its text. Many packages allow one session for each server: `processes` is how many servers there are.
+An environment that begins differently with the same seed is told of in the host's output: its siblings would not have
+the same problem. MCP tools of an environment are the policy's tools. Then a reply without a call ends the episode,
+unless `action` says which field takes its text. Many packages allow one session for each server: `processes` is how
+many servers there are.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ MAX_BYTES = 16 << 20
 OPEN_S = 30.0
 WAIT_S = 40.0
 PAUSE_S = 0.2
+CLOSE_S = 2.0
 SERVER = "server/app.py"
 """Where a package has its server, as `openenv init` lays it out. The server is `app`."""
 
@@ -74,6 +78,7 @@ class OpenEnvEnvironment:
     def start(self) -> list[dict[str, Any]]:
         """Return the problem's messages, with the first observation at the end."""
         result = self._begun()
+        self._compare(result)
         self._tools = self._listed()
         text = "\n\n".join(filter(None, (self._options.get("instructions", ""), self._shown(result))))
         if self._messages and self._messages[-1]["role"] == "user":
@@ -105,8 +110,9 @@ class OpenEnvEnvironment:
     def close(self) -> None:
         """End the episode."""
         if self._connection is not None:
-            with contextlib.suppress(websockets.ConnectionClosed):
+            with contextlib.suppress(websockets.ConnectionClosed, TimeoutError):
                 self._connection.send(json.dumps({"type": "close"}))
+                self._connection.recv(timeout=CLOSE_S)  # the server closes, and takes a connection that is gone ill
             self._connection.close()
 
     def _begun(self) -> dict[str, Any]:
@@ -115,7 +121,9 @@ class OpenEnvEnvironment:
         wait_s = self._options.get("wait_s", WAIT_S)
         deadline = time.monotonic() + wait_s
         while True:
-            self._connection = websockets.sync.client.connect(address, max_size=MAX_BYTES, open_timeout=OPEN_S)
+            self._connection = websockets.sync.client.connect(
+                address, max_size=MAX_BYTES, open_timeout=OPEN_S, ping_interval=None
+            )  # a server that is busy with an episode answers no ping
             try:
                 return self._ask("reset", {"seed": self._seed, **self._options.get("reset", {})})
             except RefusedByServer as error:
@@ -125,6 +133,12 @@ class OpenEnvEnvironment:
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"no free session within {wait_s:g} s; raise processes or wait_s") from error
             time.sleep(PAUSE_S)
+
+    def _compare(self, result: dict[str, Any]) -> None:
+        key = json.dumps([self._options, self._seed], sort_keys=True, default=str)
+        if _BEGUN.setdefault(key, result) != result and key not in _TOLD:
+            _TOLD.add(key)
+            print(f"{self._options['url']}: two episodes of one seed begin differently; siblings have other problems")
 
     def _listed(self) -> list[dict[str, Any]]:
         """Return the tools as functions; none if the environment has no MCP."""
@@ -217,6 +231,9 @@ def answer_of(observation: dict[str, Any]) -> dict[str, Any]:
 
 # Servers of installed packages, one of each in a host
 
+_BEGUN: dict[str, dict[str, Any]] = {}
+"""Options and seed of an episode -> its first observation."""
+_TOLD: set[str] = set()
 _STARTED: dict[str, str] = {}
 _LOCK = threading.Lock()
 
@@ -253,11 +270,14 @@ def place_of(package: str) -> str:
         for file in importlib.metadata.files(package) or ():
             if str(file).endswith(SERVER):
                 return str(file)[: -len(".py")].replace("/", ".")
-    module = re.sub(r"\W", "_", package)
-    for name in (module, f"{module}_env"):
-        if importlib.util.find_spec(name) and importlib.util.find_spec(f"{name}.server"):
-            return f"{name}.{SERVER[:-3].replace('/', '.')}"
-    raise ValueError(f"url: got {package!r}, expected http://..., or an installed package with {SERVER}")
+    module = re.sub(r"[^\w.]", "_", package)
+    for name in (module, f"{module}.server.app", f"{module}_env.server.app"):
+        with contextlib.suppress(ModuleNotFoundError):
+            if "." in name and importlib.util.find_spec(name):
+                return name
+    raise ValueError(
+        f"url: got {package!r}, expected http://..., an installed package with {SERVER}, or a module with `app`"
+    )
 
 
 def tasks(options: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -38,7 +38,27 @@ class Echo(gymnasium.Env):
         super().reset(seed=seed)
         return {"seed": seed, "draw": numpy.float32(0.123456)}, {}
     def step(self, action):
-        return (f"{type(action).__name__} {action}", numpy.arange(2)), numpy.float32(0.5), False, True, {}
+        shown = tuple(map(int, action)) if isinstance(action, tuple) else action
+        return (f"{type(action).__name__} {shown}", numpy.arange(2)), numpy.float32(0.5), False, True, {}
+
+class Moves(gymnasium.Env):
+    """Takes moves of two letters, and tells in `info` which are legal."""
+    action_space, observation_space = spaces.Discrete(1000, start=5), spaces.Box(0, 1, (64,))
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return numpy.zeros(64), {"legal": ["ab", "ba"], "turn": 1}
+    def step(self, action):
+        return numpy.zeros(64), 1.0, False, False, {"legal": [str(action)], "turn": 2}
+
+class Words(gymnasium.Wrapper):
+    """Moves by their letters, as packages for language models have it."""
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.action_space = spaces.Text(2, charset="abc")
+    def step(self, action):
+        if "c" in action:
+            raise ValueError(f"{action} is no move")
+        return self.env.step(action)
 
 gymnasium.register("Echo-v0", Echo, disable_env_checker=True)
 '''
@@ -129,6 +149,8 @@ def test_options_of_a_problem_go_first(python: str) -> None:
         ("spaces.Box(-1, 1, (2,), numpy.float32)", "1. I push with [0.5, -2e-1]", "ndarray [ 0.5 -0.2]"),
         ("spaces.Box(-1, 1, (2, 1), numpy.float32)", "5 and 0.5", None),
         ("spaces.MultiDiscrete([2, 3])", "1 2", "ndarray [1 2]"),
+        ("spaces.Tuple((spaces.Discrete(9), spaces.Discrete(9, start=1)))", "in 2 write 9", "tuple (2, 9)"),
+        ("spaces.Tuple((spaces.Discrete(9), spaces.Discrete(9, start=1)))", "in 2 write 0", None),
         ("spaces.MultiBinary(2)", "0 1", "ndarray [0 1]"),
         ("spaces.Text(5, charset='abc')", " abc\n", "str abc"),
         ("spaces.Text(5, charset='abc')", "xyz", None),
@@ -158,3 +180,22 @@ def test_kinds_of_actions(python: str, own_envs: str, actions: str, words: str, 
 def test_wrong_options(python: str, options: dict[str, Any], expected: str) -> None:
     with pytest.raises(HostedCodeError, match=expected):
         asyncio.run(play(environment(python, options)))
+
+
+def test_an_environment_of_a_class_by_its_wrapper(python: str, own_envs: str) -> None:
+    options = {"id": "own_envs:Moves", "wrappers": ["own_envs:Words"], "show": ["turn", "legal"]}
+    own = environment(python, options, path=(own_envs,))
+    first, replies = asyncio.run(play(own, "cc", "I take ba", "a, b, c."))
+    assert first == "Begin.\n\nturn: 1\nlegal: [ab, ba]"
+    said = [(reply.messages[0].content, reply.reward) for reply in replies]
+    assert said == [
+        ("This is no legal action: cc is no move", 0.0),
+        ("turn: 2\nlegal: [ba]", 1.0),
+        ("This has no legal action. ", 0.0),
+    ]
+    assert replies[2].metrics == {"steps": 1.0, "invalid_actions": 2.0}
+    first, _ = asyncio.run(play(environment(python, {"id": "own_envs:Moves", "show": ["turn"]}, path=(own_envs,))))
+    assert first.endswith("An action is a number from 5 to 1004."), "not a thousand numbers"
+    missing = environment(python, {"id": "own_envs:Moves", "show": ["board"]}, path=(own_envs,))
+    with pytest.raises(HostedCodeError, match="got 'board', expected entries of info: legal, turn"):
+        asyncio.run(play(missing))
