@@ -118,6 +118,8 @@ def train(place: Workplace, model: Path) -> Path:
     assert done.code == 0, done.err
     assert (done.result["steps"], done.result["version"], done.result["reason"]) == (3, 3, "steps")
     view = place.view("smollm2")
+    logs = (file.read_text() for file in (place.folder / "smollm2" / "logs").iterdir())
+    assert not any("eager attention" in log for log in logs), "rounding is no other model"
     report = view.assert_nothing_lost()
     assert (report.groups.trained, report.rollouts.trained) == (6, 12)
     check_completions(view, model)
