@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import webbrowser
 from contextlib import suppress
@@ -52,12 +51,13 @@ def demo(run_dir: Path | None, seed: int, opens: bool | None, progress: str) -> 
 
 
 def _next_steps(folder: str) -> str:
-    beside = Path(sys.executable).with_name("rftstream")  # of a checkout whose environment is not activated
-    program = "rftstream" if shutil.which("rftstream") else os.path.relpath(beside)
+    from rftstream.preflight.installing import program
+
+    called = program()
     rows = [
-        (f"{program} studio {folder}", "every rollout of it, in the browser"),
-        (f"{program} trace {folder} v90", "what version 90 was trained on"),
-        (f"{program} init mine", "a run file for your own problems, reward and model"),
+        (f"{called} studio {folder}", "every rollout of it, in the browser"),
+        (f"{called} trace {folder} v90", "what version 90 was trained on"),
+        (f"{called} init mine", "a run file for your own problems, reward and model"),
     ]
     width = max(len(text) for text, _ in rows)
     return "\n".join(["What to do next:", *(f"  {text:<{width}}    {why}" for text, why in rows)])

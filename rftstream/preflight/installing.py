@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from rftstream.config.parts.registry import suggest
@@ -27,22 +30,46 @@ def install_command(extra: str) -> list[str] | None:
     extras = [one for one in distribution.metadata.get_all("Provides-Extra") or [] if one != "dev"]
     if extra not in extras:
         raise ConfigError(f"--install: unknown {extra!r}; {suggest(extra, extras)}")
-    tool = re.search(r"/uv/(tools|archive-v\d+)/", f"{sys.prefix}/")
-    if tool is not None:
-        how = "uv tool install" if tool[1] == "tools" else "uvx --from"
+    if tool := _uv_tool():
+        how = "uv tool install" if tool == "tools" else "uvx --from"
         raise ConfigError(
             f"--install: {sys.prefix} belongs to a tool of uv, expected an environment; {how} 'rftstream[{extra}]'"
-            + ("" if tool[1] == "tools" else " rftstream ...")
+            + ("" if tool == "tools" else " rftstream ...")
         )
     checkout = _checkout(distribution)
     what = ["-e", f"{checkout}[{extra}]"] if checkout else [f"rftstream[{extra}]"]
     return [*_installer(), *what]
 
 
+def program() -> str:
+    """Return how a shell calls rftstream again. What uvx puts into PATH is gone when its command ends."""
+    if _uv_tool().startswith("archive"):
+        origin = _origin(importlib.metadata.distribution("rftstream"))
+        return shlex.join(["uvx", "--from", _path(origin["url"]), "rftstream"]) if "url" in origin else "uvx rftstream"
+    beside = Path(sys.executable).with_name("rftstream")  # of a checkout whose environment is not activated
+    return "rftstream" if shutil.which("rftstream") else os.path.relpath(beside)
+
+
+def _uv_tool() -> str:
+    """Return the folder of uv that has the environment of a tool, `tools` or `archive-v0`; the empty text elsewhere."""
+    found = re.search(r"/uv/(tools|archive-v\d+)/", f"{sys.prefix}/")
+    return found[1] if found else ""
+
+
 def _checkout(distribution: importlib.metadata.Distribution) -> str:
     """Return the folder of the checkout that is installed, or the empty text."""
-    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
-    return unquote(urlsplit(origin["url"]).path) if origin.get("dir_info", {}).get("editable") else ""
+    origin = _origin(distribution)
+    return _path(origin["url"]) if origin.get("dir_info", {}).get("editable") else ""
+
+
+def _origin(distribution: importlib.metadata.Distribution) -> dict[str, Any]:
+    """Return what the installer wrote of a distribution that came from an address; empty for one of a registry."""
+    found: dict[str, Any] = json.loads(distribution.read_text("direct_url.json") or "{}")
+    return found
+
+
+def _path(url: str) -> str:
+    return unquote(urlsplit(url).path) if url.startswith("file:") else url
 
 
 def _installer() -> list[str]:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -28,14 +29,19 @@ CHANGELOG = "# Changelog\n\n## [Unreleased]\n\n## [1.2.3] - 2026-11-26\n\n### Ad
 LONG_S = 1200
 
 
-def uv(*words: str | Path) -> None:
-    """Take packages from the cache, and from the index only where the cache lacks one."""
+def uv(*words: str | Path, cwd: Path | None = None, **more: str) -> str:
+    """Take packages from the cache, and from the index only where the cache lacks one; return what was printed."""
+    constraints = str(ROOT / "constraints.txt")
     for offline in ("1", "0"):
-        settings = {"UV_OFFLINE": offline, "UV_BUILD_CONSTRAINT": str(ROOT / "constraints.txt"), "UV_SYSTEM_CERTS": "1"}
-        done = subprocess.run([UV, *words], capture_output=True, text=True, timeout=LONG_S, env=os.environ | settings)
+        settings = {"UV_OFFLINE": offline, "UV_BUILD_CONSTRAINT": constraints, "UV_SYSTEM_CERTS": "1", **more}
+        done = subprocess.run(
+            [UV, *words], capture_output=True, text=True, timeout=LONG_S, env=os.environ | settings, cwd=cwd,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
         if CACHE_IS_MISSING not in done.stderr.lower():
             break
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def digests(wheel: Path) -> dict[str, str]:
@@ -97,6 +103,27 @@ def test_the_wheel_works_in_an_empty_environment(built: Path, tmp_path: Path) ->
     python = make_venv(tmp_path / "venv")
     uv("pip", "install", "--quiet", "--python", python, "--constraints", ROOT / "constraints.txt", wheel)
     first_contact(python.with_name("rftstream"), tmp_path / "empty")
+
+
+@pytest.mark.long
+def test_uvx_shows_the_demo(built: Path, tmp_path: Path) -> None:
+    """As docs/first-run.md has it, by somebody who has nothing but uv; then a command that the demo names, as named."""
+    [wheel] = built.glob("*.whl")
+    (home := tmp_path / "home").mkdir()
+    given = {
+        "HOME": str(home),
+        "UV_CACHE_DIR": uv("cache", "dir").strip(),
+        "UV_CONSTRAINT": str(ROOT / "constraints.txt"),
+    }
+    [command] = re.findall(r"^uvx (--from .*)$", (ROOT / "docs" / "first-run.md").read_text(), re.MULTILINE)
+    words = shlex.split(command.replace("dist/rftstream-*.whl", str(wheel)))
+    shown = uv("tool", "run", *words, cwd=home, **given)
+    [means] = re.findall(r"^ *right((?: +\d+%)+) ", shown, re.MULTILINE)
+    first, *_, last = (int(mean.rstrip("%")) for mean in means.split())
+    assert first < 50 < last, shown
+    [again] = re.findall(r"^  uvx (.* trace .*?)  ", shown, re.MULTILINE)
+    assert "batch:89" in uv("tool", "run", *shlex.split(again), cwd=home, **given)
+    assert {path.name for path in home.iterdir() if not path.name.startswith(".")} == {"runs"}
 
 
 def make_venv(folder: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,21 @@ def test_what_cannot_be_installed_is_said(environment, given, extra, said) -> No
     environment(**given)
     with pytest.raises(ConfigError, match=said):
         installing.install_command(extra)
+
+
+WHEEL = {"url": "file:///my%20dist/rftstream-1-py3-none-any.whl", "archive_info": {}}
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"prefix": "/home/a/.cache/uv/archive-v0/x1"}, "uvx rftstream"),
+    ({"prefix": "/home/a/.cache/uv/archive-v0/x1", "origin": WHEEL},
+     "uvx --from '/my dist/rftstream-1-py3-none-any.whl' rftstream"),
+    ({"prefix": "/home/a/.local/share/uv/tools/rftstream"}, os.path.relpath("/env/bin/rftstream")),
+])  # fmt: skip
+def test_rftstream_is_called_again_as_it_was(environment, monkeypatch, given, said) -> None:
+    environment(**given)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    assert installing.program() == said
 
 
 @pytest.mark.parametrize(("words", "code", "ran"), [
