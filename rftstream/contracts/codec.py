@@ -52,6 +52,7 @@ _BROKEN = (
     LookupError,
     RecursionError,
     MemoryError,
+    BufferError,
 )
 """Errors of msgpack and msgspec about foreign bytes, or about a message with wrong types."""
 
