@@ -29,6 +29,8 @@ class AnlsReward:
     Metric: `parsed` (the completion has an answer).
     """
 
+    reads_tokens = False
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[rewards.anls]`."""

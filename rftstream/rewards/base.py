@@ -204,6 +204,8 @@ class Reward(Protocol):
     doubts(items)     Returns sentences about what is doubtful in these problems. `rftstream check` shows them.
     context           The most tokens of a conversation that the reward reads; longer ones have no score. None for no
                       limit. `rftstream check` compares it with `max_tokens`.
+    reads_tokens = False The reward gets no tokens: `segments` and `completion_ids` are empty. This saves time with long
+                      rollouts.
     takes_base = True The constructor also gets `base=`, the folder of the run file.
     """
 

@@ -33,6 +33,8 @@ class BoxReward:
     Metrics: `parsed` (the answer has boxes that can be read), `boxes` (how many) and `over_limit` (too many).
     """
 
+    reads_tokens = False
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[rewards.box_iou]`."""

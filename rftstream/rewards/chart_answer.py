@@ -56,6 +56,8 @@ class ChartReward:
     Metrics: `parsed` (the completion has an answer) and `numeric` (it can be read as a number).
     """
 
+    reads_tokens = False
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[rewards.chart_answer]`."""

@@ -200,7 +200,8 @@ def _set_up(setup: Setup, replies: int) -> Mapping[str, Any]:
     }
     batched = [name for name, reward in rewards.items() if getattr(reward, "batched", False)]
     grouped = [name for name, reward in rewards.items() if getattr(reward, "group", False)]
-    _write(replies, pack(Ready(rewards=names, batched=batched, grouped=grouped)))
+    without = [name for name, reward in rewards.items() if not getattr(reward, "reads_tokens", True)]
+    _write(replies, pack(Ready(rewards=names, batched=batched, grouped=grouped, without_tokens=without)))
     return rewards
 
 

@@ -45,6 +45,8 @@ class CodeReward:
     A program's failure is 0 and is counted in a metric by its reason. If the sandbox fails, there is no reward.
     """
 
+    reads_tokens = False
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[rewards.code]`."""

@@ -61,6 +61,8 @@ class CompositeReward:
         self.version = ",".join(part.version for part in parts)
         self.batched = any(getattr(part.reward, "batched", False) for part in parts)
         """Whether any part scores several rollouts at once."""
+        self.reads_tokens = any(getattr(part.reward, "reads_tokens", True) for part in parts)
+        """Whether any part gets tokens."""
         self.group = any(part.is_group for part in parts)
         """Whether any part sees whole groups."""
 

@@ -47,6 +47,8 @@ class Ready(msgspec.Struct, kw_only=True):
     """Names of rewards that score several rollouts at once."""
     grouped: list[str] = []
     """Names of rewards that see whole groups."""
+    without_tokens: list[str] = []
+    """Names of rewards that get no tokens."""
 
 
 class ScoreItem(msgspec.Struct, array_like=True):

@@ -36,7 +36,7 @@ import numpy as np
 
 from rftstream.contracts.arrays import Array
 from rftstream.errors import ConfigError, RewardError
-from rftstream.rewards.arguments import OF_TRL_ALONE, RewardArguments, find_convention, is_conversation
+from rftstream.rewards.arguments import INPUT_FIELDS, OF_TRL_ALONE, RewardArguments, find_convention, is_conversation
 from rftstream.rewards.base import RewardGroup, RewardInput, Score
 from rftstream.rewards.event_loop import caught, run_together
 from rftstream.rewards.version import source_version
@@ -88,6 +88,11 @@ class FunctionReward:
         calls: Any = function
         asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(calls.__call__)
         self.batched = self._over_lists or asynchronous
+        # A function of ours that takes the whole rollout, or a group of them, names it as it likes.
+        of_fields = {*self._names[:1], self._only or self._names[0]} <= set(INPUT_FIELDS) if self._names else False
+        self.reads_tokens = "completion_ids" in self._names or not (
+            self.convention.startswith("verl") or (self.convention == "ours" and of_fields)
+        )
         unknown = set(options) - set(self._names)
         if unknown and not self._takes_rest:
             raise ConfigError(f"{where}: takes no {', '.join(sorted(unknown))}; it takes {', '.join(self._names)}")

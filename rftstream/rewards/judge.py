@@ -213,6 +213,8 @@ class JudgeReward(Concurrent):
 
     takes_base = True
 
+    reads_tokens = False
+
     @dataclass(frozen=True, kw_only=True)
     class Config(JudgeConfig):
         """The settings in `[rewards.judge]`."""

@@ -71,6 +71,8 @@ class SchoolReward:
     Metrics: `parsed` (an answer of the problem's kind was found) and `over_limit` (its evaluation would take too long).
     """
 
+    reads_tokens = False
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[rewards.k12]`."""

@@ -82,6 +82,8 @@ class MathReward:
     answer would take too long), and if both decided, `disagree` (our readers and math-verify differ).
     """
 
+    reads_tokens = False
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[rewards.math]`."""

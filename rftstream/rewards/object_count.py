@@ -37,6 +37,8 @@ class CountReward:
     number.
     """
 
+    reads_tokens = False
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[rewards.object_count]`."""

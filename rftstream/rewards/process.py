@@ -101,6 +101,8 @@ class RewardChild:
         """Name of the reward -> scorer and version. Empty until the child is ready."""
         self.batched: frozenset[str] = frozenset()
         """Names of rewards that score several items at once."""
+        self.without_tokens: frozenset[str] = frozenset()
+        """Names of rewards that get no tokens."""
         self.grouped: frozenset[str] | None = None
         """Names of rewards that see whole groups; None until the child is ready."""
         self._sizes = sizes
@@ -172,18 +174,30 @@ class RewardChild:
             if room <= limit // 2 and self.held:
                 return []  # the child has enough to do
             front = itertools.islice(waiting, max(room, 1))
-            chosen = _fit(itertools.takewhile(lambda one: one.reward not in self.batched, front))
+            chosen = self._fit(itertools.takewhile(lambda one: one.reward not in self.batched, front))
             for _ in chosen:
                 waiting.popleft()
             return chosen
         if self.held:
             return []  # the next batch is chosen after this one, from all requests that wait by then
         same = (one for one in waiting if one.reward == first.reward and not one.alone)
-        chosen = _fit([first] if first.alone else itertools.islice(same, self._sizes.limit(first.reward)))
+        chosen = self._fit([first] if first.alone else itertools.islice(same, self._sizes.limit(first.reward)))
         numbers = {one.number for one, _ in chosen}
         rest = [one for one in waiting if one.number not in numbers]
         waiting.clear()
         waiting.extend(rest)
+        return chosen
+
+    def _fit(self, pending: Iterable[Pending]) -> list[tuple[Pending, bytes]]:
+        """Return the first requests that fit into one chunk, at least one, with their items as they are sent."""
+        chosen: list[tuple[Pending, bytes]] = []
+        num_bytes = 0
+        for one in pending:
+            item = msgspec.msgpack.encode(one.score_item(with_tokens=one.reward not in self.without_tokens))
+            num_bytes += len(item)
+            if chosen and num_bytes > MAX_CHUNK_BYTES:
+                break
+            chosen.append((one, item))
         return chosen
 
     def flush(self, selector: selectors.BaseSelector) -> None:
@@ -289,6 +303,7 @@ class RewardChild:
             ready: Any = msgspec.msgpack.decode(body, type=Ready)
             self.error = ready.error
             self.grouped = frozenset(ready.grouped)
+            self.without_tokens = frozenset(ready.without_tokens)
             self.versions, self.batched = ready.rewards, frozenset(ready.batched) - self.grouped
             return []
         results = _RESULTS.decode(body)
@@ -312,19 +327,6 @@ def is_overdue(at: At, now: float, waited: Callable[[], float], timeout_s: float
     if lasts_s <= timeout_s:
         return False
     return lasts_s > PATIENCE * timeout_s or lasts_s - (waited() - at.delay_s) > timeout_s
-
-
-def _fit(pending: Iterable[Pending]) -> list[tuple[Pending, bytes]]:
-    """Return the first requests that fit into one chunk, at least one, with their items as they are sent."""
-    chosen: list[tuple[Pending, bytes]] = []
-    num_bytes = 0
-    for one in pending:
-        item = msgspec.msgpack.encode(one.score_item())
-        num_bytes += len(item)
-        if chosen and num_bytes > MAX_CHUNK_BYTES:
-            break
-        chosen.append((one, item))
-    return chosen
 
 
 def _exit_text(code: int | None) -> str:

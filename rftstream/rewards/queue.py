@@ -6,7 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rftstream.error_kinds import last_line
 from rftstream.rewards.base import ScoreReply, ScoreRequest
@@ -43,9 +43,11 @@ class Pending:
         """Return the request, or the first one of a group."""
         return self.requests[0]
 
-    def score_item(self) -> ScoreItem:
-        """Return the item for a child."""
+    def score_item(self, *, with_tokens: bool = True) -> ScoreItem:
+        """Return the item for a child, with the tokens of the rollouts or without."""
         inputs, numbers = tuple(one.item for one in self.requests), tuple(one.sibling for one in self.requests)
+        if not with_tokens:
+            inputs = tuple(replace(item, segments=()) for item in inputs)
         if self.absent is None:
             return ScoreItem(self.number, self.reward, inputs, self.over_limit)
         return ScoreItem(self.number, self.reward, inputs, self.over_limit, numbers, dict(self.absent))

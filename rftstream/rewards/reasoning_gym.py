@@ -13,6 +13,8 @@ from rftstream.rewards.version import config_version
 class ReasoningGymReward:
     """The score that the task's own `score_answer` gives to the completion's answer, usually between 0 and 1."""
 
+    reads_tokens = False
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[rewards.reasoning_gym]`."""

@@ -24,6 +24,8 @@ class EnvironmentReward:
     A rollout without any such reward is unscorable for the reason `no_reward`: it never counts as a reward of 0. A
     reward that is not finite makes it unscorable, too."""
 
+    reads_tokens = False
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[rewards.environment]`."""
@@ -44,6 +46,8 @@ class EnvironmentReward:
 
 class ExactMatch:
     """Exact match: 1 if the completion, or the match of a pattern in it, equals the answer, else 0."""
+
+    reads_tokens = False
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -96,6 +100,8 @@ class WellFormedReward:
 
     Source: DeepSeek-R1 (arXiv 2501.12948), section 2.2.2, format rewards."""
 
+    reads_tokens = False
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[rewards.well_formed]`."""
@@ -137,6 +143,8 @@ class LengthPenalty:
 
     Source: DAPO (arXiv 2503.14476), equation 13, soft overlong punishment. The algorithms also have such a setting
     (`overlong_share`), relative to `max_tokens`; it does not change the recorded reward."""
+
+    reads_tokens = False
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

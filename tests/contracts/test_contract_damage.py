@@ -403,5 +403,5 @@ def test_arrays_of_the_wrong_kind_of_bytes_are_refused(data: Any) -> None:
     additions = {"a": Array(dtype="int32", shape=(1,), data=data)}
     verdict = Verdict(reward=0.0, scorer="s", scorer_version="1", additions=additions)
     verified = SAMPLES["verified_rollout.v1"]
-    with pytest.raises(ContractError, match="expected bytes|not C-contiguous"):
+    with pytest.raises(ContractError, match=r"expected bytes|not C-contiguous"):
         encode(type(verified)(**{**fields_of(verified), "verdict": verdict}))

@@ -42,7 +42,7 @@ BUDGETS = {
     "preflight": 3_900,
     "queries": 12_750,
     "replay": 800,
-    "rewards": 8_100,
+    "rewards": 8_150,
     "roles": 10_050,
     "runs": 2_550,
     "sandbox": 2_650,

@@ -24,6 +24,7 @@ from rftstream.rewards.base import RewardInput, Score, ScoreRequest, TokenSegmen
 from rftstream.rewards.child import score_items
 from rftstream.rewards.event_loop import run_together
 from rftstream.rewards.functions import FunctionReward
+from rftstream.rewards.queue import Pending
 from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.scorer import InlineScorer
 from rftstream.roles.verifier.step import reward_input
@@ -463,3 +464,23 @@ def test_the_verifier_hands_over_tokens_and_where_the_prompt_ends() -> None:
                      sequence=0, min_version=0)  # fmt: skip
     found = reward_input(rollout(ids, num_tokens=2))
     assert (found.completion_ids, found.num_prompt_messages) == ([3, 4], 1)
+
+
+def score_text(completion: str, gold: str = "") -> float:
+    return 1.0
+
+
+def score_rollout(rollout: RewardInput) -> float:
+    return 1.0
+
+
+def score_ids(completion: str, completion_ids: list[int]) -> float:
+    return 1.0
+
+
+def test_only_rewards_that_read_tokens_get_them() -> None:
+    for function, reads in ((score_text, False), (score_rollout, True), (score_ids, True)):
+        assert FunctionReward(function, {}, where="f").reads_tokens is reads, function.__name__
+    pending = Pending(number=0, requests=(ScoreRequest(request_id="0", taskset="train", item=item("7")),))
+    assert pending.score_item().inputs[0].segments
+    assert pending.score_item(with_tokens=False).inputs[0].segments == ()
