@@ -190,6 +190,16 @@ def _draw_stages(random: Random, values: dict[str, Any]) -> None:
     values["stages"] = [{"steps": own.randint(1, 4), "algorithm": name} for name in names]
 
 
+def with_savers(config: RunConfig) -> RunConfig:
+    """The run with long rollouts, which several explorers save again and again."""
+    fake = {**config.policies["fake"], "tokens_per_s": SLOW, "mean_tokens": 40.0}
+    return loader.replace(
+        config,
+        explorer__count=3, explorer__max_concurrent=64, explorer__partial_every_s=0.05, explorer__rollout_timeout_s=0.0,
+        buffer__group_deadline_s=None, policies={**config.policies, "fake": fake},
+    )  # fmt: skip
+
+
 def load_some(simulation: Simulation, own: Random) -> None:
     """What a user loads: some anew, some of it twice."""
     path = simulation.folder.path / "demonstrations.jsonl"
@@ -278,14 +288,17 @@ def simulate(
     pipelines: bool = False,
     joined: bool = False,
     compared: bool = False,
+    savers: bool = False,
 ) -> tuple[Simulation, Laws]:
     """The run of this seed, to its end, all laws checked. `calm`: the same run with nothing going wrong; `faults`: with
     these instead of those of the seed. `pipelines`: with operators. `joined`: with users' loops for samplers and
-    trainer. `compared`: with a reward that compares siblings."""
+    trainer. `compared`: with a reward that compares siblings. `savers`: with long rollouts that are saved often."""
     random = Random(f"grid {seed}")
     config, drawn = draw_config(random), draw_faults(random)
     if pipelines:
         config = with_pipelines(config, random)
+    if savers:
+        config = with_savers(config)
     if joined:
         config = with_joined(config)
     if compared:
@@ -323,9 +336,10 @@ def check_seed(
     pipelines: bool = False,
     joined: bool = False,
     compared: bool = False,
+    savers: bool = False,
 ) -> Simulation:
     """The run of this seed; where nothing that goes wrong may change batches or weights, compared with a calm one."""
-    more = {"pipelines": pipelines, "compared": compared}
+    more = {"pipelines": pipelines, "compared": compared, "savers": savers}
     simulation, laws = simulate(seed, folder, faults=faults, max_ticks=max_ticks, joined=joined, **more)
     if is_deterministic(simulation.config) and not laws.num_retried:
         _, calm = simulate(seed, folder / "calm", calm=True, **more)  # by our own roles

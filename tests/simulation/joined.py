@@ -75,6 +75,10 @@ class PlayedSampler(JoinedPolicy):
         self._random = Random(f"loop {clock.now()}")
         self._save_share = self._random.choice([0.1, 1.0])
         """Of the looks at a task, those after which the loop saves what there is of it."""
+        self._most, self._idle_share, self._interrupted_share = self._random.choice(
+            [(4, 0.3, BAD_SHARE), (64, 0.0, 0.0)]
+        )
+        """How many tasks it takes at once, and how often it stands still and is interrupted: others are in a hurry."""
         self._number = 0
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
@@ -100,15 +104,15 @@ class PlayedSampler(JoinedPolicy):
 
     def _play(self) -> None:
         random = self._random
-        if random.random() < 0.3:
+        if random.random() < self._idle_share:
             return
         self._load_some_time()
-        if random.random() < BAD_SHARE:  # ctrl-C, and the cell again
+        if random.random() < self._interrupted_share:  # ctrl-C, and the cell again
             for key in self._tasks:
                 self._engine.abort(key)
             self._tasks.clear()
             self._me.tasks()
-        for task in self._me.take(random.randint(0, 4), wait_s=0):
+        for task in self._me.take(random.randint(0, self._most), wait_s=0):
             self._begin(task)
         for completion in self._engine.step():
             self._finish(self._tasks.pop(completion.request_id), completion)

@@ -103,8 +103,8 @@ class Mutant:
             return
         faults = self.faults() if callable(self.faults) else self.faults
         with tempfile.TemporaryDirectory() as folder, change:
-            more = {"pipelines": self.pipelines, "compared": self.compared, "joined": joined}
-            check_seed(seed, Path(folder), faults=faults, max_ticks=MAX_TICKS, **more)
+            more = {"pipelines": self.pipelines, "compared": self.compared, "savers": self.faults is SAVERS}
+            check_seed(seed, Path(folder), faults=faults, max_ticks=MAX_TICKS, joined=joined, **more)
 
 
 @dataclass(frozen=True, slots=True)
