@@ -69,15 +69,18 @@ class Desk:
         self._listeners: set[Callable[[], object]] = set()
         self.was_told = False
         """Whether the loop was told that there will be no more work."""
+        self._has_news = False
+        """Whether items were laid on the desk since the loop was last woken."""
 
     # ------------------------------------------------------------------------------------------ for the role
 
     def offer(self, key: str, work: Any) -> WorkItem:
-        """Lay a work item on the desk. No two open items share a key."""
+        """Lay a work item on the desk. No two open items share a key. A loop that waits is woken by `collect`, once for
+        all items: threads that wake for each one take the processor from each other."""
         item = WorkItem(key, work)
         with self.changed:
             self._open[key] = item
-            self.notify()
+            self._has_news = True
         return item
 
     def find(self, key: str) -> WorkItem | None:
@@ -97,10 +100,12 @@ class Desk:
 
     def collect(self, wait_s: float = 0.0) -> list[WorkItem]:
         """Return the items that were answered, each once. Wait at most `wait_s` seconds for the answers to all that
-        the loop has in hand: a role that wakes for each one alone takes the processor from the loop."""
+        are on the desk: a role that wakes for each one alone takes the processor from the loop."""
         with self.changed:
+            if self._has_news:
+                self.notify()
             if wait_s:
-                self.changed.wait_for(lambda: (self._answered and not self.num_taken) or self.stops, wait_s)
+                self.changed.wait_for(lambda: (self._answered and not self._open) or self.stops, wait_s)
             answered, self._answered = self._answered, []
         return answered
 
@@ -131,6 +136,7 @@ class Desk:
 
     def notify(self) -> None:
         """Wake everybody who waits for a change. The caller holds `changed`."""
+        self._has_news = False
         self.changed.notify_all()
         listeners, self._listeners = self._listeners, set()
         for listener in listeners:
@@ -186,7 +192,7 @@ class Desk:
             item.state, item.answer = WorkState.answered, answer
             del self._open[item.key]
             self._answered.append(item)
-            if not self.num_taken:
+            if not self._open:
                 self.notify()
         return True
 

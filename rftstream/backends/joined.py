@@ -117,7 +117,8 @@ class TrainerDesk(Desk):
             self.notify()
 
     def wait_answer(self, item: WorkItem) -> TrainedWeights:
-        """Return the loop's answer. LoopLeft if none will come."""
+        """Wake the loop, and return its answer. LoopLeft if none will come."""
+        self.collect()
         self.wait(lambda: item.state is WorkState.answered or self.is_given_up or self.left or self.has_ended)
         if item.state is not WorkState.answered:
             self.withdraw(item.key)
