@@ -27,6 +27,8 @@ class JoinedWeights(Protocol):
 
     initial: Mapping[str, RawTensor]
     """Version 0, as it is served."""
+    dtype: torch.dtype
+    """The dtype in which it is served."""
 
     def served(self, weights: Mapping[str, Any]) -> dict[str, RawTensor]:
         """Return a copy of a loop's weights, as they are served. AnswerRefused if they are not those of the model."""
@@ -51,12 +53,12 @@ class FakeWeights:
         backend.open()
         self.initial: Mapping[str, RawTensor] = backend.served_tensors()
         self._shapes = {name: one.shape for name, one in self.initial.items()}
-        self._dtype = SERVED[model.dtype]
+        self.dtype = SERVED[model.dtype]
 
     def served(self, weights: Mapping[str, Any]) -> dict[str, RawTensor]:
         given = _tensors(weights)
         _check(given, self._shapes, self._shapes.keys())
-        return {name: _served(name, given[name], self._dtype) for name in self._shapes}
+        return {name: _served(name, given[name], self.dtype) for name in self._shapes}
 
     def state(self, served: Mapping[str, RawTensor]) -> dict[str, Tensor]:
         return {name: as_tensor(one) for name, one in served.items()}
@@ -70,9 +72,9 @@ class ModelWeights:
         from rftstream.models.vision.seeing import model_class
         from rftstream.weights.checkpoint_names import names_of
 
-        self._dtype = SERVED[model.dtype]
+        self.dtype = SERVED[model.dtype]
         with loading(model):
-            loaded = model_class(model.folder).from_pretrained(model.folder, dtype=self._dtype)
+            loaded = model_class(model.folder).from_pretrained(model.folder, dtype=self.dtype)
         self._names = names_of(loaded, model.folder)
         parameters = dict(loaded.named_parameters())
         self._shapes = {name: tuple(one.shape) for name, one in parameters.items()}
@@ -96,19 +98,19 @@ class ModelWeights:
         shapes = {name: joined.shape for name, joined in self._names.tensors.items()}
         if shapes.keys() <= given.keys():
             _check(given, shapes, {*shapes, *self._names.kept})
-            return {name: _served(name, given[name], self._dtype) for name in shapes} | self._names.kept_tensors
+            return {name: _served(name, given[name], self.dtype) for name in shapes} | self._names.kept_tensors
         _check(given, self._shapes, {*self._places, *self._buffers})
         raise AssertionError("a name is missing")
 
     def state(self, served: Mapping[str, RawTensor]) -> dict[str, Tensor]:
-        parameters = {name: torch.empty(shape, dtype=self._dtype) for name, shape in self._shapes.items()}
+        parameters = {name: torch.empty(shape, dtype=self.dtype) for name, shape in self._shapes.items()}
         for name, joined in self._names.tensors.items():
             joined.write(parameters, as_tensor(served[name]))
         return {key: parameters[name] for key, name in self._places.items()} | self._buffers
 
     def _by_checkpoint(self, parameters: Mapping[str, Tensor]) -> dict[str, RawTensor]:
         read = self._names.read(parameters)
-        return {name: _served(name, read[name], self._dtype) for name in read} | self._names.kept_tensors
+        return {name: _served(name, read[name], self.dtype) for name in read} | self._names.kept_tensors
 
 
 def _tensors(weights: Any) -> dict[str, Tensor]:

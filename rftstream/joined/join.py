@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from rftstream.backends.joined import TrainerDesk
 from rftstream.config import loader
@@ -16,6 +16,7 @@ from rftstream.contracts.role_names import RoleName
 from rftstream.desk import Desk
 from rftstream.errors import ConfigError
 from rftstream.joined.explorer import JoinedExplorer
+from rftstream.joined.ranks import RankTrainer, check_alone
 from rftstream.joined.trainer import JoinedTrainer
 from rftstream.joined.verifier import JoinedVerifier
 from rftstream.joined.worker import RoleThread
@@ -23,6 +24,9 @@ from rftstream.policies.joined import SamplerDesk
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.runs.folder import RunFolder, find_run, open_transport
 from rftstream.service.control_view import read_control
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 ROLES = tuple(name.value for name in (RoleName.explorer, RoleName.trainer, RoleName.verifier))
 """Roles that a loop can join as."""
@@ -33,21 +37,34 @@ def join(run: str | Path, role: Literal["explorer"], *, weights: bool = True) ->
 
 
 @overload
-def join(run: str | Path, role: Literal["trainer"]) -> JoinedTrainer: ...
+def join(run: str | Path, role: Literal["trainer"], *, group: ProcessGroup | None = None) -> JoinedTrainer: ...
 
 
 @overload
 def join(run: str | Path, role: Literal["verifier"]) -> JoinedVerifier: ...
 
 
-def join(run: str | Path, role: str, *, weights: bool = True) -> JoinedExplorer | JoinedTrainer | JoinedVerifier:
+def join(
+    run: str | Path, role: str, *, weights: bool = True, group: ProcessGroup | None = None
+) -> JoinedExplorer | JoinedTrainer | JoinedVerifier:
     """Join a run with a loop of your own. `run` is a run folder or a run file, as in the commands.
 
     `role`: "explorer" for a sampler, "trainer" for a training loop, "verifier" for a scorer. Return an object for a
     `with` block, whose docstring has the loop.
 
     `weights=False` is for a sampler whose weights are not the run's, such as an API; no version is written for it then.
+
+    `group` is for a training loop on several processes, which all call it: their process group. Each makes the same
+    calls in the same order, and hands in its shards; `state` and `kept` are whole on all of them.
+
     ConfigError if there is no such run, or if it has ended."""
+    if group is not None:
+        if role != RoleName.trainer:
+            raise ConfigError(f"group: got one for the role {role!r}, expected it for 'trainer'; leave it out")
+        return RankTrainer(group, lambda: _join_trainer(run))
+    if role == RoleName.trainer:
+        check_alone()
+        return _join_trainer(run)
     folder, config = find_run(run)
     if role not in ROLES:
         raise ConfigError(f"role: got {role!r}, expected one of {', '.join(ROLES)}")
@@ -56,18 +73,22 @@ def join(run: str | Path, role: str, *, weights: bool = True) -> JoinedExplorer 
         desk = SamplerDesk(folders=weights)
         config = loader.replace(config, explorer__policy="joined", explorer__devices=("cpu",))
         return JoinedExplorer(desk, _start(role, config, folder, desk))
-    if role == RoleName.trainer:
-        if not registry.find_spec(BackendSpec, config.trainer.backend).is_joined:
-            raise ConfigError(
-                f"trainer.backend: {folder.run_id} is trained by {config.trainer.backend!r}, expected 'joined' for a "
-                "loop of your own; say so in the run file, or by `rftstream resume RUN --set trainer.backend=joined`"
-            )
-        trainer_desk = TrainerDesk()
-        config = loader.replace(config, trainer__device="cpu")
-        return JoinedTrainer(trainer_desk, _start(role, config, folder, trainer_desk))
     check_scored_alone(config)
     scorer_desk = Desk()
     return JoinedVerifier(scorer_desk, _start(role, config, folder, scorer_desk))
+
+
+def _join_trainer(run: str | Path) -> JoinedTrainer:
+    folder, config = find_run(run)
+    _check_open(config, folder, RoleName.trainer)
+    if not registry.find_spec(BackendSpec, config.trainer.backend).is_joined:
+        raise ConfigError(
+            f"trainer.backend: {folder.run_id} is trained by {config.trainer.backend!r}, expected 'joined' for a "
+            "loop of your own; say so in the run file, or by `rftstream resume RUN --set trainer.backend=joined`"
+        )
+    desk = TrainerDesk()
+    config = loader.replace(config, trainer__device="cpu")
+    return JoinedTrainer(desk, _start(RoleName.trainer, config, folder, desk))
 
 
 def _start(role: str, config: RunConfig, folder: RunFolder, desk: Desk) -> RoleThread:

@@ -162,21 +162,28 @@ class JoinedTrainer(JoinedLoop):
         """Yield the batches in order. Each is answered by `step` or `skip` before the next comes. The loop ends when
         the run has finished, or after `stop`. A loop that was interrupted is followed by one that begins with the batch
         that it had. StateOutdated if the loop has not loaded the state from which the trainer goes on."""
+        self._begin()
+        while (batch := self._next()) is not None:
+            yield batch
+            self._check_answered(batch)
+
+    def _begin(self) -> None:
         self._check_state()
         self._desk.take_back()
-        while True:
-            self._move_on()
-            items = self._desk.take()
-            self._check_state()
-            if not items:
-                return
-            batch = TrainingBatch(items[0])
-            yield batch
-            if batch._item.state is WorkState.taken and not self.has_ended:
-                raise AnswerRefused(
-                    f"batch {batch.version}: no answer, expected one before the next batch; call `step`, or `skip` to "
-                    "leave it out"
-                )
+
+    def _next(self, wait_s: float | None = None) -> TrainingBatch | None:
+        """Return the next batch. None if the time is over, or if no more come."""
+        self._move_on()
+        items = self._desk.take(wait_s=wait_s)
+        self._check_state()
+        return TrainingBatch(items[0]) if items else None
+
+    def _check_answered(self, batch: TrainingBatch) -> None:
+        if batch._item.state is WorkState.taken and not self.has_ended:
+            raise AnswerRefused(
+                f"batch {batch.version}: no answer, expected one before the next batch; call `step`, or `skip` to "
+                "leave it out"
+            )
 
     def step(
         self, batch: TrainingBatch, *, weights: Mapping[str, Any], metrics: Mapping[str, Any] | None = None

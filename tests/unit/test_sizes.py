@@ -35,7 +35,7 @@ BUDGETS = {
     "gateway": 1_450,
     "http": 650,
     "integrations": 3_300,
-    "joined": 700,
+    "joined": 900,
     "launch": 3_450,
     "models": 4_050,
     "policies": 4_750,
