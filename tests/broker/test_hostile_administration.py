@@ -9,7 +9,8 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -45,6 +46,7 @@ from tests.broker.conftest import OwnBroker
 from tests.broker.driven import Driven, DrivenRun
 from tests.broker.guarded import Guarded
 from tests.e2e.workplace import Workplace
+from tests.faults.cluster import Cluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.law("lost", "twice", "conservation")]
 
@@ -185,6 +187,26 @@ def test_settings_that_lose_records_pause_a_live_run_until_they_are_put_right(
     run.play()
     run.close()
     assert run.view.assert_nothing_lost().version == STEPS
+
+
+@pytest.mark.sampled(3, "administration")
+def test_partitions_that_somebody_adds_pause_a_live_run_with_a_way_on(
+    run: DrivenRun, administrator: Administrator
+) -> None:
+    run.start_all()
+    run.play(lambda: run.view.curve().version >= 1)
+    buffer = next(one for one in run.workers if one.role == "buffer")
+    administrator.widen("verified", 4)
+    said = "verified: has 4 partitions, expected 2 (transport.partitions)"
+    await_true("it is seen", lambda: dangers(buffer.transport, run.config, begun=True) == [said], PATIENCE_S)
+    look_at_log(buffer, run)
+    run.play(lambda: run.view.control().state is not None)
+    desired = run.place.look("status", run.folder.path, "--json").result["desired"]
+    assert desired["state"] == "paused" and said in desired["reason"]
+    run.close()
+    resumed = run.place.look("resume", run.folder.path)
+    assert resumed.code == 2 and said in resumed.err and "model.init_from" in resumed.err
+    run.view.assert_nothing_lost()
 
 
 GONE: dict[str, tuple[Callable[[Administrator], None], str, str]] = {
@@ -335,6 +357,56 @@ def test_records_that_a_new_leader_lacks_end_their_reader_with_the_cause_and_are
     assert counted.get() == before + lost.value.num_lost > before
     run.workers = all_workers
     run.close()
+
+
+ALL, TWO = [1, 2, 3], [1, 2]
+"""The nodes of a cluster, and those that a topic is on."""
+
+
+@pytest.mark.sampled(3, "administration")
+@pytest.mark.heavy("three brokers, two of which are killed one after the other")
+def test_a_leader_that_lacks_what_was_committed_ends_its_readers_with_the_cause(
+    place: Workplace, tmp_path: Path, run_id: Callable[[], str]
+) -> None:
+    """A broker that was away while others wrote becomes the leader, as somebody has allowed it to."""
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path / "kafka")
+        stack.callback(cluster.stop)
+        client = stack.enter_context(closing(KafkaAdminClient(bootstrap_servers=cluster.servers.split(","))))
+        run = DrivenRun.make(place, run_id(), cluster.servers, "transport.partitions=1")
+        hand = Administrator(client, run.folder.run_id)
+        topic, place_of_it = hand.name("outcomes"), KafkaPartition(hand.name("outcomes"), 0)
+
+        def state() -> tuple[int, set[int], set[int]]:
+            """Return its leader, replicas and those in step; none while no broker knows."""
+            with suppress(KafkaError):
+                for found in client.describe_topics([topic])[0]["partitions"]:
+                    return found["leader_id"], set(found["replica_nodes"]), set(found["isr_nodes"])
+            return -1, set(), set()
+
+        hand.set("outcomes", "min.insync.replicas", "1")
+        hand.set("outcomes", "unclean.leader.election.enable", "true")
+        client.alter_partition_reassignments({place_of_it: TWO})
+        await_true("it is on two", lambda: state()[1] == state()[2] == set(TWO), PATIENCE_S)
+        run.start_all()
+        run.play(lambda: run.view.curve().version >= 1)
+        leader = state()[0]
+        (other,) = set(TWO) - {leader}
+        cluster.process(other).kill()
+        await_true("the leader is alone", lambda: state() == (leader, set(TWO), {leader}), PATIENCE_S)
+        version = run.view.curve().version + 2
+        run.play(lambda: run.view.curve().version >= version)
+        run.view.close()
+        all_workers, feeder = run.workers, next(one for one in run.workers if one.role == "feeder")
+        cluster.process(leader).kill()
+        cluster.ask_for(other)
+        await_true("the other one leads", lambda: state()[0] == other, PATIENCE_S)
+        run.workers = [feeder]
+        with pytest.raises(LogTruncated, match=r"outcomes\[0\]@\d+: beyond the end.*unclean\.leader\.election") as lost:
+            run.play()
+        assert lost.value.exit_code == 3 and lost.value.num_lost > 0
+        run.workers = all_workers
+        run.close()
 
 
 PASSWORD = "the-first-password"

@@ -54,6 +54,11 @@ class Prometheus:
         found = self._ask("rules") or {"groups": []}
         return [rule for group in found["groups"] for rule in group["rules"]]
 
+    def firing(self) -> set[str]:
+        """Return the names of the alerts that somebody is told of now."""
+        found = self._ask("alerts") or {"alerts": []}
+        return {one["labels"]["alertname"] for one in found["alerts"] if one["state"] == "firing"}
+
     def _ask(self, what: str, **parameters: str) -> Any:
         try:
             address = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
