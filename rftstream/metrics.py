@@ -117,6 +117,10 @@ DEVICE_SECONDS = _counter(
     "Seconds of engines (awake, falls asleep, asleep, wakes) and trainers (waits, trains) that share a device.",
     ["role", "state"],
 )
+MAX_CONCURRENT = _gauge(
+    "rftstream_max_concurrent",
+    "Rollouts that this explorer may sample at once now: explorer.max_concurrent, or what `auto` has found.",
+)
 SAMPLED_TOKENS = _counter("rftstream_sampled_tokens", "Tokens sampled in finished rollouts.", ["role"])
 PARTIAL_TOKENS = _counter(
     "rftstream_partial_tokens",

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from rftstream.models.rendering import open_parsers, own_renderers
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.explorer.agents.step import AgentExplorerStep
+from rftstream.roles.explorer.concurrency import MOST, concurrency_controller
 from rftstream.roles.explorer.saved.partials import Partials
 from rftstream.roles.explorer.saved.saved_states import SavedStates
 from rftstream.roles.explorer.saved.stored import StoredRollouts
@@ -26,6 +27,7 @@ STATES_PATIENCE_S = 30.0
 
 def build(context: RoleContext) -> Role:
     config, settings = context.config, context.config.explorer
+    controller = concurrency_controller(settings)
     spec = model_spec(context, device=settings.devices[0], threads=settings.threads)
     pipe = None if context.simulated else SelfPipe()
     lock = device_lock(context, spec)
@@ -33,10 +35,11 @@ def build(context: RoleContext) -> Role:
         context,
         settings.policy,
         spec,
-        max_concurrent=settings.max_concurrent,
+        max_concurrent=settings.first_concurrent if controller is None else MOST,
         ring=(lambda: None) if pipe is None else pipe.ring,
         lock=lock,
         records=config.trainer.replayed,
+        says_load=controller is not None,
     )
     renderers = own_renderers(spec, config.tasksets)
     open_parsers([loop.renderer, *renderers.values()])
@@ -73,5 +76,7 @@ def build(context: RoleContext) -> Role:
         fetching=DeferredExecutor() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="weights"),
         pipe=pipe,
         share=engine_share(policy, lock, role=EXPLORER.name),
+        controller=controller,
+        engine_load=getattr(policy, "engine_load", None),
     )
     return Role(spec=EXPLORER, step=step)

@@ -62,10 +62,12 @@ def turn_loop(
     ring: Callable[[], None] = lambda: None,
     lock: DeviceLock | None = None,
     records: Collection[str] = (),
+    says_load: bool = False,
 ) -> tuple[Policy, TurnLoop]:
     """Return a turn loop. `max_concurrent`: rollouts that are sampled at once. `ring` is called, in any thread, when an
     environment has answered. `lock`: the lock of the device, if it is shared with a trainer; the loop then holds it.
-    `records`: kinds of values beside tokens that the policy records, if it can."""
+    `records`: kinds of values beside tokens that the policy records, if it can. `says_load`: whether its engine has to
+    say how busy it is."""
     config, settings = context.config, context.config.explorer
     renderer = open_renderer(spec)
     policy_class, options = config.build_part("policy", policy_name)
@@ -73,6 +75,8 @@ def turn_loop(
         if hasattr(options, "sleeps"):
             options = dataclasses.replace(options, sleeps=True)
         lock.wait_shared()
+    if says_load and hasattr(options, "says_load"):
+        options = dataclasses.replace(options, says_load=True)
     media = MediaStore(context.open_store(patience_s=MEDIA_PATIENCE_S))
     policy_spec = registry.find_spec(PolicySpec, policy_name)
     takes = policy_spec.takes_images

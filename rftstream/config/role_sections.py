@@ -50,8 +50,8 @@ class ExplorerSection(WorkerSection):
     devices: tuple[str, ...] = ("auto",)
     """Devices of the processes, dealt out in turn; `"cuda:0,1"` is one engine on two GPUs. auto: the GPUs that the
     trainer leaves; if there is only one, explorers and trainer take turns on it; the CPU for a made model."""
-    max_concurrent: Positive = 64
-    """Rollouts in flight in one process."""
+    max_concurrent: Positive | Literal["auto"] = 64
+    """Rollouts in flight in one process. auto: each process begins with 64, and finds out how many its engine takes."""
     partial_every_s: NotNegative = 30.0
     """Seconds between two saves of unfinished rollouts. A process that takes over from a dead one continues from the
     saved pieces, so at most this many seconds of sampling are lost. Each piece holds only new tokens, about 10 bytes
@@ -92,6 +92,11 @@ class ExplorerSection(WorkerSection):
     def processes(self) -> int:
         """The number of processes; 1 until a placement has decided."""
         return 1 if isinstance(self.count, str) else self.count
+
+    @property
+    def first_concurrent(self) -> int:
+        """The number of rollouts in flight with which a process begins."""
+        return 64 if isinstance(self.max_concurrent, str) else self.max_concurrent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,9 @@ MISTAKEN = frozenset({401, 403, 404})
 AWAY = frozenset({429, 502, 503, 504})
 """Statuses in BUSY that say nothing about the request: the server is full, or a proxy finds no server."""
 
+FULL = 429
+"""The status in AWAY by which a server says that it has too many requests."""
+
 GONE = frozenset({502, 504})
 """Statuses in AWAY by which a proxy reports that it lost the server."""
 
@@ -71,6 +74,8 @@ class ModelServer:
         self.where = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}/{resource}"
         self._http, self._resource = HttpClient(parts, key=api_key or ""), f"/{resource}"
         self._timeout_s, self._tries, self._section = timeout_s, tries, section
+        self.num_full = 0
+        """Number of answers so far with FULL."""
 
     def ask(self, body: dict[str, Any], call: Call | None = None) -> dict[str, Any]:
         """Return the answer to a POST. Raises Refused, or Unreachable after all tries."""
@@ -107,6 +112,7 @@ class ModelServer:
             raise Unreachable(f"{self.where}: {said}; mend url, model or api_key in [{self._section}]")
         if answer.status in BUSY:
             status, after_s = answer.status, answer.retry_after_s
+            self.num_full += status == FULL
             raise RetryableError(said, after_s=after_s, is_away=status in AWAY, is_lost=status in GONE)
         raise Refused(f"the server answered {said}")
 

@@ -114,6 +114,28 @@ class Completion:
     continue exactly as this one would. None if request and tokens are enough."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """The load of an engine, as it says itself. A policy that declares `says_load` has `engine_load`, which returns it.
+    The explorer decides by it how many rollouts it samples at once (`explorer.max_concurrent = "auto"`)."""
+
+    num_tokens: int
+    """Tokens sampled since the engine started."""
+    busy_s: float
+    """Seconds since the start in which the engine sampled them. Time without requests or asleep does not count."""
+    num_waiting: int = 0
+    """Requests for which the engine has no place now."""
+    num_refused: int = 0
+    """Number of times since the start that the engine had no room: it put back a running request, to compute it again
+    later, or a server answered that it has too many requests."""
+    memory: float = 0.0
+    """Used share of the memory that running requests may take, 0 to 1; 0 if it is not known. Where it is nearly 1,
+    the explorer samples fewer at once, so an engine that can do with full memory says less."""
+    lag_s: float = 0.0
+    """Seconds of `busy_s` that newly sampled tokens may be older than: an engine that says only whole completions
+    counts tokens when a request ends."""
+
+
 class Policy(Protocol):
     """An engine that samples completions with the newest loaded weights.
 

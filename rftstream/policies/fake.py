@@ -24,7 +24,7 @@ from rftstream.contracts.versions import VersionName
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies import fake_model
-from rftstream.policies.base import Completion, SampleRequest, room_for
+from rftstream.policies.base import Completion, EngineLoad, SampleRequest, room_for
 from rftstream.weights.snapshot import RawTensor
 
 
@@ -61,6 +61,7 @@ class FakePolicy:
         self._active: dict[str, _Sampling] = {}
         self.is_asleep = False
         self._slept_at = 0.0
+        self._num_tokens, self._busy_s, self._advanced_at = 0, 0.0, clock.now()
 
     @property
     def version(self) -> VersionName | None:
@@ -102,6 +103,8 @@ class FakePolicy:
         """Begin requests for which there is a place, and return those whose tokens are all due."""
         if self._version is None or self.is_asleep:
             return []
+        if not self._active:
+            self._advanced_at = self._clock.now()
         while self._waiting and len(self._active) < self._config.batch_size:
             request = self._waiting.popleft()
             self._active[request.request_id] = self._start(request)
@@ -110,6 +113,10 @@ class FakePolicy:
         for one in done:
             del self._active[one.request.request_id]
         return [self._complete(one) for one in done]
+
+    def engine_load(self) -> EngineLoad:
+        """Return the tokens and the seconds by the clock, as of the last `step`."""
+        return EngineLoad(num_tokens=self._num_tokens, busy_s=self._busy_s, num_waiting=len(self._waiting))
 
     def idle_s(self) -> float:
         """Return the seconds until the next request finishes; 0 without `tokens_per_s`, infinity without work."""
@@ -131,6 +138,7 @@ class FakePolicy:
     def wake(self) -> bool:
         """Resume. The time asleep counts for no request."""
         if self.is_asleep:
+            self._advanced_at = self._clock.now()
             for one in self._active.values():
                 one.started_at += self._clock.now() - self._slept_at
         self.is_asleep = False
@@ -169,11 +177,14 @@ class FakePolicy:
         if self._version is None:
             return
         now, rate = self._clock.now(), self._config.tokens_per_s
+        self._busy_s += now - self._advanced_at if self._active else 0.0
+        self._advanced_at = now
         for one in self._active.values():
             by_now = one.length
             if rate:
                 by_now = min(by_now, one.request.num_sampled + int((now - one.started_at) * rate + 1e-9))
             if by_now > one.num_tokens:
+                self._num_tokens += by_now - one.num_tokens
                 one.stamp(by_now - one.num_tokens, self._version)
                 if one.share is None and one.num_tokens > one.chosen_at:
                     self._choose(one)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rftstream.config.parts.part_names import compares_siblings
+from rftstream.config.role_sections import AUTO
 from rftstream.config.sections import RunConfig
 from rftstream.preflight.estimate import CHARACTERS_PER_TOKEN
 from rftstream.rewards.process import MAX_CHUNK_BYTES
@@ -63,7 +64,8 @@ class RolloutsHeld:
     def explorer(self) -> dict[str, int]:
         """Return the bytes of rollouts that are sampled, and of pieces that a predecessor saved."""
         section = self.config.explorer
-        num = min(section.max_concurrent * (2 if section.yield_after_tokens else 1), self.open)
+        most = section.first_concurrent if section.max_concurrent != AUTO else self.open
+        num = min(most * (2 if section.yield_after_tokens else 1), self.open)
         saved = min(MAX_HELD_BYTES, num * self.record) if section.partial_every_s else 0
         return {"rollouts": 3 * num * self.record, "saved pieces": saved, **self.log}
 

@@ -384,7 +384,6 @@ def _sampler(facts: _Facts, role: str, count: int, device: str) -> RoleMemory:
     """Estimate a role that samples. With any policy, the role follows the weights."""
     config, sizes, dtype = facts.config, facts.sizes, facts.spec.dtype
     served, evaluates = SERVED_BYTES[dtype], role == EVALUATOR.name
-    section = config.evaluator if evaluates else config.explorer
     options = facts.options.get("evaluator" if evaluates else "policy")
     has_turns = _has_turns(config.evaluations if evaluates else config.tasksets)
     process = TORCH_BYTES if options is not None else PROCESS_BYTES
@@ -392,7 +391,8 @@ def _sampler(facts: _Facts, role: str, count: int, device: str) -> RoleMemory:
     in_main = {"process": process, "version in hand": served * sizes.trained, **in_hand}
     parts: dict[str, dict[str, int]] = {MAIN: in_main}
     if options is not None:
-        rows = min(section.max_concurrent, options.batch_size)
+        at_once = config.evaluator.max_concurrent if evaluates else config.explorer.first_concurrent
+        rows = min(at_once, options.batch_size)
         parts.setdefault(_place(device), {}).update(
             {
                 "weights": served * sizes.parameters,

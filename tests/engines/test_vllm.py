@@ -46,7 +46,8 @@ MODEL = {"seed": 3, "width": 128, "context": CONTEXT}  # vLLM wants heads of 32
 
 @pytest.fixture(scope="module")
 def policy(spec):
-    config = VllmPolicy.Config(batch_size=32, engine={"enforce_eager": True, "kv_cache_memory_bytes": 1 << 26})
+    engine = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 26}
+    config = VllmPolicy.Config(batch_size=32, engine=engine, says_load=True)
     records = frozenset({ALLOWED})
     opened = VllmPolicy(config, model=spec, renderer=open_renderer(spec), clock=SystemClock(), records=records)
     yield opened
@@ -66,6 +67,25 @@ def trained(backend, policy, version):
     """A policy that is not uniform, with the weights of the backend."""
     (*_, (_, tensors)) = versions_of(backend, 2)
     policy.load(tensors, tiny.name(version))
+
+
+def test_it_says_how_busy_it_is(policy, backend):
+    trained(backend, policy, 9)
+    before = policy.engine_load()
+    for number in range(64):
+        policy.submit(tiny.request(number, max_tokens=100, min_tokens=100))
+    waiting = memory = 0
+    done = []
+    while policy.num_active:
+        done += policy.step()
+        load = policy.engine_load()
+        waiting, memory = max(waiting, load.num_waiting), max(memory, load.memory)
+    assert waiting >= 32 and 0 < memory < 1
+    deadline = time.monotonic() + 30
+    while policy.engine_load().num_tokens - before.num_tokens < sum(len(one.token_ids) for one in done):
+        assert time.monotonic() < deadline  # it says so after it has given the tokens
+        time.sleep(0.01)
+    assert policy.engine_load().busy_s > before.busy_s
 
 
 def test_logprobs_are_those_of_the_trainer_however_it_is_sampled(policy, backend, subtests):

@@ -494,6 +494,25 @@ def test_told_to_leave_it_finishes_what_cannot_be_saved(tmp_path: Path) -> None:
     assert len(rollouts_of(scene)) == 20
 
 
+def test_it_finds_how_many_its_engine_takes_and_a_successor_begins_anew(tmp_path: Path) -> None:
+    fake = {"fake": {"tokens_per_s": 20.0, "mean_tokens": 30.0, "batch_size": 100}}
+    scene = Scene(tmp_path, explorer__max_concurrent="auto", policies=fake, groups=range(500))
+    explorer = RoleDriver(scene, "explorer")
+
+    def limit() -> float:
+        found = REGISTRY.get_sample_value("rftstream_max_concurrent")
+        assert found is not None and found == explorer.service.health()["max_concurrent"]
+        return found
+
+    begins_with = limit()
+    work_for(scene, explorer, seconds=8.0)
+    assert begins_with == 64 and 90 < limit() <= 256
+    explorer = RoleDriver(scene, "explorer", process="successor")
+    assert limit() == 64
+    work_for(scene, explorer, seconds=60.0)
+    assert len(rollouts_of(scene)) == 1000
+
+
 @pytest.mark.law("lost")
 def test_told_to_leave_it_gives_back_what_waits_for_newer_weights(tmp_path: Path) -> None:
     scene = Scene(tmp_path, groups=[0])

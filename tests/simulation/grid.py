@@ -145,6 +145,10 @@ def draw_config(random: Random) -> RunConfig:
         for section in values["tasksets"].values():
             section["reward"] = [{"name": UNSCORABLE, "weight": 0.5}, {"name": "environment"}]
     values["policies"]["fake"]["values_beside"] = Random(f"beside {values!r}").choice([0, 3])
+    own = Random(f"concurrent {values!r}")  # so that other seeds stay what they were
+    if own.random() < 0.2:
+        values["explorer"]["max_concurrent"] = "auto"
+        values["policies"]["fake"]["batch_size"] = own.choice([1, 3, 256])
     return loader.from_dict(values)
 
 

@@ -49,6 +49,7 @@ def with_joined(config: RunConfig) -> RunConfig:
     return loader.replace(
         config,
         explorer__policy=SAMPLER,
+        explorer__max_concurrent=config.explorer.first_concurrent,  # loops do not say how busy they are
         trainer__backend=TRAINER,
         policies={**config.policies, **fakes},
         backends={**config.backends, **backends},

@@ -25,9 +25,12 @@ DASHBOARD = Dashboard(
             ),
             Panel(
                 title="In flight",
-                about="Rollouts taken and not yet committed. Below explorer.max_concurrent for each: there are no "
-                "tasks.",
-                queries=(total("rftstream_in_hand", where=OF_EXPLORERS, legend="rollouts"),),
+                about="Rollouts taken and not yet committed, and the most that may be sampled at once "
+                "(explorer.max_concurrent). Below: there are no tasks.",
+                queries=(
+                    total("rftstream_in_hand", where=OF_EXPLORERS, legend="rollouts"),
+                    total("rftstream_max_concurrent", legend="most"),
+                ),
             ),
             Panel(
                 title="Explorers wanted",

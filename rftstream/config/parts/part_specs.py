@@ -90,6 +90,8 @@ class PolicySpec(PartSpec):
     """Whether it records the sets that `top_p` and `min_p` leave only where `top_k` bounds them."""
     constrains: bool = False
     """Whether it can constrain tokens to a form, such as a JSON schema: its requests may have a `constraint`."""
+    says_load: bool = False
+    """Whether it says how busy its engine is: its class has `engine_load`."""
     is_joined: bool = False
     """Whether a loop outside of the role does its work: its class takes `desk` and `max_concurrent`."""
 

@@ -64,6 +64,19 @@ class SlotCache:
         for layer in self._parts():
             yield from layer.rooms
 
+    @property
+    def used_bytes(self) -> int:
+        """Number of bytes of the slots that are taken."""
+        return self._num_bytes(lambda slots: self._num_used - len(self._free))
+
+    @property
+    def spare_bytes(self) -> int:
+        """Number of bytes of the other slots."""
+        return self._num_bytes(lambda slots: slots - self._num_used + len(self._free))
+
+    def _num_bytes(self, count: Callable[[int], int]) -> int:
+        return sum(room[:1].nbytes * count(len(room)) for layer in self._parts() for room in layer.rooms)
+
     def _parts(self) -> Iterator[SlotLayer | _States]:
         yield from self._layers
         if self._states is not None:

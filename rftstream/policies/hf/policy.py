@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -30,7 +30,7 @@ from rftstream.errors import ImageError, WeightsError
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
-from rftstream.policies.base import Completion, SampleRequest, room_for, without_tokens
+from rftstream.policies.base import Completion, EngineLoad, SampleRequest, room_for, without_tokens
 from rftstream.policies.colocated import SleepsByMoving
 from rftstream.policies.hf.doubts import doubt_about
 from rftstream.policies.served import check_tensors
@@ -95,6 +95,7 @@ class HfPolicy(SleepsByMoving):
         from rftstream.policies.hf.opening import open_model
         from rftstream.policies.hf.prompts import PromptStore
         from rftstream.policies.hf.turns import TurnStore
+        from rftstream.policies.load_meter import LoadMeter
         from rftstream.policies.row_forms import RowForms
 
         self.slots = config.batch_size
@@ -130,6 +131,9 @@ class HfPolicy(SleepsByMoving):
         )
         self._missed = 0
         """Number of tokens that waiting requests could have had by now in the free places."""
+        self._meter = LoadMeter(self._cache, self._model.device, lambda: max(0, self.num_active - self.slots))
+        self.engine_load: Callable[[], EngineLoad] = self._meter.load
+        """Returns how busy the engine is."""
 
     @property
     def version(self) -> VersionName | None:
@@ -248,11 +252,14 @@ class HfPolicy(SleepsByMoving):
                 self._take_over(*self._next)
             features = self._go_on_from_turns() if self._next is None else {}
             if self._batch.num_rows:  # in the step that samples the token, so with that step's weights
-                self._batch.logits_BV = self._next_logits(features)
+                with self._meter:
+                    self._batch.logits_BV = self._next_logits(features)
             if self._next is None:
                 self._let_in()
             if self._batch.num_rows:
-                done.extend(self._sample())
+                self._meter.num_tokens += self._batch.num_rows
+                with self._meter:
+                    done.extend(self._sample())
         return done
 
     def _next_logits(self, features: Features) -> torch.Tensor:

@@ -82,6 +82,11 @@ class ServerAsker:
         """Address of the server and endpoint, for messages."""
         return self._server.where
 
+    @property
+    def num_full(self) -> int:
+        """Number of answers so far by which the server said that it has too many requests."""
+        return self._server.num_full
+
     def may_have_lost_version(self) -> bool:
         """Return whether the server may have restarted since it got its version."""
         return self._updates is not None and self._updates.may_have_lost(self.url)

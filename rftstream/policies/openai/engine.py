@@ -65,6 +65,11 @@ class ServedEngine:
         metrics.SERVER_IN_FLIGHT.labels(self.url).set(0)
 
     @property
+    def num_full(self) -> int:
+        """Number of answers so far by which the server said that it has too many requests."""
+        return self._asker.num_full
+
+    @property
     def load(self) -> int:
         """Number of requests that wait or run at the server."""
         return len(self.waiting) + self._num_asked

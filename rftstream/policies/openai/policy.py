@@ -30,7 +30,7 @@ from rftstream.models.rendering import Renderer
 from rftstream.models.server_client import ModelServer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
-from rftstream.policies.base import Completion, SampleRequest, room_for, without_tokens
+from rftstream.policies.base import Completion, EngineLoad, SampleRequest, room_for, without_tokens
 from rftstream.policies.beside import EngineBeside
 from rftstream.policies.openai.asking import ServedCall, ServerAsker, ServerFailure
 from rftstream.policies.openai.completions import completion_body
@@ -126,6 +126,7 @@ class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
         self._num_lost = 0
         """Number of requests that the only server has lost since its last answer."""
         self._answered_at = 0.0
+        self._num_tokens, self._busy_s, self._lag_s = 0, 0.0, 0.0
         self._router = Router(config.max_load)
         self._threads = ThreadPoolExecutor(config.batch_size * len(urls), thread_name_prefix="openai")
         shown = None if images is None or renderer.images is None else ServedImages(images, renderer.images)
@@ -179,6 +180,17 @@ class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
     def so_far(self, request_id: str) -> Completion | None:
         """Return None: servers return only whole completions."""
         return None
+
+    def engine_load(self) -> EngineLoad:
+        """Return the tokens of answers, and their seconds: each request's, shared by those that were active with it."""
+        num_waiting = len(self._paused) + sum(len(engine.waiting) for engine in self._engines.values())
+        return EngineLoad(
+            num_tokens=self._num_tokens,
+            busy_s=self._busy_s,
+            num_waiting=num_waiting,
+            num_refused=sum(engine.num_full for engine in self._engines.values()),
+            lag_s=self._lag_s,
+        )
 
     def abort(self, request_id: str) -> None:
         """Forget a request, and close its connection to the server."""
@@ -262,6 +274,11 @@ class OpenAiPolicy(EngineBeside[ServedCall, Callable[[], Completion | None]]):
             return None
         if isinstance(result, PolicyError):
             raise result
+        if len(result.token_ids):
+            took_s = time.monotonic() - call.submitted_at
+            self._num_tokens += len(result.token_ids)
+            self._busy_s += took_s / len(self._active)
+            self._lag_s += 0.1 * (took_s - self._lag_s)
         del self._active[call.request.request_id]
         return result
 

@@ -67,6 +67,10 @@ class EngineSettings(Protocol):
         """Whether the engine can be put to sleep."""
 
     @property
+    def says_load(self) -> bool:
+        """Whether the engine says how busy it is."""
+
+    @property
     def environment(self) -> Mapping[str, str]:
         """Environment variables for the engine."""
 
@@ -163,6 +167,8 @@ def engine_arguments(
             "logprobs that are no numbers; leave it to GPUs"
         )
     arguments: dict[str, Any] = {"disable_log_stats": True, **config.engine}
+    if config.says_load:
+        arguments["disable_log_stats"] = False
     if records_experts:
         check_says_experts(EXPERTS_ARGUMENT in known, [model.device])
         arguments[EXPERTS_ARGUMENT] = True

@@ -23,10 +23,11 @@ from rftstream.errors import ConfigError, ImageError, PolicyError, RftError
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
-from rftstream.policies.base import Completion, SampleRequest, without_tokens
+from rftstream.policies.base import Completion, EngineLoad, SampleRequest, without_tokens
 from rftstream.policies.vllm.arguments import EngineSettings, engine_arguments, engine_environment, sampling_params
 from rftstream.policies.vllm.exchange import Shared, WeightsExchange, short
 from rftstream.policies.vllm.images import EngineImages, PreparedImage
+from rftstream.policies.vllm.load import EngineMeasures
 from rftstream.policies.vllm.sets import SampledSets
 from rftstream.policies.vllm.sleep import SleepingEngine
 
@@ -57,6 +58,7 @@ class Engine(SleepingEngine):
         self._stop_ids = sorted(renderer.stop_token_ids)
         self._records_sets = records_sets
         self._sets: SampledSets | None = None
+        self._measures = EngineMeasures()
         self._engine: Any = None
         self.started = False
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -120,9 +122,19 @@ class Engine(SleepingEngine):
         if settings.lora_config is not None:
             _check_takes_adapters(settings.model_config)
         try:
-            return AsyncLLM.from_vllm_config(settings, disable_log_stats=arguments["disable_log_stats"])
+            return AsyncLLM.from_vllm_config(
+                settings,
+                disable_log_stats=arguments["disable_log_stats"],
+                stat_loggers=[self._measures.logger] if config.says_load else None,
+            )
         except Exception as error:  # vLLM's parts raise errors of any kind
             raise PolicyError(f"policy vllm: the engine did not start: {short(error)}; see the log above") from error
+
+    @property
+    def load_now(self) -> EngineLoad:
+        """How busy the engine is. Any thread may read it."""
+        load = self._measures.load
+        return dataclasses.replace(load, num_waiting=load.num_waiting + len(self._running) - len(self._queues))
 
     # ------------------------------------------------------------------------------------------ requests
 

@@ -29,7 +29,7 @@ from rftstream.models.folders.folder import check_loadable
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
-from rftstream.policies.base import Completion, SampleRequest, room_for, without_tokens
+from rftstream.policies.base import Completion, EngineLoad, SampleRequest, room_for, without_tokens
 from rftstream.policies.beside import EngineBeside
 from rftstream.policies.served import check_tensors, served_parameters
 from rftstream.policies.vllm.arguments import EXPERTS_ARGUMENT, applies_adapters, check_says_experts
@@ -72,6 +72,8 @@ class VllmPolicy(EngineBeside[str, tuple[str, Completion] | RftError]):
         sleeps: bool = False
         """The engine can release the GPU's memory on request, as it does after `sleep_after_s`. `trainer.colocate` sets
         this by itself."""
+        says_load: bool = False
+        """The engine says after each pass how busy it is. `explorer.max_concurrent = "auto"` sets this by itself."""
 
     @staticmethod
     def require() -> None:
@@ -192,6 +194,10 @@ class VllmPolicy(EngineBeside[str, tuple[str, Completion] | RftError]):
         if unique is None or not self._engine.started:
             return None
         return self._loop.call(self._engine.so_far(unique))
+
+    def engine_load(self) -> EngineLoad:
+        """Return how busy the engine is. Without `says_load` it says nothing."""
+        return self._engine.load_now
 
     def abort(self, request_id: str) -> None:
         """Forget a request, and abort it in the engine."""

@@ -47,6 +47,7 @@ from rftstream.preflight.plan import Purpose, plan
 from rftstream.preflight.readiness import check_computed
 from rftstream.queries.formatting import plural
 from rftstream.rewards.resolve import build_reward
+from rftstream.roles.explorer.concurrency import concurrency_controller
 
 RENDERED_PROMPTS = 1_000
 """Prompts of each taskset that are always rendered. Further prompts are rendered if their bytes may make them too long,
@@ -78,6 +79,8 @@ def check(config: RunConfig) -> CheckReport:
         report.parts = list(_parts(config))
         with collect("trainer.colocate"):
             check_colocation(config)
+        with collect("explorer.max_concurrent"):
+            concurrency_controller(config.explorer)
         report.modules = list(planned.modules)
         report.errors += [problem.found for problem in planned.problems]
         rendering = None

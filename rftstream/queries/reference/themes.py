@@ -57,7 +57,7 @@ THEMES = (
             "trainer.backend": "deepspeed trains on several GPUs.",
             "backends.deepspeed.processes": "GPUs that train together on a host.",
             "policies.vllm.engine": "{ tensor_parallel_size = 2 }: a model over two GPUs.",
-            "explorer.max_concurrent": "More rollouts at a time fill a GPU that idles.",
+            "explorer.max_concurrent": "More rollouts at a time fill a GPU that idles; auto finds how many.",
             "model.dtype": "bfloat16, or float16 for GPUs older than Ampere.",
         },
     ),
@@ -83,7 +83,7 @@ THEMES = (
         settings={
             "explorer.count": "The trainer waits: more explorers, here or by `rftstream worker` elsewhere.",
             "explorer.policy": "The trainer waits, on a GPU: vllm.",
-            "explorer.max_concurrent": "The trainer waits: more rollouts at a time in each explorer.",
+            "explorer.max_concurrent": "The trainer waits: more rollouts at a time, or auto.",
             "sampling.max_tokens": "Fewer tokens where most of the answer is not needed.",
             "explorer.repetition_tokens": "Ends completions that repeat themselves.",
             "verifier.processes": "Rewards are slow: more of them at a time.",

@@ -123,7 +123,7 @@ class WantedWorkers(Report):
     backlog: int
     """Rollouts whose next step is this role's, those in progress included."""
     max_concurrent: int
-    """Most rollouts that one worker processes at once."""
+    """Most rollouts that one worker processes at once; with `auto` those with which it begins."""
     most: int
     """Most workers: each further one would own no partition."""
     wanted: int
@@ -134,15 +134,13 @@ def scale_plan(config: RunConfig, rollouts: Balance, *, at_least: int = 0) -> tu
     roles do not share their work: one worker of each is in force. `at_least` workers are wanted even without a
     backlog."""
     found = []
-    for role, stage, settings in (
-        (EXPLORER.name, "to_be_sampled", config.explorer),
-        (VERIFIER.name, "sampled", config.verifier),
+    for role, stage, at_once in (
+        (EXPLORER.name, "to_be_sampled", config.explorer.first_concurrent),
+        (VERIFIER.name, "sampled", config.verifier.max_concurrent),
     ):
         backlog, most = rollouts.pending_by_stage[stage], config.transport.partitions
-        wanted = min(most, max(at_least, math.ceil(backlog / settings.max_concurrent)))
-        found.append(
-            WantedWorkers(role=role, backlog=backlog, max_concurrent=settings.max_concurrent, most=most, wanted=wanted)
-        )
+        wanted = min(most, max(at_least, math.ceil(backlog / at_once)))
+        found.append(WantedWorkers(role=role, backlog=backlog, max_concurrent=at_once, most=most, wanted=wanted))
     return tuple(found)
 
 

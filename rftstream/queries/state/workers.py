@@ -87,6 +87,7 @@ FIELD_TEXTS: dict[str, FieldText] = {
     "in_hand": _of("record", " in hand"),
     "partitions": lambda count: f"reads {plural(count, 'partition')}",
     "sampling": lambda count: f"samples {plural(count, 'rollout')}",
+    "max_concurrent": lambda count: f"up to {count:,} at once",
     "waiting": _of("rollout", " waiting"),
     "engine": lambda state: f"engine {state}",
     "scoring": lambda count: f"scores {plural(count, 'rollout')}",

@@ -30,9 +30,10 @@ from rftstream.contracts.versions import WeightsAnnounced
 from rftstream.core.repetition import repeats
 from rftstream.errors import ContractError
 from rftstream.models.rendering import Renderer
-from rftstream.policies.base import LOOK_S, Policy
+from rftstream.policies.base import LOOK_S, EngineLoad, Policy
 from rftstream.policies.colocated import EngineShare
 from rftstream.roles.explorer import EXPLORER
+from rftstream.roles.explorer.concurrency import ConcurrencyController, SamplingPlaces
 from rftstream.roles.explorer.fit_to_record import fit_to_record, rollout_of, skipped, undecodable_rollout
 from rftstream.roles.explorer.in_hand import RolloutsInHand
 from rftstream.roles.explorer.saved.partials import Partials, numbers_of, tombstones
@@ -82,21 +83,21 @@ class ExplorerStep(ConcurrentStep):
         fetching: Executor,
         pipe: SelfPipe | None = None,
         share: EngineShare | None = None,
+        controller: ConcurrencyController | None = None,
+        engine_load: Callable[[], EngineLoad] | None = None,
     ) -> None:
         """`renderers` are those of tasksets with their own chat template. `truncate` names tasksets whose long prompts
         are cut. `fetch_rollout` returns the rollout at a place of the log, if there is one. `fetching` has one thread,
         which fetches weights. `pipe` rings when an environment has answered. `share` is the part of the device, if the
-        policy shares it with a trainer."""
+        policy shares it with a trainer. `controller` decides how many rollouts are sampled at once, by `engine_load`;
+        with None the settings do."""
         self._pipe = pipe
         self._share = share
         self._policy = policy
         self._loop = loop
         self._follower = follower
         self._settings = settings
-        self._places = settings.max_concurrent
-        """Number of rollouts that are sampled at once. With `yield_after_tokens` as many more wait for a place."""
-        if settings.yield_after_tokens:
-            self._places = min(self._places, policy.slots)
+        self._places = SamplingPlaces(settings, policy, controller, engine_load)
         self._fetch_rollout = fetch_rollout
         self._partials, self._states = partials, states
         self._process = process
@@ -107,6 +108,8 @@ class ExplorerStep(ConcurrentStep):
         """Groups with an outcome."""
         self._weights = WeightsUpdate(policy, follower, fetching, clock)
         self._look_at = 0.0
+        self._num_elsewhere: Callable[[], int] = lambda: 0
+        """Returns the number of rollouts that others than the turn loop sample."""
         self._leaving = False
         """Whether the worker is to leave. Paused rollouts then wait to be saved, not to be sampled."""
         self._save_at = clock.now() + settings.partial_every_s
@@ -116,7 +119,7 @@ class ExplorerStep(ConcurrentStep):
     @property
     def room(self) -> int:
         """Number of further rollouts that the explorer accepts."""
-        return (2 * self._places if self._settings.yield_after_tokens else self._places) - len(self._in_hand)
+        return (2 if self._settings.yield_after_tokens else 1) * self._places.limit - len(self._in_hand)
 
     def follow(self, received: Received) -> None:
         """Apply an announcement of weights or the outcome of a group."""
@@ -171,6 +174,7 @@ class ExplorerStep(ConcurrentStep):
             behind = self._take_over_weights()
             self._look(behind)
             self._begin(behind)
+            self._places.look(len(self._in_hand.active) + self._num_elsewhere())
         for attempt in self._loop.step():  # environments also answer while the policy is asleep
             work = self._in_hand.ended(int(attempt.key))
             if work is not None:
@@ -217,6 +221,7 @@ class ExplorerStep(ConcurrentStep):
             "version": version.version if version else None,
             "waiting": len(self._in_hand.waiting),
             "sampling": len(self._in_hand.active),
+            **({"max_concurrent": self._places.limit} if self._places.is_adaptive else {}),
             "paused": sum(work.is_paused for work in self._in_hand.waiting),
             "weights_refused": self._follower.num_refused,
             **({} if self._share is None else self._share.health()),
@@ -256,6 +261,7 @@ class ExplorerStep(ConcurrentStep):
         """Begin the rollouts that may begin, in order. A rollout that waits for newer weights does not block the
         others."""
         waiting: deque[RolloutInHand] = deque()
+        places = self._places.limit
         for work in self._in_hand.waiting:
             task = work.task
             if work.leaves:
@@ -266,7 +272,7 @@ class ExplorerStep(ConcurrentStep):
                 self._done.append(finish_work(work, skipped(task, self._clock.now())))
             elif (
                 (self._leaving and work.leaves is None)
-                or len(self._in_hand.active) >= self._places
+                or len(self._in_hand.active) >= places
                 or not may_begin(task, self._policy, behind)
             ):
                 waiting.append(work)
@@ -281,7 +287,7 @@ class ExplorerStep(ConcurrentStep):
         if not (settings.yield_after_tokens or settings.repetition_tokens) or now < self._look_at:
             return
         self._look_at = now + LOOK_EVERY_S
-        free = self._places - len(self._in_hand.active)
+        free = self._places.limit - len(self._in_hand.active)
         places = sum(may_begin(work.task, self._policy, behind) for work in self._in_hand.waiting) - free
         for work in list(self._in_hand.active.values()):
             count = settings.repetition_tokens

@@ -193,6 +193,24 @@ def test_slots_abort_and_no_weights():
     assert opened.step() == []
 
 
+def test_it_says_how_busy_it_is_by_the_clock():
+    clock = ManualClock(100.0)
+    opened = policy(clock, tokens_per_s=10.0, mean_tokens=1000.0, sigma=0.0, batch_size=2)
+    clock.sleep(50)
+    for number in range(3):
+        opened.submit(request(number, max_tokens=500))
+    opened.step()
+    clock.sleep(3)
+    opened.step()
+    opened.sleep()
+    clock.sleep(50)
+    opened.wake()
+    clock.sleep(2)
+    opened.step()
+    load = opened.engine_load()
+    assert (load.num_tokens, load.num_waiting) == (100, 1) and load.busy_s == pytest.approx(5.0)
+
+
 @pytest.mark.slow
 def test_policy_and_backend_learn_together():
     spec = ModelSpec(name="fake", folder=None, dtype="bfloat16", context=None)

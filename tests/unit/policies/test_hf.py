@@ -92,6 +92,18 @@ def keep_by_definition(probs_V, top_p=1.0, top_k=0, min_p=0.0):
     return order[: int(np.searchsorted(np.cumsum(share), top_p - 1e-7)) + 1]
 
 
+def test_it_says_how_busy_it_is(policy):
+    for number in range(20):
+        policy.submit(tiny.request(number, PROMPTS[number % len(PROMPTS)], min_tokens=4))
+    policy.step()
+    begun = policy.engine_load()
+    assert (begun.num_tokens, begun.num_waiting) == (16, 4) and begun.busy_s > 0 and 0 < begun.memory < 0.5
+    done = tiny.drain(policy)
+    ended = policy.engine_load()
+    assert ended.num_tokens == sum(len(one.token_ids) for one in done.values()) and ended.num_waiting == 0
+    assert ended.busy_s > begun.busy_s
+
+
 def test_penalties_by_definition(policy, backend):
     settings = {"repetition_penalty": 1.5, "frequency_penalty": 0.3, "presence_penalty": 0.4}
     for request, completion in sample(policy, **settings):

@@ -90,7 +90,11 @@ def test_a_busy_server_is_asked_again(server, open_policy):
     policy = open_policy(tries=3)
     policy.load({}, tiny.name(0))
     server.answers += [(503, {}), (429, {})]
-    assert tiny.drain_one(policy, tiny.request(0)).error is None
+    done = tiny.drain_one(policy, tiny.request(0))
+    assert done.error is None
+    load = policy.engine_load()
+    assert (load.num_tokens, load.num_refused, load.num_waiting) == (len(done.token_ids), 1, 0)
+    assert load.busy_s == pytest.approx(10 * load.lag_s) and load.lag_s > 0
     server.answers += [(503, {"error": "full"})] * 3
     with pytest.raises(PolicyError, match=r"503: full, after 3 tries; is the server up\?"):
         tiny.drain_one(policy, tiny.request(1))

@@ -23,10 +23,11 @@ from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
 from rftstream.loops import LoopThread
 from rftstream.models.vision.image_tokens import ImageTokens
-from rftstream.policies.base import part_seed
+from rftstream.policies.base import EngineLoad, part_seed
 from rftstream.policies.vllm import arguments as vllm_arguments
 from rftstream.policies.vllm import shared as vllm_shared
 from rftstream.policies.vllm.engine import remembers
+from rftstream.policies.vllm.load import EngineMeasures
 from rftstream.policies.vllm.policy import VllmPolicy
 from rftstream.policies.vllm.shared import SharedAdapter, WeightsMirror
 from rftstream.policies.vllm.worker import WeightsReceiver, _spare_generators
@@ -198,6 +199,24 @@ def test_placeholders_have_no_probability_and_the_engine_needs_torchvision(monke
     (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl", "video_token_id": 5}')
     with pytest.raises(ConfigError, match=r"models of type 'qwen2_vl' read videos, too.*use policy 'hf'"):
         VllmPolicy.require_images(tmp_path)
+
+
+def test_the_engine_says_how_busy_it_is(monkeypatch):
+    assert arguments()["disable_log_stats"] and not arguments(says_load=True)["disable_log_stats"]
+    now = iter([10.0, 10.5, 11.0, 21.0, 22.0])
+    monkeypatch.setattr("rftstream.policies.vllm.load.time.monotonic", lambda: next(now))
+    measures = EngineMeasures()
+    loggers = [measures.logger(None, engine) for engine in (0, 1)]
+    scheduler = SimpleNamespace(num_running_reqs=3, num_waiting_reqs=2, kv_cache_usage=0.5)
+    iteration = SimpleNamespace(num_generation_tokens=30, num_preempted_reqs=1)
+    loggers[0].record(scheduler, iteration, None, engine_idx=0)
+    loggers[1].record(scheduler, iteration)
+    loggers[0].record(None, None)
+    assert measures.load == EngineLoad(num_tokens=60, busy_s=1.0, num_waiting=4, num_refused=2, memory=0.4)
+    idle = SimpleNamespace(num_running_reqs=0, num_waiting_reqs=0, kv_cache_usage=0.1)
+    for logger in loggers:  # a pause counts for a second at most, and without requests nothing does
+        logger.record(idle, None, mm_cache_stats=None)
+    assert (measures.load.busy_s, measures.load.num_waiting, measures.load.memory) == (3.0, 0, 0.0)
 
 
 @pytest.mark.parametrize(("device", "visible", "expected"), [

@@ -18,7 +18,7 @@
 {{- $facts := dict
       "name" $name
       "partitions" (dig "transport" "partitions" 64 $toml | int)
-      "explorer" (dig "explorer" "max_concurrent" 64 $toml | int)
+      "explorer" (dig "explorer" "max_concurrent" 64 $toml | toString | replace "auto" "64" | int)
       "verifier" (dig "verifier" "max_concurrent" 256 $toml | int)
       "evaluations" (not (empty (dig "evaluations" dict $toml)))
       "synthesiser" (hasKey $toml "synthesiser")

@@ -46,6 +46,7 @@ class AgentExplorerStep(ExplorerStep):
         """Queue of the gateway's requests."""
         self._own_renderers = renderers
         self._agent_works: dict[int, RolloutInHand] = {}
+        self._num_elsewhere = lambda: sum(not self._agents.is_free(number) for number in self._agent_works)
         self._stale: dict[int, list[int]] = {}
         """Item -> numbers of pieces that could not be continued. They are withdrawn with its next pieces."""
         self._has_decided = False
