@@ -74,6 +74,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "run metrics": operations.run_metrics,
     "dashboards": operations.dashboards,
     "rights": operations.rights,
+    "broker wishes": operations.broker_wishes,
     "part kinds": parts.kinds,
     "capabilities": parts.capabilities,
     "measured algorithms": measured.algorithms,

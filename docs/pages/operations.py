@@ -1,5 +1,6 @@
-"""docs/operations.md: exit codes from errors.py, rights from the declarations of the roles. docs/monitoring.md: metrics
-from metrics.py and queries/curves/exported.py, dashboards from deploy/grafana."""
+"""docs/operations.md: exit codes from errors.py. docs/kafka.md: rights from the declarations of the roles, and what
+brokers should be. docs/monitoring.md: metrics from metrics.py and queries/curves/exported.py, dashboards from
+deploy/grafana."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.topics import TOPICS
 from rftstream.queries.curves.exported import EXPORTED
+from rftstream.queries.state.topics_plan import plan_topics
 from rftstream.runs.access import rights_of, user_kinds
+from rftstream.runs.folder import RunFolder
 from rftstream.transport.access import Operation, Resource
 
 DASHBOARDS = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
@@ -75,6 +78,12 @@ def dashboards() -> str:
     found = [json.loads(path.read_text(encoding="utf-8")) for path in DASHBOARDS.glob("*.json")]
     rows = [(f"`{one['title'].removeprefix('rftstream: ')}`", one["description"]) for one in found]
     return table(("dashboard", "what it answers"), sorted(rows, key=lambda row: (row[0] != "`overview`", row[0])))
+
+
+def broker_wishes() -> str:
+    config = loader.load([A_RUN_FILE], sets=["transport.kind=kafka", "transport.servers=HOST:9092"], env={})
+    wishes = plan_topics(config, RunFolder(Path("run"))).brokers
+    return table(("brokers", "wanted", "else"), [(f"`{one.name}`", one.wanted, one.why) for one in wishes])
 
 
 def rights() -> str:

@@ -15,6 +15,7 @@ from rftstream.commands.views import print_out
 
 
 @group(
+    "rftstream topics plan run.toml",
     "rftstream topics list examples/arithmetic.toml",
     "rftstream topics apply examples/arithmetic.toml --json",
     "rftstream topics acls run.toml --dry-run",
@@ -64,6 +65,37 @@ def _report(file: Path | None, as_json: bool, *, make: bool) -> None:
     report = apply_topics(config, folder) if make else list_topics(config, folder)
     print_out(report.to_json() if as_json else report.to_text())
     sys.exit(0 if report.fine else 1)
+
+
+@command("rftstream topics plan run.toml", "rftstream topics plan run.toml --format kafka-topics", group=topics)
+@_file_argument
+@click.option("--run", "run_id", metavar="NAME", help="Another run of FILE: the next one, or one on another host.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "kafka-topics"]),
+    default="text",
+    show_default=True,
+    help="A text to send, or the commands of Kafka's own tool.",
+)
+@json_option
+def plan(file: Path | None, run_id: str | None, form: str, as_json: bool) -> None:
+    """Show what to ask of those who own the brokers: settings, topics, rights.
+
+    No broker is asked. `rftstream doctor` and `topics list` compare later what was done.
+    """
+    from rftstream.preflight.plan import Purpose
+    from rftstream.preflight.plan import plan as plan_run
+    from rftstream.queries.state.access import find_named
+    from rftstream.queries.state.topics_plan import plan_topics
+
+    if form != "text" and as_json:
+        raise click.UsageError("--format kafka-topics prints commands alone; leave out --json")
+    (path,) = run_files([file] if file is not None else [])
+    config, folder = find_named(path, run_id)
+    plan_run(config, Purpose.build)
+    report = plan_topics(config, folder)
+    print_out(report.to_json() if as_json else report.to_commands() if form != "text" else report.to_text())
 
 
 @command(

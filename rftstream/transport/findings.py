@@ -1,4 +1,5 @@
-"""Findings of system checks: the value found, the value wanted, and advice."""
+"""Findings of system checks: the value found, the value wanted, and advice; and what to ask for before anything can be
+checked."""
 
 from __future__ import annotations
 
@@ -39,8 +40,37 @@ class Finding:
     """The exit code of the command, if this is a problem."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerWish:
+    """A setting that brokers should have."""
+
+    name: str
+    wanted: str
+    why: str
+    needed: bool
+    """Whether nothing works without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicWish:
+    """A topic as it has to be made."""
+
+    name: str
+    """Its name on the brokers."""
+    partitions: int
+    replicas: int | None
+    """None: as many as the brokers have as their default."""
+    settings: Mapping[str, str]
+
+
 class ServerLook(Protocol):
     """Checks of a log that servers keep. Such a transport has them as `transport.admin.look`."""
+
+    def broker_wishes(self) -> list[BrokerWish]:
+        """Return what to ask of those who own the servers. No server is asked."""
+
+    def topic_wishes(self, wanted: Mapping[str, TopicSettings]) -> list[TopicWish]:
+        """Return the topics, by their bare names, as somebody else has to make them. No server is asked."""
 
     def broker(self) -> list[Finding]:
         """Return findings about the version and the settings of the brokers."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kafka.admin import KafkaAdminClient
 
 from rftstream.config import loader
 from rftstream.contracts.topics import TOPICS
 from rftstream.runs.folder import OpenRun, RunFolder, consumer_groups, open_transport
 from rftstream.testing.conformance_tests.bench import await_true
 from rftstream.transport.findings import Level
+from rftstream.transport.kafka.cluster_check import REPLICATED
 from rftstream.transport.kafka.transport import KafkaTransport
 from tests.commands import PARTITIONS, call, called, write_run_file
 from tests.unit.synthetic import SyntheticLog
@@ -70,6 +75,26 @@ def test_topics_with_the_right_settings(run_file: Path) -> None:
     refused = call("topics", "apply", run_file)
     assert refused.exit_code == 2
     assert "tasks: has 2 partitions, expected 3 (transport.partitions)" in refused.stderr
+
+
+def test_what_others_make_by_the_plan_is_what_a_run_wants(run_file: Path, servers: str) -> None:
+    plan = called("topics", "plan", run_file)
+    looked_at = {one["what"] for one in called("doctor", run_file)["findings"]}
+    wished = {one["name"] for one in plan["brokers"]}
+    assert wished - looked_at <= {"version", *REPLICATED}, "doctor looks at the others on three brokers"
+    commands = call("topics", "plan", run_file, "--format", "kafka-topics").stdout.splitlines()
+    made = {}
+    for command in map(shlex.split, commands):
+        options = list(itertools.pairwise(command))
+        configs = dict(value.split("=") for option, value in options if option == "--config")
+        (name,), (partitions,) = (
+            [value for option, value in options if option == wanted] for wanted in ("--topic", "--partitions")
+        )
+        made[name] = {"num_partitions": int(partitions), "replication_factor": -1, "configs": configs}
+    assert [one["name"] for one in plan["topics"]] == list(made)
+    with contextlib.closing(KafkaAdminClient(bootstrap_servers=servers)) as client:
+        client.create_topics(made)
+    await_true("all topics are as wanted", lambda: call("topics", "list", run_file).exit_code == 0, 60.0)
 
 
 def test_a_setting_that_would_delete_unread_records_is_shown_and_refused(run_file: Path) -> None:

@@ -31,7 +31,8 @@ FOREIGN = {
     "docs/coming-from.md": {"ppo_trainer"},
     "docs/decisions/0017-kafka-python-and-librdkafka.md": {"BufferError", "txn_requires_abort"},
     "docs/extending.md": {"rftstream/contracts/likes.py", "schemas/golden/like.v1.json"},
-    "docs/operations.md": {"AbortIncompleteMultipartUpload", "enable_prefix_caching", "KAFKA_PASSWORD_explorer"},
+    "docs/kafka.md": {"KAFKA_PASSWORD_explorer"},
+    "docs/operations.md": {"AbortIncompleteMultipartUpload", "enable_prefix_caching"},
     "docs/scale.md": {"__transaction_state"},
     "docs/vision.md": {"qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_vl"},
 }  # fmt: skip

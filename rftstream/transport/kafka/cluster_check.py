@@ -10,9 +10,9 @@ from kafka.admin import ConfigResource, ConfigResourceType
 
 from rftstream.errors import RftError, TransportError
 from rftstream.transport.base import MAX_METADATA_BYTES, TopicSettings
-from rftstream.transport.findings import Finding, Level
+from rftstream.transport.findings import BrokerWish, Finding, Level, TopicWish
 from rftstream.transport.kafka.client import compat
-from rftstream.transport.kafka.connection import KafkaClientFactory
+from rftstream.transport.kafka.connection import OLDEST_BROKER, KafkaClientFactory
 from rftstream.transport.kafka.options import MIN_SESSION_S
 
 TESTED = (4, 0)
@@ -71,7 +71,13 @@ def _of_sessions(session_s: float) -> tuple[_Setting, ...]:
     )
 
 
-_REPLICATED = ("offsets.topic.replication.factor", "transaction.state.log.replication.factor")
+REPLICATED = ("offsets.topic.replication.factor", "transaction.state.log.replication.factor")
+"""Broker settings that matter where there are three brokers or more."""
+_REPLICAS, _LOST = "3 or more", "positions and transactions would be lost with one broker; raise it"
+
+
+def _text(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 @dataclass(eq=False)
@@ -87,6 +93,36 @@ class KafkaLook:
     topics: Callable[[], Mapping[str, TopicSettings]]
     topic_options: Callable[[TopicSettings], Mapping[str, Any]]
     history: Callable[[str, int], list[str]]
+
+    # ------------------------------------------------------------------------------------------ what to ask for
+
+    def broker_wishes(self) -> list[BrokerWish]:
+        """Return what `broker` will look at, as described for `ServerLook`."""
+        oldest = f"{_text(OLDEST_BROKER)} or newer"
+        newer = f"they are refused; tried with {_text(TESTED)} and newer"
+        lost = _LOST.partition(";")[0]
+        settings = (*_SETTINGS, *_of_sessions(self.clients.session_timeout_s))
+        return [
+            BrokerWish(name="version", wanted=oldest, why=newer, needed=True),
+            *(
+                BrokerWish(name=name, wanted=wanted, why=why.partition(";")[0], needed=level is Level.problem)
+                for name, _, wanted, level, why in settings
+            ),
+            *(BrokerWish(name=name, wanted=_REPLICAS, why=lost, needed=False) for name in REPLICATED),
+        ]
+
+    def topic_wishes(self, wanted: Mapping[str, TopicSettings]) -> list[TopicWish]:
+        """Return the run's topics, as described for `ServerLook`."""
+        options = {self.clients.name(name): self.topic_options(settings) for name, settings in wanted.items()}
+        return [
+            TopicWish(
+                name=name,
+                partitions=one["num_partitions"],
+                replicas=one["replication_factor"] if one["replication_factor"] > 0 else None,
+                settings=one["configs"],
+            )
+            for name, one in options.items()
+        ]
 
     # ------------------------------------------------------------------------------------------ brokers
 
@@ -108,16 +144,14 @@ class KafkaLook:
                     exit_code=error.exit_code,
                 )
             ]
-        text = ".".join(map(str, version))
-        wanted = f"{'.'.join(map(str, TESTED))} or newer"
         fine = version >= TESTED
         return [
             Finding(level=Level.ok, what="broker", found=f"{len(nodes)} at {self.clients.servers}"),
             Finding(
                 level=Level.ok if fine else Level.warning,
                 what="broker version",
-                found=f"Kafka {text}",
-                wanted=wanted,
+                found=f"Kafka {_text(version)}",
+                wanted=f"{_text(TESTED)} or newer",
                 todo="" if fine else "nobody has tried this one; update the brokers",
             ),
             *self._judge(settings),
@@ -221,7 +255,7 @@ def _replication(settings: Mapping[int, Mapping[str, str]]) -> list[Finding]:
             )
         ]
     findings = []
-    for name in _REPLICATED:
+    for name in REPLICATED:
         values = [found[name] for found in settings.values() if found.get(name, "").isdigit()]
         least = min(map(int, values), default=0)
         findings.append(
@@ -229,8 +263,8 @@ def _replication(settings: Mapping[int, Mapping[str, str]]) -> list[Finding]:
                 level=Level.ok if least >= 3 else Level.warning,
                 what=name,
                 found=str(least),
-                wanted="3 or more",
-                todo="" if least >= 3 else "positions and transactions would be lost with one broker; raise it",
+                wanted=_REPLICAS,
+                todo="" if least >= 3 else _LOST,
             )
         )
     return findings
