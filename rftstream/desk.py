@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from itertools import islice
@@ -118,10 +118,6 @@ class Desk:
         """Wait until something is true that a change of the desk may make true."""
         with self.changed:
             self.changed.wait_for(until)
-
-    def ticked(self, health: Callable[[], Mapping[str, object]]) -> None:
-        """Look at the role's state after a slice of its work. By default nobody needs it."""
-        return
 
     def end(self, error: BaseException | None = None) -> None:
         """Hand out no more work. Open items are withdrawn. `error` is raised in the loop."""

@@ -211,12 +211,17 @@ class CompletedBackend(Backend, Protocol):
     backend.begin_batch(7, experiences)
     update = backend.update(rows, algorithm, plan)
     backend.save(folder)
+    backend.note_step(8)
     backend.complete(folder)
     backend.give_up()
     """
 
     def begin_batch(self, sequence: int, experiences: Sequence[Experience]) -> None:
         """Note the batch to which the rows of the next calls belong. The trainer calls it before them."""
+
+    def note_step(self, version: int) -> None:
+        """Note that this version is on the log. The trainer calls it in its own thread, and waits for the next update
+        after that."""
 
     def complete(self, folder: Path) -> None:
         """Wait until the rest of a checkpoint is in the folder that `save` has filled. The trainer calls it once the

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,14 +91,6 @@ class TrainerDesk(Desk):
         """Whether the loop has handed in a state for a checkpoint, now or before."""
         self.is_given_up = False
         """Whether the role needs nothing that it waits for: it is about to begin with another state, or to end."""
-
-    def ticked(self, health: Callable[[], Mapping[str, object]]) -> None:
-        """Tell the loop which version is on the log."""
-        version = health().get("version")
-        if isinstance(version, int) and version != self.version:
-            with self.changed:
-                self.version = version
-                self.notify()
 
     def leave(self) -> None:
         """Note that the loop is gone."""
@@ -211,6 +203,12 @@ class JoinedBackend:
         write_tensors(folder / WEIGHTS_FILE, self.desk.state)
         about = {"backend": "joined", "model": self._model.name}
         (folder / ABOUT_FILE).write_text(json.dumps(about) + "\n", encoding="utf-8")
+
+    def note_step(self, version: int) -> None:
+        """Tell the loop that a version is on the log: it waits for that, and the role for the loop's next answer."""
+        with self.desk.changed:
+            self.desk.version = version
+            self.desk.notify()
 
     def complete(self, folder: Path) -> None:
         """Wait until the loop has written its state into the folder, or will not do so any more. The trainer calls it

@@ -82,7 +82,6 @@ class RoleThread:
             with self._desk.changed:
                 self._desk.has_begun = True
                 self._desk.notify()
-        self._desk.ticked(service.health)
 
 
 def plain_number(value: Any, what: str) -> float:

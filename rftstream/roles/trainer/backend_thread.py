@@ -46,6 +46,11 @@ class BackendThread:
         if self.is_touched and hasattr(self.backend, "give_up"):
             self.backend.give_up()
 
+    def note_step(self, version: int) -> None:
+        """Tell a backend with a loop of somebody else that a version is on the log."""
+        if hasattr(self.backend, "note_step"):
+            self.backend.note_step(version)
+
     def load(self, folder: Path) -> None:
         """Load the state of a checkpoint into the backend."""
         self.is_touched = True

@@ -368,6 +368,7 @@ class TrainerStep(SingleStep):
     def _move_to(self, progress: TrainerProgress, outputs: Sequence[Publish]) -> None:
         """Adopt the progress of a transaction that is on the log, with these outputs."""
         self._progress = progress
+        self._backend.note_step(progress.version)
         finished = False
         for output in outputs:
             match output.message:
