@@ -6,6 +6,7 @@ import json
 import math
 import re
 import runpy
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,20 @@ from rftstream.queries.state.following import scale_plan
 from rftstream.roles import role_specs
 from rftstream.runs.folder import RunFolder, open_transport
 from rftstream.service.role_spec import RoleKind
-from tests.deploy.chart import ARITHMETIC, CHART, FOLDER, KAFKA, RELEASE, SYNTHESIS, by_name, documents, pods, render
+from tests.deploy.chart import (
+    ARITHMETIC,
+    CHART,
+    FOLDER,
+    KAFKA,
+    RELEASE,
+    SYNTHESIS,
+    by_name,
+    documents,
+    helm,
+    kubernetes_versions,
+    pods,
+    render,
+)
 from tests.suite.each import each
 
 EXAMPLES = FOLDER / "examples"
@@ -151,6 +165,21 @@ def test_names_of_jobs_change_with_their_pods_and_with_nothing_else() -> None:
     assert not set(names("--set", "image.tag=next")) & set(before)
     changed = set(names("--set", "roles.trainer.resources.limits.memory=32Gi")) - set(before)
     assert [name.rpartition("-")[0] for name in changed] == [f"{RELEASE}-trainer"]
+
+
+@pytest.mark.slow
+def test_names_of_jobs_change_with_their_policy(tmp_path: Path) -> None:
+    """A later chart's: Kubernetes does not let the one of a Job that is there be changed."""
+    later = shutil.copytree(CHART, tmp_path / "later")
+    template = later / "templates" / "single.yaml"
+    text = template.read_text()
+    assert "values: [5, 75]" in text
+    template.write_text(text.replace("values: [5, 75]", "values: [5, 75, 76]"))
+    made = helm("template", RELEASE, str(later), "--set-file", f"runFile={ARITHMETIC}", *KAFKA,
+                "--kube-version", kubernetes_versions()[0])  # fmt: skip
+    names = [{one["metadata"]["name"] for one in documents(text) if one["kind"] == "Job"}
+             for text in (render(*KAFKA), made.stdout)]  # fmt: skip
+    assert len(names[0]) == len(names[1]) == 4 and not names[0] & names[1]
 
 
 def test_a_stopped_release_has_no_workers() -> None:
