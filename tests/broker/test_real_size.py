@@ -50,7 +50,9 @@ def test_memory_stays_within_what_check_said(place: Workplace, kind: str, reques
     place.write("real.toml", RUN + log)
     checked = place.look("check", "real.toml", "--json").result["memory"]["roles"]
     said = {one["role"]: sum(one["parts"]["main memory"].values()) for one in checked}
-    run, view, peaks, killed = place.start("run", "real.toml", "--json"), place.view("runs/real"), Counter[str](), 0
+    run, peaks, killed = place.start("run", "real.toml", "--json"), Counter[str](), 0
+    place.wait_for(lambda: place.worker("feeder-0"), "the first worker: the topics are there by then")
+    view = place.view("runs/real")
 
     def has_ended() -> bool:
         nonlocal killed

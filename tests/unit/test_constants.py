@@ -28,6 +28,7 @@ REACHED: dict[str, str] = {
     "roles/explorer/agents/launcher.py MAX_STARTS": "tests/unit/environments/hosts/test_launched.py",
     "roles/explorer/concurrency.py MOST MOST_SAMPLES LONGEST_PATIENCE_S": "tests/unit/roles/test_concurrency.py",
     "roles/explorer/fit_to_record.py MAX_BODY_BYTES": "tests/flow/test_explorer.py",
+    "roles/explorer/saved/partials.py MAX_HELD_BYTES": "tests/unit/roles/test_partials_view.py",
     "roles/feeder/cursor.py MAX_REASONS": HERE,
     "roles/verifier/groups.py MAX_GAP_S": "tests/flow/test_compared_siblings.py",
     "runs/notes.py MAX_TEXT MAX_TAGS MAX_BYTES": "tests/unit/studio/test_notes.py",
@@ -72,7 +73,6 @@ REACHED: dict[str, str] = {
 NOT_REACHED: dict[str, str] = {
     "contracts/codec.py _MAX_ACCEPTED": "a cache, which takes no more then",
     "roles/explorer/agents/loop.py MAX_REMEMBERED": "forgets the oldest of 100,000 ended rollouts",
-    "roles/explorer/saved/partials.py MAX_HELD_BYTES": "64 MiB of pieces; those above are read from the log",
     "roles/feeder/step.py MAX_DRAWS_A_TRANSACTION": "only says where a transaction ends",
     "runs/observer.py MOST_AVERAGED": "the first and last rewards that are shown are means of at most as many steps",
     "roles/synthesiser/models.py LONGEST_PAUSE_S": "a pause",
@@ -99,6 +99,7 @@ NOT_REACHED: dict[str, str] = {
     "data/operators/pipeline.py MAX_REASON _MAX_COMPLAINTS": "cuts a text, and a number of lines in the log",
     "data/tasksets/images.py MAX_IMAGES": "a problem with more is refused by its row",
     "environments/called.py MAX_PAUSE_S": "a pause",
+    "environments/hosts/adapters/gymnasium.py MOST_NAMED": "more actions are told as a range",
     "environments/hosts/adapters/openenv.py MAX_BYTES": "16 MB of an answer; the host's frame is the bound",
     "environments/hosts/runner.py MAX_LINE": "cuts a text",
     "environments/served.py MAX_ANSWER_BYTES": "16 MB of an answer; read as that of a called agent",
