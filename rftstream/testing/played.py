@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rftstream.contracts import codec
-from rftstream.contracts.control import Claim, RunFinished, TasksEnded, Trimmed
+from rftstream.contracts.control import Claim, Drawn, RunFinished, TasksEnded, Trimmed
 from rftstream.contracts.messages import Message
 from rftstream.contracts.records import NewRecord
 from rftstream.contracts.role_names import RoleName
@@ -47,6 +47,8 @@ def _writer(topic: str, message: Message, claimed: dict[str, int]) -> tuple[str,
             return RoleName.trainer, max(1, claimed.get(RoleName.trainer, 0))
         case Summary():
             return summariser(message.topic), max(1, claimed.get(summariser(message.topic), 0))
+        case Drawn():
+            return RoleName.feeder, max(1, claimed.get(RoleName.feeder, 0))
         case TasksEnded() if message.reason != "imported":
             return RoleName.feeder, max(1, claimed.get(RoleName.feeder, 0))
     role = TOPICS[topic].writer or ""

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from rftstream.contracts import codec
 from rftstream.contracts.control import (
     Claim,
     DatasetExported,
@@ -35,10 +36,12 @@ from rftstream.service.role import Log
 from rftstream.transport.memory.transport import MemoryLog
 from tests.unit.grown import EVERY, count_reads, summarise
 from tests.unit.synthetic import SyntheticLog
+from tests.unit.synthetic import task as synthetic_task
 
 pytestmark = pytest.mark.law("lost", "twice", "bounded")
 
 NAME = VersionName(trainer_epoch=1, version=0)
+TRAINER_CLAIM = Claim(role=RoleName.trainer, epoch=1, host="h", pid=1, process="trainer-0", claimed_at=0.0)
 MANIFEST = RunManifest(
     run="r", created_at=1.0, config="", digests={}, partitions=2, shares=1, seed=7, rftstream_version="1"
 )
@@ -155,11 +158,26 @@ def test_a_start_reads_no_more_of_a_longer_control(log: SyntheticLog, monkeypatc
             for _ in range(EVERY):
                 life.number += 1
                 life.put(Trimmed(name=NAME, checkpoints=(NAME,), sequence=life.number))
+                life.put(Drawn(seen=0, admitted=0, drawn={"sums": life.number}, alone=True))
             summarise(log, "control")
         read = count_reads(monkeypatch)
         assert read_control(log.transport).deleted.sequence == life.number
         counts.append(read["control"])
+        assert len(RecordsInForce(log.transport).begin_control().records) == 5
     assert 0 < max(counts) <= 3 * EVERY
+
+
+def test_that_a_run_was_imported_outlives_the_record_that_says_it(log: SyntheticLog) -> None:
+    log.put("control", MANIFEST, TasksEnded(admitted=1, reason="imported"), TRAINER_CLAIM)
+    log.put_raw(NewRecord("control", 0, b"end", None, ()))
+    (task,) = log.siblings(0)[:1]
+    log.put_raw(codec.to_record(synthetic_task(task), "tasks", 0, run="another", writer_epoch=7))
+    for number in range(1, 4 * EVERY):
+        log.put("control", Trimmed(name=NAME, checkpoints=(NAME,), sequence=number))
+    summarise(log, "control")
+    rule = RecordsInForce(log.transport)
+    assert rule.begin_control().offset > 0
+    assert len([*rule.messages(Log(log.transport).read("tasks"))]) == 1
 
 
 def _changed(log: SyntheticLog, change: Callable[[ControlSummary], ControlSummary]) -> None:
