@@ -29,5 +29,6 @@ REWARDS = {
     "tournament": RewardSpec("rftstream.rewards.ranked:TournamentReward", asks_server=True, group=True),
     "reward_model": RewardSpec("rftstream.rewards.reward_model:ModelReward", steps_setting="steps"),
     "teacher": RewardSpec("rftstream.rewards.teacher:TeacherReward", asks_teacher=True),
+    "ifeval": RewardSpec("rftstream.rewards.ifeval:IfevalReward"),
     "reasoning_gym": RewardSpec("rftstream.rewards.reasoning_gym:ReasoningGymReward"),
 }

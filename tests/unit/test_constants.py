@@ -47,6 +47,7 @@ REACHED: dict[str, str] = {
     "environments/places/relay.py MAX_CONNECTIONS MAX_WAITING": "tests/unit/environments/places/test_relay.py",
     "environments/called.py MAX_ANSWER_BYTES": "tests/unit/environments/test_called.py",
     "environments/hosts/pool.py MAX_TASKS_BYTES": "tests/unit/environments/hosts/test_named.py",
+    "environments/hosts/adapters/gymnasium.py MOST_NAMED": "tests/unit/environments/hosts/test_gymnasium.py",
     "environments/hosts/host.py MAX_FRAME_BYTES": "tests/unit/environments/hosts/test_hosted.py",
     "environments/tools.py MAX_HANGING": "tests/unit/environments/test_tools.py",
     "environments/toolset/calculator.py MAX_CHARACTERS MAX_DIGITS MAX_NESTING MAX_FACTORIAL":

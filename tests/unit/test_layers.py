@@ -137,6 +137,7 @@ OWNERS = {
     "gymnasium": "rftstream.environments.hosts.adapters.gymnasium",
     "textarena": "rftstream.environments.hosts.adapters.textarena",
     "websockets": "rftstream.environments.hosts.adapters.openenv",
+    "if_verifiable": "rftstream.rewards.ifeval",
     "openreward": "rftstream.environments.hosts.adapters.ors",
     "verifiers": "rftstream.environments.hosts.adapters.verifiers",
     "httptools": "rftstream.http.server",

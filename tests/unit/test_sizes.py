@@ -42,7 +42,7 @@ BUDGETS = {
     "preflight": 3_900,
     "queries": 12_850,
     "replay": 800,
-    "rewards": 8_150,
+    "rewards": 8_200,
     "roles": 10_300,
     "runs": 2_550,
     "sandbox": 2_650,

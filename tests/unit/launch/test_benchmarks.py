@@ -6,6 +6,7 @@ import gzip
 import importlib.resources
 import json
 import string
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rftstream.queries.reference.benchmarks import benchmark_files, list_benchma
 from rftstream.rewards.base import problem_input
 from rftstream.rewards.resolve import build_reward
 from tests.commands import call, called
+from tests.unit.rewards.test_ifeval import packages_of_ifeval
 
 Row = dict[str, Any]
 BOXED = "Reason step by step, and put the final answer within \\boxed{}."
@@ -52,6 +54,17 @@ ROWS: dict[str, tuple[Row, str, str, str | None]] = {
         "```python\ndef double(x):\n    return x + x\n```",
         None,
     ),
+    "ifeval": (
+        {
+            "key": 1000,
+            "prompt": "Write three words without commas.",
+            "instruction_id_list": ["punctuation:no_comma", "length_constraints:number_words"],
+            "kwargs": [{"num_words": None}, {"num_words": 3, "relation": "at least"}],
+        },
+        "Write three words without commas.",
+        "One two three",
+        None,
+    ),
 }
 """Benchmark -> a row as the hub has it, its prompt, an answer that is right, and the reference."""
 
@@ -65,14 +78,18 @@ def test_each_benchmark_says_what_it_is() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
-def test_a_row_of_the_hub_is_a_problem_and_a_right_answer_passes(name: str, tmp_path: Path) -> None:
+def test_a_row_of_the_hub_is_a_problem_and_a_right_answer_passes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "ifeval":
+        monkeypatch.setattr(sys, "path", [*sys.path, packages_of_ifeval()])
     row, prompt, right, reference = ROWS[name]
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     config = loader.load(benchmark_files([name], None), env={})
     section = with_data(config.evaluations[name], tmp_path / "rows.jsonl")
     problem = open_taskset(name, section, config).problem(0)
     assert (problem.messages[-1].content, problem.answer) == (prompt, reference)
-    assert problem.messages[0].role == "system"
+    assert [one.content for one in problem.messages[:-1]] == [section.system] * (section.system is not None)
     reward = build_reward(section.reward, config, where="reward", section=section)
     for answer, score in ((right, 1.0), ("no idea", 0.0)):
         assert reward(replace(problem_input(problem), completion=answer)).reward == score
