@@ -27,9 +27,9 @@ setup: .venv/.user  ## .venv with everything that a user needs
 demo: .venv/.user  ## set up, train a tiny model on sums, show what it learned (1 minute; ARGS=--no-open)
 	@$(BIN)/rftstream demo $(ARGS)
 
-kafka:  ## a real broker on this machine; its address is the last line (PORT=, NODES=3)
+kafka:  ## a real broker on this machine, at 127.0.0.1:9092; its address is the last line (PORT=, NODES=3)
 	@scripts/system-packages broker
-	@$(or $(PYTHON),python3) scripts/kafka start --nodes $(NODES) $(if $(PORT),--port $(PORT))
+	@$(or $(PYTHON),python3) scripts/kafka start --nodes $(NODES) --port $(or $(PORT),9092)
 
 kafka-stop:  ## ends it; its data stays in .cache/kafka/local
 	@$(or $(PYTHON),python3) scripts/kafka stop

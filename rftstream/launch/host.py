@@ -36,7 +36,7 @@ from rftstream.models.device_lock import FileLock
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.roles import role_spec
 from rftstream.roles.build import role_builder
-from rftstream.runs.folder import RunFolder, candidates, open_transport, read_config
+from rftstream.runs.folder import RunFolder, candidates, check_store_is_reached, open_transport, read_config
 from rftstream.runs.log_settings import explained
 from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.records.losses import check_beginnings
@@ -60,6 +60,7 @@ LONGEST_WAIT_S = 0.5
 COLLECT_EVERY = 20_000
 """Objects that a worker makes and keeps before Python searches them for cycles. With Python's default, 700, the search
 took a tenth of the time of an explorer whose agents make many calls."""
+_NEED_WEIGHTS = frozenset({"explorer", "evaluator", "synthesiser", "trainer"})
 _LOOK_S = 0.05
 _LONGEST_LOOK_S = 0.4
 _SAY_S = 5.0
@@ -373,6 +374,8 @@ def join(
 
     what = f"a run in {run_dir}" if run_dir is not None else f"a run of {', '.join(map(str, files))}"
     found: tuple[RunConfig, RunFolder] = wait_until(ready, what, wait_s=wait_s, stop=stop, say=say)
+    if role in _NEED_WEIGHTS:
+        check_store_is_reached(*found)
     return found
 
 

@@ -375,6 +375,17 @@ def store_place(config: RunConfig, folder: RunFolder) -> str:
     return url.rstrip("/") if place is None else os.path.abspath(place)
 
 
+def check_store_is_reached(config: RunConfig, folder: RunFolder) -> None:
+    """Raise ConfigError where the objects of a run lie in its folder, and this host does not see that folder."""
+    place = Path(store_place(config, folder))
+    if not folder.exists() and folder.path in place.parents:
+        raise ConfigError(
+            f"weights.store: got {config.weights.store!r}, a folder in the run folder, which is on another host; "
+            "expected a store that all hosts reach: start the run, and its workers, with weights.store = "
+            '"s3://BUCKET/{run}", or "file:///FOLDER/{run}" on a disk that all of them mount'
+        )
+
+
 def sharing_store(config: RunConfig, folder: RunFolder) -> list[str]:
     """Return the runs beside this one whose objects have the same place and the same names."""
     place, found = store_place(config, folder), []

@@ -64,6 +64,9 @@ def test_workers_on_another_host_are_killed_and_stopped_and_anybody_can_read_the
     refused = elsewhere.look("run")
     assert refused.code == 2
     assert f"{name}: begun on another host and not ended yet" in refused.err
+    elsewhere.write("private.toml", run_file(name, servers))
+    refused = elsewhere.look("worker", "private.toml", "--role", "explorer")
+    assert refused.code == 2 and "expected a store that all hosts reach" in refused.err
     workers = {
         one: elsewhere.start("worker", "--role", one[:-2], "--process", one)
         for one in ("explorer-a", "explorer-b", "explorer-c", "verifier-a", "verifier-b")

@@ -86,7 +86,11 @@ class WeightsUpdate:
             self._retry_at = self.clock.now() + RETRY_S
             reached = self.follower.held()
             if reached is None or current is None or not _is_of_use(reached, current, newest.name):
-                log.warning("%s; going on with %s", problem, current)
+                log.warning(
+                    "%s; %s",
+                    problem,
+                    f"going on with {current}" if current else "nothing is sampled before one can be loaded",
+                )
                 return True
             taken, tensors = reached
             log.warning("%s; going on with %s", problem, taken)
