@@ -130,6 +130,9 @@ def retry(
         print_out({"groups": groups, "num_stored": num_stored, "put_back_before": before, "next": hint})
         return
     text = f"{len(groups):,} groups asked to be put back, with {num_stored:,} rollouts to be scored again"
+    if not groups:
+        which = f"no group that died of {reason!r}" if reason else "no dead group"
+        text = f"{which} is left to be put back; the dead rollouts of open and of batched groups stay dead"
     text += f"; {before:,} were put back before" if before else ""
     print_out(f"{text}\n{hint}" if groups and hint else text)
 

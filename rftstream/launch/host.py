@@ -26,6 +26,7 @@ from rftstream import faults, metrics
 from rftstream.clock import SystemClock
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
+from rftstream.contracts.role_names import RoleName
 from rftstream.desk import Desk
 from rftstream.errors import LogRefused, PositionMissing, RftError, TransportError, exit_code_of
 from rftstream.launch import logging as logs
@@ -60,7 +61,7 @@ LONGEST_WAIT_S = 0.5
 COLLECT_EVERY = 20_000
 """Objects that a worker makes and keeps before Python searches them for cycles. With Python's default, 700, the search
 took a tenth of the time of an explorer whose agents make many calls."""
-_NEED_WEIGHTS = frozenset({"explorer", "evaluator", "synthesiser", "trainer"})
+_NEED_WEIGHTS = frozenset({RoleName.explorer, RoleName.evaluator, RoleName.synthesiser, RoleName.trainer})
 _LOOK_S = 0.05
 _LONGEST_LOOK_S = 0.4
 _SAY_S = 5.0

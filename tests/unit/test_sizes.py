@@ -44,7 +44,7 @@ BUDGETS = {
     "replay": 800,
     "rewards": 8_200,
     "roles": 10_300,
-    "runs": 2_550,
+    "runs": 2_600,
     "sandbox": 2_650,
     "service": 2_750,
     "studio": 3_050,

@@ -276,4 +276,5 @@ def import_path(path: str, *, what: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        raise ConfigError(f"{what}: module {module_name!r} has no {name!r}") from None
+        there = [one for one, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
+        raise ConfigError(f"{what}: module {module_name!r} has no {name!r}; {suggest(name, there)}") from None

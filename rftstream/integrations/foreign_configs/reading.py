@@ -40,7 +40,8 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}; expected a config as UTF-8") from None
+        found = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path}: {found}; expected a config as UTF-8") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -85,9 +85,9 @@ def _doubts(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator
         first, lack = next(iter(lacks.items()))
         has = f"beside the prompt it has {_columns(problems[first])}"
         if len(lacks) == len(problems):
-            raise ConfigError(f"{place}.reward: {lack}. So it is with all {len(problems):,} looked at; {has}")
+            raise ConfigError(f"{place}.reward: {lack} So it is with all {len(problems):,} looked at; {has}")
         yield (
-            f"{place}.reward: {lack}. So it is with {len(lacks):,} of {len(problems):,} looked at, whose rollouts will "
+            f"{place}.reward: {lack} So it is with {len(lacks):,} of {len(problems):,} looked at, whose rollouts will "
             f"have no reward; the first is problem {first}, {has}"
         )
     elif isinstance(reward, FunctionReward) and "answer" in reward.required:
@@ -161,7 +161,7 @@ def _lack(reward: Reward, problem: Problem) -> str | None:
         if check is not None:
             check(problem_input(problem))
     except RewardError as error:
-        return str(error)
+        return str(error) if str(error).endswith("?") else f"{error}."
     return None
 
 
