@@ -60,6 +60,8 @@ class KafkaAdmin:
         with self.connection.patient(MAKING_S):
             self._create_topics(missing)
             self.ensure_topics(topics)  # another process may have made one of them meanwhile, with other settings
+            # A busy broker may be named as a leader before it knows of it.
+            self._ends.begin([one for name in missing for one in self._partitions(name)])
 
     def _create_topics(self, missing: Mapping[str, TopicSettings]) -> None:
         wanted = {self._clients.name(name): settings for name, settings in missing.items()}

@@ -99,6 +99,31 @@ def test_a_topic_that_somebody_else_makes_meanwhile_with_fewer_partitions_is_an_
         )
 
 
+def test_topics_are_there_when_their_leaders_answer_however_long_that_takes(monkeypatch):
+    looks, asked = iter([[], ["r.tasks"], ["r.tasks"]]), []
+    client = SimpleNamespace(
+        list_topics=lambda: next(looks),
+        create_topics=lambda topics: None,
+        describe_topics=lambda names: [{"name": name, "partitions": [{"leader_id": 1}] * 3} for name in names],
+        describe_configs=lambda resources: {"topic": {"r.tasks": {"max.message.bytes": {"value": str(2 << 20)}}}},
+        list_partition_offsets=lambda wanted, **more: dict.fromkeys(wanted, SimpleNamespace(offset=0)),
+    )
+
+    def ask(self, what, question, *, but=None):
+        answer = question(client)
+        asked.append((what, len(answer or ()), self._patience_s))
+        return answer
+
+    monkeypatch.setattr(AdminConnection, "ask", ask)
+    clients = SimpleNamespace(
+        name=lambda name: f"r.{name}", bare=lambda name: name.removeprefix("r."), replication_factor=1, run_id="r",
+        is_ours=lambda topic: topic.startswith("r."), place=lambda one: TopicPartition("tasks", one.partition),
+    )  # fmt: skip
+    settings = TopicSettings(partitions=3, compacted=False, max_record_bytes=1 << 20)
+    KafkaAdmin(clients).ensure_topics({"tasks": settings})
+    assert asked[-1] == ("ends of partitions", 3, MAKING_S)
+
+
 def test_a_member_asks_for_its_own_positions_alone(admin):
     opened, asked = admin
     own = [TopicPartition("tasks", 2), TopicPartition("tasks", 3)]
