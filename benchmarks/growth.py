@@ -4,12 +4,13 @@ Two runs of fake engines are made, the long one out of the short one, and copies
 process of its own. What a start or a page costs must not grow with the log. `audit` and `trace` go by all of it, and
 are shown beside. RFTSTREAM_BENCH_ROLLOUTS says how many rollouts the two have, as in 30000,400000 (the default keeps
 this short); RFTSTREAM_BENCH_RUN is a folder where the runs are kept, or are already. With RFTSTREAM_BENCH_SERVERS, the
-address of a Kafka (`make kafka`), the runs are on it, each made from its beginning, and are measured as they stand.
+address of a Kafka (`make kafka`), the runs are copied to it, record by record to the same offsets, and measured there.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import statistics
@@ -22,6 +23,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks._copied_log import copy_to_kafka
 from benchmarks.audit import measured
 from benchmarks.studio import studio_of, until_read, until_texts_read
 
@@ -111,6 +113,8 @@ def run() -> list[dict[str, Any]]:
     )
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as scratch:
         folders = _made(Path(os.environ.get("RFTSTREAM_BENCH_RUN", scratch)), sizes)
+        if SERVERS:
+            folders = [_on_kafka(folder, Path(scratch) / "kafka") for folder in folders]
         short, long = (_figures(folder, Path(scratch) / "copy" / folder.name) for folder in folders)
     return [
         {
@@ -126,22 +130,38 @@ def run() -> list[dict[str, Any]]:
 
 
 def _made(base: Path, sizes: tuple[int, ...]) -> list[Path]:
-    """Return the runs of these sizes; those that are not there are made: on the embedded log out of the one before."""
+    """Return the runs of these sizes on the embedded log; those that are not there are made, out of the one before."""
     folders = [base / f"grown-{size}" for size in sizes]
     for number, (folder, size) in enumerate(zip(folders, sizes, strict=True)):
         steps = f"run.steps={-(-size // ROLLOUTS_A_STEP)}"
         if folder.exists():
             continue
-        if number and not SERVERS:
+        if number:
             shutil.copytree(folders[number - 1], folder)
             _rftstream("resume", str(folder), "--set", steps)
             continue
         base.mkdir(parents=True, exist_ok=True)
         run_file = base / f"{folder.name}.toml"
-        run_file.write_text(RUN_FILE.format(name=folder.name, transport=TRANSPORT), encoding="utf-8")
+        run_file.write_text(RUN_FILE.format(name=folder.name, transport=""), encoding="utf-8")
         _rftstream("run", str(run_file), "--set", steps)
         shutil.move(base / "runs" / folder.name, folder)
     return folders
+
+
+def _on_kafka(folder: Path, base: Path) -> Path:
+    """Return a run with the same records on Kafka."""
+    base.mkdir(exist_ok=True)
+    run_file = base / f"{folder.name}.toml"
+    run_file.write_text(RUN_FILE.format(name=folder.name, transport=TRANSPORT), encoding="utf-8")
+    steps = re.search(r"^steps = (\d+)", (folder / "config.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert steps is not None, folder
+    _rftstream("run", str(run_file), "--no-workers", "--set", f"run.steps={steps[1]}")
+    made = base / "runs" / folder.name
+    for part in set(os.listdir(folder)) - {"log", "logs", "index", "config.toml"}:
+        if (folder / part).is_dir():
+            shutil.copytree(folder / part, made / part, dirs_exist_ok=True)
+    copy_to_kafka(folder, made)
+    return made
 
 
 def _rftstream(*arguments: str) -> None:
