@@ -125,7 +125,7 @@ class OpenEnvEnvironment:
                 address, max_size=MAX_BYTES, open_timeout=OPEN_S, ping_interval=None
             )  # a server that is busy with an episode answers no ping
             try:
-                return self._ask("reset", {"seed": self._seed, **self._options.get("reset", {})})
+                return self._ask("reset", self._asked())
             except RefusedByServer as error:
                 self._connection.close()
                 if error.code != "CAPACITY_REACHED":
@@ -134,8 +134,12 @@ class OpenEnvEnvironment:
                     raise RuntimeError(f"no free session within {wait_s:g} s; raise processes or wait_s") from error
             time.sleep(PAUSE_S)
 
+    def _asked(self) -> dict[str, Any]:
+        """Return the arguments of the server's reset."""
+        return {"seed": self._seed, **self._options.get("reset", {})}
+
     def _compare(self, result: dict[str, Any]) -> None:
-        key = json.dumps([self._options, self._seed], sort_keys=True, default=str)
+        key = json.dumps([self._options["url"], self._asked()], sort_keys=True, default=str)
         if _BEGUN.setdefault(key, result) != result and key not in _TOLD:
             _TOLD.add(key)
             print(f"{self._options['url']}: two episodes of one seed begin differently; siblings have other problems")
@@ -232,7 +236,7 @@ def answer_of(observation: dict[str, Any]) -> dict[str, Any]:
 # Servers of installed packages, one of each in a host
 
 _BEGUN: dict[str, dict[str, Any]] = {}
-"""Options and seed of an episode -> its first observation."""
+"""Server and arguments of reset -> the first observation."""
 _TOLD: set[str] = set()
 _STARTED: dict[str, str] = {}
 _LOCK = threading.Lock()

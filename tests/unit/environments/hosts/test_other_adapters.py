@@ -208,6 +208,8 @@ from openenv.core.env_server.types import Observation, State
 class Counter(MCPEnvironment):
     """Counts by MCP tools to three. One session at a time, as the class says by saying nothing."""
 
+    begun = 0
+
     def __init__(self):
         tools = FastMCP("counter")
 
@@ -223,7 +225,8 @@ class Counter(MCPEnvironment):
 
     def reset(self, seed=None, episode_id=None, **more):
         self.sum = 0
-        return Observation(done=False, reward=None, metadata={"goal": 3})
+        Counter.begun += 1
+        return Observation(done=False, reward=None, metadata={"goal": 3, "begun": Counter.begun})
 
     async def step_async(self, action, timeout_s=None, **more):
         seen = await super().step_async(action, timeout_s=timeout_s, **more)
@@ -257,7 +260,8 @@ async def test_packages_of_openenv(openenv: str, tmp_path: Path) -> None:
     assert reply.messages[0].content == "hello"
     assert reply.reward is not None
     assert reply.reward > 0
-    own, other = (hosted("openenv", openenv, {"url": "counter"}, path=path) for _ in range(2))
+    options, logs = {"url": "counter", "reset": {"seed": 1}}, str(tmp_path / "logs")
+    own, other = (hosted("openenv", openenv, options, seed=seed, path=path, log_folder=logs) for seed in (5, 6))
     assert '"goal": 3' in (await own.start())[-1].content
     [tool] = await own.tools()
     assert (tool["function"]["name"], tool["function"]["description"]) == ("count", "Count on.")
@@ -274,6 +278,10 @@ async def test_packages_of_openenv(openenv: str, tmp_path: Path) -> None:
     assert not waiting.done(), "the only session is taken"
     await own.close()
     await waiting
+    [log] = Path(logs).iterdir()
+    await asyncio.to_thread(
+        wait_until, lambda: "counter: two episodes of one seed begin differently" in log.read_text()
+    )
     assert (await other.reply(say("I count no further."))).done
     await other.close()
     full = [hosted("openenv", openenv, {"url": "counter", "wait_s": 0.3}, path=path) for _ in range(2)]
