@@ -105,6 +105,14 @@ def encode(message: Message) -> bytes:
     return value
 
 
+def encode_once(message: Message) -> tuple[Message, bytes]:
+    """Return the message and its record value. The arrays of this message are views of the value, so that whoever keeps
+    both has the arrays once."""
+    value = encode(message)
+    sent: Message = _decoder_of(type(message)).decode(value)
+    return sent, value
+
+
 def _refuse_size(num_bytes: int, most: int, message: Message) -> NoReturn:
     """Raise the error for a message that no record of its topic can hold."""
     path = largest_part(_fields_of(message))

@@ -17,6 +17,7 @@ from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.verdicts import UnscorableReason
 from rftstream.errors import StopRule
+from rftstream.roles.buffer import bodies
 from rftstream.testing import RoleDriver
 from tests.flow import scene as scenes
 
@@ -468,6 +469,7 @@ def test_positions_keep_the_oldest_open_group(tmp_path: Path) -> None:
 def test_bodies_over_the_limit_are_read_again_from_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_body_bytes: int
 ) -> None:
+    monkeypatch.setattr(bodies, "PART_BYTES", 1)  # so that each group is read alone
     large = Scene(tmp_path / "large")
     small = Scene(tmp_path / "small", buffer__max_body_bytes=max_body_bytes)
     digests = []

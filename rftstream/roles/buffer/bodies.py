@@ -3,15 +3,18 @@ needed."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 
 from rftstream.contracts import codec
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import PositionMissing
+from rftstream.roles.buffer.groups import Group
 from rftstream.service.reading import PlaceReader
 from rftstream.transport.base import Transport
+
+PART_BYTES = 16 << 20
+"""Bytes of bodies that are read from the log at once, unless those of one group are more."""
 
 
 class Bodies:
@@ -22,7 +25,9 @@ class Bodies:
     def __init__(self, transport: Transport, max_bytes: int) -> None:
         self._reader = PlaceReader(transport, "verified")
         self._max_bytes = max_bytes
-        self._held: OrderedDict[tuple[TopicPartition, int], tuple[VerifiedRollout, int]] = OrderedDict()
+        self._held: dict[tuple[TopicPartition, int], tuple[VerifiedRollout, int]] = {}
+        self._elsewhere: dict[tuple[TopicPartition, int], int] = {}
+        """Bytes of bodies that are on the log alone."""
         self.num_bytes = 0
 
     def hold(self, place: TopicPartition, offset: int, verified: VerifiedRollout, num_bytes: int) -> None:
@@ -31,6 +36,21 @@ class Bodies:
         if self.num_bytes + num_bytes <= self._max_bytes:
             self._held[place, offset] = (verified, num_bytes)
             self.num_bytes += num_bytes
+        else:
+            self._elsewhere[place, offset] = num_bytes
+
+    def in_parts(self, groups: Iterable[Group]) -> Iterator[list[Group]]:
+        """Yield the groups in order, some at a time: so many that what must be read for them is little."""
+        some, num_bytes = list[Group](), 0
+        for group in groups:
+            added = sum(self._elsewhere.get(sibling.place_offset, 0) for sibling in group.kept)
+            if some and num_bytes + added > PART_BYTES:
+                yield some
+                some, num_bytes = [], 0
+            some.append(group)
+            num_bytes += added
+        if some:
+            yield some
 
     def get(self, place: TopicPartition, offset: int) -> VerifiedRollout:
         """Return the rollout at this place. PositionMissing if the record is gone from the log."""
@@ -55,6 +75,7 @@ class Bodies:
 
     def forget(self, place: TopicPartition, offset: int) -> None:
         """Drop a body that is no longer needed."""
+        self._elsewhere.pop((place, offset), None)
         held = self._held.pop((place, offset), None)
         if held is not None:
             self.num_bytes -= held[1]

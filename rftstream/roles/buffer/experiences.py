@@ -13,7 +13,9 @@ from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.core.samples import plain_sum
 from rftstream.data.operators.base import TokenSpan
 from rftstream.data.operators.pipeline import ExperienceResult
+from rftstream.roles.buffer.bodies import Bodies
 from rftstream.roles.buffer.groups import Group
+from rftstream.roles.buffer.tally import Tally
 from rftstream.service.role import Publish
 
 VerifiedAt = Mapping[tuple[TopicPartition, int], VerifiedRollout]
@@ -73,13 +75,28 @@ def mask_tokens(segments: tuple[Segment, ...], spans: Sequence[TokenSpan]) -> tu
     )
 
 
-def experiences_of_share(groups: Sequence[Group], share: int, batch: int, verified: VerifiedAt) -> list[Experience]:
-    """Return the experiences of a share of a batch: all kept siblings of these groups, in order."""
-    kept = [(verified[sibling.place_offset], group.result) for group in groups for sibling in group.kept]
-    return [
-        experience_of(rollout, batch, share, position=position, result=result)
-        for position, (rollout, result) in enumerate(kept)
-    ]
+def experiences_of_share(
+    groups: Sequence[Group], share: int, batch: int, bodies: Bodies, tally: Tally, imported: bool
+) -> list[Publish]:
+    """Return the encoded experiences of a share: all kept siblings of these groups, in order. They are counted in
+    `tally`. Each body is dropped once it is encoded, so that a batch is in memory once. `imported` means that the
+    versions of the rollouts belong to another run."""
+    found: list[Publish] = []
+    for some in bodies.in_parts(groups):
+        read = bodies.get_all([sibling.place_offset for group in some for sibling in group.kept])
+        for group in some:
+            for sibling in group.kept:
+                body = read.pop(sibling.place_offset)
+                tally.rollout(body, None if imported else batch)
+                made = experience_of(body, batch, share, position=len(found), result=group.result)
+                found.append(encoded(made))
+                bodies.forget(*sibling.place_offset)
+    return found
+
+
+def encoded(experience: Experience) -> Publish:
+    """Return the experience as an output of its share, encoded. Nothing of the rollout's body is kept for it."""
+    return Publish("batches", experience.share, *codec.encode_once(experience))
 
 
 # ------------------------------------------------------------------------------------------
@@ -88,23 +105,22 @@ def experiences_of_share(groups: Sequence[Group], share: int, batch: int, verifi
 
 
 def batch_records(
-    experiences_of: Mapping[int, Sequence[Experience]],
+    experiences_of: Mapping[int, Sequence[Publish]],
     groups_of: Mapping[int, Sequence[Group]],
     reused_of: Mapping[int, tuple[str, ...]],
     manifest: BatchManifest,
 ) -> list[Publish]:
-    """Return the records of a batch, share by share. `manifest` has the fields that are the same in all shares."""
+    """Return the records of a batch, share by share, from its encoded experiences. `manifest` has the fields that are
+    the same in all shares."""
     outputs: list[Publish] = []
     for share, experiences in experiences_of.items():
-        encoded = [codec.encode(experience) for experience in experiences]
         own = replace(
             manifest,
             share=share,
             count=len(experiences),
-            digest=codec.digest_of_experiences(encoded),
+            digest=codec.digest_of_experiences(experience.value or b"" for experience in experiences),
             groups=tuple(group.group_id for group in groups_of.get(share, ())),
             reused=reused_of.get(share, ()),
         )
-        outputs += [Publish("batches", share, *pair) for pair in zip(experiences, encoded, strict=True)]
-        outputs.append(Publish("batches", share, own))
+        outputs += (*experiences, Publish("batches", share, own))
     return outputs

@@ -38,9 +38,10 @@ from rftstream.data.operators.base import ReuseLimits, TokenSpan
 from rftstream.data.operators.pipeline import ExperienceResult
 from rftstream.errors import ConfigError, ContractError, PositionMissing
 from rftstream.models.rendering import Renderer
-from rftstream.roles.buffer.experiences import experience_of
+from rftstream.roles.buffer.experiences import encoded, experience_of
 from rftstream.roles.buffer.groups import Group
 from rftstream.service.reading import PlaceReader
+from rftstream.service.role import Publish
 from rftstream.transport.base import Transport
 
 log = logging.getLogger(__name__)
@@ -282,7 +283,7 @@ class ReusedBodies:
 
     def add_to(
         self,
-        experiences_of: Mapping[int, list[Experience]],
+        experiences_of: Mapping[int, list[Publish]],
         chosen: Sequence[ChosenUse],
         bodies: Mapping[str, VerifiedRollout],
         batch: int,
@@ -293,7 +294,7 @@ class ReusedBodies:
         for index, one in enumerate(chosen):
             share = index * len(experiences_of) // len(chosen)
             own = experiences_of[share]
-            own.extend(self.experiences(one, bodies, batch, share, len(own)))
+            own.extend(map(encoded, self.experiences(one, bodies, batch, share, len(own))))
             reused[share] = (*reused.get(share, ()), one.use.group_id)
         return reused
 

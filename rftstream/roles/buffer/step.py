@@ -31,7 +31,7 @@ from rftstream.models.rendering import Renderer
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.buffer.decisions import Decision, Decisions, no_batch
 from rftstream.roles.buffer.demonstrations import DEMONSTRATIONS, DemonstrationIntake, DemonstrationQueue, spread
-from rftstream.roles.buffer.experiences import batch_records, experiences_of_share
+from rftstream.roles.buffer.experiences import batch_records, encoded, experiences_of_share
 from rftstream.roles.buffer.groups import Group, OpenGroups, sibling_of, unscorable_reasons
 from rftstream.roles.buffer.operators import GroupOperators
 from rftstream.roles.buffer.people.feedback import FEEDBACK, FeedbackIntake
@@ -297,8 +297,14 @@ class BufferStep(SingleStep):
     def _batch(self, groups: Sequence[Group]) -> SingleTransaction:
         """Return the next batch of these groups and of demonstrations, with all outcomes that are due."""
         progress, stage, batch = self._progress, self._stage, self._progress.next_batch
-        # Read from the log first. A read that fails for now is repeated before any state has changed.
-        bodies = self._bodies.get_all([sibling.place_offset for group in groups for sibling in group.kept])
+        groups_of: dict[int, list[Group]] = defaultdict(list)
+        for index, group in enumerate(groups):
+            groups_of[index * self._shares // len(groups)].append(group)
+        # Bodies before decisions, which change them. If a read fails for now, the step recovers.
+        experiences_of = {
+            share: experiences_of_share(groups_of[share], share, batch, self._bodies, progress.tally, self._imported)
+            for share in range(self._shares)
+        }
         again = self._reuse.choose(
             batch,
             [group.sequence for group in groups],
@@ -307,23 +313,15 @@ class BufferStep(SingleStep):
         reused_bodies = self._reused_bodies.read(again)
         num_demonstrations = self._ended.experts if self._ended is not None else None
         demonstrations, letters = self._intake.take(stage, len(groups), num_demonstrations)
-        groups_of: dict[int, list[Group]] = defaultdict(list)
-        for index, group in enumerate(groups):
-            groups_of[index * self._shares // len(groups)].append(group)
         staleness = [self._staleness(group) for group in groups]
         for group in groups:
             self._decide(group, GroupResult.batched, "complete" if group.complete else "deadline")
         decided, outcomes = self._decisions.take(progress.tally, batch)
         last = stage.takes_rollouts and self._all_in(0)
-        for group in groups:
-            for sibling in group.kept:
-                progress.tally.rollout(bodies[sibling.place_offset], None if self._imported else batch)
-        experiences_of = {
-            share: experiences_of_share(groups_of[share], share, batch, bodies) for share in range(self._shares)
-        }
         for share, some in enumerate(spread(demonstrations, self._shares)):
             for demonstration in some:
-                experiences_of[share] += demonstration.experiences(batch, share, len(experiences_of[share]))
+                made = demonstration.experiences(batch, share, len(experiences_of[share]))
+                experiences_of[share] += map(encoded, made)
         reused_of = self._reused_bodies.add_to(experiences_of, again, reused_bodies, batch)
         values = progress.tally.metrics_of_batch(
             None if self._imported else staleness, len(demonstrations), takes_rollouts=stage.takes_rollouts

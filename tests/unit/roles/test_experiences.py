@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from rftstream.contracts.batches import Experience
 from rftstream.contracts.verdicts import VerifiedRollout
-from rftstream.roles.buffer.experiences import experience_of
+from rftstream.roles.buffer.experiences import encoded, experience_of
 from tests.contracts.samples import SAMPLES
 
 
@@ -17,3 +20,17 @@ def test_metrics_are_those_of_the_rollout_and_of_the_verdict() -> None:
     experience = experience_of(replace(verified, rollout=rollout, verdict=verdict), 7, 0, position=3)
     assert experience.metrics == {"tool_calls": 2.0, "length": 4.0, "format": 0.5}
     assert (experience.reward, experience.parts) == (verdict.reward, verdict.parts)
+
+
+@pytest.mark.law("bounded")
+def test_an_encoded_experience_keeps_nothing_of_the_body() -> None:
+    verified = SAMPLES["verified_rollout.v1"]
+    assert isinstance(verified, VerifiedRollout)
+    experience = experience_of(verified, 7, 0, position=3)
+    output = encoded(experience)
+    assert output.message == experience
+    assert isinstance(output.message, Experience)
+    for segment in output.message.segments:
+        for array in (segment.token_ids, segment.behavior_logprobs, segment.loss_mask):
+            assert isinstance(array.data, memoryview)
+            assert array.data.obj is output.value
