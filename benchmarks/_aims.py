@@ -111,7 +111,7 @@ AIMS = (
     Aim("python: to_pandas of *", "at most", 2),
     Aim("python: to_pandas with bodies", "at least", 0.8,
         why_not="beside being decoded, each rollout's texts and tokens are put into columns"),
-    Aim("python: a joined sampler and trainer*", "at least", 0.9),
+    Aim("python: a joined *", "at least", 0.9),
     Aim("studio: *first page of a new studio", "at most", 1, of="ours"),
 )  # fmt: skip
 """That of programs on all cores is for two of them: 60 a second and core."""

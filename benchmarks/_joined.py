@@ -36,7 +36,6 @@ max_steps_without_signal = 0
 [policies.fake]
 answer_depends_on = "task"
 """
-JOINED = ("explorer.count=0", "trainer.backend=joined")
 SAMPLER = """
 with join(role="explorer") as me:
     while tasks := me.take(64):
@@ -53,6 +52,17 @@ with join(role="trainer") as me:
         me.step(batch, weights=weights)
         me.checkpoint({"model": weights})
 """
+SCORER = """
+with join(role="verifier") as me:
+    while tasks := me.take(64):
+        for task in tasks:
+            me.score(task, float(task.rollout.completion.strip() == task.rollout.answer))
+"""
+LOOPS = {
+    "sampler and trainer": (("explorer.count=0", "trainer.backend=joined"), (SAMPLER, TRAINER)),
+    "verifier": (("verifier.count=0",), (SCORER,)),
+}
+"""What joins in place of our roles -> the settings of the run, and the loops."""
 WHEN_THERE = """
 import rftstream, sys, time
 def join(**how):
@@ -66,23 +76,23 @@ def join(**how):
 _numbers = itertools.count()
 
 
-def rate(*, joined: bool, servers: str = "") -> float:
-    """Return the rollouts per second of a run after its beginning. `servers`: on Kafka."""
+def rate(what: str | None = None, servers: str = "") -> float:
+    """Return the rollouts per second of a run after its beginning. `what`: loops that take the place of our roles.
+    `servers`: on Kafka."""
+    settings, loops = LOOPS[what] if what else ((), ())
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as scratch:
         folder = Path(scratch)
         (folder / "run.toml").write_text(RUN_FILE)
         name = f"bench{next(_numbers)}"
         kafka = ("transport.kind=kafka", f"transport.servers={servers}")
-        chosen = (f"run.name={name}", *(JOINED if joined else ()), *(kafka if servers else ()))
+        chosen = (f"run.name={name}", *settings, *(kafka if servers else ()))
         sets = [word for one in chosen for word in ("--set", one)]
         command = [sys.executable, "-m", "rftstream", "run", "run.toml", "--progress", "none", *sets]
-        loops = [
-            subprocess.Popen([sys.executable, "-c", WHEN_THERE + text, f"runs/{name}"], cwd=folder)
-            for text in (SAMPLER, TRAINER)
-            if joined
+        started = [
+            subprocess.Popen([sys.executable, "-c", WHEN_THERE + text, f"runs/{name}"], cwd=folder) for text in loops
         ]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, env={**os.environ})
-        for loop in loops:
+        for loop in started:
             loop.wait()
         with closing(open_run(folder / "runs" / name).transport) as transport:
             steps = [one for _, one in Log(transport).in_force("steps") if isinstance(one, StepRecord)]
@@ -90,7 +100,7 @@ def rate(*, joined: bool, servers: str = "") -> float:
     return (last.trained_rollouts - first.trained_rollouts) / (last.recorded_at - first.recorded_at)
 
 
-def rates(servers: str = "") -> tuple[float, float]:
+def rates(what: str, servers: str = "") -> tuple[float, float]:
     """Return the median rates of joined loops and of our own roles, measured in turn."""
-    found = [(rate(joined=True, servers=servers), rate(joined=False, servers=servers)) for _ in range(REPEATS)]
+    found = [(rate(what, servers), rate(servers=servers)) for _ in range(REPEATS)]
     return statistics.median(ours for ours, _ in found), statistics.median(theirs for _, theirs in found)

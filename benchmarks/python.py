@@ -78,10 +78,11 @@ def _look_rows() -> Iterator[dict[str, Any]]:
 
 
 def _joined_rows() -> Iterator[dict[str, Any]]:
-    name = "a joined sampler and trainer"
-    yield _row(name, "rollouts/s", *_joined.rates(), "our roles")
+    for what in _joined.LOOPS:
+        yield _row(f"a joined {what}", "rollouts/s", *_joined.rates(what), "our roles")
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder, brokers(Path(folder) / "kafka") as servers:
-        yield _row(f"{name}, on Kafka", "rollouts/s", *_joined.rates(servers), "our roles")
+        what = next(iter(_joined.LOOPS))
+        yield _row(f"a joined {what}, on Kafka", "rollouts/s", *_joined.rates(what, servers), "our roles")
 
 
 def _read(log: Log) -> None:

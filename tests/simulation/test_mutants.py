@@ -15,30 +15,34 @@ from tests.simulation.mutants import MAX_TICKS, MUTANTS, SINGLES, STRANGERS, TRA
 
 KNOWN = {
     "positions-before-records": 1, "read-uncommitted": 9, "epochs-ignored": 0, "partition-of-the-rollout": 0,
-    "ids-drawn": 4, "filtered-held": 1, "pieces-left": 0, "nothing-durable": 8, "pieces-of-anybody": 2,
+    "ids-drawn": 4, "filtered-held": 1, "pieces-left": 0, "nothing-durable": 2, "pieces-of-anybody": 1,
     "summary-late": 0, "passes-forgotten": 12, "half-decided-kept": 8, "stages-ignored": 1, "deletions-given-up": 8,
     "strangers-believed": 0, "chain-not-asked": 1, "answered-before-commit": 0, "retries-sampled-again": 0,
     "any-answer-replayed": 0, "answer-made-again": 0, "any-key-accepted": 0,
-    "older-revisions-counted": 0, "judged-again": 11, "votes-forgotten": 11, "asked-again": 0, "nobody-waits": 0,
+    "older-revisions-counted": 0, "judged-again": 11, "votes-forgotten": 1, "asked-again": 0, "nobody-waits": 0,
     "bodies-as-scored": 2, "flags-ignored": 13, "history-changes": 1, "gold-judged": 1,
-    "uses-forgotten": 68, "uses-untold": 2, "uses-counted-as-new": 4, "luck-of-the-clock": 5,
+    "uses-untold": 2, "uses-counted-as-new": 4, "luck-of-the-clock": 5,
     "bodies-without-operators": 4, "any-age": 24, "reusable-deleted": 4,
     "facts-past-seen": 35, "skips-counted-twice": 1, "late-ones-unseen": 20, "seeds-of-the-clock": 0,
-    "checkpoint-of-the-next": 10, "unscorable-as-zero": 1, "stale-tasks": 1, "values-of-neighbours": 2,
+    "checkpoint-of-the-next": 4, "unscorable-as-zero": 1, "stale-tasks": 1, "values-of-neighbours": 2,
     "siblings-apart": 2, "minority-judged": 27, "failed-passed-on": 2,
 }  # fmt: skip
 """The seed that catches it, where that takes seconds."""
 
 NOT_FOR_LOOPS = {"values-of-neighbours": "a loop of a user hands in no values beside its tokens"}
 
-KNOWN_WITH_LOOPS = {**{name: seed for name, seed in KNOWN.items() if name not in NOT_FOR_LOOPS},
+LATE_WITH_LOOPS = (
+    "pieces-of-anybody", "passes-forgotten", "half-decided-kept", "late-ones-unseen", "checkpoint-of-the-next",
+)  # fmt: skip
+"""With loops these take more seeds, which `make test-long` plays."""
+
+KNOWN_WITH_LOOPS = {
+    **{name: seed for name, seed in KNOWN.items() if name not in (*NOT_FOR_LOOPS, *LATE_WITH_LOOPS)},
     "refused-work-dropped": 0, "unstable-positions": 3, "lost-work-published": 1, "pieces-left": 1,
-    "pieces-of-anybody": 19, "pieces-read-too-early": 2, "pieces-saved-again": 1, "states-of-anybody": 29,
-    "passes-forgotten": 16, "half-decided-kept": 24, "claim-read-before-start": 2, "claims-hidden": 2,
-    "checkpoint-without-positions": 10, "chains-broken": 12, "nothing-durable": 5, "any-checkpoint": 25,
-    "one-person-a-quorum": 0, "expiry-ignored": 0,
+    "pieces-read-too-early": 2, "pieces-saved-again": 1, "claim-read-before-start": 2, "claims-hidden": 7,
+    "chains-broken": 12, "nothing-durable": 5, "votes-forgotten": 11, "one-person-a-quorum": 0, "expiry-ignored": 0,
 }  # fmt: skip
-"""The same in runs with loops of users in the places of samplers and trainer: all that can be there."""
+"""The same in runs with loops of users in the places of samplers and trainer."""
 
 CHOICES = {
     law: [
