@@ -122,6 +122,11 @@ MAX_CONCURRENT = _gauge(
     "Rollouts that this explorer may sample at once now: explorer.max_concurrent, or what `auto` has found.",
 )
 SAMPLED_TOKENS = _counter("rftstream_sampled_tokens", "Tokens sampled in finished rollouts.", ["role"])
+PROMPT_TOKENS = _counter(
+    "rftstream_prompt_tokens",
+    "Tokens of prompts that `hf` was asked for: computed, or reused from siblings, turns before and forks.",
+    ["result"],
+)
 PARTIAL_TOKENS = _counter(
     "rftstream_partial_tokens",
     "Tokens of unfinished rollouts: saved to the log, resumed from there, lost when work was dropped or begun anew.",

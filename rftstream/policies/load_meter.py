@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
+from rftstream import metrics
 from rftstream.policies.base import EngineLoad
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class LoadMeter:
     def __init__(self, cache: SlotCache, device: torch.device, num_waiting: Callable[[], int]) -> None:
         """`num_waiting`: returns the number of requests that wait for a place."""
         self._cache, self._device, self._num_waiting = cache, device, num_waiting
+        self._computed, self._reused = (metrics.PROMPT_TOKENS.labels(result) for result in ("computed", "reused"))
         self.num_tokens = 0
         self._busy_s, self._began_s = 0.0, 0.0
         self._memory, self._measured_at_s = 0.0, -MEASURED_EVERY_S
@@ -37,6 +39,11 @@ class LoadMeter:
 
     def __exit__(self, *error: object) -> None:
         self._busy_s += time.perf_counter() - self._began_s
+
+    def asked(self, num_tokens: int, num_computed: int) -> None:
+        """Count the tokens of prompts, and those that had to be computed."""
+        self._computed.inc(num_computed)
+        self._reused.inc(num_tokens - num_computed)
 
     def load(self) -> EngineLoad:
         """Return the measures."""

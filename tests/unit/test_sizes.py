@@ -38,7 +38,7 @@ BUDGETS = {
     "joined": 900,
     "launch": 3_450,
     "models": 4_050,
-    "policies": 4_900,
+    "policies": 5_050,
     "preflight": 3_900,
     "queries": 12_850,
     "replay": 800,

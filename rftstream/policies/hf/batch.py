@@ -123,19 +123,17 @@ class DecodingBatch:
         self.logits_BV = logits_NV if self.logits_BV is None else torch.cat([self.logits_BV, logits_NV])
 
     def go_on(self, request: SampleRequest, turn: KeptTurn, own_3L: np.ndarray | None = None) -> None:
-        """Add a request whose prompt begins with a turn, as a new row. It takes the turn's slot; if the turn has none,
-        there must be a free one. The new part of the prompt is computed with the next tokens. `own_3L`: positions of
-        the prompt if it has new images and the model has its own positions for them."""
+        """Add a request whose prompt begins with a turn, as a new row. It takes the turn's slot. The new part of the
+        prompt is computed with the next tokens. `own_3L`: positions of the prompt if it has new images and the model
+        has its own positions for them."""
+        assert turn.slot is not None, "TurnStore.take gives it one"
         length = len(turn.token_ids)
-        if turn.slot is None:
-            assert turn.states is not None, "it is in one place or the other"
-            [turn.slot] = self._cache.put(turn.states, [0], [length])
         shift = turn.shift
         if own_3L is not None:
             self._own_3L[self.num_rows], shift = own_3L, shift_behind(own_3L)
         self.experts.join([None])
         self._add([request], [turn.slot], [length], np.asarray([shift]))
-        turn.slot = turn.states = None
+        turn.slot = None
 
     def _add(
         self, requests: Sequence[SampleRequest], slots: Sequence[int], lengths: Sequence[int], shifts_N: np.ndarray

@@ -9,6 +9,7 @@ Shapes: S slots, H heads of keys and values, W columns, D width of a head, N tok
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -53,6 +54,8 @@ class SlotCache:
         """Number of slots that were ever taken."""
         self.for_model: Any = None
         """The cache that the model gets as `past_key_values`."""
+        self._uses: Counter[int] = Counter()
+        """Slot -> how often it was freed."""
 
     @property
     def num_free(self) -> int:
@@ -148,12 +151,27 @@ class SlotCache:
         """Free slots. `clean`: whether they contain only finite numbers. Masked columns have no effect only if they are
         finite, since 0 * NaN is NaN."""
         for slot in slots:
+            self._uses[slot] += 1
             heapq.heappush(self._free, slot)
             for layer in self._parts() if not clean else ():
                 for room in layer.rooms:
                     room[slot] = 0
         if len(self._free) == self._num_used:
             self._free, self._num_used, self._layers, self._states, self.for_model = [], 0, [], None, None
+
+    def use_of(self, slot: int) -> int:
+        """Return a number for the use of a slot that is taken. It is another one once the slot was freed."""
+        return self._uses[slot]
+
+    def copy(self, slot: int, length: int) -> int:
+        """Take a slot, and copy the first columns of another one there. Not for a model with states."""
+        assert self._states is None, "they have no columns"
+        taken = self._take()
+        for layer in self._layers:
+            layer.reserve(self._num_used, length, self._max_slots, self._max_columns)
+            for room in layer.rooms:
+                room[taken, :, :length] = room[slot, :, :length]
+        return taken
 
     def row(self, slot: int, length: int) -> LayerStates:
         """Return a copy of a slot's first columns, keys and values [1, H, length, D] of each layer, and its states."""

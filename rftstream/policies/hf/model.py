@@ -23,7 +23,6 @@ from rftstream.policies.hf.family_cache import NAMES, FamilyCache, Fixed, LayerS
 from rftstream.policies.hf.packed import PackedRows
 from rftstream.policies.hf.prompts import Block, Features, TokenIds, shift_behind
 from rftstream.policies.hf.row import MAX_BATCH, RowDecoder
-from rftstream.policies.hf.turns import KeptTurn
 from rftstream.weights.checkpoint_names import CheckpointNames
 from rftstream.weights.snapshot import RawTensor
 from rftstream.weights.tensors import as_tensor
@@ -65,6 +64,8 @@ class HfModel:
         self.expected = {} if names is None else names.layout(str(model.dtype).removeprefix("torch."))
         """Name -> dtype and shape of the tensors of a version."""
         self._packs, self.continues = packs, continues
+        self.is_divisible = keeps_states and packs
+        """Whether a row may continue from any part of what was computed."""
         """Whether rows go on from kept turns."""
         self._takes = frozenset(inspect.signature(model.forward).parameters)
         self._cache_name = name_of_cache(model)
@@ -158,11 +159,11 @@ class HfModel:
             experts=[experts[row] for row in sorted(experts)],
         )
 
-    def extends(self, prompt: TokenIds, turn: KeptTurn) -> bool:
-        """Return whether a prompt that begins with a turn may continue from it. If it has a new image whose tokens
+    def extends(self, prompt: TokenIds, length: int) -> bool:
+        """Return whether a prompt may continue from this number of its tokens. If it has a new image whose tokens
         attend to each other, it must be computed whole, since packed tokens attend only to earlier ones."""
         ahead = self.seeing is not None and self.seeing.looks_ahead
-        return not (ahead and any(token < 0 for token in prompt[len(turn.token_ids) :]))
+        return not (ahead and any(token < 0 for token in prompt[length:]))
 
     def positions(self, prompt: TokenIds, features: Features) -> np.ndarray | None:
         """Return the model's own positions of a prompt's tokens, int64 [3, L]; None if they are the tokens' indices."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rftstream.models.vision.seeing import ImageFeatures
     from rftstream.policies.hf.images import PromptImages
     from rftstream.policies.hf.prompts import Block, Features, TokenIds
-    from rftstream.policies.hf.turns import KeptTurn
+    from rftstream.policies.hf.turns import KeptPrefix
 
 
 WAIT_S = 0.05
@@ -67,7 +67,7 @@ class HfPolicy(SleepsByMoving):
         turn_tokens: Annotated[int, Meta(ge=0)] = 16384
         """Largest number of tokens of ended turns whose keys and values are kept. If the next turn of such a rollout
         comes before new weights, only the new part of its prompt is computed, in the same pass as the next tokens of
-        the others."""
+        the others. A fork, which begins with at least half of its prompt as such a turn does, gets a copy of that."""
         in_flight: Literal["keep", "recompute", "finish"] = "keep"
         """Treatment of running requests when new weights come. keep: they continue with the keys and values that the
         old weights computed. recompute: they continue with recomputed keys and values, which costs a pass over their
@@ -122,7 +122,7 @@ class HfPolicy(SleepsByMoving):
             records_sets=ALLOWED in records,
         )
         turn_tokens = config.turn_tokens if self._model.continues else 0
-        self._turns = TurnStore(turn_tokens, self._cache, self._model.extends)
+        self._turns = TurnStore(turn_tokens, self._cache, self._model.extends, is_divisible=self._model.is_divisible)
         holders = (self._model, self._images, self._cache, self._prompts, self._turns)
         self._state = DeviceState(
             self._model.device,
@@ -311,12 +311,16 @@ class HfPolicy(SleepsByMoving):
         They do not wait like others, since the new part of their prompts needs no separate pass."""
         features: dict[int, ImageFeatures] = {}
         num_new = 0
+        alike = Counter(() if self._turns.is_empty else (waiting.request.token_ids for waiting in self._waiting))
         for waiting in list(self._waiting):
-            request = waiting.request
-            waiting.turn = turn = self._turns.find_again(waiting.turn, request.token_ids)
-            if turn is None:
+            request, prompt = waiting.request, waiting.request.token_ids
+            beginning = self._turns.find(prompt, num_alike=alike[prompt]) if alike else None
+            if beginning is not None and not beginning.is_moved and self._prompts.place(prompt) is not None:
+                beginning = None
+            waiting.turn = beginning
+            if beginning is None:
                 continue
-            new = len(request.token_ids) - len(turn.token_ids)
+            new = len(prompt) - beginning.length
             is_too_much = num_new > 0 and num_new + new > self._config.prefill_tokens
             if is_too_much or self._batch.num_rows == self._config.batch_size:
                 break
@@ -328,10 +332,8 @@ class HfPolicy(SleepsByMoving):
                     continue
                 features |= found
                 own_3L = self._model.positions(request.token_ids, found)
-            if turn.slot is None:
-                self._turns.make_room(1)
-            self._turns.take(turn)
-            self._batch.go_on(request, turn, own_3L)
+            self._meter.asked(len(prompt), new)
+            self._batch.go_on(request, self._turns.take(beginning), own_3L)
         return features
 
     def _let_in(self) -> None:
@@ -390,6 +392,7 @@ class HfPolicy(SleepsByMoving):
             self._prompts.add(block)
             places |= {prompt: (block, number) for number, prompt in enumerate(new)}
             self._missed = 0
+        self._meter.asked(sum(len(request.token_ids) for request in chosen), sum(map(len, new)))
         return [(request, *places[request.token_ids]) for request in chosen]
 
     # ------------------------------------------------------------------------------------------ one token
@@ -426,8 +429,8 @@ class _WaitingRequest:
     """A request that waits for a place."""
 
     request: SampleRequest
-    turn: KeptTurn | None
-    """The kept turn that begins its prompt, if there is one."""
+    turn: KeptPrefix | None
+    """Beginning of its prompt that was computed before, if it goes on from that; else None."""
 
 
 def _chunks(rows: Sequence[TokenIds], max_tokens: int) -> Iterator[tuple[TokenIds, ...]]:

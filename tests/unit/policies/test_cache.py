@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
+from random import Random
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import rftstream.policies.hf.cache
+from rftstream.metrics import REGISTRY
 from rftstream.policies.hf.attention import attend
 from rftstream.policies.hf.cache import SMALL, SPARE_COLUMNS, SlotCache
 from rftstream.policies.hf.prompts import Block, PromptStore
 from rftstream.policies.hf.turns import KeptTurn, TurnStore
+from rftstream.policies.prefix_tree import PrefixTree
 from tests.suite.each import each
 from tests.unit import tiny
 from tests.unit.policies.test_hf import row
@@ -301,11 +304,63 @@ def test_a_turn_goes_on_from_what_was_computed(tmp_path, config, waits):
     policy._cache.row = lambda slot, length: (copied.append(slot), copy(slot, length))[1]
     again = turns_of(policy, waits=waits)
     assert len(gone_on) == 9 * 3, "all turns but the first"
-    assert 0 < gone_on.count(None) <= len(copied) if "batch_size" in config else not copied
+    assert None not in gone_on and bool(copied) == ("batch_size" in config)
     assert anew.keys() == again.keys() and len(anew) == 36
     for key, one in anew.items():
         assert one.token_ids.tolist() == again[key].token_ids.tolist()
         np.testing.assert_allclose(one.behavior_logprobs, again[key].behavior_logprobs, atol=2e-5)
+
+
+def forks_of(policy):
+    """An agent of eight turns with two forks, each of two turns: one begins with a history beside the next turn, one
+    with a part of a turn that is long gone on from. Returns its completions, and the tokens that were asked for."""
+    random = np.random.default_rng(2)
+    found, asked = {}, 0
+
+    def ask(**prompts):
+        nonlocal asked
+        for name, prompt in prompts.items():
+            policy.submit(dataclasses.replace(tiny.request(len(found), prompt, max_tokens=6), request_id=name,
+                                              may_go_on=True))  # fmt: skip
+            asked += len(prompt)
+        found.update(done := tiny.drain(policy))
+        return [(*prompt, *done[name].token_ids.tolist()) for name, prompt in prompts.items()]
+
+    def said(known):
+        return (*known, *random.integers(1, 17, size=5).tolist())
+
+    known, fork, histories = tuple(random.integers(1, 17, size=40).tolist()), None, []
+    for turn in range(8):
+        histories.append(known)
+        if turn == 3:
+            known, fork = ask(main3=said(known), fork3=said(known))
+        elif turn == 6:
+            known, fork = ask(main6=said(known), fork6=said(histories[4][:-2]))
+        else:
+            [known] = ask(**{f"main{turn}": said(known)})
+        if turn in (4, 7):
+            ask(**{f"fork{turn}": said(fork)})
+    return found, asked
+
+
+def prompt_tokens(result):
+    return REGISTRY.get_sample_value("rftstream_prompt_tokens_total", {"result": result}) or 0.0
+
+
+@pytest.mark.parametrize("config", [{}, {"batch_size": 2}, {"turn_tokens": 150}], ids=str)
+def test_forks_go_on_from_the_deepest_beginning(tmp_path, config):
+    spec = tiny.make(tmp_path, seed=3, context=256)
+    tensors = tiny.backend(spec).served_tensors()
+    anew, asked = forks_of(tiny.policy(spec, tensors, turn_tokens=0))
+    computed, reused = prompt_tokens("computed"), prompt_tokens("reused")
+    again, _ = forks_of(tiny.policy(spec, tensors, **config))
+    computed, reused = prompt_tokens("computed") - computed, prompt_tokens("reused") - reused
+    assert computed + reused == asked and len(anew) == 12
+    # The first prompt, and of each other one the five new tokens, and of a whole turn its last token, too.
+    assert computed <= 45 + 11 * 6 if "turn_tokens" not in config else computed < asked / 3
+    for name, one in anew.items():
+        assert one.token_ids.tolist() == again[name].token_ids.tolist()
+        np.testing.assert_allclose(one.behavior_logprobs, again[name].behavior_logprobs, atol=2e-5)
 
 
 @pytest.mark.slow
@@ -340,29 +395,63 @@ def test_turns_end_with_their_weights(tmp_path):
 
 
 def test_the_store_of_turns():
-    cache = SlotCache(max_slots=3)
+    cache = SlotCache(max_slots=4)
 
     def turn(*token_ids):
-        [slot] = cache.put(states_of([1], len(token_ids), np.random.default_rng(0)), [0], [len(token_ids)])
+        [slot] = cache.put(states_of([1], len(token_ids), np.random.default_rng(token_ids[0])), [0], [len(token_ids)])
         return KeptTurn(token_ids, slot)
 
-    store = TurnStore(10, cache, lambda prompt, turn: True)
-    for one in (first := turn(1, 2), turn(1, 2, 3), turn(4, 5)):
+    def found(*prompt, **more):
+        beginning = store.find(prompt, **more)
+        return beginning and (beginning.turn.token_ids, beginning.length, beginning.is_moved)
+
+    def keys(slot, length):
+        return cache.row(slot, length)[0][0]
+
+    store = TurnStore(10, cache, lambda prompt, length: 7 not in prompt)
+    for one in (first := turn(1, 2), turn(1, 2, 3), last := turn(4, 5)):
         store.add(one)
-    assert store.find((1, 2)) is None, "nothing would be new"
-    assert store.find((1, 2, 3)).token_ids == (1, 2)
-    assert store.find((1, 2, 3, 9)).token_ids == (1, 2, 3)
-    assert store.find((2, 1, 3, 9)) is None
-    store.make_room(1)
+    assert found(1, 2, 3) == ((1, 2), 2, True) and found(1, 2, 3, 9) == ((1, 2, 3), 3, True)
+    assert found(2, 1, 3, 9) is None and found(1, 2, 7) is None
+    assert found(1, 2)[1:] == found(1, 9)[1:] == (1, False), "one token is to be computed"
+    assert found(4, 9, 9) is None, "less than half of it"
+    assert found(1, 9, num_alike=3) is None, "the prompt once is less"
+    store.make_room(2)
     assert first.slot is None and first.states[0][0].shape[2] == 2, "the oldest was copied"
-    assert store.find_again(first, (1, 2, 9)) is first
-    store.add(turn(6, 7, 8, 9))
-    assert store.find((1, 2, 9)) is None, "the oldest went"
-    assert store.find_again(first, (1, 2, 3, 9)).token_ids == (1, 2, 3), "there is another one"
-    taken = store.find((4, 5, 6))
-    store.take(taken)
-    assert store.find((4, 5, 6)) is store.find_again(taken, (4, 5, 6)) is None
-    assert cache.num_free == 0
+    assert found(1, 2, 9) == ((1, 2), 2, True)
+    before = keys(last.slot, 2)
+    taken = store.take(store.find((4, 5, 6)))
+    assert taken.token_ids == (4, 5) and found(4, 5, 6) == ((4, 5), 2, False), "a fork may begin with what is lent"
+    fork = store.take(store.find((4, 5, 6)))
+    assert fork.slot != taken.slot and torch.equal(keys(fork.slot, 2), before)
+    of_copy = store.take(store.find((1, 9)))
+    assert of_copy.token_ids == (1,) and cache.num_free == 0
+    cache.free([taken.slot])
+    assert found(4, 5, 6) is None, "its row is gone"
     store.clear()
-    assert store.find((6, 7, 8, 9, 1)) is None
-    assert cache.num_free == 2, "all slots but that of the turn that was taken"
+    assert found(1, 2, 3, 9) is None and store.is_empty
+    assert cache.num_free == 2, "all slots but those of the rows"
+
+
+def test_a_tree_of_beginnings_says_what_a_list_of_all_says():
+    def num_shared(one, other):
+        return next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+                    min(len(one), len(other)))  # fmt: skip
+
+    for seed in range(100):
+        random, tree, kept = Random(seed), PrefixTree(), {}
+        for _ in range(40):
+            tokens, prompt = (tuple(random.choices((0, 1), k=random.randint(1, 9))) for _ in range(2))
+            if random.random() < 0.6:
+                kept[tokens] = object()
+                tree.add(tokens, kept[tokens])
+            elif kept:
+                tree.remove(tokens, object())
+                tree.remove(tokens := random.choice(sorted(kept)), kept.pop(tokens))
+            lengths = range(len(prompt), 0, -1)
+            assert tree.whole(prompt) == [(end, kept[prompt[:end]]) for end in lengths if prompt[:end] in kept]
+            deepest, values = tree.deepest(prompt)
+            assert deepest == max((num_shared(one, prompt) for one in kept), default=0)
+            assert not deepest or set(values) == {
+                value for one, value in kept.items() if num_shared(one, prompt) == deepest
+            }
