@@ -46,7 +46,7 @@ from scripts.experiments import (
     write_row,
 )
 
-EXAMPLES = ("arithmetic", "smollm2")
+EXAMPLES = ("arithmetic", "smollm2", "word_problems")
 """Run file examples/<name>.toml, picture docs/pictures/<name>.png."""
 RUNS = ROOT / "runs" / "curves"
 
