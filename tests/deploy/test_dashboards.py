@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.grafana import draw
 from tests.deploy.conftest import ROOT
 from tests.deploy.prometheus_server import Prometheus
 from tests.deploy.test_prometheus import ALERTS, names_in, series_names
@@ -64,6 +65,7 @@ def test_panels_do_not_overlap_and_are_as_grafana_takes_them(name: str) -> None:
         assert not cells & taken and place["x"] + place["w"] <= 24, panel["title"]
         taken |= cells
         assert panel["type"] in ("row", "timeseries", "stat")
+        assert panel["type"] == "row" or panel["fieldConfig"]["defaults"]["unit"] in draw.UNITS
         letters = [target["refId"] for target in panel.get("targets", ())]
         assert len(set(letters)) == len(letters)
     ids = [panel["id"] for panel in board["panels"]]
@@ -158,6 +160,12 @@ def test_every_panel_and_alert_sees_something_of_a_run(place: Workplace) -> None
         place.wait_for(all_have_data, "data for every query")
     except AssertionError as error:
         raise AssertionError(f"no data for {empty}\n{error}") from None
+    for name, board in BOARDS.items():
+        picture = draw.draw(board, prometheus.url, "sums", 5)
+        drawn = {axes.get_title(): [text.get_text() for text in axes.texts] for axes in picture.axes}
+        assert drawn.keys() == {panel["title"] for panel in board["panels"] if panel["type"] != "row"}
+        empty_ones = {f"{name}: {title}" for title, texts in drawn.items() if "No data" in texts}
+        assert empty_ones <= NOTHING_TO_TIME | {f"{name}: {title}" for title in SERVED}
     place.wait_for(lambda: prometheus.values('sum(up{run="sums"})') == [6], "an answer of every process")
     assert prometheus.values('sum(rftstream_dead_letters_total{run="sums"})') == [0]
     assert prometheus.values('count({__name__=~".+", run!="sums", job!="exporter"})') == []
