@@ -16,7 +16,7 @@ QUICK_TESTS = $(BIN)/python -m pytest -q -m "not slow and not broker" \
   tests/docs tests/unit/test_layers.py tests/unit/test_docstrings.py
 
 .NOTPARALLEL:  # two targets would make .venv at once
-.PHONY: help setup demo kafka kafka-stop test test-fast slurm test-long test-vllm gpu histories simulate fmt generated lint types check ready docs bench curves faults hosts containers soak constraints clean
+.PHONY: help setup demo kafka kafka-stop test test-fast slurm test-long test-vllm gpu histories simulate fmt generated lint types check ready docs bench curves faults hosts containers kubernetes soak constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ hosts: .venv/.developer  ## a run on hosts with networks of their own, which die
 
 containers: .venv/.developer  ## a real Docker engine, the images, docker-compose.yml with kills and full disks; as root, in minutes; then a table
 	$(BIN)/python -m tests.containers $(ARGS)
+
+kubernetes: .venv/.developer  ## releases of the Helm chart on a real API server, which is built the first time; then a table
+	$(BIN)/python -m tests.kubernetes $(ARGS)
 
 histories: .venv/.developer  ## random histories of agents and environments, replayed through the model (NUM=, SEED=)
 	HISTORIES=$(or $(NUM),10000) HISTORIES_SEED=$(or $(SEED),0) $(BIN)/python -m pytest -s tests/flow/test_logprobs.py tests/unit/models/test_splice.py $(ARGS)

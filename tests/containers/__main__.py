@@ -5,51 +5,15 @@ python -m tests.containers
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import pytest
-
 from tests.containers.engine import SCRIPT
+from tests.suite.told import run_and_tell
 
-
-class Table:
-    """A plugin of pytest that keeps what the tests said, were skipped for, and took."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[str, float, list[str]]] = []
-        self._setup_s = 0.0
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        name = report.nodeid.rpartition("::test_")[2].replace("_", " ")
-        if report.when == "setup":
-            self._setup_s = report.duration
-        if report.skipped and isinstance(report.longrepr, tuple):
-            self.rows.append((f"not run: {name}", report.duration, [report.longrepr[2].removeprefix("Skipped: ")]))
-        elif report.when == "call" or (report.when == "setup" and report.failed):
-            word = "failed: " if report.failed else ""
-            self.rows.append((word + name, self._setup_s + report.duration, []))
-        elif report.when == "teardown" and self.rows and not self.rows[-1][2]:
-            self.rows[-1][2].extend(str(value) for key, value in report.user_properties if key == "said")
-
-
-def main() -> int:
+if __name__ == "__main__":
     done = subprocess.run([SCRIPT, "client"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(done.stderr.strip())
-    table = Table()
-    begun = time.monotonic()
-    code = pytest.main(["-q", "-x", "-m", "long", str(Path(__file__).parent), *sys.argv[1:]], plugins=[table])
-    print(f"\non {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}; {time.monotonic() - begun:.0f} s in all")
-    for name, seconds, said in table.rows:
-        print(f"{seconds:6.0f} s  {name}")
-        for line in said:
-            print(f"          {line}")
-    return int(code)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(run_and_tell(Path(__file__).parent))

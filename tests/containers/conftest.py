@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from tests.containers.engine import Engine, running
+from tests.suite.told import say
+
+__all__ = ["say"]
 
 
 @pytest.fixture(scope="session")
@@ -21,12 +24,3 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def roles(engine: Engine) -> str:
     return engine.build("roles")
-
-
-@pytest.fixture
-def say(record_property: Callable[[str, object], None]) -> Iterator[list[str]]:
-    """What a test found: `python -m tests.containers` prints it."""
-    lines: list[str] = []
-    yield lines
-    for line in lines:
-        record_property("said", line)
