@@ -25,9 +25,10 @@ def copy_to_kafka(source: Path, target: Path) -> None:
     servers = ours.config.transport.servers
     producer = KafkaProducer(bootstrap_servers=servers, linger_ms=20, compression_type="zstd", max_request_size=9 << 20)
     with closing(producer):
-        for topic in theirs.admin.topics():
+        for topic, settings in theirs.admin.topics().items():
             _copy_topic(theirs, topic, f"{ours.run_id}.{topic}", producer)
-            ours.transport.admin.delete_before(theirs.admin.begin_offsets(topic))
+            if not settings.compacted:  # brokers delete nothing there
+                ours.transport.admin.delete_before(theirs.admin.begin_offsets(topic))
     committing = ours.transport.producer("copy")
     committing.start()
     for spec in role_specs():
