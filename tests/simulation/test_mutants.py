@@ -31,16 +31,15 @@ KNOWN = {
 
 NOT_FOR_LOOPS = {"values-of-neighbours": "a loop of a user hands in no values beside its tokens"}
 
-LATE_WITH_LOOPS = (
-    "pieces-of-anybody", "passes-forgotten", "half-decided-kept", "late-ones-unseen", "checkpoint-of-the-next",
-)  # fmt: skip
+LATE_WITH_LOOPS = ("passes-forgotten", "late-ones-unseen")
 """With loops these take more seeds, which `make test-long` plays."""
 
 KNOWN_WITH_LOOPS = {
     **{name: seed for name, seed in KNOWN.items() if name not in (*NOT_FOR_LOOPS, *LATE_WITH_LOOPS)},
     "refused-work-dropped": 0, "unstable-positions": 3, "lost-work-published": 1, "pieces-left": 1,
     "pieces-read-too-early": 2, "pieces-saved-again": 1, "claim-read-before-start": 2, "claims-hidden": 7,
-    "chains-broken": 12, "nothing-durable": 5, "votes-forgotten": 11, "one-person-a-quorum": 0, "expiry-ignored": 0,
+    "chains-broken": 12, "nothing-durable": 5, "pieces-of-anybody": 31, "checkpoint-of-the-next": 26,
+    "checkpoint-without-positions": 6, "votes-forgotten": 11, "one-person-a-quorum": 0, "expiry-ignored": 0,
 }  # fmt: skip
 """The same in runs with loops of users in the places of samplers and trainer."""
 
