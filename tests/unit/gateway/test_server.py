@@ -181,6 +181,7 @@ def test_a_stream_that_waits_shows_signs_of_life() -> None:
         assert answer.readline() == b": the call is being sampled\n"
         held.released.set()
         assert answer.read().rstrip().endswith(b"data: [DONE]")
+        wait_until_delivered(scene, [0])
 
 
 def test_a_late_refusal_is_an_event() -> None:
@@ -214,9 +215,13 @@ def test_a_client_that_goes_away_is_noticed_and_its_call_is_done(scene: Answerin
     scene.answer = None
     assert ask(scene, "POST", "/v1/chat/completions", HI)[0] == 200
     assert len(scene.calls) == 2
+    wait_until_delivered(scene, [1])
+
+
+def wait_until_delivered(scene: Answering, calls: list[int]) -> None:
     while not scene.delivered:
         threading.Event().wait(0.001)
-    assert scene.delivered == [1]
+    assert scene.delivered == calls
 
 
 def test_too_many_connections_are_cut() -> None:
