@@ -182,6 +182,12 @@ class _TrlRules:
             f"write the rows as JSON lines to {file} beside the run file, where {section}.source looks for them; "
             f'`dataset.to_json("{file}")` in the script does, of the dataset {place}'
         )
+        if self._samples and not prefix:
+            self._c.ask(
+                "where prompts are texts and not messages: TRL shows them to the model as they are, a run as messages "
+                "of a user; bare they are by model.chat_template, a file with "
+                "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+            )
         return f"jsonl:{file}"
 
     def _columns(self, made: Mapping[str, str]) -> dict[str, str]:
