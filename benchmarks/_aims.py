@@ -42,8 +42,8 @@ class Aim:
 
 _CODER = "the coder comes near the entropy of its model, so only another model helps (docs/weights-format.md)"
 _LONG = (
-    "a record is checked where it is written and where it is read, its digest is computed twice, and the reward's "
-    "process gets its text and tokens"
+    "a record is checked where it is written and where it is read, its digest is computed twice, and a batch holds "
+    "its rollouts anew"
 )
 _ECHO = "a call is rendered, tokenised, sampled and committed; an echo does none of that"
 _SANDBOX = "each program has a sandbox of its own, which is forked, confined and taken down"

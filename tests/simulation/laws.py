@@ -28,6 +28,7 @@ from rftstream.policies.fake_model import values_beside
 from rftstream.testing import Simulation
 from rftstream.testing.foreign import TRANSACTIONAL_ID
 from rftstream.transport.memory.log import MemoryTransaction
+from rftstream.weights.version_parts import objects_of
 from tests.simulation.compared import ComparedLaws, compares
 from tests.simulation.deletions import Deletions
 from tests.simulation.demonstrations import Demonstrations
@@ -446,7 +447,8 @@ class Laws:
         self.epoch_announced = name.trainer_epoch
         self.announced.add((name.trainer_epoch, name.version))
         self.deletions.announced(message)
-        assert self._reads_again or message.object in self.simulation.store.objects, "the object comes first"
+        there = self.simulation.store.objects
+        assert self._reads_again or all(one.object in there for one in objects_of(message)), "the objects come first"
 
     # ------------------------------------------------------------------------------------------ at the end
 

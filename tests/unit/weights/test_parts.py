@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +13,11 @@ from rftstream.errors import WeightsError, WeightsGone
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.retention import to_delete
-from rftstream.weights.snapshot import Line, RawTensor, state_digest
+from rftstream.weights.snapshot import RawTensor, state_digest
 from rftstream.weights.stores.anchors import AnchorCache
-from rftstream.weights.stores.store import ObjectStore, StoredObject
+from rftstream.weights.stores.store import ObjectStore
 from rftstream.weights.version_parts import FOLDER, parse_object_name
-from rftstream.weights.writer import PartWriter
+from tests.part_writers import PartWriters
 
 pytestmark = pytest.mark.law("lineage")
 
@@ -38,36 +37,10 @@ def state(version: int) -> dict[str, RawTensor]:
     return {**found, "empty": RawTensor("F32", (0,), b""), "steps": RawTensor("I64", (1,), bytes([version] + [0] * 7))}
 
 
-class Writers:
-    """Writers of parts as ranks have them, in one process. Tensors go to them in turns."""
-
-    def __init__(self, store: ObjectStore, num: int = 2, model: str = "m") -> None:
-        self.parts = [PartWriter(store, model, threads=1, part=part) for part in range(num)]
-        self.broken: set[int] = set()
-
-    def take(self, tensors: Mapping[str, RawTensor], name: VersionName, *, parent: VersionName | None) -> None:
-        for part, writer in enumerate(self.parts):
-            mine = sorted(tensors)[part :: len(self.parts)]
-            writer.take({one: tensors[one] for one in mine}, name, parent=parent)
-
-    def write(self, kind: WeightsKind) -> list[StoredObject] | None:
-        written: list[StoredObject] = []
-        for part, writer in enumerate(self.parts):
-            if part in self.broken:
-                raise WeightsError("a rank was killed")
-            if (found := writer.write(kind)) is None:
-                return None
-            written += found
-        return written
-
-    def lines(self) -> list[Line]:
-        return sorted(line for writer in self.parts for line in writer.lines())
-
-
 class Run:
     def __init__(self, url: str, folder: Path, num: int = 2, anchor_every: int = 4) -> None:
         self.store, self.folder = ObjectStore(url, base=folder), folder
-        self.writers = Writers(self.store, num)
+        self.writers = PartWriters(self.store, num)
         self.publisher = WeightsPublisher(self.store, "m", "float32", anchor_every=anchor_every, writer=self.writers)
         self.told: list[WeightsAnnounced] = []
 

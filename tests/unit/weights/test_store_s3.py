@@ -15,9 +15,10 @@ from rftstream.contracts.versions import VersionName
 from rftstream.errors import StoreRefused, WeightsError, WeightsGone
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
-from rftstream.weights.snapshot import RawTensor
+from rftstream.weights.snapshot import RawTensor, state_digest
 from rftstream.weights.stores import store_remote
 from rftstream.weights.stores.store import ObjectStore
+from tests.part_writers import PartWriters
 from tests.proxy import DROPPED, SILENT, Fault, Proxy, proxy, refusal
 from tests.s3 import BUCKET, S3Server
 
@@ -185,6 +186,23 @@ def test_a_fetch_that_is_cut_off_is_an_error_of_ours(network: Proxy, place: str,
         follower.fetch(announced)
     network.fail()
     assert bytes(follower.fetch(announced)["w"].data) == bytes(tensors(0)["w"].data)
+
+
+@pytest.mark.law("lineage")
+def test_versions_in_parts_through_a_bad_network(network: Proxy, place: str, tmp_path: Path) -> None:
+    store = store_at(place, tmp_path)
+    publisher = WeightsPublisher(store, "m", "float32", anchor_every=2, writer=PartWriters(store, 3))
+    near, late = WeightsFollower(store, "m"), WeightsFollower(store_at(place, tmp_path), "m")
+    for version in range(4):
+        state = {f"{number}.w": tensors(8 * (version if number else 0) + number)["w"] for number in range(3)}
+        network.fail(DROPPED, Fault(request_bytes=MIB), refusal(503, "SlowDown"))
+        told = publisher.publish(state, name(version), resumed=version == 0)
+        assert len(told.parts) == 3
+        assert near.announced(told) and late.announced(told)
+        network.fail(DROPPED, Fault(answer_bytes=20), Fault(answer_bytes=MIB // 2))
+        assert state_digest(near.fetch(told)) == told.weights_digest == state_digest(state)
+    network.fail(Fault(answer_bytes=MIB // 2), DROPPED)
+    assert state_digest(late.fetch(told)) == told.weights_digest
 
 
 def name(version: int) -> VersionName:
