@@ -100,7 +100,6 @@ NOT_REACHED: dict[str, str] = {
     "data/operators/pipeline.py MAX_REASON _MAX_COMPLAINTS": "cuts a text, and a number of lines in the log",
     "data/tasksets/images.py MAX_IMAGES": "a problem with more is refused by its row",
     "environments/called.py MAX_PAUSE_S": "a pause",
-    "environments/hosts/adapters/gymnasium.py MOST_NAMED": "more actions are told as a range",
     "environments/hosts/adapters/openenv.py MAX_BYTES": "16 MB of an answer; the host's frame is the bound",
     "environments/hosts/runner.py MAX_LINE": "cuts a text",
     "environments/served.py MAX_ANSWER_BYTES": "16 MB of an answer; read as that of a called agent",
