@@ -141,6 +141,13 @@ DASHBOARD = Dashboard(
         ),
         "Work kept and lost": (
             Panel(
+                title="Tokens of prompts a second",
+                about="Of `hf`: computed, or reused from siblings, turns before and forks. Few reused in long "
+                "conversations: a larger turn_tokens of the policy.",
+                queries=(rate("rftstream_prompt_tokens_total", "result"),),
+                unit=Unit.per_s,
+            ),
+            Panel(
                 title="Tokens of unfinished rollouts a second",
                 about="Saved to the log, resumed from there, lost. Many lost ones: a smaller explorer.partial_every_s.",
                 queries=(rate("rftstream_partial_tokens_total", "result"),),
