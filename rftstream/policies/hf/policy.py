@@ -122,7 +122,8 @@ class HfPolicy(SleepsByMoving):
             records_sets=ALLOWED in records,
         )
         turn_tokens = config.turn_tokens if self._model.continues else 0
-        self._turns = TurnStore(turn_tokens, self._cache, self._model.extends, is_divisible=self._model.is_divisible)
+        is_divisible = self._model.is_divisible and EXPERTS not in records
+        self._turns = TurnStore(turn_tokens, self._cache, self._model.extends, is_divisible=is_divisible)
         holders = (self._model, self._images, self._cache, self._prompts, self._turns)
         self._state = DeviceState(
             self._model.device,

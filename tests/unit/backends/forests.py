@@ -106,6 +106,7 @@ def random_rows(random, spec, kind):
     if family == "vision":  # placeholders have no probability
         never = ImageTokens.of(spec.folder).never_sampled
         rows = [dataclasses.replace(row, loss_mask=row.loss_mask * ~np.isin(row.token_ids, never)) for row in rows]
+        rows = [row for row in rows if row.token_ids[-1] not in never]  # which `paired` has something to learn
     order = random.permutation(len(rows)) if random.random() < 0.3 else range(len(rows))
     rows = [rows[number] for number in order] or [row_of(random, np.arange(3), 0, ())]
     if family == "qwen3_moe" and random.random() < 0.7:

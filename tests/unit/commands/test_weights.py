@@ -25,7 +25,7 @@ from rftstream.weights.snapshot import RawTensor, decode_snapshot
 from rftstream.weights.stores.store import ObjectStore
 from rftstream.weights.version_parts import FOLDER, parse_object_name
 from tests import commands
-from tests.unit.weights.test_parts import Writers
+from tests.part_writers import PartWriters
 
 CONFIG = {
     "run": {"name": "demo", "steps": 9},
@@ -51,7 +51,7 @@ def made(tmp_path: Path, *, in_parts: bool = False) -> Path:
     producer = transport.producer("trainer")
     producer.start()
     store = ObjectStore("file://weights", base=folder.path)
-    writer = Writers(store, model=spec.name) if in_parts else None
+    writer = PartWriters(store, model=spec.name) if in_parts else None
     publisher = WeightsPublisher(store, spec.name, "float32", anchor_every=3, writer=writer)
     gone = tuple(VersionName(trainer_epoch=1, version=version) for version in (1, 2))
     for version in range(7):
