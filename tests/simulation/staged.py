@@ -72,7 +72,7 @@ class Made:
 
 
 def batches_of(config: RunConfig) -> list[Made]:
-    """Of each version; of a run without stages none."""
+    """Of each version, and of the empty batch that may end them; of a run without stages none."""
     made = []
     for stage in config.stages:
         name = stage.algorithm or config.trainer.algorithm
@@ -81,4 +81,4 @@ def batches_of(config: RunConfig) -> list[Made]:
         ratio = stage.experts_ratio or (experts.ratio if experts else 0.0)
         alone = stage.experts_per_batch or (experts.per_batch if experts else 0)
         made += [Made(explores=EXPLORES[name], kind=TAKES[name], ratio=ratio, alone=alone)] * stage.steps
-    return made
+    return [*made, Made(explores=False)] if made else []
