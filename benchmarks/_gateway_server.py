@@ -14,14 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks._tasks import one_task
 from rftstream import __version__
 from rftstream.clock import SystemClock
 from rftstream.config import loader
-from rftstream.contracts import codec, ids
+from rftstream.contracts import codec
 from rftstream.contracts.control import Claim, RunManifest
 from rftstream.contracts.messages import Message
 from rftstream.contracts.role_names import RoleName
-from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
+from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.versions import VersionName
 from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys, run_secret
 from rftstream.launch.host import calm_collector
@@ -78,7 +79,7 @@ def serve(path: Path, num_rollouts: int, port: int, at_once: int) -> None:
     }
     name = VersionName(trainer_epoch=1, version=0)
     put("weights", 0, publish(context.open_store(), tensors, name, "fake", "float32", resumed=True))
-    tasks = [_task(number) for number in range(num_rollouts)]
+    tasks = [one_task(number, Sampling(max_tokens=10_000_000), environment="agent") for number in range(num_rollouts)]
     for task in tasks:
         put("tasks", task.ids.sequence % PARTITIONS, task)
     service = service_of(role_builder("explorer")(context), context)
@@ -101,25 +102,6 @@ def serve(path: Path, num_rollouts: int, port: int, at_once: int) -> None:
             service.wait(idle_s)
     service.close()
     transport.close()
-
-
-def _task(number: int) -> Task:
-    group_id = ids.group_id("sums", 0, number, 0)
-    return Task(
-        ids=RolloutIds(
-            rollout_id=ids.rollout_id(group_id, 0),
-            group_id=group_id,
-            taskset="sums",
-            sibling=0,
-            group_size=1,
-            sequence=number,
-            min_version=0,
-        ),
-        problem=Problem(messages=(ChatMessage(role="user", content="1+1="),), answer="2"),
-        sampling=Sampling(max_tokens=10_000_000),
-        seed=number,
-        environment="agent",
-    )
 
 
 if __name__ == "__main__":

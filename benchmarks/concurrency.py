@@ -17,11 +17,10 @@ from typing import Any, cast
 import numpy as np
 
 from benchmarks._exploring import explore, make_load
+from benchmarks._tasks import one_task
 from benchmarks.turns import MODEL
 from rftstream.clock import Clock
 from rftstream.config import loader
-from rftstream.contracts import ids
-from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.versions import VersionName
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
@@ -153,7 +152,7 @@ def _virtual(engine: type[MadeUpEngine], folder: Path, number: int | str) -> flo
     }
     first = VersionName(trainer_epoch=1, version=0)
     run.put("weights", publish(run.store, tensors, first, "fake", "float32", resumed=True))
-    run.put("tasks", *(_task(place, run.config.sampling) for place in range(NUM_TASKS)))
+    run.put("tasks", *(one_task(place, run.config.sampling, question="1+2=", answer="3") for place in range(NUM_TASKS)))
     explorer = RoleDriver(run, "explorer")
     step = cast(ExplorerStep, cast(ConcurrentService, explorer.service).step)
     policy = cast(MadeUpEngine, step._policy)
@@ -165,22 +164,3 @@ def _virtual(engine: type[MadeUpEngine], folder: Path, number: int | str) -> flo
         run.clock.advance(TICK_S)
     assert policy.num_active, "there are tasks left"
     return (policy.engine_load().num_tokens - before) / (0.8 * VIRTUAL_S)
-
-
-def _task(number: int, sampling: Sampling) -> Task:
-    group_id = ids.group_id("sums", 0, number, 0)
-    return Task(
-        ids=RolloutIds(
-            rollout_id=ids.rollout_id(group_id, 0),
-            group_id=group_id,
-            taskset="sums",
-            sibling=0,
-            group_size=1,
-            sequence=number,
-            min_version=0,
-        ),
-        problem=Problem(messages=(ChatMessage(role="user", content="1+2="),), answer="3"),
-        sampling=sampling,
-        seed=number,
-        environment="single_turn",
-    )

@@ -34,14 +34,15 @@ import psutil
 
 from benchmarks._scale_members import Board, attend, explore, explore_by_hand
 from benchmarks._scale_model import figures
+from benchmarks._tasks import one_task
 from benchmarks.kafka import brokers as start_brokers
 from rftstream import __version__
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
-from rftstream.contracts import codec, ids
+from rftstream.contracts import codec
 from rftstream.contracts.control import Claim, RunManifest
 from rftstream.contracts.role_names import RoleName
-from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
+from rftstream.contracts.tasks import Sampling
 from rftstream.errors import TransportError
 from rftstream.roles.explorer import EXPLORER
 from rftstream.runs.folder import RunFolder, wanted_topics
@@ -223,7 +224,13 @@ class _Group:
     def fill(self, each: int = TASKS_EACH) -> None:
         """Put so many tasks on every partition, enough until this is called again."""
         first, self._num_tasks = self._num_tasks, self._num_tasks + each * self._partitions
-        self._put("tasks", [(number % self._partitions, _task(number)) for number in range(first, self._num_tasks)])
+        self._put(
+            "tasks",
+            [
+                (number % self._partitions, one_task(number, Sampling(), question="1+1=" * 64))
+                for number in range(first, self._num_tasks)
+            ],
+        )
 
     def order(self, pace_s: float, num_tokens: int = NUM_TOKENS) -> None:
         self._board.order(pace_s=pace_s, num_tokens=num_tokens)
@@ -376,21 +383,6 @@ def _config(folder: Path, servers: str, partitions: int) -> RunConfig:
             "base": str(folder),
         }
     )
-
-
-def _task(number: int) -> Task:
-    group_id = ids.group_id("sums", 0, number, 0)
-    one = RolloutIds(
-        rollout_id=ids.rollout_id(group_id, 0),
-        group_id=group_id,
-        taskset="sums",
-        sibling=0,
-        group_size=1,
-        sequence=number,
-        min_version=0,
-    )
-    problem = Problem(messages=(ChatMessage(role="user", content="1+1=" * 64),), answer="2")
-    return Task(ids=one, problem=problem, sampling=Sampling(), seed=number, environment="single_turn")
 
 
 # ------------------------------------------------------------------------------------------ what is told of it

@@ -31,6 +31,11 @@ def _file_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("file", metavar="FILE", required=False, type=RunPath(), envvar="RFTSTREAM_CONFIG")(command)
 
 
+_run_option = click.option(
+    "--run", "run_id", metavar="NAME", help="Another run of FILE: the next one, or one on another host."
+)
+
+
 @command("rftstream topics list examples/arithmetic.toml", group=topics, name="list")
 @_file_argument
 @json_option
@@ -69,7 +74,7 @@ def _report(file: Path | None, as_json: bool, *, make: bool) -> None:
 
 @command("rftstream topics plan run.toml", "rftstream topics plan run.toml --format kafka-topics", group=topics)
 @_file_argument
-@click.option("--run", "run_id", metavar="NAME", help="Another run of FILE: the next one, or one on another host.")
+@_run_option
 @click.option(
     "--format",
     "form",
@@ -106,7 +111,7 @@ def plan(file: Path | None, run_id: str | None, form: str, as_json: bool) -> Non
     group=topics,
 )
 @_file_argument
-@click.option("--run", "run_id", metavar="NAME", help="Another run of FILE: the next one, or one on another host.")
+@_run_option
 @click.option(
     "--user-prefix",
     metavar="TEXT",
