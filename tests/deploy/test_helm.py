@@ -86,6 +86,7 @@ def test_kubeconform_accepts_a_run_with_a_synthesiser(synthesis: Path) -> None:
     assert "Deployment sums-synthesiser" in names and "Job sums-evaluator" not in names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["least", "all"])
 def test_helm_lint_finds_nothing(case: str) -> None:
     done = helm("lint", "--strict", "--quiet", str(CHART), "--kube-version", kubernetes_versions()[-1],

@@ -270,6 +270,7 @@ def test_files_lie_beside_the_run_file_in_every_pod(plain: str) -> None:
     assert written.strip() == ARITHMETIC.read_text().strip()
 
 
+@pytest.mark.slow
 def test_two_releases_of_one_run_share_one_object_that_helm_refuses_to_the_second(plain: str, tmp_path: Path) -> None:
     def marks(text: str) -> set[str]:
         return {name for name in by_name(text) if name.startswith("ConfigMap rftstream-run-")}

@@ -494,6 +494,7 @@ def test_told_to_leave_it_finishes_what_cannot_be_saved(tmp_path: Path) -> None:
     assert len(rollouts_of(scene)) == 20
 
 
+@pytest.mark.slow
 def test_it_finds_how_many_its_engine_takes_and_a_successor_begins_anew(tmp_path: Path) -> None:
     fake = {"fake": {"tokens_per_s": 20.0, "mean_tokens": 30.0, "batch_size": 100}}
     scene = Scene(tmp_path, explorer__max_concurrent="auto", policies=fake, groups=range(500))

@@ -93,6 +93,7 @@ def test_what_comes_when_a_reward_was_given_up_waits_for_no_time_limit(tmp_path:
     assert waited[-1] < 1.5 * LIMIT_S, "the one that was tried, in case the reward is well again"
 
 
+@pytest.mark.slow
 def test_the_run_ends_by_its_rule_within_a_few_time_limits(tmp_path: Path) -> None:
     scene = scene_of(tmp_path, num_groups=60)
     began = scene.clock.now()

@@ -469,6 +469,7 @@ def test_a_joined_scorer_takes_no_rewards_that_compare_siblings(reward: Any) -> 
         check_scored_alone(small_run(tasksets={"more": {"source": "arithmetic", "reward": reward}}))
 
 
+@pytest.mark.slow
 def test_a_joined_scorer_makes_the_verdicts(tmp_path: Path) -> None:
     scene = Scene(tmp_path, groups=range(2))
     RoleDriver(scene, "explorer").work()

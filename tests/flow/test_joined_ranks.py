@@ -109,6 +109,7 @@ def stop(rank: int, me: JoinedTrainer) -> Any:
         return [batch.version for batch in me.batches()][1:], me.has_ended
 
 
+@pytest.mark.slow
 def test_ranks_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     with ProcessPoolExecutor(NUM_RANKS, mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -59,6 +59,7 @@ def test_killed_and_replayed_it_is_the_same_run(tmp_path: Path, settings: dict[s
     assert part.equal and part.checkpoint == "1/3"
 
 
+@pytest.mark.slow
 def test_while_the_critic_warms_up_the_weights_stay(tmp_path: Path) -> None:
     scene = scene_of(tmp_path, PPO)
     RoleDriver(scene, "trainer").work()

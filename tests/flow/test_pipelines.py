@@ -421,6 +421,7 @@ def test_an_operator_that_rejects_everything_ends_the_run_by_its_name(tmp_path: 
     }
 
 
+@pytest.mark.slow
 @pytest.mark.law("derived", "order")
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
 def test_a_buffer_killed_at_every_commit_decides_the_same(tmp_path: Path, point: str) -> None:

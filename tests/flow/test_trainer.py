@@ -226,6 +226,7 @@ def test_steps_without_signal_in_a_row_end_the_run(tmp_path: Path, restarts: boo
     assert checkpoints_of(scene)[-1][1] == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarts", [False, True], ids=["at once", "after restarts"])
 def test_a_sign_of_a_hacked_reward_ends_a_run_that_says_so(
     tmp_path: Path, restarts: bool, monkeypatch: pytest.MonkeyPatch

@@ -62,6 +62,7 @@ def damage(scene: Scene, folder: str) -> None:
     scene.store.objects[name] = data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["a byte", "no JSON", "no manifest", "the log lost power"])
 def test_a_checkpoint_that_is_of_no_use_is_passed_over(tmp_path: Path, harm: str) -> None:
     scene = Scene(tmp_path, trainer__checkpoint_every=2)

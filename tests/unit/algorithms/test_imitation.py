@@ -116,6 +116,7 @@ def test_cross_entropy_is_that_of_hugging_face(tmp_path: Any) -> None:
     assert update.metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_sft_learns_what_it_is_shown(tmp_path: Any) -> None:
     backend, algorithm = tiny.backend(tiny.make(tmp_path)), Sft(Sft.Config())
     rows, _ = algorithm.prepare(demonstrations(4))

@@ -94,6 +94,7 @@ def test_a_frozen_tower_stays_and_the_rest_is_trained(spec, rows):
     assert before.keys() == after.keys()
 
 
+@pytest.mark.slow
 def test_a_frozen_tower_has_no_adapters(spec, rows):
     pytest.importorskip("peft")
     adapted = dataclasses.replace(spec, lora=LoraSection(rank=4, alpha=8.0))

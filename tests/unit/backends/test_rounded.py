@@ -17,6 +17,7 @@ def grpo():
     return Grpo(Grpo.Config())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offload", [False, True])
 def test_parameters_in_bfloat16_are_rounded_from_float32_masters(spec, grpo, tmp_path, offload):
     """What is served equals what is computed with, bit for bit. Checkpoints go on under either setting, and a batch

@@ -91,6 +91,7 @@ def test_list(run: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_versions_in_parts_are_listed_verified_and_exported(tmp_path: Path) -> None:
     whole, run = made(tmp_path / "one"), made(tmp_path / "two", in_parts=True)
     first, second = (commands.called("weights", "list", one, "--all") for one in (whole, run))

@@ -55,6 +55,7 @@ def test_mix_is_smooth() -> None:
     assert "".join(names) == "aabaaaba"
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 100.0), min_size=1))
 def test_mix_follows_the_weights(weights: dict[str, float]) -> None:
     counts = dict.fromkeys(weights, 0)

@@ -171,6 +171,7 @@ def deep(levels: int) -> Any:
     return value
 
 
+@pytest.mark.slow
 def test_arguments_nested_deeply() -> None:
     assert told(made("area", "Schema"), call("area", width=deep(100_000)), call("by-schema", point=deep(5000)))[0] == (
         "Error: area: argument 'width': expected float, got array"

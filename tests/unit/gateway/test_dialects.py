@@ -197,6 +197,7 @@ CALLS = st.lists(
 )
 
 
+@pytest.mark.slow
 @ANY_SPEED
 @given(content=st.text(max_size=20), reasoning=st.text(max_size=5), calls=CALLS)
 def test_an_answer_that_is_sent_back_is_recognized(content: str, reasoning: str, calls: list[ToolCall]) -> None:

@@ -74,6 +74,7 @@ def setting(values: Any, key: str) -> Any:
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_recipes_pass_check(recipe: Recipe, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "work"

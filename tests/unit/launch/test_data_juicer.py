@@ -79,6 +79,7 @@ def imported(folder: Path, recipe: Path, python: Path | None, **more: Any) -> da
     return import_data(recipe, folder / "out", python=python, say=lambda text: None, **more)
 
 
+@pytest.mark.slow
 def test_what_comes_out_is_a_taskset_with_its_digest(
     tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

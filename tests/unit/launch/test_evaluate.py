@@ -294,6 +294,7 @@ def test_weights_that_go_while_an_evaluator_is_asked(scene: Scene, monkeypatch: 
     assert "no result for easy of version 1: the run has deleted the weights meanwhile" in result.stderr
 
 
+@pytest.mark.slow
 def test_damaged_weights(scene: Scene) -> None:
     path = scene.folder.weights / "versions" / "000001-00000001.safetensors"
     path.write_bytes(b"x" * path.stat().st_size)

@@ -201,6 +201,7 @@ def sampled_error(policy, model):
     return max(errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", cases(sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - UNMADE), kept=QUICK, num=8))
 def test_a_model_is_computed_as_it_is_or_refused(family, tmp_path):
     """What eager attention gives of one row at a time is what trainer and sampler give, logprobs and gradients. What

@@ -347,6 +347,7 @@ def prompt_tokens(result):
     return REGISTRY.get_sample_value("rftstream_prompt_tokens_total", {"result": result}) or 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [{}, {"batch_size": 2}, {"turn_tokens": 150}], ids=str)
 def test_forks_go_on_from_the_deepest_beginning(tmp_path, config):
     spec = tiny.make(tmp_path, seed=3, context=256)

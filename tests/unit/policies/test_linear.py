@@ -1,11 +1,13 @@
 """Products in narrow types by way of float32: they are those of float32, rounded once."""
 
+import pytest
 import torch
 
 from rftstream.policies.hf import linear
 from tests.suite.each import each
 
 
+@pytest.mark.slow
 @each("dtype", [torch.bfloat16, torch.float16])
 @each("rows", [1, 3, 4, 37])
 @each("has_bias", [False, True])

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 
 from rftstream.contracts.tasks import Sampling
@@ -22,6 +23,7 @@ def drawn(settings, vocabulary, *, forbidden_BV=None, num_sampled=0, seed=0, row
     return logits_BV, *sampler.draw(logits_BV, places_B, places_B, forbidden_BV=forbidden_BV)
 
 
+@pytest.mark.slow
 @each("vocabulary", [17, 3000])
 @each("forbids", [False, True])
 @each(

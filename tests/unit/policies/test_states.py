@@ -60,6 +60,7 @@ def assert_true(model, token_ids, done, first=0):
     np.testing.assert_allclose(done.behavior_logprobs[first:], true[first:], **NEAR)
 
 
+@pytest.mark.slow
 def test_siblings_and_rows_that_join_and_leave(case):
     (model, _), spec, (tensors, _) = case
     policy = tiny.policy(spec, tensors)
@@ -117,6 +118,7 @@ def kept_logprobs(models, token_ids, sampled, cut):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_flight", ["keep", "recompute"])
 def test_weights_that_come_in_flight(case, in_flight):
     """Kept states are those that the old weights computed; others are those of the new weights alone."""
@@ -141,6 +143,7 @@ def test_weights_that_come_in_flight(case, in_flight):
     assert_true(models[1], prompts["r0"], tiny.drain(policy)["r0"])
 
 
+@pytest.mark.slow
 def test_a_partial_rollout_goes_on_elsewhere(case):
     (model, _), spec, (tensors, _) = case
     first, second = (tiny.policy(spec, tensors) for _ in range(2))

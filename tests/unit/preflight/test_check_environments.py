@@ -196,6 +196,7 @@ def test_tools_are_counted_into_every_prompt(folder: Path) -> None:
     assert report.tasksets[0].tools == ("calculator",)
 
 
+@pytest.mark.slow
 def test_hosted_ones(folder: Path) -> None:
     def settings(**more: Any) -> dict[str, Any]:
         return {"target": "own_check_environments:Foreign", "path": [str(folder)], **more}

@@ -55,6 +55,7 @@ def tried(*arguments: object, code: int = 0) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.slow
 def test_the_first_tasks_of_a_run_with_their_rewards(run_file: Path) -> None:
     report = tried(run_file, "--num", 2, "--samples", 2)
     first, second = (order(20, 0, derive_seed(0, "order", "sums"))(position) for position in (0, 1))
@@ -69,6 +70,7 @@ def test_the_first_tasks_of_a_run_with_their_rewards(run_file: Path) -> None:
     assert report["num_tokens"] == sum(one["num_tokens"] for one in report["rollouts"])
 
 
+@pytest.mark.slow
 def test_it_leaves_nothing_behind(run_file: Path) -> None:
     before = sorted(run_file.parent.iterdir())
     assert call(run_file).exit_code == 0
@@ -84,6 +86,7 @@ def test_the_seed_decides(run_file: Path) -> None:
     assert ids(1) == ids(1) != ids(2)
 
 
+@pytest.mark.slow
 def test_text_to_be_read_and_a_reward_that_fails(run_file: Path) -> None:
     result = call(run_file, "--taskset", "own", "--num", 2, "--set", "verifier.tries=1")
     assert result.exit_code == 0, result.output
@@ -105,6 +108,7 @@ def test_exit_1_when_nothing_can_be_scored_and_fewer_tasks_than_asked_for(run_fi
     assert "3 were asked for" in call(run_file, "--num", 3, *more).stdout
 
 
+@pytest.mark.slow
 def test_a_policy_that_fails_and_a_prompt_that_is_too_long(run_file: Path) -> None:
     report = tried(run_file, "--set", "policies.fake.fail_share=1.0", code=1)
     (one,) = report["rollouts"]

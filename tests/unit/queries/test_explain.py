@@ -43,6 +43,7 @@ def test_every_section_and_every_part_is_in_the_catalogue() -> None:
     assert all(setting.meaning and setting.values for section in every for setting in section.settings)
 
 
+@pytest.mark.slow
 @each(
     ("asked", "keys"),
     [

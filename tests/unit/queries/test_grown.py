@@ -166,6 +166,7 @@ def test_a_version_is_found_in_a_few_reads(log: SyntheticLog, monkeypatch: pytes
     assert VersionsOnLog(Log(log.transport)).find("steps", name=VersionName(trainer_epoch=2, version=90)) is not None
 
 
+@pytest.mark.slow
 def test_old_summaries_are_found_in_a_few_reads(log: SyntheticLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(newest_summaries, "FIRST_LOOK", 8)
     grow(log, 60)

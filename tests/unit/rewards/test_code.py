@@ -84,6 +84,7 @@ def test_forms_of_tests(completion: str, info: dict[str, Any], reward: float) ->
     assert score(completion, info).reward == reward
 
 
+@pytest.mark.slow
 def test_the_share_of_tests() -> None:
     assert score("```\nprint(2)\n```", {"tests": PLAIN}, give="share").reward == 0.5
     calls = {"fn_name": "f", "inputs": [[1], [2], [3], [4]], "outputs": [1, 2, 3, 4]}
@@ -218,6 +219,7 @@ def test_right_programs_pass_in_the_forms_of_data_sets(completion: str, info: di
     assert score(completion, info).reward == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.law("unscorable")
 @each(
     "info",

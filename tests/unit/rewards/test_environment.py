@@ -75,6 +75,7 @@ def test_it_is_what_the_environment_gave(scorer_class: Any, tmp_path: Path) -> N
     assert "environment: the reward of turn 2 is nan" in replies["3"][3]
 
 
+@pytest.mark.slow
 def test_it_is_one_part_of_a_list(scorer_class: Any, tmp_path: Path) -> None:
     replies = replies_of(
         scorer_class,
@@ -89,6 +90,7 @@ def test_it_is_one_part_of_a_list(scorer_class: Any, tmp_path: Path) -> None:
     assert replies["2"][2] == "error"
 
 
+@pytest.mark.slow
 def test_functions_see_calls_and_the_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "seen_rewards.py").write_text(SEEN)
     monkeypatch.syspath_prepend(tmp_path)

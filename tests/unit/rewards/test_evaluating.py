@@ -41,6 +41,7 @@ def test_what_stands_apart_is_not_the_answers_fault(noted: list[int]) -> None:
     assert noted == [1, 0, 1, 0]
 
 
+@pytest.mark.slow
 def test_the_problems_answer_is_read_by_math_verify_apart(noted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     reward = MathReward(MathReward.Config())
     item = math_item(r"\int_0^1 x dx", r"\boxed{\int_0^1 2x dx}")

@@ -277,6 +277,7 @@ def test_no_text_holds_its_own_fence(texts: list[str]) -> None:
     assert mark == fence_id(texts)
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_the_fence_is_closed_once_and_at_the_end(text: str) -> None:
     filled = fill_prompt("Judge {completion} now.", {"completion": text}, {}, fenced=True)

@@ -223,6 +223,7 @@ def test_beside_another_reward_it_stamps_and_may_count_nothing(server):
     assert twice(item(segment([8, 4], [0, 1]))).reward == 0.0
 
 
+@pytest.mark.slow
 def test_children_hand_the_arrays_on(server, monkeypatch):
     monkeypatch.setenv("TEACHERS", "sk-secret")
     config = from_dict({

@@ -91,6 +91,7 @@ ENGINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 def test_it_comes_to_what_the_best_fixed_number_samples(name: str) -> None:
     def rate(number: int) -> float:
@@ -105,6 +106,7 @@ def test_it_comes_to_what_the_best_fixed_number_samples(name: str) -> None:
     assert engine.run(controller, 300) > (0.85 if name == "memory" else 0.95) * best
 
 
+@pytest.mark.slow
 def test_it_follows_an_engine_that_changes() -> None:
     falls = Engine(lambda rollouts, now: (cliff(200) if now < 100 else cliff(60))(rollouts, now))
     rises = Engine(lambda rollouts, now: (knee(60) if now < 100 else knee(200))(rollouts, now))

@@ -90,6 +90,7 @@ def test_rewards_too_large_to_square_stop_nobody() -> None:
         assert all(map(math.isfinite, values.values()))
 
 
+@pytest.mark.slow
 def test_names_with_ids_in_them_leave_room_for_the_others(caplog: pytest.LogCaptureFixture) -> None:
     """What the most rollouts have stays, and the rest is counted."""
     tally = Tally()

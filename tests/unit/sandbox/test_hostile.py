@@ -65,6 +65,7 @@ def test_a_probe_reaches_nothing(
             assert set(result.stdout.split()) == {"no"}, result.stdout
 
 
+@pytest.mark.slow
 @each("name", HONEST)
 def test_an_honest_program_passes(backend: LocalBackend, name: str) -> None:
     result = run_program(HONEST[name], stdin="41\n", expected="42", limits=ROOMY, backend=backend)

@@ -118,6 +118,7 @@ class Life:
         return NewRecord("control", 0, record.key, record.value, record.headers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_whenever_somebody_is_killed_the_next_one_knows_what_a_reader_of_all_of_it_knows(
     log: SyntheticLog, seed: int

@@ -82,6 +82,7 @@ def _copy(log: SyntheticLog) -> None:
     log.put_raw(*[NewRecord("summaries", 0, record.key, record.value, record.headers)] * 300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "begins"),
     [

@@ -172,6 +172,7 @@ def test_the_description_is_that_of_the_routes(scene: ApiScene) -> None:
             assert under_it in told, f"{name}.{key}"
 
 
+@pytest.mark.slow
 @each("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"])
 def test_a_viewer_changes_nothing_by_any_address(scene: ApiScene, method: str) -> None:
     app = make_app([scene.watched], scene.guard, follow=False)

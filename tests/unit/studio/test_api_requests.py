@@ -78,6 +78,7 @@ def test_evaluations_need_somebody_who_is_alive(asked: Asked) -> None:
     assert not asked.control()
 
 
+@pytest.mark.slow
 def test_dead_groups_are_put_back(tmp_path: Path) -> None:
     config = make_config(policies={"fake": {"fail_share": 0.6}}, buffer={"min_siblings": 3})
     run = Simulation(config, folder=tmp_path / "run", seed=3)

@@ -219,6 +219,7 @@ def test_after_the_expiry_it_is_recorded_and_changes_nothing(tmp_path: Path, mon
     scene.watched.stop()
 
 
+@pytest.mark.slow
 def test_a_viewer_sees_questions_and_answers_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
     scene = Scene(tmp_path, role=StudioRole.viewer)
