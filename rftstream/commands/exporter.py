@@ -69,7 +69,7 @@ def scale_plan(run: Path, as_json: bool, at_least: int) -> None:
     from rftstream.runs.folder import open_run
 
     with at_work("reading the log"), closing(RunFollower(open_run(run))) as follower:
-        counts, config = follower.look().counts, follower.run.config
+        counts, config = follower.look_at_all().counts, follower.run.config
     if counts is None:
         raise ConfigError(f"{run}: nothing is on its log yet, expected tasks; wait until the feeder has begun")
     found = plan(config, counts.rollouts, at_least=at_least)

@@ -62,7 +62,7 @@ def write_report(run: OpenRun, file: Path) -> int:
     """Write the report of a run, and return its size in bytes. The index of the run is brought up to date first."""
     follower = RunFollower(run)
     try:
-        follower.look()
+        follower.look_at_all()
         catalog = follower.updater.open_catalog()
         if catalog is None:
             raise ConfigError(f"{run.folder.path}: the run has not begun, expected one with rollouts to report of")

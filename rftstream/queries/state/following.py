@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rftstream.config.sections import RunConfig
+from rftstream.errors import ConfigError
 from rftstream.queries.audits.balance import Balance
 from rftstream.queries.audits.operator_totals import OperatorTotals, read_totals
 from rftstream.queries.catalog.counts import CatalogCounts, count_fates, count_letters, oldest_open
@@ -30,6 +31,10 @@ from rftstream.service.role import Log
 
 OPERATORS_S = 30.0
 """Seconds between two counts of operators' actions, since each count reads all outcomes."""
+WAIT_S = 120.0
+"""Seconds to wait for another process that counts the log."""
+LOOK_S = 0.2
+"""Seconds between two looks at how far it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,21 @@ class RunFollower:
             share_read=updater.done / updater.total if updater.total else 1.0,
             has_more=has_more,
         )
+
+    def look_at_all(self, wait_s: float = WAIT_S) -> Look:
+        """Look until all that was on the log at first is counted. Another process may be the one that reads it into the
+        catalog, such as a studio. ConfigError if that takes longer than `wait_s` seconds."""
+        look, deadline = self.look(), time.monotonic() + wait_s
+        wanted = self.updater.total
+        while self.updater.done < wanted:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{self.run.folder.path}: {self.updater.done / wanted:.0%} of the log is counted, expected all; "
+                    "a studio or exporter of this run is counting: wait for it, or end it"
+                )
+            time.sleep(LOOK_S)
+            look = self.look()
+        return look
 
     def _known(
         self, began: tuple[bool, ControlView], catalog: CatalogReader, counts: CatalogCounts, moment: Moment

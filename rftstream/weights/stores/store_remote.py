@@ -8,6 +8,7 @@ An object counts as written only after its size was read back and is right."""
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import os
 import random
@@ -39,7 +40,16 @@ NUM_UPLOADS = 4
 READ_BYTES = 16 * 1024 * 1024
 """Number of bytes in one read request."""
 
-CUT_OFF = frozenset({"IncompleteBody", "BadDigest", "RequestTimeout", "XAmzContentSHA256Mismatch", "SlowDown"})
+CUT_OFF = frozenset(
+    {
+        "IncompleteBody",
+        "BadDigest",
+        "RequestTimeout",
+        "XAmzContentSHA256Mismatch",
+        "SlowDown",
+        "ConditionalRequestConflict",
+    }
+)
 """Answers of S3 after which another try may help, whatever their HTTP status."""
 FINAL = frozenset(
     {
@@ -67,6 +77,11 @@ KEYS = frozenset(
     }
 )
 """Answers of S3 to keys that are wrong or expired. Answers to HEAD have no body, and so only a number."""
+
+TAKEN = "PreconditionFailed"
+"""Answer of S3 to an upload under a name that is taken."""
+UNCONDITIONAL = frozenset({"NotImplemented", "InvalidArgument", "501"})
+"""Answers of stores that speak S3's protocol, but not its conditional writes."""
 
 CLIENTS = frozenset({"botocore", "aiobotocore", "aiohttp", "fsspec", "asyncio"})
 """Packages whose errors, in addition to OSErrors, come from the network."""
@@ -101,7 +116,8 @@ class RemoteFiles:
         self._has_answered = False
         """Whether the store has ever accepted the keys. If it has, refused keys were rotated or have expired, and new
         ones may come."""
-        self._is_s3 = url.startswith("s3")
+        self._is_s3 = self._is_conditional = url.startswith("s3")
+        """Whether the store is S3, and whether it refuses an upload under a name that was taken meanwhile."""
         if self._is_s3:
             self._fs.retries = 1  # retries are made here, with our own limit
         self._root = self._root.rstrip("/")
@@ -117,17 +133,19 @@ class RemoteFiles:
         return Path(tempfile.mkdtemp(prefix="rftstream-"))
 
     def add(self, name: str, path: Path) -> bool:
-        """Upload a file. Return False if the name is taken."""
+        """Upload a file. Return False if the name is taken; S3 itself refuses a name that is taken during the
+        upload."""
         target = self._path(name)
         if self._tried(lambda: self._fs.exists(target), f"asking for {name}"):
             return False
         num_bytes = path.stat().st_size
         if self._is_s3 and num_bytes > PART_BYTES:
-            self._upload_parts(path, num_bytes, target, name)
+            if not self._upload_parts(path, num_bytes, target, name):
+                return False
             self._tried(lambda: self._check_size(target, num_bytes), f"asking for {name}")
-        else:
-            self._tried(lambda: self._upload(path, num_bytes, target), f"writing {name}")
-        return True
+            return True
+        tries = itertools.count()
+        return self._tried(lambda: self._upload(path, num_bytes, target, again=next(tries) > 0), f"writing {name}")
 
     def open(self, name: str, errors: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
         """Open an object. Errors while reading go through `errors`, too."""
@@ -171,16 +189,43 @@ class RemoteFiles:
 
     # ------------------------------------------------------------------------------------------ writing
 
-    def _upload(self, path: Path, num_bytes: int, target: str) -> None:
-        self._fs.put_file(str(path), target)
+    def _upload(self, path: Path, num_bytes: int, target: str, *, again: bool) -> bool:
+        """Upload the file in one request. Return False if the name was taken. With `again`, a shorter object under the
+        name is what an earlier try left, and is replaced."""
+
+        def put(if_free: bool) -> None:
+            self._fs.put_file(str(path), target, **({"mode": "create"} if if_free else {}))
+
+        if not self._created(put):
+            if not again or int(self._fs.info(target)["size"]) >= num_bytes:
+                return False
+            put(False)
         self._check_size(target, num_bytes)
+        return True
+
+    def _created(self, write: Callable[[bool], None]) -> bool:
+        """Call `write(if_free)`, on the condition that the name is free if the store knows conditions. Return False if
+        the name is taken."""
+        try:
+            write(self._is_conditional)
+        except OSError as error:
+            code = _code_of(error)
+            if self._is_conditional and code == TAKEN:
+                return False
+            if not self._is_conditional or code not in UNCONDITIONAL:
+                raise
+            log.info("weights store: %s; it does not refuse names that are taken", _shown(error))
+            self._is_conditional = False
+            write(False)
+        return True
 
     def _check_size(self, target: str, num_bytes: int) -> None:
         found = int(self._fs.info(target)["size"])
         if found != num_bytes:
             raise OSError(f"{found} bytes are there, expected {num_bytes}: the upload was cut off")
 
-    def _upload_parts(self, path: Path, num_bytes: int, target: str, name: str) -> None:
+    def _upload_parts(self, path: Path, num_bytes: int, target: str, name: str) -> bool:
+        """Upload the file in parts. Return False if the name was taken meanwhile."""
         bucket, key, _ = self._fs.split_path(target)
         where = {"Bucket": bucket, "Key": key}
         where["UploadId"] = self._tried(
@@ -206,14 +251,20 @@ class RemoteFiles:
                     for number, upload in zip(parts, uploads, strict=True)
                 ]
             }
-            self._complete(where, done, target, name)
+            is_ours = self._complete(where, done, target, name)
         except BaseException:
             threads.shutdown(wait=True, cancel_futures=True)
-            with suppress(Exception):  # its parts take space until the bucket's own rule removes them
-                self._fs.call_s3("abort_multipart_upload", **where)
+            self._abort(where)
             raise
         finally:
             threads.shutdown(wait=True, cancel_futures=True)
+        if not is_ours:
+            self._abort(where)
+        return is_ours
+
+    def _abort(self, where: dict[str, str]) -> None:
+        with suppress(Exception):  # its parts take space until the bucket's own rule removes them
+            self._fs.call_s3("abort_multipart_upload", **where)
 
     def _upload_part(self, path: Path, where: dict[str, str], number: int, size: int, doing: str) -> str:
         with path.open("rb") as file:
@@ -221,15 +272,16 @@ class RemoteFiles:
         answer = self._tried(lambda: self._fs.call_s3("upload_part", **where, PartNumber=number, Body=data), doing)
         return str(answer["ETag"])
 
-    def _complete(self, where: dict[str, str], done: dict[str, Any], target: str, name: str) -> None:
-        def complete() -> None:
+    def _complete(self, where: dict[str, str], done: dict[str, Any], target: str, name: str) -> bool:
+        def complete(if_free: bool) -> None:
+            condition = {"IfNoneMatch": "*"} if if_free else {}
             try:
-                self._fs.call_s3("complete_multipart_upload", **where, MultipartUpload=done)
+                self._fs.call_s3("complete_multipart_upload", **where, MultipartUpload=done, **condition)
             except FileNotFoundError:  # the upload no longer exists: the answer to an earlier try was lost
                 if not self._fs.exists(target):
                     raise
 
-        self._tried(complete, f"completing {name}")
+        return self._tried(lambda: self._created(complete), f"completing {name}")
 
     # ------------------------------------------------------------------------------------------ trying again
 

@@ -10,7 +10,9 @@ import pytest
 from rftstream.config import loader
 from rftstream.contracts.control import RunFinished
 from rftstream.contracts.versions import VersionName
+from rftstream.errors import ConfigError
 from rftstream.queries.catalog.updating import CatalogUpdater
+from rftstream.queries.state import following
 from rftstream.queries.state.following import RunFollower
 from rftstream.runs.folder import OpenRun
 from rftstream.testing import MemoryRun
@@ -51,3 +53,23 @@ def test_what_is_called_finished_is_counted_to_its_end(tmp_path: Path, monkeypat
     assert during.counts.groups.trained == 0
     assert after.status.state == "finished" and after.counts is not None
     assert (after.counts.groups.trained, after.status.groups["batched"], after.status.history.version) == (2, 2, 1)
+
+
+def test_who_needs_all_counts_waits_for_the_process_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan of workers and a report of what is half counted would be wrong."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    memory = MemoryRun(loader.from_dict(CONFIG), folder=tmp_path)
+    memory.put_manifest()
+    SyntheticLog(memory.transport(), partitions=4).flow(0, 3)
+    studio = CatalogUpdater(OpenRun(memory.folder, memory.config, memory.transport("studio")))
+    studio.update(lambda: True)  # it has the catalog, and is asked to stop before it reads
+    follower = RunFollower(OpenRun(memory.folder, memory.config, memory.transport("plan")))
+    with pytest.raises(ConfigError, match="0% of the log is counted, expected all; a studio or exporter"):
+        follower.look_at_all(0.0)
+    monkeypatch.setattr(following.time, "sleep", lambda _: studio.update())
+    counts = follower.look_at_all().counts
+    assert counts is not None and counts.rollouts.admitted > 0
+    follower.close()
+    studio.close()

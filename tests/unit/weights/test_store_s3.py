@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from botocore.exceptions import ClientError
 
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import StoreRefused, WeightsError, WeightsGone
@@ -82,6 +84,40 @@ def test_an_upload_that_was_cut_off_is_made_again(network: Proxy, place: str, tm
     store.put("a", data)
     network.fail()
     assert store.get("a") == data
+
+
+@pytest.mark.parametrize("size", [100, 12 * MIB])
+def test_a_name_that_is_taken_during_the_upload_keeps_its_object(
+    network: Proxy, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Two who ask at once whether it is free both hear that it is. A store that speaks S3's protocol, but not its
+    conditions, refuses nobody."""
+    store, theirs, ours = store_at(place, tmp_path), os.urandom(size), os.urandom(size)
+    store_at(place, tmp_path).put("a", theirs)
+    files = store._files
+    assert isinstance(files, store_remote.RemoteFiles)
+    with monkeypatch.context() as patched:
+        patched.setattr(files._fs, "exists", lambda _: False)
+        with pytest.raises(WeightsError, match="exists with other bytes, and no object is written twice"):
+            store.put("a", ours)
+        assert store.put("a", theirs).num_bytes == size, "the same bytes once more are no harm"
+    assert (store.get("a"), begun_uploads(store)) == (theirs, [])
+    for call in ("put_file", "call_s3"):
+        monkeypatch.setattr(files._fs, call, without_conditions(getattr(files._fs, call)))
+    store.put("b", ours)
+    assert store.get("b") == ours
+
+
+def without_conditions(call: Callable[..., Any]) -> Callable[..., Any]:
+    def asked(*arguments: Any, **how: Any) -> Any:
+        if how.get("mode") == "create" or "IfNoneMatch" in how:
+            answer = {"Error": {"Code": "NotImplemented"}, "ResponseMetadata": {"HTTPStatusCode": 501}}
+            raise OSError("A header implies functionality that is not implemented") from ClientError(
+                answer, "PutObject"
+            )  # type: ignore[arg-type]
+        return call(*arguments, **how)
+
+    return asked
 
 
 def test_a_large_object_in_parts_through_a_bad_network(network: Proxy, place: str, tmp_path: Path) -> None:
