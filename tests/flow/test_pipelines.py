@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from rftstream.config import loader
+from rftstream.contracts import codec
 from rftstream.contracts.batches import Experience
 from rftstream.contracts.control import Drawn, TasksEnded
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, OperatorAction
@@ -22,7 +24,11 @@ from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import PlacedOperator, TaskPipeline
 from rftstream.data.operators.watch import OperatorWatch
 from rftstream.errors import StopRule
-from rftstream.queries.audits.operator_totals import totals_of
+from rftstream.queries.audits.audit import audit
+from rftstream.queries.audits.operator_totals import OperatorReader, OperatorTotals
+from rftstream.queries.facts.database import Index
+from rftstream.service.control_view import read_control
+from rftstream.service.role import Log
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from tests.flow.disturbed import FaultAt, work_on
@@ -336,6 +342,25 @@ def test_an_audit_counts_rejected_siblings_as_filtered(tmp_path: Path) -> None:
         "groups": [{"operator": "truncated", "action": "reject", "reason": "a limit ended it", "groups": 1}],
     }
     assert "truncated (a limit ended it)  reject in 1 group" in report.to_text()
+    assert report.operators == OperatorReader(Log(scene.transport())).read(read_control(scene.transport()))
+
+
+def test_neither_audits_nor_the_studio_read_an_outcome_again_to_count_what_operators_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = buffering(tmp_path, {"op": "truncated"}, manifest=False, feeder__groups_per_batch=1, feeder__group_size=3)
+    RoleDriver(scene, "feeder").work()
+    follower = OperatorReader(Log(scene.transport()))
+    reports, decoded, from_record = [], [], codec.from_record
+    for sequence in range(3):
+        put_group(scene, sequence, (0.0, 1.0, 1.0), truncated=(1,))
+        RoleDriver(scene, "buffer").work()
+        with closing(Index(tmp_path, "a run")) as index, monkeypatch.context() as patched:
+            patched.setattr(codec, "from_record", lambda one: (decoded.append(one.topic), from_record(one))[1])
+            reports.append(audit(scene.transport(), index).operators)
+            assert reports[-1] == follower.read(read_control(scene.transport()))
+    assert decoded.count("outcomes") == 6, "a new one for each audit, and for who follows"
+    assert [report.groups["truncated", "reject", "a limit ended it"] for report in reports if report] == [1, 2, 3]
 
 
 @pytest.mark.law("conservation")
@@ -353,8 +378,7 @@ def test_an_audit_balances_what_was_drawn(tmp_path: Path) -> None:
     again = report.operators.to_json()["drawn"]
     assert again["changed"] == {"sums": {OWN + "Sizes": drawn.admitted}}
     assert report.operators.problems(drawn.admitted) == []
-    wrong = totals_of([replace(drawn, skipped={"sums": {"length": {"too long": 3}}})], [])
-    assert wrong is not None
+    wrong = OperatorTotals(drawn=replace(drawn, skipped={"sums": {"length": {"too long": 3}}}))
     assert [sentence.partition(",")[0] for sentence in wrong.problems(drawn.admitted - 1)] == [
         "control: 40 problems drawn", f"tasks: {drawn.admitted - 1} groups",
     ]  # fmt: skip

@@ -37,7 +37,7 @@ from rftstream.queries.audits.laws import (
     twin_sentences,
     twins_on,
 )
-from rftstream.queries.audits.operator_totals import read_totals
+from rftstream.queries.audits.operator_totals import count_totals
 from rftstream.queries.audits.rows import headers_of, twin_key
 from rftstream.queries.audits.summary_check import (
     Steps,
@@ -96,14 +96,14 @@ def _audit(transport: Transport, index: Index, said: Trimmed) -> AuditReport:
     for role, topic in ((EXPLORER, "tasks"), (VERIFIER, "rollouts"), (BUFFER, "verified")):
         note_done(index, topic, log.committed(role.name))
     control = read_control(transport, log=log)
-    ended, operators = control.ended, read_totals(log, control)
+    ended = control.ended
     summaries = read_summaries(log)
     steps = _read_steps(index, log, summarised := Steps(summaries))
     foreign, rest = _read(index, log, said)
     make_views(index, said, version=steps.version, claimed=claimed_tasks(log))
     of_tasks = f"SELECT count(*) FROM on_tasks WHERE (sequence < 0 OR sequence >= {said.sequence})"
     foreign["tasks"] = index.number(of_tasks) - index.number("SELECT count(*) FROM all_tasks")
-    fates = _count_fates(index, said)
+    fates, operators = _count_fates(index, said), count_totals(index, control)
     flow = ("tasks", "rollouts", "verified", "batches")
     repeated = {topic: twins_on(index, topic) for topic in ("steps", "outcomes", *flow, "partials", *rest)}
     twins, copies = without_copies(log, repeated)

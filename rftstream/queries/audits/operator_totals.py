@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from rftstream.contracts.control import Drawn
-from rftstream.contracts.messages import Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.queries.audits.rows import RESULTS
+from rftstream.queries.facts.database import Index
 from rftstream.queries.formatting import columns, plural
 from rftstream.queries.plain import pick
 from rftstream.runs.manifest import declares_operators
 from rftstream.service.control_view import ControlView
+from rftstream.service.records.in_force import RecordsInForce
 from rftstream.service.role import Log
 
 NUM_SHOWN = 12
@@ -21,11 +24,13 @@ NUM_SHOWN = 12
 
 
 NUM_IN_STATUS = 6
+LOOKED_AT = (GroupResult.batched, GroupResult.filtered)
+"""Results of the groups that operators look at."""
 
 
 @dataclass(slots=True)
 class OperatorTotals:
-    """The counts of the operators' actions so far. `read_totals` makes it."""
+    """The counts of the operators' actions so far. An OperatorReader makes it."""
 
     drawn: Drawn | None = None
     """The feeder's newest counts. None: there are no operators on the task side."""
@@ -130,24 +135,59 @@ class OperatorTotals:
         return sorted(self.groups.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
-def read_totals(log: Log, control: ControlView) -> OperatorTotals | None:
-    """Count the operators' actions; None if the log has none. It reads `outcomes` with their bodies if the run declares
-    operators."""
-    declared = control.manifest is not None and declares_operators(control.manifest)
-    return totals_of([control.drawn], (message for _, message in log.in_force("outcomes")) if declared else ())
+class OperatorReader:
+    """Counts the operators' actions of a run again and again, and reads only new outcomes. Its owner calls `read`."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._begin()
+
+    def _begin(self) -> None:
+        self._rule = RecordsInForce(self._log.transport)
+        self._positions: dict[TopicPartition, int] = {}
+        self._groups = Counter[tuple[str, str, str]]()
+        self._has_any = self._has_none = False
+        """Whether operators have looked at a group, and whether they look at none."""
+
+    def read(self, control: ControlView) -> OperatorTotals | None:
+        """Return the counts; None if the log has none. It reads `outcomes` with their bodies if the run declares
+        operators."""
+        if control.manifest is not None and declares_operators(control.manifest):
+            self._read_outcomes()
+        if not self._has_any and control.drawn is None:
+            return None
+        return OperatorTotals(drawn=control.drawn, groups=self._groups.copy())
+
+    def _read_outcomes(self) -> None:
+        ends = self._log.ends("outcomes")
+        if any(ends.get(place, 0) < offset for place, offset in self._positions.items()):
+            self._begin()  # the run was made anew
+        for _, message in () if self._has_none else self._rule.messages(self._new()):
+            if isinstance(message, GroupOutcome) and message.result in LOOKED_AT:
+                if message.seen is None and not message.late:
+                    self._has_none = True  # operators see every such group, or none
+                    return
+                self._has_any = True
+                for decision in message.decisions:
+                    self._groups[decision.operator, str(decision.action), decision.reason] += 1
+
+    def _new(self) -> Iterator[Record]:
+        for record in self._log.read("outcomes", start=self._positions):
+            self._positions[record.place] = record.offset + 1
+            yield record
 
 
-def totals_of(control: Iterable[Message | None], outcomes: Iterable[Message | None]) -> OperatorTotals | None:
-    """Count the operators' actions in these messages, in log order; None if there are none."""
-    totals, has_any = OperatorTotals(), False
-    for message in control:
-        if isinstance(message, Drawn):
-            totals.drawn, has_any = message, True
-    for message in outcomes:
-        if isinstance(message, GroupOutcome) and message.result in (GroupResult.batched, GroupResult.filtered):
-            if message.seen is None and not message.late:
-                break  # operators see every such group, or none
-            has_any = True
-            for decision in message.decisions:
-                totals.groups[decision.operator, str(decision.action), decision.reason] += 1
+def count_totals(index: Index, control: ControlView) -> OperatorTotals | None:
+    """Return what an OperatorReader returns, from the facts of an audit."""
+    totals = OperatorTotals(drawn=control.drawn)
+    has_any = totals.drawn is not None
+    if control.manifest is not None and declares_operators(control.manifest):
+        kept = ", ".join(str(RESULTS.index(result)) for result in LOOKED_AT)
+        seen = f"SELECT offset FROM decided WHERE result IN ({kept}) AND seen"
+        has_any |= index.number(f"SELECT EXISTS ({seen})") > 0
+        for operator, action, reason, count in index.rows(
+            "SELECT operator, action, reason, count(*) FROM on_decisions JOIN decisions ON ident = decision"
+            f" WHERE offset IN ({seen}) GROUP BY 1, 2, 3"
+        ):
+            totals.groups[operator, action, reason] = count
     return totals if has_any else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from rftstream.contracts.topics import TOPICS
 from rftstream.queries.catalog.database import Connection
 
-FORMAT = 6
+FORMAT = 7
 """Version of the tables and of the rows' meaning. A file of another version is made anew."""
 
 BITS = 20
@@ -79,7 +79,8 @@ CREATE INDEX batches_by_demonstration ON on_batches(grp) WHERE kind = 1;
 CREATE TABLE on_outcomes(
     offset INTEGER PRIMARY KEY, key BLOB NOT NULL, grp INTEGER,  -- NULL: what a batch has once more
     sequence INTEGER NOT NULL, batch INTEGER NOT NULL, epoch INTEGER NOT NULL,
-    result INTEGER NOT NULL, late INTEGER NOT NULL
+    result INTEGER NOT NULL, late INTEGER NOT NULL,
+    seen INTEGER NOT NULL  -- whether operators looked at the group
 );
 CREATE INDEX outcomes_by_group ON on_outcomes(grp);
 CREATE INDEX outcomes_by_batch ON on_outcomes(batch);
@@ -96,6 +97,13 @@ CREATE TABLE on_used(  -- and their rollouts
     rollout INTEGER NOT NULL, batch INTEGER NOT NULL, offset INTEGER NOT NULL, place INTEGER NOT NULL,
     PRIMARY KEY (rollout, batch, offset, place)
 ) WITHOUT ROWID;
+CREATE TABLE on_decisions(  -- of operators about groups
+    offset INTEGER NOT NULL, place INTEGER NOT NULL, decision INTEGER NOT NULL, PRIMARY KEY (offset, place)
+) WITHOUT ROWID;
+CREATE TABLE decisions(
+    ident INTEGER PRIMARY KEY, operator TEXT NOT NULL, action TEXT NOT NULL, reason TEXT NOT NULL,
+    UNIQUE (operator, action, reason)
+);
 CREATE TABLE broken(offset INTEGER PRIMARY KEY, why TEXT NOT NULL);  -- outcomes that cannot be decoded
 """ + "".join(_FLOW_TABLE.format(topic=topic, temp="", temp_="") for topic in FLOW if not TOPICS[topic].compacted)
 COMPACTED = "".join(
@@ -104,7 +112,7 @@ COMPACTED = "".join(
 """Tables of compacted topics. They are read anew each time, since compacted records no longer count."""
 TABLES_OF = {
     **{topic: (f"on_{topic}",) for topic in (*FLOW, "batches")},
-    "outcomes": ("on_outcomes", "on_named", "on_uses", "on_used", "broken"),
+    "outcomes": ("on_outcomes", "on_named", "on_uses", "on_used", "on_decisions", "broken"),
     **dict.fromkeys(KEYED, ("keyed",)),
 }
 """Topic -> the tables for its records, beside `unreadable`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from rftstream.contracts import codec
 from rftstream.contracts.messages import CONTRACTS_ON
-from rftstream.contracts.outcomes import BatchReuse, GroupOutcome, ReuseKind
+from rftstream.contracts.outcomes import BatchReuse, GroupOutcome, OperatorDecision, ReuseKind
 from rftstream.contracts.records import Record
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError
@@ -19,6 +19,7 @@ from rftstream.queries.facts.tables import (
     EXPERIENCE,
     KEYED,
     MANIFEST,
+    MAX_NAMES,
     NUMBERS,
     OTHER,
     UNSAMPLED,
@@ -38,6 +39,8 @@ class FactsWriter:
     def __init__(self, db: Connection) -> None:
         self._db = db
         self._names = Names(db)
+        self._decisions: dict[tuple[str, str, str], int] = {}
+        """Numbers of the decisions met so far. Decisions that differ in their siblings alone have one number."""
 
     def absorb(self, topic: str, records: Iterable[Record]) -> None:
         """Write the rows of records of one topic."""
@@ -118,7 +121,10 @@ class FactsWriter:
         batch = -1 if outcome.batch_sequence is None else min(outcome.batch_sequence, MOST)
         result, late = RESULTS.index(outcome.result), bool(outcome.late)
         group = self._names.group(outcome.group_id.encode(), sequence)
-        rows["on_outcomes"].append((record.offset, key, group, sequence, batch, epoch, result, late))
+        seen = outcome.seen is not None
+        rows["on_outcomes"].append((record.offset, key, group, sequence, batch, epoch, result, late, seen))
+        for place, decision in enumerate(outcome.decisions):
+            rows["on_decisions"].append((record.offset, place, self._decision(decision)))
         for place, one in enumerate(outcome.rollouts):
             tokens = -1 if one.status.encode() in UNSAMPLED else min(one.num_tokens, MOST)
             scored, rejected = one.reason is None and one.reward is not None, one.rejected is not None
@@ -127,9 +133,22 @@ class FactsWriter:
                 (rollout, record.offset, place, sequence, batch, result, late, scored, rejected, tokens)
             )
 
+    def _decision(self, decision: OperatorDecision) -> int:
+        """Return the number of a decision."""
+        what = decision.operator, str(decision.action), decision.reason
+        found = self._decisions.get(what)
+        if found is None:
+            self._db.execute("INSERT OR IGNORE INTO decisions(operator, action, reason) VALUES (?, ?, ?)", what)
+            query = "SELECT ident FROM decisions WHERE operator = ? AND action = ? AND reason = ?"
+            (found,) = self._db.execute(query, what).fetchone()
+            if len(self._decisions) >= MAX_NAMES:
+                self._decisions.clear()
+            self._decisions[what] = found
+        return found
+
     def _reuse(self, rows: dict[str, list[Any]], record: Record, key: bytes, reuse: BatchReuse) -> None:
         batch = min(reuse.batch_sequence, MOST)
-        rows["on_outcomes"].append((record.offset, key, None, -1, batch, -1, 0, False))
+        rows["on_outcomes"].append((record.offset, key, None, -1, batch, -1, 0, False, False))
         for place, use in enumerate(reuse.uses):
             sequence, operator, number = (min(one, MOST) for one in (use.sequence, use.operator, use.use))
             group = self._names.group(use.group_id.encode(), sequence)

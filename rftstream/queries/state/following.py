@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.queries.audits.balance import Balance
-from rftstream.queries.audits.operator_totals import OperatorTotals, read_totals
+from rftstream.queries.audits.operator_totals import OperatorReader, OperatorTotals
 from rftstream.queries.catalog.counts import CatalogCounts, count_fates, count_letters, oldest_open
 from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.moments import Moment
@@ -30,7 +30,7 @@ from rftstream.service.control_view import ControlReader, ControlView
 from rftstream.service.role import Log
 
 OPERATORS_S = 30.0
-"""Seconds between two counts of operators' actions, since each count reads all outcomes."""
+"""Seconds between two counts of operators' actions, each of which opens a reader of outcomes."""
 WAIT_S = 120.0
 """Seconds to wait for another process that counts the log."""
 LOOK_S = 0.2
@@ -62,6 +62,7 @@ class RunFollower:
         self.history = HistoryReader(Log(run.transport))
         """Steps, evaluations and announcements so far."""
         self._control = ControlReader(run.transport)
+        self._reader_of_operators = OperatorReader(Log(run.transport))
         self._operators: tuple[float, OperatorTotals | None] | None = None
 
     def look(self, should_stop: Callable[[], bool] = lambda: False) -> Look:
@@ -114,7 +115,7 @@ class RunFollower:
         for (result, _), count in counts.reasons.items():
             results[result] += count
         if self._operators is None or time.monotonic() - self._operators[0] > OPERATORS_S:
-            self._operators = (time.monotonic(), read_totals(Log(self.run.transport), began[1]))
+            self._operators = (time.monotonic(), self._reader_of_operators.read(began[1]))
         return KnownFacts(
             live=began[0],
             control=began[1],

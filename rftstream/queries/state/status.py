@@ -14,7 +14,7 @@ from rftstream.config.stages import stage_line
 from rftstream.contracts.control import DesiredState
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.queries.audits.group_counts import count_outcomes, feeder_cursor
-from rftstream.queries.audits.operator_totals import OperatorTotals, read_totals
+from rftstream.queries.audits.operator_totals import OperatorReader, OperatorTotals
 from rftstream.queries.catalog.counts import ErrorKind
 from rftstream.queries.curves.evaluations import mean_text, newest_and_best, result_numbers
 from rftstream.queries.curves.history import NUM_SMOOTHED, History, read_glance
@@ -301,7 +301,7 @@ def _facts_of(run: OpenRun, log: Log, doing: Callable[[str], object]) -> KnownFa
         newest_batch=outcomes.newest_batch,
         dead_letters=dict(Counter(letter.reason for letter in dead.letters).most_common()),
         dead_errors=tuple(error_kinds(reversed(dead.letters))[:NUM_DEAD_ERRORS]),
-        operators=read_totals(log, control),
+        operators=OperatorReader(log).read(control),
         all_put_back=bool(outcomes.num_groups.get(GroupResult.dead))
         and all(one.state == "put_back" for one in dead.groups),
     )
