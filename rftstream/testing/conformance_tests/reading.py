@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
@@ -132,6 +135,18 @@ class ReadingConformance(BenchFixtures):
         bench.write([new(topic, number % 3, f"{number}") for number in range(30)])
         for transport, reader in readers:
             assert sorted(texts(take(transport, reader, 30)), key=int) == [f"{number}" for number in range(30)]
+
+    def test_a_closed_reader_is_kept_by_nobody(self, bench: Bench) -> None:
+        """Who follows a run opens readers as long as it lives."""
+        topic = bench.topic()
+        bench.write([NewRecord(topic, 0, b"%d" % number, b"x" * 10_000) for number in range(20)])
+        reader = bench.transport.reader(bench.transport.admin.begin_offsets(topic))
+        assert len(take(bench.transport, reader, 20)) == 20
+        reader.close()
+        kept = weakref.ref(reader)
+        del reader
+        gc.collect()
+        assert kept() is None
 
     def test_poll_is_bounded_but_gives_at_least_one(self, bench: Bench) -> None:
         topic = bench.topic(2)

@@ -42,8 +42,16 @@ Committed = Callable[[str, Collection[TopicPartition]], Mapping[TopicPartition, 
 class KafkaReader:
     """`Reader` on Kafka. `KafkaTransport.reader` makes it."""
 
-    def __init__(self, clients: KafkaClientFactory, positions: Mapping[TopicPartition, int], *, bodies: bool) -> None:
+    def __init__(
+        self,
+        clients: KafkaClientFactory,
+        positions: Mapping[TopicPartition, int],
+        *,
+        bodies: bool,
+        on_close: Callable[[KafkaReader], object] = lambda _: None,
+    ) -> None:
         self._feed = Feed(clients, clients.consumer(), bodies=bodies)
+        self._on_close = on_close
         self._places = frozenset(positions)
         self._most: int | None = None
         """Most records that are held: those of one poll. Who looks up a record in a long partition would otherwise
@@ -73,6 +81,7 @@ class KafkaReader:
 
     def close(self) -> None:
         self._feed.close()
+        self._on_close(self)
 
     # ------------------------------------------------------------------------------------------ for `wait`
 

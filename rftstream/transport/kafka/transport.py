@@ -53,7 +53,8 @@ class KafkaTransport:
         self._clients = KafkaClientFactory(run_id, section, connect_s=connect_s)
         self._watchdog_s = watchdog_s
         self.admin: KafkaAdmin = KafkaAdmin(self._clients, create=create)
-        self._opened: list[KafkaReader | KafkaMember | KafkaProducer] = []
+        self._opened: dict[KafkaReader | KafkaMember | KafkaProducer, None] = {}
+        """Whatever is open, in order. Who follows a run opens readers as long as it lives, and closes them."""
         self._answered = threading.Event()
         self._closed = False
 
@@ -83,8 +84,10 @@ class KafkaTransport:
     def reader(self, positions: Mapping[TopicPartition, int], *, bodies: bool = True) -> KafkaReader:
         for place in positions:
             self.admin.check_place(place)
-        reader = KafkaReader(self._clients, positions, bodies=bodies)
-        self._opened.append(reader)
+        reader = KafkaReader(
+            self._clients, positions, bodies=bodies, on_close=lambda reader: self._opened.pop(reader, None)
+        )
+        self._opened[reader] = None
         return reader
 
     def member(self, group: str, topics: Collection[str], *, name: str, session_timeout_s: float = 10.0) -> KafkaMember:
@@ -98,7 +101,7 @@ class KafkaTransport:
             session_timeout_s=session_timeout_s,
             committed=self.admin.stable_positions,
         )
-        self._opened.append(member)
+        self._opened[member] = None
         return member
 
     def producer(self, transactional_id: str, *, timeout_s: float = 10.0) -> KafkaProducer:
@@ -109,7 +112,7 @@ class KafkaTransport:
             settings=self.admin.settings,
             watchdog_s=self._watchdog_s,
         )
-        self._opened.append(producer)
+        self._opened[producer] = None
         return producer
 
     def wait(self, sources: Collection[Reader | Member], timeout_s: float) -> None:
@@ -132,6 +135,6 @@ class KafkaTransport:
         if self._closed:
             return
         self._closed = True
-        for each in reversed(self._opened):
+        for each in reversed(list(self._opened)):
             each.close()
         self.admin.close()
