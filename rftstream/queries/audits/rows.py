@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -10,7 +10,7 @@ from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.topics import TOPICS
 from rftstream.service.reading import read_to_ends
-from rftstream.transport.base import Transport
+from rftstream.transport.base import Reader, Transport
 
 RESULTS = (GroupResult.batched, GroupResult.expired, GroupResult.filtered, GroupResult.dead)
 """The results in a fixed order. A result is stored as its index."""
@@ -62,50 +62,101 @@ def integer(text: bytes | None) -> int:
     return int(text) if text is not None and text.isdigit() and len(text) <= MAX_DIGITS else -1
 
 
-def new_records(
-    transport: Transport,
-    topic: str,
-    marks: dict[TopicPartition, Mark],
-    ends: Mapping[TopicPartition, int],
-    *,
-    bodies: bool = False,
-    max_polled: int = MAX_POLLED,
-) -> Generator[list[Record], None, None]:
-    """Yield the records of a topic from its marks up to these ends, and advance the marks. LogChanged if the marks
-    belong to another log."""
-    begins = transport.admin.begin_offsets(topic)
-    for place, mark in marks.items():
-        if place.topic == topic and mark.end > ends.get(place, -1):
-            raise LogChanged(f"{place} ends before {mark.end}, up to where it was read")
-    own = {place: mark for place in ends if (mark := marks.get(place, Mark(0))).end < ends[place]}
-    if not own:
-        return
-    # Start with the last record seen, not after it: it shows whether this is still the same log.
-    unseen = {place: mark for place, mark in own.items() if mark.last >= begins[place]}
-    starts = {place: mark.last if place in unseen else max(begins[place], mark.end) for place, mark in own.items()}
-    reader = transport.reader(starts, bodies=bodies)
-    try:
-        there = {place: ends[place] for place in own}
-        for records in read_to_ends(transport, reader, there, max_records=max_polled):
-            fresh = []
-            for record in records:
-                if record.offset >= there[record.place]:
-                    continue
-                if record.place in unseen:
-                    mark = unseen.pop(record.place)
-                    if record.offset != mark.last or fingerprint(record) != mark.fingerprint:
-                        raise LogChanged(f"{record.place}@{mark.last} is not the record that was read")
-                    continue
-                fresh.append(record)
-            for place, record in {record.place: record for record in fresh}.items():
-                marks[place] = Mark(record.offset + 1, record.offset, fingerprint(record))
-            if fresh:
-                yield fresh
-    finally:
-        reader.close()
-    if unseen:
-        place = min(unseen)
-        raise LogChanged(f"{place}@{unseen[place].last} is there no more")
-    for place in own:
-        known = marks.get(place, Mark(0))
-        marks[place] = Mark(ends[place], known.last, known.fingerprint)
+class NewRecords:
+    """Reads topics on from the last position, again and again, with one reader. A reader costs connections on Kafka, so
+    it is kept. Its owner calls `read` as often as it likes, `rest` when there is nothing new, and `rest` last."""
+
+    def __init__(self, transport: Transport, *, bodies: bool = False) -> None:
+        self._transport, self._bodies = transport, bodies
+        self._reader: Reader | None = None
+        self._places: frozenset[TopicPartition] = frozenset()
+
+    def read(
+        self,
+        topic: str,
+        marks: dict[TopicPartition, Mark],
+        ends: Mapping[TopicPartition, int],
+        *,
+        max_polled: int = MAX_POLLED,
+    ) -> Generator[list[Record], None, None]:
+        """Yield the records of a topic from its marks up to these ends, and advance the marks. LogChanged if the marks
+        belong to another log. The ends may be those of other topics, too, which are to be read next."""
+        begins = self._transport.admin.begin_offsets(topic)
+        there = {place: end for place, end in ends.items() if place.topic == topic}
+        for place, mark in marks.items():
+            if place.topic == topic and mark.end > there.get(place, -1):
+                raise LogChanged(f"{place} ends before {mark.end}, up to where it was read")
+        own = {place: mark for place in there if (mark := marks.get(place, Mark(0))).end < there[place]}
+        if not own:
+            return
+        # Start with the last record seen, not after it: it shows whether this is still the same log.
+        unseen = {place: mark for place, mark in own.items() if mark.last >= begins[place]}
+        starts = {place: mark.last if place in unseen else max(begins[place], mark.end) for place, mark in own.items()}
+        reader = self._standing(starts, ends)
+        try:
+            for records in read_to_ends(
+                self._transport, reader, {place: there[place] for place in own}, max_records=max_polled
+            ):
+                fresh = _fresh(records, there, unseen)
+                for place, record in {record.place: record for record in fresh}.items():
+                    marks[place] = Mark(record.offset + 1, record.offset, fingerprint(record))
+                if fresh:
+                    yield fresh
+        except GeneratorExit:
+            self._leave(reader, own)
+            raise
+        except BaseException:
+            self.rest()  # nobody knows where it stands
+            raise
+        self._leave(reader, own)
+        if unseen:
+            place = min(unseen)
+            raise LogChanged(f"{place}@{unseen[place].last} is there no more")
+        for place in own:
+            known = marks.get(place, Mark(0))
+            marks[place] = Mark(there[place], known.last, known.fingerprint)
+
+    def _standing(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Reader:
+        """Return the reader, which gives records of these partitions alone, from these positions on."""
+        if self._reader is None or not ends.keys() <= self._places:
+            self.rest()
+            self._reader, self._places = (
+                self._transport.reader({**ends, **starts}, bodies=self._bodies),
+                frozenset(ends),
+            )
+            self._reader.pause(ends.keys() - starts.keys())
+            return self._reader
+        for place, start in starts.items():
+            self._reader.seek(place, start)
+        self._reader.resume(starts.keys())
+        return self._reader
+
+    @staticmethod
+    def _leave(reader: Reader, places: Iterable[TopicPartition]) -> None:
+        """Have the reader hold nothing of these partitions that was fetched ahead."""
+        for place in places:
+            reader.pause([place])
+            reader.seek(place, reader.position(place))
+
+    def rest(self) -> None:
+        """Close the reader. The next `read` opens another one."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+
+def _fresh(
+    records: Iterable[Record], there: Mapping[TopicPartition, int], unseen: dict[TopicPartition, Mark]
+) -> list[Record]:
+    """Return the new records. LogChanged unless the first of a partition is the last one that was seen."""
+    fresh = []
+    for record in records:
+        if record.offset >= there[record.place]:
+            continue
+        if record.place in unseen:
+            mark = unseen.pop(record.place)
+            if record.offset != mark.last or fingerprint(record) != mark.fingerprint:
+                raise LogChanged(f"{record.place}@{mark.last} is not the record that was read")
+            continue
+        fresh.append(record)
+    return fresh

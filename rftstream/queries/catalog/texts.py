@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from itertools import islice
 from typing import Any
 
 from rftstream.contracts import codec
@@ -19,7 +19,7 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.versions import EvalResult
 from rftstream.errors import ContractError, RftError
-from rftstream.queries.audits.rows import Mark, new_records
+from rftstream.queries.audits.rows import Mark, NewRecords
 from rftstream.queries.catalog.database import CatalogDatabase, Connection
 from rftstream.queries.records.problem_list import text_of
 from rftstream.runs.folder import OpenRun, open_store
@@ -31,7 +31,7 @@ TOPIC = "rollouts"
 POLLED = 100
 """Records of one poll: a body may be large."""
 POLLS = 20
-"""Polls of one call, after which others have their turn."""
+"""Polls of one call, after which others have their turn unless it has more time."""
 RESULTS = 8
 """Results of evaluations whose samples one call reads."""
 HEAD, TAIL = 5_000, 3_000
@@ -53,16 +53,22 @@ class TextReader:
 
     def __init__(self, run: OpenRun) -> None:
         self._run = run
+        self._records = NewRecords(run.transport, bodies=True)
         self._store: ObjectStore | None = None
         self._failed: set[str] = set()
         """Objects that cannot be read. They are not tried again."""
         self.done = self.total = 0
         """Offsets whose texts were read, and offsets in all, after the last call."""
 
-    def read(self, database: CatalogDatabase, results: Iterable[EvalResult]) -> bool:
-        """Read some of the new texts. Return whether there may be more."""
-        self._read_rollouts(database)
+    def read(self, database: CatalogDatabase, results: Iterable[EvalResult], until: float = 0.0) -> bool:
+        """Read some of the new texts, and go on until this time of time.monotonic. Return whether there may be
+        more."""
+        self._read_rollouts(database, until)
         return self._read_results(database, results) or self.num_left > 0
+
+    def rest(self) -> None:
+        """Close the reader. The next call opens another one."""
+        self._records.rest()
 
     # ------------------------------------------------------------------------------------------ rollouts
 
@@ -85,16 +91,16 @@ class TextReader:
         """Return how many rollouts' texts are still to be read, after the last call."""
         return self.total - self.done
 
-    def _read_rollouts(self, database: CatalogDatabase) -> None:
+    def _read_rollouts(self, database: CatalogDatabase, until: float) -> None:
         ends, marks = self.measure(database.rows("SELECT * FROM text_marks"))
         if not self.num_left:
+            self.rest()
             return
-        with (
-            closing(new_records(self._run.transport, TOPIC, marks, ends, bodies=True, max_polled=POLLED)) as polls,
-            database.transaction() as db,
-        ):
-            for records in islice(polls, POLLS):
+        with closing(self._records.read(TOPIC, marks, ends, max_polled=POLLED)) as polls, database.transaction() as db:
+            for number, records in enumerate(polls, 1):
                 _write(db, records)
+                if number >= POLLS and time.monotonic() >= until:
+                    break
             rows = [(place.partition, mark.end, mark.last, str(mark.fingerprint)) for place, mark in marks.items()]
             db.executemany("INSERT OR REPLACE INTO text_marks VALUES (?, ?, ?, ?)", rows)
         self._note(ends, marks)

@@ -12,7 +12,7 @@ from typing import Any
 
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.versions import EvalResult
-from rftstream.queries.audits.rows import LogChanged, Mark, new_records
+from rftstream.queries.audits.rows import LogChanged, Mark, NewRecords
 from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader, Connection, open_catalog
 from rftstream.queries.catalog.texts import TextReader
 from rftstream.queries.catalog.writer import READ, CatalogWriter
@@ -23,6 +23,8 @@ from rftstream.service.control_view import read_manifest
 FILE = "studio.sqlite3"
 Ends = dict[str, dict[TopicPartition, int]]
 """Topic -> partition -> the offset at which it ends."""
+BODIES = "outcomes"
+"""The topic that is read with its bodies."""
 CHUNK_RECORDS = 50_000
 """Records of one transaction while there is much to read. Later updates are smaller, and fit into one."""
 
@@ -45,6 +47,7 @@ class CatalogUpdater:
         """The open lock file. None: the run has not begun."""
         self._holds = False
         self._identity = ""
+        self._headers, self._bodies = NewRecords(run.transport), NewRecords(run.transport, bodies=True)
         self.path = self._folder / FILE
         """The catalog file. `open_catalog` opens it for reading."""
         self.texts = TextReader(run)
@@ -64,13 +67,13 @@ class CatalogUpdater:
             self._database.clear()
             return self._read(self._database, should_stop)
 
-    def read_texts(self, results: Iterable[EvalResult]) -> bool:
-        """Read some of the texts that the catalog lacks: of rollouts, and of these results of evaluations. Return
-        whether there may be more."""
+    def read_texts(self, results: Iterable[EvalResult], until: float = 0.0) -> bool:
+        """Read some of the texts that the catalog lacks: of rollouts, and of these results of evaluations. It goes on
+        until this time of time.monotonic. Return whether there may be more."""
         if not self._holds or self._database is None:
             return False
         try:
-            return self.texts.read(self._database, results)
+            return self.texts.read(self._database, results, until)
         except LogChanged:
             self._database.clear()
             return True
@@ -85,13 +88,20 @@ class CatalogUpdater:
         return not self._holds and self._lock is not None and (self.done < self.total or self.texts.num_left > 0)
 
     def rest(self) -> None:
-        """Give up the lock until the next update, so that another process can write the file."""
+        """Give up the lock until the next update, so that another process can write the file, and close readers."""
+        self._rest_reading()
         if self._holds and self._lock is not None:
             self._holds = False
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
+    def _rest_reading(self) -> None:
+        for reader in (self._headers, self._bodies):
+            reader.rest()
+
     def close(self) -> None:
         """Close the file and give up the lock."""
+        self._rest_reading()
+        self.texts.rest()
         if self._database is not None:
             self._database.close()
         self._cleanup.close()
@@ -153,6 +163,7 @@ class CatalogUpdater:
         ends, known = self._measure(database.rows("SELECT * FROM marks"))
         if not any(end > known.get(place, Mark(0)).end for places in ends.values() for place, end in places.items()):
             self._check_ends(known, ends)
+            self._rest_reading()
             return False
         with contextlib.closing(self._chunks(known, ends)) as chunks:
             has_more = True
@@ -180,8 +191,10 @@ class CatalogUpdater:
     ) -> Generator[tuple[str, list[Record]], None, None]:
         """Yield topics with their new records, and advance the marks."""
         self._check_ends(marks, ends)
+        of_headers = {place: end for topic in READ if topic != BODIES for place, end in ends[topic].items()}
         for topic in READ:
-            for records in new_records(self._run.transport, topic, marks, ends[topic], bodies=topic == "outcomes"):
+            reader, there = (self._bodies, ends[topic]) if topic == BODIES else (self._headers, of_headers)
+            for records in reader.read(topic, marks, there):
                 yield topic, records
 
     @staticmethod

@@ -28,7 +28,7 @@ from rftstream.contracts import codec
 from rftstream.contracts.control import RunManifest
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.topics import TOPICS
-from rftstream.queries.audits.rows import LogChanged, Mark, new_records
+from rftstream.queries.audits.rows import LogChanged, Mark, NewRecords
 from rftstream.queries.facts.tables import COMPACTED, FORMAT, READ, SCHEMA, TABLES_OF, Names
 from rftstream.queries.facts.writer import FactsWriter
 from rftstream.runs.folder import OpenRun
@@ -103,8 +103,12 @@ class Index:
         begins = dict(self._db.execute("SELECT partition, begin FROM marks WHERE topic = ?", (topic,)))
         marks = self.marks(topic)
         known, writer = dict(marks), FactsWriter(self._db)
-        for records in new_records(log.transport, topic, marks, log.ends(topic), bodies=topic == "outcomes"):
-            writer.absorb(topic, records)
+        reader = NewRecords(log.transport, bodies=topic == "outcomes")
+        try:
+            for records in reader.read(topic, marks, log.ends(topic)):
+                writer.absorb(topic, records)
+        finally:
+            reader.rest()
         there = log.transport.admin.begin_offsets(topic)
         for place in sorted(marks):
             begin = there[place]

@@ -31,6 +31,8 @@ from rftstream.service.role import Log
 
 OPERATORS_S = 30.0
 """Seconds between two counts of operators' actions, each of which opens a reader of outcomes."""
+MOST_TEXTS_S = 10.0
+"""Most seconds of one look that are for texts."""
 WAIT_S = 120.0
 """Seconds to wait for another process that counts the log."""
 LOOK_S = 0.2
@@ -63,18 +65,25 @@ class RunFollower:
         """Steps, evaluations and announcements so far."""
         self._control = ControlReader(run.transport)
         self._reader_of_operators = OperatorReader(Log(run.transport))
+        self._look_s = 0.0
+        """Seconds that the last look took, without texts."""
         self._operators: tuple[float, OperatorTotals | None] | None = None
 
     def look(self, should_stop: Callable[[], bool] = lambda: False) -> Look:
         """Read the new records. `should_stop` can end it early, with the results so far."""
         run, updater, history = self.run, self.updater, self.history
+        started = time.monotonic()
         began = run.folder.is_live(), self._control.read()  # first, in this order: see `KnownFacts`
         history.read()
         while updater.update(should_stop) and not should_stop():
             history.read()
             if updater.done >= updater.total:
                 break
-        has_more = updater.done >= updater.total and updater.read_texts(history.history().evaluations)
+        texts_from = time.monotonic()
+        # Texts take as long as all else: a look at a slow log takes seconds, whatever it finds.
+        until = texts_from + self._look_s
+        has_more = updater.done >= updater.total and updater.read_texts(history.history().evaluations, until)
+        texts_s = time.monotonic() - texts_from
         counts, known, oldest = None, None, None
         if (catalog := updater.open_catalog()) is not None:
             moment = Moment(version=history.history().version)
@@ -82,8 +91,10 @@ class RunFollower:
                 counts = count_fates(catalog, moment)
                 known = self._known(began, catalog, counts, moment)
                 oldest = oldest_open(catalog)
+        status = read_status(run, known=known)
+        self._look_s = min(MOST_TEXTS_S, time.monotonic() - started - texts_s)
         return Look(
-            status=read_status(run, known=known),
+            status=status,
             counts=counts,
             oldest_open_at=oldest,
             share_read=updater.done / updater.total if updater.total else 1.0,

@@ -182,21 +182,29 @@ def test_only_what_is_new_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     _, log, updater = run
     log.flow(*range(20))
     assert updater.update() and not updater.update()
-    assert not updater.read_texts(()) and num_texts(updater) == 40
+    assert not updater.read_texts(()) and not updater.read_texts(()) and num_texts(updater) == 40
     log.flow(20)
-    read: list[Any] = []
+    readers, polled = [], list[Any]()
     transport = updater._run.transport
-    reader = transport.reader
+    make = transport.reader
 
     def noted(positions: Any, **more: Any) -> Any:
-        read.append(positions)
-        return reader(positions, **more)
+        reader = make(positions, **more)
+        poll = reader.poll
+        monkeypatch.setattr(reader, "poll", lambda *most, **how: (polled.extend(found := poll(*most, **how)), found)[1])
+        readers.append(reader)
+        return reader
 
     monkeypatch.setattr(transport, "reader", noted)
     assert updater.update()
-    assert len(read) == 3, "one partition of tasks, rollouts and verified each"
-    assert not updater.read_texts(()) and len(read) == 4 and num_texts(updater) == 42, "and of rollouts, for texts"
-    assert counts_of(updater, Moment()).groups.admitted == 21
+    assert len(polled) == 3 * 2 + 3, "of one partition of tasks, rollouts and verified each, from the last one seen on"
+    assert not updater.read_texts(()) and num_texts(updater) == 42
+    assert len(polled) == 3 * 2 + 3 + 2 + 1, "and of rollouts, for texts"
+    log.flow(21)
+    assert updater.update() and not updater.read_texts(()) and num_texts(updater) == 44
+    assert len(readers) == 2, "they are kept while there is something to read: on Kafka one costs connections"
+    assert not updater.update()
+    assert counts_of(updater, Moment()).groups.admitted == 22
 
 
 @pytest.mark.parametrize("damage", ["garbage", "cut", "other run", "other format"])
