@@ -137,7 +137,7 @@ class ReadingConformance(BenchFixtures):
             assert sorted(texts(take(transport, reader, 30)), key=int) == [f"{number}" for number in range(30)]
 
     def test_a_closed_reader_is_kept_by_nobody(self, bench: Bench) -> None:
-        """Who follows a run opens readers as long as it lives."""
+        """A follower opens readers as long as it lives, so none may be kept."""
         topic = bench.topic()
         bench.write([NewRecord(topic, 0, b"%d" % number, b"x" * 10_000) for number in range(20)])
         reader = bench.transport.reader(bench.transport.admin.begin_offsets(topic))
