@@ -129,7 +129,7 @@ def _write_part(
         for master in masters.values() if version else ():
             master.add_(torch.randn(master.shape, generator=chance), alpha=MOVE)
         barrier.wait()
-        with _Watched() as watched:
+        with Watched() as watched:
             parent = _name(version - 1) if version else None
             writer.take(ServedTensors(masters, "bfloat16"), _name(version), parent=parent)
             written = writer.write(WeightsKind.delta if version else WeightsKind.full)
@@ -142,12 +142,12 @@ def _write_part(
     out.put((rank, found))
 
 
-class _Watched:
+class Watched:
     """Measures the processor's seconds, and how far the memory of this process grows above what it was."""
 
-    def __enter__(self) -> _Watched:
+    def __enter__(self) -> Watched:
         self._process, self._ended = psutil.Process(), threading.Event()
-        self._before = self._most = self._process.memory_info().rss
+        self._before = self.most = self._process.memory_info().rss
         self._watch = threading.Thread(target=self._look)
         self._watch.start()
         self._began = time.process_time()
@@ -155,13 +155,13 @@ class _Watched:
 
     def _look(self) -> None:
         while not self._ended.wait(0.02):
-            self._most = max(self._most, self._process.memory_info().rss)
+            self.most = max(self.most, self._process.memory_info().rss)
 
     def __exit__(self, *_: object) -> None:
         self.seconds = time.process_time() - self._began
         self._ended.set()
         self._watch.join()
-        self.grown = self._most - self._before
+        self.grown = self.most - self._before
 
 
 def _applied(announced: list[WeightsAnnounced], folder: Path) -> float:
