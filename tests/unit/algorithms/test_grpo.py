@@ -64,19 +64,6 @@ def test_rows_carry_the_advantage_of_their_rollout():
     assert metrics["masked_fraction"] == pytest.approx(1 - 6 / 11)
 
 
-def test_nothing_scored_gives_no_rows():
-    assert Grpo(Grpo.Config()).prepare([experience("a", None)])[0] == ()
-    assert Grpo(Grpo.Config()).prepare([])[0] == ()
-
-
-def test_on_policy_loss_is_the_policy_gradient():
-    policy_BT = torch.tensor([[-1.0, -2.0]], requires_grad=True)
-    loss, sums = Grpo(Grpo.Config()).loss(policy_BT, micro_batch(behavior=(-1.0, -2.0)), ALL)
-    loss.backward()
-    assert policy_BT.grad.tolist() == [[-0.5, -0.5]]
-    assert float(sums["mismatch_k3"]) == 0
-
-
 def test_tis_weighs_by_who_sampled():
     policy_BT = torch.log(torch.tensor([[0.8, 0.3]])).requires_grad_()
     behavior = (math.log(0.2), math.log(0.6))
@@ -88,16 +75,6 @@ def test_tis_weighs_by_who_sampled():
     assert float(losses["tis"].detach()) == pytest.approx(-(2.0 + 0.5) / 2)  # rho 4 is cut at 2, rho 0.5 stays
     means = {name: float(value) / 2 for name, value in sums.items()}
     assert algorithm.summarise(means)["ess"] == pytest.approx(4.5**2 / (2 * (16 + 0.25)))
-
-
-def test_proximal_logprobs_are_the_old_policy():
-    policy_BT = torch.log(torch.tensor([[0.6, 0.6]])).requires_grad_()
-    proximal_BT = torch.log(torch.tensor([[0.4, 0.6]]))
-    loss, sums = Grpo(Grpo.Config(correction="none")).loss(
-        policy_BT, replace(micro_batch(), proximal_logprobs_BT=proximal_BT), ALL
-    )
-    assert float(loss.detach()) == pytest.approx(-(1.2 + 1.0) / 2)  # ratio 1.5 is clipped
-    assert float(sums["clip_fraction"]) == 1
 
 
 def test_entropy_is_asked_for_and_subtracted():
@@ -115,13 +92,6 @@ def test_entropy_is_asked_for_and_subtracted():
 def test_odd_settings_are_refused(options):
     with pytest.raises(ConfigError, match=r"algorithms\.grpo"):
         build_config(Grpo, options, where="algorithms.grpo")
-
-
-def test_order_of_experiences_does_not_matter():
-    batch = [experience("a", 1.0), experience("a", 0.5), experience("b", 2.0), experience("a", 0.0)]
-    forward = [float(row.advantages[0]) for row in Grpo(Grpo.Config()).prepare(batch)[0]]
-    backward = [float(row.advantages[0]) for row in Grpo(Grpo.Config()).prepare(batch[::-1])[0]]
-    assert np.allclose(forward, backward[::-1])
 
 
 def test_truncated_completions_are_left_out_of_the_loss_and_stay_in_their_group():

@@ -113,12 +113,6 @@ def test_advantages(name, options, expected):
         assert metrics["imitated_share"] == pytest.approx(3 / 5)
 
 
-def test_whitened_rewards():
-    """0.5, mean of 1, 0, 0, 1, 0.5, and their spread sqrt(1 / 4) = 0.5: what test_advantages expects."""
-    rewards = np.asarray([1.0, 0.0, 0.0, 1.0, 0.5])
-    assert (rewards.mean(), rewards.std(ddof=1)) == (0.5, 0.5)
-
-
 def test_divergence_by_token():
     """Behaviour logprobs are -1, so k1 is 0.5 at one token of the first rollout's second row; it counts at that token
     and all before it, in both rows, and not after. Tool output lies between and is passed through."""

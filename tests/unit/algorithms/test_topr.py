@@ -1,17 +1,13 @@
 import math
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rftstream.algorithms.base import Denominators
 from rftstream.algorithms.ratios import Topr
 from rftstream.core.corrections import tapered_sequence_weights
 from rftstream.core.losses import policy_gradient_losses
 from rftstream.core.masks import reduce_loss
-from tests.unit.algorithms.test_grpo import experience, micro_batch, segment
+from tests.unit.algorithms.test_grpo import experience, segment
 from tests.unit.core.test_losses import random_rows, rows
 
 
@@ -56,31 +52,3 @@ def test_the_gradient_is_that_of_the_formula():
     assert torch.autograd.gradcheck(loss, policy_BT)
     loss(policy_BT).backward()
     torch.testing.assert_close(policy_BT.grad, -advantages_BT * mask_BT * weights_BT / 3)
-
-
-@given(seed=st.integers(0, 1000), cap=st.floats(0.1, 3.0))
-def test_what_is_masked_counts_for_nothing(seed, cap):
-    policy_BT, behavior_BT, advantages_BT, mask_BT = random_rows(seed=seed)
-    odd = [torch.where(mask_BT > 0, one, math.nan) for one in (policy_BT, behavior_BT, advantages_BT)]
-    plain, _ = tapered_sequence_weights(policy_BT, behavior_BT, advantages_BT, mask_BT, cap=cap)
-    weights_BT, _ = tapered_sequence_weights(*odd, mask_BT, cap=cap)
-    torch.testing.assert_close(weights_BT, plain)
-    assert float(weights_BT.max()) <= max(cap, 1.0)
-    one = policy_gradient_loss(odd[0], odd[2], mask_BT, num_rows=2, weights_BT=weights_BT)
-    other = policy_gradient_loss(policy_BT, advantages_BT, mask_BT, num_rows=2, weights_BT=plain)
-    assert float(one) == pytest.approx(float(other))
-
-
-def test_micro_batches_add_up():
-    policy_BT, behavior_BT, advantages_BT, mask_BT = random_rows()
-    algorithm = Topr(Topr.Config())
-    denominators = Denominators(num_tokens=float(mask_BT.sum()), num_rows=3)
-
-    def loss(some):
-        batch = micro_batch()
-        arrays = {"loss_mask_BT": mask_BT[some], "behavior_logprobs_BT": behavior_BT[some],
-                  "advantages_BT": advantages_BT[some]}  # fmt: skip
-        return float(algorithm.loss(policy_BT[some], type(batch)(**arrays), denominators)[0])
-
-    assert loss(slice(0, 1)) + loss(slice(1, 3)) == pytest.approx(loss(slice(0, 3)))
-    assert np.isfinite(algorithm.summarise({"rho": 1.0, "rho_square": 2.0})["ess"])
