@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,12 @@ import pytest
 
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.models import server_client
 from rftstream.rewards.base import RewardGroup, RewardInput, Score, ScoreReply, ScoreRequest
 from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.scorer import ProcessScorer
 from tests.configs import small_run
 from tests.suite.each import each
 from tests.unit.reward_inputs import reward_input
-from tests.unit.served import Server
 
 JUDGE = {"url": "http://127.0.0.1:1", "model": "m"}
 
@@ -30,7 +28,7 @@ def says(text: str) -> dict[str, Any]:
     return {"choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": text}}]}
 
 
-def longest_wins(body: Mapping[str, Any]) -> dict[str, Any]:
+def usual(body: Mapping[str, Any]) -> dict[str, Any]:
     """A judge to whom the longer answer is the better one."""
     answers = dict(re.findall(r"<(answer_\w+) \w+>\n(.*?)\n</", body["messages"][-1]["content"], re.DOTALL))
     if "answer_a" in answers:
@@ -38,15 +36,6 @@ def longest_wins(body: Mapping[str, Any]) -> dict[str, Any]:
         return says(json.dumps({"reasoning": "", "better": "A" if a > b else "B" if b > a else "tie"}))
     most = max(map(len, answers.values()))
     return says(json.dumps({"reasoning": "", **{name: len(text) / most for name, text in answers.items()}}))
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(server_client, "PAUSE_S", 0.001)
-    opened = Server(longest_wins)
-    yield opened
-    opened.close()
 
 
 def config_of(reward: Any, **more: Any) -> RunConfig:

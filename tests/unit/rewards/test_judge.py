@@ -3,23 +3,16 @@
 import pytest
 
 from rftstream.errors import ConfigError, RewardError
-from rftstream.models import server_client
 from rftstream.rewards.judge import JudgeReward
 from tests.unit.reward_inputs import reward_input
-from tests.unit.served import Server
 
 
 def says(text):
     return {"choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": text}}]}
 
 
-@pytest.fixture
-def server(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(server_client, "PAUSE_S", 0.001)
-    opened = Server(lambda body: says("It is fine.\nScore: 7.5"))
-    yield opened
-    opened.close()
+def usual(body):
+    return says("It is fine.\nScore: 7.5")
 
 
 def judge(server, **settings):

@@ -9,29 +9,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rftstream.models import server_client
 from rftstream.rewards.base import ScoreReply, ScoreRequest
 from rftstream.rewards.judge_cache import ENTRY_BYTES, JudgeCache, cache_folder
 from rftstream.rewards.scorer import ProcessScorer
 from tests.configs import small_run
 from tests.unit.rewards.test_judge_forms import RUBRIC, item, judge, rubric_says, says
-from tests.unit.served import Server
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    monkeypatch.setattr(server_client, "PAUSE_S", 0.001)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    opened: Any = Server(lambda body: rubric_says(correct=8, polite=2))  # type: ignore[no-untyped-call]
-    yield opened
-    opened.close()
+def usual(body: Any) -> dict[str, Any]:
+    return rubric_says(correct=8, polite=2)
 
 
 def total(folder: Path) -> tuple[int, int]:

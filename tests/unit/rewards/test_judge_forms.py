@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,14 +14,12 @@ from hypothesis import strategies as st
 
 from rftstream.config.parts import registry
 from rftstream.errors import ConfigError, RewardError, RewardTimeout
-from rftstream.models import server_client
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.judge import JudgeReward
 from rftstream.rewards.judge_forms import JudgeCriterion, PairForm, RubricForm, UnreadableJudgement
 from rftstream.rewards.judge_prompts import fence, fence_id, fill_prompt
 from tests.suite.each import each
 from tests.unit.reward_inputs import reward_input
-from tests.unit.served import Server
 
 RUBRIC = [
     {"name": "correct", "weight": 3.0, "about": "Is the result right?"},
@@ -41,13 +38,8 @@ def rubric_says(**numbers: Any) -> dict[str, Any]:
     return says(json.dumps({"reasoning": "so", **numbers}))
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    monkeypatch.setattr(server_client, "PAUSE_S", 0.001)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    opened: Any = Server(lambda body: rubric_says(correct=8, polite=2))  # type: ignore[no-untyped-call]
-    yield opened
-    opened.close()
+def usual(body: Any) -> dict[str, Any]:
+    return rubric_says(correct=8, polite=2)
 
 
 def judge(server: Any, **settings: Any) -> JudgeReward:
@@ -352,10 +344,3 @@ def test_siblings_that_say_the_same_at_once_are_judged_once(server: Any) -> None
     outcomes = reward.score_all([item("same")] * 8 + [item("other")] * 8)
     assert sorted(one.metrics["cached"] for one in outcomes if isinstance(one, Score)) == [0.0] * 2 + [1.0] * 14
     assert len(server.requests) == 2
-
-
-@pytest.mark.slow
-def test_many_at_once(server: Any) -> None:
-    outcomes = judge(server, rubric=RUBRIC, max_concurrent=8).score_all([item(str(number)) for number in range(40)])
-    assert all(isinstance(one, Score) and one.parts["correct"] == 0.8 for one in outcomes)
-    assert len(server.requests) == 40

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from rftstream.config.loader import from_dict
 from rftstream.errors import ConfigError, RewardError, RewardTimeout
-from rftstream.models import server_client
 from rftstream.models.classifiers import read_classifier
 from rftstream.preflight.checks.check import check
 from rftstream.preflight.memory import MAIN
@@ -23,7 +22,6 @@ from tests.configs import small_run
 from tests.suite.each import each
 from tests.unit import tiny
 from tests.unit.reward_inputs import reward_input
-from tests.unit.served import Server
 
 
 def item(completion="5", prompt="2+3=", **changes):
@@ -296,24 +294,11 @@ def test_check_counts_the_memory_of_a_folder(made, dtype, width):
     assert "9 scorers" in report.to_text()
 
 
-def test_check_finds_a_folder_that_is_not_there(tmp_path):
-    config = small_run(
-        run={"name": "t", "steps": 1}, tasksets={"t": {"source": "arithmetic", "reward": "reward_model"}},
-        explorer={"policy": "fake"}, trainer={"backend": "fake"},
-        rewards={"reward_model": {"path": str(tmp_path / "nowhere")}},
-    )  # fmt: skip
-    assert any("nowhere: found no config.json" in one for one in check(config).errors)
-
-
 # ------------------------------------------------------------------------------------------------ an endpoint
 
 
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setattr(server_client, "PAUSE_S", 0.001)
-    opened = Server(lambda body: {"data": [{"index": 0, "label": "LABEL_0", "probs": [0.75], "num_classes": 1}]})
-    yield opened
-    opened.close()
+def usual(body):
+    return {"data": [{"index": 0, "label": "LABEL_0", "probs": [0.75], "num_classes": 1}]}
 
 
 def served(server, **settings):

@@ -14,7 +14,6 @@ from rftstream.config.loader import from_dict
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ConfigError, RewardError, RewardTimeout
-from rftstream.models import server_client
 from rftstream.rewards import teacher as teacher_module
 from rftstream.rewards.base import Score, ScoreRequest, TokenSegment
 from rftstream.rewards.resolve import build_reward
@@ -25,7 +24,6 @@ from tests.flow.scene import make_config
 from tests.suite.each import each
 from tests.unit import tiny
 from tests.unit.reward_inputs import reward_input
-from tests.unit.served import Server
 
 
 def segment(ids, mask, logprobs=None):
@@ -49,12 +47,7 @@ def judged(body, *, change=None):
     return {"choices": [{"text": "", "finish_reason": "length", "prompt_logprobs": places}]}
 
 
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setattr(server_client, "PAUSE_S", 0.001)
-    opened = Server(judged)
-    yield opened
-    opened.close()
+usual = judged
 
 
 def served(server, **settings):
@@ -128,15 +121,6 @@ def test_a_rollout_without_sampled_tokens_has_no_score(server):
     with pytest.raises(RewardError, match="no sampled token"):
         served(server)(item(segment([8, 4], [1, 0])))
     assert server.requests == []
-
-
-def test_of_many_each_has_its_own_outcome(server):
-    server.answers.append((400, {"error": "no"}))
-    outcomes = served(server, max_concurrent=1).score_all(
-        [item(segment([8, 4], [0, 1])), item(segment([8, 2], [0, 1]))]
-    )
-    assert isinstance(outcomes[0], RewardError)
-    assert isinstance(outcomes[1], Score)
 
 
 def test_its_version_changes_with_the_teacher_and_not_with_the_key(server):
