@@ -20,7 +20,7 @@ from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments import ENVIRONMENTS
 from rftstream.environments.base import Reply
 from rftstream.environments.tools import MAX_HANGING, ToolEnvironment
-from rftstream.environments.toolset.arguments import Signature, describe
+from rftstream.environments.toolset.arguments import Signature
 from rftstream.environments.toolset.base import ToolError
 from rftstream.errors import ConfigError
 
@@ -82,10 +82,6 @@ def test_from_question_to_answer() -> None:
     assert last.metrics == {
         "num_turns": 2, "num_tool_calls": 1, "num_bad_calls": 0, "num_failed_calls": 0, "num_calls_calculator": 1,
     }  # fmt: skip
-
-
-def test_several_calls_of_one_turn_are_answered_in_order() -> None:
-    assert told(made(), *(call("calculator", expression=str(number)) for number in range(5))) == list("01234")
 
 
 def test_a_function_of_the_users() -> None:
@@ -377,10 +373,3 @@ def test_paths_of_its_settings_are_relative_to_the_run_file(tmp_path: Path) -> N
         "mcp": {"servers": {"one": {"command": ["server"], "cwd": str(tmp_path)}, "two": {"url": "http://localhost"}}},
     }
     assert set(ENVIRONMENTS) >= {"single_turn", "tools", "attempts"}
-
-
-def test_docstrings_are_taken_apart() -> None:
-    text, arguments = describe(sample_tools.area)
-    assert text == "Compute the area of a rectangle. It is exact."
-    assert arguments == {"width": "How wide it is, in the unit.", "height": "How high it is."}
-    assert describe(lambda: None) == ("", {})

@@ -387,12 +387,6 @@ def test_thinking_is_signed_and_text_has_no_citations() -> None:
     assert b'"type":"signature_delta","signature":"a/0/0/0/0/call/2"' in stream
 
 
-def test_tools_are_hidden_from_a_model_that_may_call_none() -> None:
-    tools = [{"type": "function", "function": {"name": "add"}}]
-    assert read(CHAT, {**HI["chat"], "tools": tools, "tool_choice": "none"}).tools == ()
-    assert len(read(CHAT, {**HI["chat"], "tools": tools, "tool_choice": "required"}).tools) == 1
-
-
 def test_arguments_that_are_too_deep_stay_text() -> None:
     """Whoever writes them as JSON again would get no further than Python's stack."""
     for depth, kind in ((20, dict), (900, str)):

@@ -15,7 +15,7 @@ import pytest
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.errors import RewardError
 from rftstream.preflight.checks.check_rewards import check_columns
-from rftstream.rewards.base import RewardInput, Score, ScoreRequest
+from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.code import CodeReward
 from rftstream.rewards.code_program import find_program
 from rftstream.rewards.code_tests import FunctionTests, StdioTests
@@ -25,6 +25,7 @@ from rftstream.sandbox.languages import find_language
 from tests.configs import small_run
 from tests.suite.each import each
 from tests.unit.reward_inputs import reward_input
+from tests.unit.rewards.scoring import replies_of
 
 PLAIN = {"inputs": ["1\n", "5\n"], "outputs": ["2\n", "6"]}
 PLUS_ONE = "Think.\n```python\nprint(int(input()) + 1)\n```\nDone."
@@ -309,17 +310,11 @@ def test_a_program_that_hangs_longer_than_a_reward_may_is_wrong() -> None:
         tasksets={"train": taskset}, rewards={"code": {"wall_s": 2.0}}, verifier={"timeout_s": 1.0, "tries": 1},
     )  # fmt: skip
     scorer = ProcessScorer(config, processes=1)
-    try:
-        asleep = item("```\nimport time\ntime.sleep(100)\n```", {"tests": PLAIN})
-        scorer.submit(ScoreRequest(request_id="a", taskset="train", item=asleep))
-        replies: list[Any] = []
-        while not replies:
-            replies += scorer.poll(10.0)
-        assert replies[0].score is not None, replies[0].detail
-        assert (replies[0].score.reward, replies[0].score.metrics["failed_wall"]) == (0.0, 1.0)
-        assert scorer.num_replaced == 0
-    finally:
-        scorer.close()
+    asleep = item("```\nimport time\ntime.sleep(100)\n```", {"tests": PLAIN})
+    (reply,) = replies_of(scorer, [asleep])
+    assert reply.score is not None, reply.detail
+    assert (reply.score.reward, reply.score.metrics["failed_wall"]) == (0.0, 1.0)
+    assert scorer.num_replaced == 0
 
 
 @pytest.mark.parametrize("prompt", ["Write a function f.", "Factorial", "1 + 1"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from rftstream.rewards.scorer import ProcessScorer
 from tests.configs import small_run
 from tests.suite.each import each
 from tests.unit.reward_inputs import reward_input
+from tests.unit.rewards.scoring import drain
 
 JUDGE = {"url": "http://127.0.0.1:1", "model": "m"}
 
@@ -232,12 +233,7 @@ def ask(scorer: ProcessScorer, group: Sequence[RewardInput], absent: Mapping[int
         for number, item in enumerate(group)
     ]  # fmt: skip
     scorer.submit_group(requests, absent)
-    replies: dict[str, ScoreReply] = {}
-    deadline = time.monotonic() + 240
-    while scorer.num_active:
-        assert time.monotonic() < deadline
-        replies |= {reply.request_id: reply for reply in scorer.poll(0.2)}
-    return replies
+    return drain(scorer)
 
 
 @pytest.mark.slow  # children start
@@ -251,14 +247,12 @@ def ask(scorer: ProcessScorer, group: Sequence[RewardInput], absent: Mapping[int
 def test_in_children(own: Path, texts: Sequence[str], expected: list[Any], tries: int) -> None:
     """The group is tried again as a whole, and only the one whose answer exceeds a limit has 0 for that."""
     named = [{"name": "own_compared:content"}, {"name": "own_compared:by_length", "group": True}]
-    scorer = ProcessScorer(config_of(named, base=str(own)), processes=1, timeout_s=2.0, tries=2)
-    try:
+    config = config_of(named, base=str(own))
+    with closing(ProcessScorer(config, processes=1, timeout_s=2.0, tries=2)) as scorer:
         while scorer.grouped is None:
             scorer.poll(0.1)
         assert set(scorer.grouped) == {"train"}
         replies = ask(scorer, items(*texts), {len(texts): "late"})
-    finally:
-        scorer.close()
     found = [replies[str(number)] for number in range(len(texts))]
     assert [reply.score.reward if reply.score else reply.reason for reply in found] == pytest.approx(expected)
     assert {reply.tries for reply in found} == {tries}

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rftstream.rewards.base import ScoreReply, ScoreRequest
 from rftstream.rewards.scorer import InlineScorer, ProcessScorer
 from tests.configs import small_run
+from tests.unit.rewards import scoring
 from tests.unit.rewards.test_scorer import item
 
 SEEN = """
@@ -28,16 +28,7 @@ def replies_of(
     scorer_class: type[Any], base: Path, reward: Any, *given: Mapping[str, Any]
 ) -> dict[str, tuple[float | None, Mapping[str, float], str | None, str, int]]:
     config = small_run(tasksets={"train": {"source": "arithmetic", "reward": reward}}, base=str(base))
-    scorer = scorer_class(config)
-    try:
-        for number, fields in enumerate(given):
-            seen = replace(item("7"), **fields)
-            scorer.submit(ScoreRequest(request_id=str(number), taskset="train", item=seen))
-        replies: list[ScoreReply] = []
-        while len(replies) < len(given):
-            replies += scorer.poll(0.1)
-    finally:
-        scorer.close()
+    replies = scoring.replies_of(scorer_class(config), [replace(item("7"), **fields) for fields in given])
     return {
         one.request_id: (
             one.score.reward if one.score else None,

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from rftstream.rewards.base import ScoreReply, ScoreRequest
 from rftstream.rewards.judge_cache import ENTRY_BYTES, JudgeCache, cache_folder
 from rftstream.rewards.scorer import ProcessScorer
 from tests.configs import small_run
+from tests.unit.rewards.scoring import replies_of
 from tests.unit.rewards.test_judge_forms import RUBRIC, item, judge, rubric_says, says
 
 
@@ -180,21 +180,8 @@ def test_verifier_processes_share_it_and_a_later_scoring_asks_nobody(
         rewards={"judge": {"url": server.url, "model": "big", "api_key": "env:JUDGE_KEY", "rubric": RUBRIC}},
         verifier={"timeout_s": 60.0}, base=str(tmp_path),
     )  # fmt: skip
-    replies: list[ScoreReply] = []
-    for round_number in range(2):
-        scorer = ProcessScorer(config, processes=2)
-        try:
-            for number in range(6):
-                request_id = f"{round_number}/{number}"
-                scorer.submit(ScoreRequest(request_id=request_id, taskset="train", item=item(str(number))))
-            deadline = time.monotonic() + 120
-            while scorer.num_active and time.monotonic() < deadline:
-                replies += scorer.poll(1.0)
-        finally:
-            scorer.close()
-    scores = {reply.request_id: reply.score for reply in replies}
-    assert len(scores) == 12
-    assert all(score is not None and score.parts["correct"] == 0.8 for score in scores.values())
-    cached = {name: score.metrics["cached"] for name, score in scores.items() if score is not None}
-    assert {name.partition("/")[0]: value for name, value in cached.items()} == {"0": 0.0, "1": 1.0}
+    for cached in (0.0, 1.0):
+        replies = replies_of(ProcessScorer(config, processes=2), [item(str(number)) for number in range(6)])
+        scores = [reply.score for reply in replies if reply.score is not None]
+        assert [(score.parts["correct"], score.metrics["cached"]) for score in scores] == [(0.8, cached)] * 6
     assert (len(server.requests), set(server.keys)) == (6, {"Bearer sk-judge"})

@@ -15,13 +15,13 @@ from rftstream.models.classifiers import read_classifier
 from rftstream.preflight.checks.check import check
 from rftstream.preflight.memory import MAIN
 from rftstream.rewards import classifier
-from rftstream.rewards.base import ScoreRequest
 from rftstream.rewards.reward_model import ModelReward
 from rftstream.rewards.scorer import ProcessScorer
 from tests.configs import small_run
 from tests.suite.each import each
 from tests.unit import tiny
 from tests.unit.reward_inputs import reward_input
+from tests.unit.rewards.scoring import replies_of
 
 
 def item(completion="5", prompt="2+3=", **changes):
@@ -385,17 +385,9 @@ def test_a_child_of_the_verifier_loads_it_once_and_scores_many(made):
         rewards={"reward_model": {"path": str(made[0])}}, verifier={"tries": 1, "timeout_s": 120.0},
     )  # fmt: skip
     items = [*(item(str(number)) for number in range(8)), item("x")]
-    scorer = ProcessScorer(config)
-    try:
-        for number, one in enumerate(items):
-            scorer.submit(ScoreRequest(request_id=str(number), taskset="t", item=one))
-        replies = {}
-        while len(replies) < len(items):
-            replies |= {reply.request_id: reply for reply in scorer.poll(1.0)}
-    finally:
-        scorer.close()
-    for number in range(8):
-        assert replies[str(number)].score.reward == pytest.approx(expected(made, f"2+3={number}")[0], abs=1e-5)
-        assert replies[str(number)].scorer_version == of_folder(made[0]).version
-    assert (replies["8"].score, replies["8"].reason) == (None, "error")
-    assert "has no token for 'x'" in replies["8"].detail
+    *scored, failed = replies_of(ProcessScorer(config), items, "t")
+    for number, reply in enumerate(scored):
+        assert reply.score.reward == pytest.approx(expected(made, f"2+3={number}")[0], abs=1e-5)
+        assert reply.scorer_version == of_folder(made[0]).version
+    assert (failed.score, failed.reason) == (None, "error")
+    assert "has no token for 'x'" in failed.detail

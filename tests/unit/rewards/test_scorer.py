@@ -25,6 +25,7 @@ from rftstream.testing.conformance_tests.bench import await_true
 from rftstream.testing.memory_run import ManualClock
 from tests.configs import small_run
 from tests.unit.reward_inputs import reward_input
+from tests.unit.rewards import scoring
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -105,20 +106,11 @@ def request(request_id: str, completion: str, taskset: str = "train", **info: An
     return ScoreRequest(request_id=request_id, taskset=taskset, item=item(completion, **info))
 
 
-def drain(
-    scorer: ProcessScorer | InlineScorer, completions: Iterable[str] = (), limit_s: float = 240.0
-) -> dict[str, ScoreReply]:
-    """Submit these, with their places as names, and return all replies. Fails if one comes twice or never."""
-    replies: dict[str, ScoreReply] = {}
+def drain(scorer: ProcessScorer | InlineScorer, completions: Iterable[str] = ()) -> dict[str, ScoreReply]:
+    """Submit these, with their places as names, and return all replies."""
     for number, completion in enumerate(completions):
         scorer.submit(request(str(number), completion))
-    deadline = time.monotonic() + limit_s
-    while scorer.num_active:
-        assert time.monotonic() < deadline, f"{scorer.num_active} requests without a reply"
-        for reply in scorer.poll(0.2):
-            assert reply.request_id not in replies
-            replies[reply.request_id] = reply
-    return replies
+    return scoring.drain(scorer)
 
 
 @pytest.fixture
@@ -134,9 +126,9 @@ Make = Callable[..., ProcessScorer]
 def make(user_rewards: Path) -> Iterator[Make]:
     made: list[ProcessScorer] = []
 
-    def build(reward: Any = "user_rewards:score", **settings: Any) -> ProcessScorer:
+    def build(reward: Any = "user_rewards:score", verifier: Any = (), **settings: Any) -> ProcessScorer:
         settings = {"processes": 1, "timeout_s": 30.0, "tries": 2, **settings}
-        made.append(ProcessScorer(config_of(reward, user_rewards), **settings))
+        made.append(ProcessScorer(config_of(reward, user_rewards, verifier=dict(verifier)), **settings))
         return made[-1]
 
     before = set(psutil.Process().children(recursive=True))
@@ -450,29 +442,21 @@ def score(prompts, completions, **columns):
 
 
 @pytest.mark.parametrize("bad", ["hang", "crash", "exit"])
-def test_one_bad_rollout_of_a_batch_spoils_no_other(tmp_path: Path, bad: str) -> None:
+def test_one_bad_rollout_of_a_batch_spoils_no_other(make: Make, tmp_path: Path, bad: str) -> None:
     (tmp_path / "lists.py").write_text(BATCHED)
-    scorer = ProcessScorer(config_of("lists:score", tmp_path), timeout_s=1.5, tries=2)
-    try:
-        replies = drain(scorer, [*["7"] * 11, bad, *["7"] * 8])
-    finally:
-        scorer.close()
+    replies = drain(make("lists:score", timeout_s=1.5), [*["7"] * 11, bad, *["7"] * 8])
     assert {name for name, reply in replies.items() if reply.score is None} == {"11"}
     assert replies["11"].reason == ("timeout" if bad == "hang" else "error")
     assert replies["3"].score == Score(reward=1.0, parts={"score": 1.0}, metrics={"length": 1.0})
 
 
-def test_all_that_waits_in_the_child_is_one_call(tmp_path: Path) -> None:
+def test_all_that_waits_in_the_child_is_one_call(make: Make, tmp_path: Path) -> None:
     (tmp_path / "lists.py").write_text(BATCHED)
-    sizes = tmp_path / "sizes"
-    scorer = ProcessScorer(config_of("lists:score", tmp_path, verifier={"max_batch": 16}))
-    try:
-        for number in range(40):
-            scorer.submit(request(str(number), "7", sizes=str(sizes)))
-            scorer.submit(request(f"other {number}", "7", taskset="eval:held-out"))
-        replies = drain(scorer)
-    finally:
-        scorer.close()
+    sizes, scorer = tmp_path / "sizes", make("lists:score", verifier={"max_batch": 16})
+    for number in range(40):
+        scorer.submit(request(str(number), "7", sizes=str(sizes)))
+        scorer.submit(request(f"other {number}", "7", taskset="eval:held-out"))
+    replies = drain(scorer)
     assert all(reply.score is not None for reply in replies.values()) and len(replies) == 80
     assert [int(line) for line in sizes.read_text().split()] == [16, 16, 8]
 
@@ -491,17 +475,14 @@ def test_a_list_is_as_long_as_the_time_limit_allows() -> None:
     assert sizes.limit("slow") == 1
 
 
-def test_a_reward_that_loops_over_its_list_is_not_killed_for_it(tmp_path: Path) -> None:
+def test_a_reward_that_loops_over_its_list_is_not_killed_for_it(make: Make, tmp_path: Path) -> None:
     (tmp_path / "loops.py").write_text(
         "import time\ndef score(completions):\n    return [time.sleep(0.2) or 1.0 for _ in completions]\n"
     )
-    scorer = ProcessScorer(config_of("loops:score", tmp_path), timeout_s=3.0)
-    try:
-        replies = drain(scorer, ["7"] * 24)
-        assert all(reply.score is not None for reply in replies.values()) and len(replies) == 24
-        assert scorer.num_replaced <= 1, "once, before it is known how long it takes"
-    finally:
-        scorer.close()
+    scorer = make("loops:score", timeout_s=3.0)
+    replies = drain(scorer, ["7"] * 24)
+    assert all(reply.score is not None for reply in replies.values()) and len(replies) == 24
+    assert scorer.num_replaced <= 1, "once, before it is known how long it takes"
 
 
 EVALUATING = """
@@ -527,20 +508,13 @@ def score(completion, answer):
 
 
 @pytest.mark.law("unscorable")
-def test_an_answer_that_exceeds_the_limits_is_wrong_and_not_unscorable(tmp_path: Path) -> None:
+def test_an_answer_that_exceeds_the_limits_is_wrong_and_not_unscorable(make: Make, tmp_path: Path) -> None:
     (tmp_path / "evaluating_rewards.py").write_text(EVALUATING)
     rewards = [{"name": "evaluating_rewards:score", "weight": 2.0}, {"name": "exact", "weight": 0.5}]
-    scorer = ProcessScorer(config_of(rewards, tmp_path), processes=1, timeout_s=1.0, tries=1)
     texts = ("for ever", "7", "crash", "memory", "not yet")
-    try:
-        for text in texts:
-            scorer.submit(request(text, text))
-        replies = drain(scorer)
-    finally:
-        scorer.close()
-    scores = {text: replies[text].score for text in texts}
-    given = {text: score.reward for text, score in scores.items() if score is not None}
-    assert given == {"for ever": 0.0, "7": 2.5, "crash": 0.0, "memory": 0.5}
-    assert scores["for ever"] is not None
-    assert scores["for ever"].metrics == {"score.over_limit": 1.0}
-    assert replies["not yet"].reason == "timeout"
+    replies = drain(make(rewards, timeout_s=1.0, tries=1), texts)
+    given = {texts[int(place)]: reply.score and reply.score.reward for place, reply in replies.items()}
+    assert given == {"for ever": 0.0, "7": 2.5, "crash": 0.0, "memory": 0.5, "not yet": None}
+    assert replies["0"].score is not None
+    assert replies["0"].score.metrics == {"score.over_limit": 1.0}
+    assert replies["4"].reason == "timeout"

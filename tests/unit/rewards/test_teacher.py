@@ -15,7 +15,7 @@ from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ConfigError, RewardError, RewardTimeout
 from rftstream.rewards import teacher as teacher_module
-from rftstream.rewards.base import Score, ScoreRequest, TokenSegment
+from rftstream.rewards.base import Score, TokenSegment
 from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.scorer import ProcessScorer
 from rftstream.rewards.teacher import TeacherReward
@@ -24,6 +24,7 @@ from tests.flow.scene import make_config
 from tests.suite.each import each
 from tests.unit import tiny
 from tests.unit.reward_inputs import reward_input
+from tests.unit.rewards.scoring import replies_of
 
 
 def segment(ids, mask, logprobs=None):
@@ -212,20 +213,12 @@ def test_children_hand_the_arrays_on(server, monkeypatch):
     monkeypatch.setenv("TEACHERS", "sk-secret")
     config = from_dict({
         **RUN, "tasksets": {"t": {"source": "arithmetic", "reward": "teacher"}},
-        "rewards": {"teacher": {"url": server.url, "model": "big", "api_key": "env:TEACHERS", "tries": 1}},
+        "rewards": {"teacher": {"url": server.url, "model": "big", "api_key": "env:TEACHERS", "tries": 1,
+                                "max_concurrent": 1}},
         "verifier": {"tries": 1},
     })  # fmt: skip
-    scorer = ProcessScorer(config)
-    replies = []
-    try:
-        server.answers.append((503, {"error": "sk-secret is busy"}))
-        for number in range(2):
-            scorer.submit(ScoreRequest(request_id=str(number), taskset="t", item=item(segment([8, 4], [0, 1]))))
-            while len(replies) <= number:
-                replies += scorer.poll(1.0)
-    finally:
-        scorer.close()
-    failed, scored = replies
+    server.answers.append((503, {"error": "sk-secret is busy"}))
+    failed, scored = replies_of(ProcessScorer(config), [item(segment([8, 4], [0, 1]))] * 2, "t")
     assert (failed.score, failed.reason) == (None, "error")
     assert "503: *** is busy" in failed.detail
     assert scored.score.additions["teacher_logprobs"].numpy().tolist() == [0.0, -1.0]
