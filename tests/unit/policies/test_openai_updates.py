@@ -77,6 +77,15 @@ def held(policy):
     return engine.version
 
 
+def on_first(updated, version=0, **settings):
+    """The model, a policy whose server has its first version, and what requests find."""
+    spec, make, found = updated
+    policy = make(**settings)
+    policy.load(weights(spec, 1.0), tiny.name(version))
+    until(policy, lambda: held(policy) == tiny.name(version))
+    return spec, policy, found
+
+
 def paths(server):
     return [path for path, _ in server.requests]
 
@@ -97,10 +106,7 @@ def test_a_server_is_given_each_version_and_asked_only_then(server, updated):
 
 
 def test_what_was_asked_is_answered_before_the_server_gets_new_weights(server, updated):
-    spec, make, found = updated
-    policy = make(batch_size=2)
-    policy.load(weights(spec, 1.0), tiny.name(0))
-    until(policy, lambda: held(policy) == tiny.name(0))
+    spec, policy, found = on_first(updated, batch_size=2)
     server.hold.clear()
     for number in range(3):  # one more than are asked at once
         policy.submit(tiny.request(number, (5, 6, 7), max_tokens=2))
@@ -147,10 +153,7 @@ def test_old_folders_are_deleted_also_those_of_a_worker_that_was_killed(server, 
 
 
 def test_a_version_that_a_server_still_has_may_be_loaded_again(server, updated):
-    spec, make, found = updated
-    policy = make()
-    policy.load(weights(spec, 1.0), tiny.name(1))
-    until(policy, lambda: held(policy) == tiny.name(1))
+    spec, policy, found = on_first(updated, version=1)
     policy.load(weights(spec, 1.0), tiny.name(1))
     server.hold.clear()
     policy.load(weights(spec, 2.0), tiny.name(2))
@@ -162,10 +165,7 @@ def test_a_version_that_a_server_still_has_may_be_loaded_again(server, updated):
 
 
 def test_weights_that_cannot_be_written_leave_the_server_those_that_it_has(server, updated, tmp_path):
-    spec, make, found = updated
-    policy = make()
-    policy.load(weights(spec, 1.0), tiny.name(1))
-    until(policy, lambda: held(policy) == tiny.name(1))
+    spec, policy, found = on_first(updated, version=1)
     wrong = weights(spec, 2.0)
     wrong.popitem()
     with pytest.raises(WeightsError):
@@ -176,10 +176,7 @@ def test_weights_that_cannot_be_written_leave_the_server_those_that_it_has(serve
 
 
 def test_a_forgotten_request_holds_up_new_weights_until_its_thread_knows(server, updated):
-    spec, make, _ = updated
-    policy = make()
-    policy.load(weights(spec, 1.0), tiny.name(0))
-    until(policy, lambda: held(policy) == tiny.name(0))
+    spec, policy, _ = on_first(updated)
     server.hold.clear()
     policy.submit(tiny.request(1, (5, 6, 7), max_tokens=2))
     until(policy, lambda: len(server.requests) == 3)
@@ -194,10 +191,7 @@ def test_a_forgotten_request_holds_up_new_weights_until_its_thread_knows(server,
 @pytest.mark.parametrize("status", [500, 503, 429])
 def test_a_server_that_fails_and_is_there_is_not_given_the_weights_again(server, updated, status, monkeypatch):
     monkeypatch.setattr(routing, "FIRST_PAUSE_S", 0.002)
-    spec, make, _found = updated
-    policy = make()
-    policy.load(weights(spec, 1.0), tiny.name(0))
-    until(policy, lambda: held(policy) == tiny.name(0))
+    _, policy, _ = on_first(updated)
     server.answers.append((status, {"error": "later"}))
     done = tiny.drain_one(policy, tiny.request(0, (5, 6, 7), max_tokens=2))
     assert done.token_ids.tolist() == [5, 6]
@@ -207,10 +201,7 @@ def test_a_server_that_fails_and_is_there_is_not_given_the_weights_again(server,
 @pytest.mark.parametrize("gone", [(None, None), (502, {"error": "none there"})], ids=["no answer", "no gateway"])
 def test_a_server_that_was_gone_is_given_the_weights_again(server, updated, gone):
     """It may have begun anew, with those that it was started with."""
-    spec, make, found = updated
-    policy = make()
-    policy.load(weights(spec, 1.0), tiny.name(0))
-    until(policy, lambda: held(policy) == tiny.name(0))
+    _, policy, found = on_first(updated)
     server.answers.append(gone)
     policy.submit(tiny.request(0, (5, 6, 7), max_tokens=2))
     done = tiny.drain(policy)
@@ -220,10 +211,7 @@ def test_a_server_that_was_gone_is_given_the_weights_again(server, updated, gone
 
 
 def test_a_server_that_never_answers_is_given_up(server, updated):
-    spec, make, _ = updated
-    policy = make(batch_size=1, tries=3)
-    policy.load(weights(spec, 1.0), tiny.name(0))
-    until(policy, lambda: held(policy) == tiny.name(0))
+    _, policy, _ = on_first(updated, batch_size=1, tries=3)
     usual = server.usual
     server.usual = lambda body: {"error": "x"} if "prompt" in body else usual(body)
     server.answers += 4 * [(502, {}), (200, {}), (200, {})]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,13 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[FakeLab
     found = Scene(tmp_path, *server)
     yield found
     found.close()
+
+
+def begun(scene: Scene) -> tuple[Any, str]:
+    """A bridge after its first round, and the first question that asks for a rating."""
+    bridge = scene.bridge()
+    bridge.round()
+    return bridge, scene.questions(RATING)[0].question_id
 
 
 def stands(scene: Scene, question_id: str) -> list[tuple[str, object]]:
@@ -82,8 +90,7 @@ def test_questions_become_tasks_in_a_project_of_their_kind(scene: Scene) -> None
 
 
 def test_a_pair_a_rating_a_correction_and_a_flag_come_back(scene: Scene) -> None:
-    bridge = scene.bridge()
-    bridge.round()
+    bridge, _ = begun(scene)
     swapped = next(one for one in scene.questions(PAIR) if one.order == (1, 0))
     straight = next(one for one in scene.questions(PAIR) if one.order == (0, 1))
     rated, other = scene.questions(RATING)[:2]
@@ -108,8 +115,7 @@ def test_a_pair_a_rating_a_correction_and_a_flag_come_back(scene: Scene) -> None
 
 
 def test_edits_are_revisions_and_deletions_take_back(scene: Scene) -> None:
-    bridge = scene.bridge()
-    bridge.round()
+    bridge, _ = begun(scene)
     name, other = (one.question_id for one in scene.questions(RATING)[:2])
     correction = name.replace("rating/", "correction/")
     first = scene.fake.annotate(name, 7, choice("rating", "4"), words("correction", "42"))
@@ -132,9 +138,7 @@ def test_edits_are_revisions_and_deletions_take_back(scene: Scene) -> None:
 
 @pytest.mark.law("twice")
 def test_one_person_twice_is_one_vote_the_newest(scene: Scene) -> None:
-    bridge = scene.bridge()
-    bridge.round()
-    name = scene.questions(RATING)[0].question_id
+    bridge, name = begun(scene)
     first = scene.fake.annotate(name, 7, choice("rating", "1"))
     second = scene.fake.annotate(name, 7, choice("rating", "2"))
     skipped = scene.fake.annotate(name, 7, choice("rating", "3"), skipped=True)
@@ -181,8 +185,7 @@ def test_what_is_over_leaves_the_queue_and_nothing_is_deleted(
 
 
 def test_a_gold_question_looks_like_any_other(scene: Scene, tmp_path: Path) -> None:
-    bridge = scene.bridge()
-    bridge.round()
+    bridge, _ = begun(scene)
     question = scene.questions(RATING)[0]
     answer = vote_of({"rollout": question.rollouts[0], "by": "operator", "rating": 5}, "gold")
     add_votes(scene.run.transport("operator"), scene.run.config, scene.run.folder, [answer], gold=True)
@@ -196,9 +199,7 @@ def test_a_gold_question_looks_like_any_other(scene: Scene, tmp_path: Path) -> N
 
 
 def test_what_cannot_be_read_changes_nothing(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    bridge = scene.bridge()
-    bridge.round()
-    name = scene.questions(RATING)[0].question_id
+    bridge, name = begun(scene)
     mine = scene.fake.annotate(name, 7, choice("rating", "4"))
     bridge.round()
     scene.fake.edit(mine, choice("rating", "very good"), words("correction", "x" * 1_000_001))
@@ -214,8 +215,7 @@ def test_what_cannot_be_read_changes_nothing(scene: Scene, caplog: pytest.LogCap
 
 
 def test_a_user_or_a_task_that_is_gone_takes_nothing_back(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    bridge = scene.bridge()
-    bridge.round()
+    bridge, _ = begun(scene)
     name, other = (one.question_id for one in scene.questions(RATING)[:2])
     scene.fake.annotate(name, 7, choice("rating", "4"))
     scene.fake.annotate(other, 7, choice("rating", "4"))
@@ -234,9 +234,7 @@ def test_a_user_or_a_task_that_is_gone_takes_nothing_back(scene: Scene, monkeypa
 
 
 def test_tasks_that_are_there_twice_are_one_question(scene: Scene) -> None:
-    bridge = scene.bridge()
-    bridge.round()
-    name = scene.questions(RATING)[0].question_id
+    bridge, name = begun(scene)
     (task,) = scene.fake.tasks_of(name)
     scene.fake._make_task(task["project"], dict(task["data"]))
     bridge.round()
@@ -255,8 +253,7 @@ def test_tasks_that_are_there_twice_are_one_question(scene: Scene) -> None:
 
 
 def test_other_runs_and_other_servers_are_left_alone(scene: Scene) -> None:
-    scene.bridge().round()
-    name = scene.questions(RATING)[0].question_id
+    _, name = begun(scene)
     project = scene.fake.tasks_of(name)[0]["project"]
     scene.fake._make_task(project, {"question": "rating/sums/9/9/9/9"})
     scene.fake._make_task(project, {"text": "somebody's own"})
@@ -276,8 +273,7 @@ def test_other_runs_and_other_servers_are_left_alone(scene: Scene) -> None:
 
 def test_most_rounds_read_only_what_has_changed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rftstream.integrations.label_studio.projects.PAGE", 3)
-    bridge = scene.bridge()
-    bridge.round()
+    bridge, _ = begun(scene)
     assert len(scene.fake.tasks) > 9
     names = [one.question_id for one in scene.questions(RATING)]
     scene.fake.annotate(names[0], 7, choice("rating", "1"))
@@ -301,8 +297,7 @@ def test_most_rounds_read_only_what_has_changed(scene: Scene, monkeypatch: pytes
 
 
 def test_a_change_that_bears_an_old_date_is_found_by_the_next_full_listing(scene: Scene) -> None:
-    bridge = scene.bridge()
-    bridge.round()
+    bridge, _ = begun(scene)
     bridge.round()
     name = scene.questions(RATING)[0].question_id
     (task,) = scene.fake.tasks_of(name)
@@ -385,8 +380,7 @@ def test_killed_at_every_step_and_started_again_there_is_no_twin_and_nothing_is_
 
 @pytest.mark.law("lost", "twice")
 def test_killed_between_reading_and_the_commit(scene: Scene) -> None:
-    scene.bridge().round()
-    name = scene.questions(RATING)[0].question_id
+    _, name = begun(scene)
     mine = scene.fake.annotate(name, 7, choice("rating", "2"))
     for point in ("before commit", "after commit"):
 
@@ -423,8 +417,7 @@ def test_a_commit_that_fails_is_made_up_for_by_the_next_round(scene: Scene) -> N
 
 @pytest.mark.law("fencing")
 def test_a_bridge_that_was_left_behind_cannot_write_what_is_old(scene: Scene) -> None:
-    scene.bridge().round()
-    name = scene.questions(RATING)[0].question_id
+    _, name = begun(scene)
     mine = scene.fake.annotate(name, 7, choice("rating", "1"))
 
     def meanwhile(point: str) -> None:
@@ -446,9 +439,7 @@ def test_a_bridge_that_was_left_behind_cannot_write_what_is_old(scene: Scene) ->
 
 def test_a_token_that_expires_in_the_middle_is_renewed(scene: Scene) -> None:
     scene.fake.uses_of_a_token = 1
-    bridge = scene.bridge()
-    bridge.round()
-    name = scene.questions(RATING)[0].question_id
+    bridge, name = begun(scene)
     scene.fake.annotate(name, 7, choice("rating", "1"))
     bridge.round()
     assert scene.said(name) == [("rating", 1.0, 0)]
@@ -483,9 +474,7 @@ def test_each_request_fails_once(scene: Scene, fault: str) -> None:
 
 
 def test_down_for_long_takes_nothing_back(scene: Scene) -> None:
-    bridge = scene.bridge()
-    bridge.round()
-    name = scene.questions(RATING)[0].question_id
+    bridge, name = begun(scene)
     scene.fake.annotate(name, 7, choice("rating", "1"))
     bridge.round()
     for fault in ("down", "half", "error"):
