@@ -116,16 +116,6 @@ def test_cross_entropy_is_that_of_hugging_face(tmp_path: Any) -> None:
     assert update.metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
-@pytest.mark.slow
-def test_sft_learns_what_it_is_shown(tmp_path: Any) -> None:
-    backend, algorithm = tiny.backend(tiny.make(tmp_path)), Sft(Sft.Config())
-    rows, _ = algorithm.prepare(demonstrations(4))
-    before = algorithm.held_out(rows, backend.logprobs(rows), None)["held_out_loss"]
-    for _ in range(20):
-        backend.update(rows, algorithm, tiny.plan())
-    assert algorithm.held_out(rows, backend.logprobs(rows), None)["held_out_loss"] < before / 3
-
-
 def test_weights_and_masks_of_imitation() -> None:
     logprobs = torch.tensor([[-1.0, -2.0, -4.0], [-8.0, math.nan, -1.0]], requires_grad=True)
     mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
@@ -168,18 +158,6 @@ def test_each_term_of_mix_is_a_mean_over_its_own() -> None:
     assert torch.allclose(gradients, torch.autograd.grad(expected, logprobs)[0], atol=1e-7)
 
 
-@pytest.mark.parametrize(("usual", "expert"), [(4, 0), (0, 3)])
-def test_mix_with_only_one_kind(usual: int, expert: int) -> None:
-    mix = Mix(Mix.Config(mu=0.25))
-    rows, _ = mix.prepare([*rollouts(usual), *demonstrations(expert)])
-    batch = micro_batch(rows)
-    loss, sums = mix.loss(random_logprobs(batch), batch, Denominators.of(rows))
-    assert math.isfinite(number(loss))
-    tokens = Denominators.of(rows).num_tokens
-    means = {name: float(value) / tokens for name, value in sums.items()}
-    assert all(math.isfinite(value) for value in mix.summarise(means).values())
-
-
 def test_the_divergence_in_the_reward_is_that_of_rollouts_alone() -> None:
     """The reference is asked for all rows, and GRPO is told of its own."""
     config = {"kl_coef": 0.1, "kl_in": "reward"}
@@ -214,18 +192,6 @@ def test_metrics_of_mix_are_means_over_their_own_tokens() -> None:
     mixed, alone = summary(mix, [*usual, *expert], logprobs), summary(grpo, usual, logprobs)
     assert {name: mixed[name] for name in alone} == pytest.approx(alone, rel=1e-5)
     assert mixed["expert_nll"] > 0
-
-
-def test_micro_batches_of_mix_add_up(tmp_path: Any) -> None:
-    spec = tiny.make(tmp_path)
-    states = []
-    for tokens in (4096, 24):
-        mix, backend = Mix(Mix.Config(mu=0.5, correction="none")), tiny.backend(spec)
-        rows, _ = mix.prepare([*rollouts(6), *demonstrations(4)])
-        update = backend.update(rows, mix, tiny.plan(tokens_per_microbatch=tokens, lr=0.0))
-        states.append(update.metrics)
-    for name in ("loss", "grad_norm", "expert_nll"):
-        assert states[0][name] == pytest.approx(states[1][name], rel=1e-4)
 
 
 def test_demonstrations_have_no_versions_that_sampled_them(tmp_path: Any) -> None:

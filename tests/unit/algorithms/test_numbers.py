@@ -9,7 +9,7 @@ import torch
 
 from rftstream.algorithms.base import Denominators, MicroBatch
 from rftstream.algorithms.clips import Dapo, GiGpo, MaxRl, ReinforcePlusPlus, sampled_runs
-from rftstream.algorithms.ratios import KEPT, AsymRe, M2po
+from rftstream.algorithms.ratios import KEPT, M2po
 from rftstream.contracts.arrays import Array
 from rftstream.errors import ConfigError
 from tests.suite.each import each
@@ -155,11 +155,6 @@ def test_rewards_below_zero_have_no_likelihood():
         with pytest.raises(ConfigError, match=r"algorithms\.maxrl\.\w+: could make a reward negative"):
             MaxRl(MaxRl.Config(**options))
     assert MaxRl(MaxRl.Config(kl_coef=0.1)).needs == {"reference_logprobs"}
-
-
-def test_a_group_that_agrees_is_imitated_a_little():
-    rows, _ = AsymRe(AsymRe.Config()).prepare([experience("a", 1.0), experience("a", 1.0)])
-    assert [row.advantages[1] for row in rows] == pytest.approx([0.1, 0.1])
 
 
 def test_second_moment_is_of_the_whole_batch():

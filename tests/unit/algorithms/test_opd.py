@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-from rftstream.algorithms.base import Denominators, MicroBatch
 from rftstream.algorithms.opd import Opd
 from rftstream.contracts.arrays import Array
 from rftstream.core.advantages import compute_teacher_gaps
@@ -42,18 +40,6 @@ def test_advantages_of_tokens_over_two_segments():
     assert metrics["token_advantage_std"] == pytest.approx(np.std([0.75, -1, -5]))
 
 
-def test_the_reward_comes_on_top():
-    batch = [taught(experience("a", reward), [0.0, -0.5]) for reward in (1.0, 0.0)]
-    rows, _ = Opd(Opd.Config(reward_weight=0.1)).prepare(batch)
-    assert [float(row.advantages[1]) for row in rows] == pytest.approx([0.5 + 0.0707107, 0.5 - 0.0707107], abs=1e-5)
-
-
-def test_one_that_is_its_own_teacher_has_no_advantage():
-    rows, metrics = Opd(Opd.Config()).prepare([experience("a", 1.0, segment([0, 1, 1])), experience("a", 0.0)])
-    assert not any(row.advantages.any() for row in rows)
-    assert metrics["teacher_kl"] == 0
-
-
 @pytest.mark.parametrize("additions", [{}, {"teacher_logprobs": Array.of([0.0, 0.0, 0.0], "float32")}])
 def test_without_a_teacher_it_says_what_to_do(additions):
     says = (
@@ -70,32 +56,6 @@ def test_what_is_masked_counts_nowhere():
     rows, metrics = Opd(Opd.Config(mask_truncated=True)).prepare(batch[1:])
     assert "teacher_kl" not in metrics
     assert not rows[0].loss_mask.any()
-
-
-def test_the_expected_gradient_is_that_of_the_divergence():
-    """One token of four: every sample once, weighed by its probability, float64."""
-    generator = torch.Generator().manual_seed(3)
-    logits_V = torch.randn(4, generator=generator, dtype=torch.float64).requires_grad_()
-    teacher_V = torch.randn(4, generator=generator, dtype=torch.float64).log_softmax(-1)
-    policy_V = logits_V.log_softmax(-1)
-    (policy_V.exp() * (policy_V - teacher_V)).sum().backward(retain_graph=True)
-    divergence_V, logits_V.grad = logits_V.grad, None
-    samples = [
-        taught(experience("a", 0.0, segment([0, 1], float(policy_V[one].detach()))), [0.0, float(teacher_V[one])])
-        for one in range(4)
-    ]  # fmt: skip
-    algorithm = Opd(Opd.Config(correction="none"))
-    rows, _ = algorithm.prepare(samples)
-    total = torch.zeros((), dtype=torch.float64)
-    for one, row in enumerate(rows):
-        batch = MicroBatch(
-            loss_mask_BT=torch.ones(1, 1, dtype=torch.float64), behavior_logprobs_BT=policy_V[one].detach()[None, None],
-            advantages_BT=torch.tensor([[float(row.advantages[1])]], dtype=torch.float64),
-        )  # fmt: skip
-        loss, _ = algorithm.loss(policy_V[one][None, None], batch, Denominators(num_tokens=1, num_rows=1))
-        total = total + policy_V[one].exp().detach() * loss
-    total.backward()
-    torch.testing.assert_close(logits_V.grad, divergence_V, rtol=1e-5, atol=1e-6)  # advantages are float32
 
 
 @pytest.mark.slow

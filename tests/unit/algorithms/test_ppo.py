@@ -91,19 +91,6 @@ def test_truncated_rollouts_can_be_left_out():
     assert metrics["value_explained_variance"] == 0
 
 
-def test_order_of_rollouts_does_not_matter():
-    batch = [experience("a", 1.0, segment([0, 1, 1]), segment([0, 1])), experience("b", 0.5, segment([0, 1, 0, 1]))]
-    values = {"a": [np.float32([0, 0.1, 0.2]), np.float32([0, 0.3])], "b": [np.float32([0, 0.4, 0, 0.5])]}
-    algorithm = ppo(lam=0.8)
-    found = []
-    for some in (batch, batch[::-1]):
-        rows, metrics = algorithm.prepare(some)
-        rows, more = algorithm.estimate(rows, [one for experience_ in some for one in values[experience_.ids.group_id]])
-        found.append((sorted(row.advantages.tolist() for row in rows), metrics | more))
-    np.testing.assert_allclose(np.concatenate(found[0][0]), np.concatenate(found[1][0]), rtol=1e-6)
-    assert found[0][1] == pytest.approx(found[1][1])
-
-
 def value_batch(rows, some):
     """Rows of additions with the numbers of rows, as a backend pads them."""
 

@@ -74,17 +74,6 @@ def test_an_update_is_deterministic_and_changes_every_weight(spec, grpo):
     assert all(before[name] != after[name] for name in before)
 
 
-def test_advantages_decide_the_direction(spec, grpo):
-    row = tiny.rows(1)[0]
-    changes = []
-    for sign in (1.0, -1.0):
-        backend = tiny.backend(spec)
-        before = backend.logprobs([row])[0].sum()
-        backend.update([dataclasses.replace(row, advantages=np.full_like(row.advantages, sign))], grpo, tiny.plan())
-        changes.append(float(backend.logprobs([row])[0].sum() - before))
-    assert changes[0] > 0 > changes[1]
-
-
 def test_metrics_of_an_on_policy_batch(spec, grpo):
     backend = tiny.backend(spec)
     rows = tiny.rows()
@@ -346,19 +335,6 @@ def test_without_kl_no_reference_is_held(spec, grpo):
     backend, update = updated(spec, grpo, tiny.rows())
     assert backend._reference is None
     assert "kl" not in update.metrics
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("estimator", ["k2", "k3"])
-def test_a_huge_coefficient_keeps_the_policy_at_the_reference(spec, estimator):
-    distances = {}
-    for coefficient in (0.0, 1e4):
-        algorithm = Grpo(Grpo.Config(kl_coef=coefficient, kl_estimator=estimator))
-        backend = tiny.backend(spec)
-        for _ in range(20):
-            backend.update(tiny.rows(), algorithm, tiny.plan(lr=1e-3))
-        distances[coefficient] = distance(backend, tiny.rows())
-    assert distances[1e4] < distances[0.0] / 1000
 
 
 @pytest.mark.slow

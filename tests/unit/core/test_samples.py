@@ -43,25 +43,6 @@ def test_they_are_means_over_all_subsets(values, data):
 
 
 @settings(deadline=None)
-@given(REWARDS)
-def test_of_one_and_of_all(values):
-    mean = sum(values) / len(values)
-    assert best_at_k(values, 1) == pytest.approx(mean, abs=1e-9)
-    assert worst_at_k(values, 1) == pytest.approx(mean, abs=1e-9)
-    assert best_at_k(values, len(values)) == pytest.approx(max(values))
-    assert worst_at_k(values, len(values)) == pytest.approx(min(values))
-
-
-@settings(deadline=None)
-@given(REWARDS)
-def test_more_samples_never_make_the_best_worse(values):
-    best = [best_at_k(values, k) for k in range(1, len(values) + 1)]
-    worst = [worst_at_k(values, k) for k in range(1, len(values) + 1)]
-    assert all(later >= earlier - 1e-9 for earlier, later in itertools.pairwise(best))
-    assert all(later <= earlier + 1e-9 for earlier, later in itertools.pairwise(worst))
-
-
-@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.data())
 def test_of_right_and_wrong_the_best_is_pass_at_k(values, data):
     k = data.draw(st.integers(1, len(values)))
