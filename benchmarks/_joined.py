@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from rftstream.contracts.versions import StepRecord
@@ -17,6 +18,8 @@ from rftstream.service.role import Log
 
 STEPS, WARM_UP = 120, 20
 REPEATS = 3
+LEAVE_S = 30.0
+"""Seconds that a process has to leave in order, when another one has failed."""
 RUN_FILE = f"""
 [run]
 steps = {STEPS}
@@ -87,17 +90,36 @@ def rate(what: str | None = None, servers: str = "") -> float:
         kafka = ("transport.kind=kafka", f"transport.servers={servers}")
         chosen = (f"run.name={name}", *settings, *(kafka if servers else ()))
         sets = [word for one in chosen for word in ("--set", one)]
-        command = [sys.executable, "-m", "rftstream", "run", "run.toml", "--progress", "none", *sets]
-        started = [
-            subprocess.Popen([sys.executable, "-c", WHEN_THERE + text, f"runs/{name}"], cwd=folder) for text in loops
-        ]
-        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL, env={**os.environ})
-        for loop in started:
-            loop.wait()
+        run = [sys.executable, "-m", "rftstream", "run", "run.toml", "--progress", "none", *sets]
+        _see_through(run, *([sys.executable, "-c", WHEN_THERE + text, f"runs/{name}"] for text in loops), folder=folder)
         with closing(open_run(folder / "runs" / name).transport) as transport:
             steps = [one for _, one in Log(transport).in_force("steps") if isinstance(one, StepRecord)]
     first, last = (one for one in steps if one.name.version in (WARM_UP, STEPS) and not one.resumed)
     return (last.trained_rollouts - first.trained_rollouts) / (last.recorded_at - first.recorded_at)
+
+
+def _see_through(*commands: Sequence[str], folder: Path) -> None:
+    """Run the commands side by side to their ends. If one fails, the others are ended, too, and CalledProcessError is
+    raised."""
+    with ExitStack() as stack:
+        started = []
+        for command in commands:
+            started.append(subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL))
+            stack.callback(_end, started[-1])
+        while any(one.poll() is None for one in started):
+            for one in started:
+                if one.poll():
+                    raise subprocess.CalledProcessError(one.returncode, one.args)
+            time.sleep(0.1)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(LEAVE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def rates(what: str, servers: str = "") -> tuple[float, float]:
