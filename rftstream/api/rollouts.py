@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -14,14 +14,12 @@ import rftstream.studio
 from rftstream.api.tables import Table, check_word, pages
 from rftstream.contracts.ids import split_group_id
 from rftstream.contracts.records import TopicPartition
-from rftstream.contracts.rollouts import Rollout
 from rftstream.errors import ConfigError
 from rftstream.queries.catalog.finding import GroupFilter, RolloutRow, find_batch, find_group
 from rftstream.queries.catalog.listing import Cursor, RolloutFilter, find_rollouts
 from rftstream.queries.catalog.run_index import Page, RunIndex
-from rftstream.queries.decoding import decoded
+from rftstream.queries.records.body_columns import BODIES, body_values
 from rftstream.queries.records.group_view import NO_ADVANTAGES, GroupAdvantages, compute_advantages
-from rftstream.queries.records.problem_list import text_of
 from rftstream.queries.records.rollout_view import ShownRollout, TokenRow, list_tokens, read_rollout
 from rftstream.queries.records.shown import open_reader
 from rftstream.service.reading import read_many
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
 
 PAGE = 500
 """Rollouts of one question to the index."""
-BODIES = ("prompt", "completion", "messages", "token_ids", "logprobs", "loss_mask", "segment_lengths")
-"""Columns whose values are read from the records of the log."""
 FINAL = ("reward", "sampled_at", "verified_at", "decided_at", "rollout_offset")
 """Numbers that the columns of final rollouts have."""
 TEXTS = ("version",)
@@ -216,8 +212,7 @@ class RolloutTable(Table[RunRollout]):
                 return frames.table_of_rows([], self._chosen, chosen)
             known = self._known(opened, chosen)
         bodies = [name for name in chosen if name in BODIES]
-        found = self._bodies(known, bodies) if bodies else []
-        return frames.chosen_columns(known, {name: [row[name] for row in found] for name in bodies}, chosen, plain)
+        return frames.chosen_columns(known, self._bodies(known, bodies) if bodies else {}, chosen, plain)
 
     def _known(self, opened: Page, names: Sequence[str]) -> Any:
         """Return a table of what the index knows: of all rollouts by columns, else by its rows."""
@@ -235,21 +230,23 @@ class RolloutTable(Table[RunRollout]):
             return table
         return table.slice(0, self.limit)
 
-    def _bodies(self, known: Any, names: Sequence[str]) -> list[Mapping[str, Any]]:
-        """Return the bodies of rollouts, in the order of their rows; they are read one partition after the other."""
+    def _bodies(self, known: Any, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Return columns of the bodies of rollouts, in the order of their rows; they are read one partition after the
+        other."""
         run = self.index.run
         offsets = known["rollout_offset"].to_pylist()
         places: dict[int, dict[int, int]] = {}
         for i, sequence in enumerate(known["sequence"].to_pylist()):
             if offsets[i] is not None:
                 places.setdefault(sequence % run.config.transport.partitions, {})[int(offsets[i])] = i
-        rows: list[Mapping[str, Any]] = [dict.fromkeys(names)] * len(offsets)
+        columns: dict[str, list[Any]] = {name: [None] * len(offsets) for name in names}
         for partition, where in sorted(places.items()):
             for record in read_many(run.transport, TopicPartition("rollouts", partition), where):
-                message = decoded(record, Rollout)
-                if message is not None:
-                    rows[where[record.offset]] = {name: _VALUES[name](message) for name in names}
-        return rows
+                if (values := body_values(record, names)) is not None:
+                    row = where[record.offset]
+                    for column, value in zip(columns.values(), values, strict=True):
+                        column[row] = value
+        return columns
 
 
 def _tell_nobody(done: int, total: int) -> None:
@@ -266,24 +263,6 @@ def _asked_for(wanted: RolloutFilter) -> dict[str, Any]:
         elif one.name != "groups":
             found[one.name] = value
     return {name: value for name, value in found.items() if value not in (None, "")}
-
-
-def _messages(rollout: Rollout) -> list[dict[str, str]]:
-    asked = [(one.role, one.content) for one in (() if rollout.problem is None else rollout.problem.messages)]
-    said = [(one.role, one.content) for one in rollout.turns]
-    return [{"role": str(role), "content": content} for role, content in (*asked, *said)]
-
-
-_VALUES: Mapping[str, Callable[[Rollout], Any]] = {
-    "prompt": lambda rollout: "" if rollout.problem is None else text_of(rollout.problem),
-    "completion": lambda rollout: "\n".join(turn.content for turn in rollout.turns if turn.role == "assistant"),
-    "messages": _messages,
-    "token_ids": lambda rollout: b"".join(segment.token_ids.data for segment in rollout.segments),
-    "logprobs": lambda rollout: b"".join(segment.behavior_logprobs.data for segment in rollout.segments),
-    "loss_mask": lambda rollout: b"".join(segment.loss_mask.data for segment in rollout.segments),
-    "segment_lengths": lambda rollout: [segment.token_ids.shape[0] for segment in rollout.segments],
-}
-"""Column of a body -> its value in a rollout. Those of tokens are the bytes of all segments, one after the other."""
 
 
 def rollout_table(index: RunIndex, wanted: RolloutFilter, order: str) -> RolloutTable:

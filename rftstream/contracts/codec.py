@@ -16,7 +16,7 @@ import hashlib
 import re
 import threading
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgpack  # type: ignore[import-untyped]  # it has no stubs
 import msgspec
@@ -30,6 +30,8 @@ from rftstream.contracts.rules import show
 from rftstream.contracts.tasks import ID_HEADERS, RolloutIds
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError, MessageTooLarge
+
+T = TypeVar("T")
 
 _LONGEST_RUN = "r" * 249
 """A run name of the greatest length, for computing the longest record names."""
@@ -347,10 +349,7 @@ def to_record(
 
 def from_record(record: Record) -> Message:
     """Return the message of a record. ContractError names `topic[partition]@offset` and the contract."""
-    contract = _accepted.get((record.topic, record.headers[:3]))
-    if contract is None:
-        contract = _contract_of(record, str(record))
-        _accept(record, contract)
+    contract = _accepted_contract(record)
     if record.value is None:
         where = _label(str(record), contract)
         raise ContractError("$: got no value (a tombstone, or read without bodies)", where=where)
@@ -359,6 +358,27 @@ def from_record(record: Record) -> Message:
     except ContractError:
         # The text that names the record is only made now, since nearly all records are valid.
         return decode(record.value, contract, str(record))
+
+
+def read_parts(record: Record, parts: type[T]) -> T | None:
+    """Return some fields of a record's message, in a type that names no others; None if they cannot be read. Whether
+    the message keeps the rules of its contract is not asked."""
+    try:
+        contract = _accepted_contract(record)
+        if record.value is None or not is_bounded(record.value, MESSAGES[contract].type, LIMITS):
+            return None
+        found: T = _decoder_of(parts).decode(record.value)
+        return found
+    except (ContractError, *_BROKEN):
+        return None
+
+
+def _accepted_contract(record: Record) -> str:
+    contract = _accepted.get((record.topic, record.headers[:3]))
+    if contract is None:
+        contract = _contract_of(record, str(record))
+        _accept(record, contract)
+    return contract
 
 
 _accepted: dict[tuple[str, Headers], str] = {}
