@@ -174,6 +174,7 @@ class Desk:
     def draft(self, item: WorkItem, draft: Any) -> bool:
         """Replace what there is of an answer. Return False if the item was withdrawn."""
         with self.changed:
+            self._check_own(item)
             if item.state is not WorkState.withdrawn:
                 item.draft = draft
             return item.state is not WorkState.withdrawn
@@ -182,6 +183,7 @@ class Desk:
         """Hand in an answer. Return False if the item was withdrawn. Errors of the role are raised."""
         with self.changed:
             self.check()
+            self._check_own(item)
             if item.state is WorkState.withdrawn:
                 return False
             self.num_taken -= item.state is WorkState.taken
@@ -206,6 +208,10 @@ class Desk:
         """Raise the error by which the role ended, if there is one."""
         if self.error is not None:
             raise self.error
+
+    def _check_own(self, item: WorkItem) -> None:
+        if item.state is not WorkState.withdrawn and self._open.get(item.key) is not item:
+            raise AnswerRefused("it belongs to another loop that has joined, expected work that this one has given out")
 
     def _can_take(self) -> bool:
         return self.has_ended or self.stops or len(self._open) > self.num_taken

@@ -44,9 +44,15 @@ def _encode(value: Any, tensors: dict[str, RawTensor], where: str) -> Any:
             if hasattr(value, "full_tensor"):
                 raise AnswerRefused(f"{where}: got a shard (DTensor), expected a whole tensor; gather it first")
             name = str(len(tensors))
-            tensors[name] = raw(torch.as_tensor(value))
+            try:
+                tensors[name] = raw(torch.as_tensor(value))
+            except (KeyError, TypeError, RuntimeError):  # meta, sparse and complex tensors, arrays of texts
+                raise AnswerRefused(
+                    f"{where}: got a {type(value).__name__} of {value.dtype} on {value.device}, expected plain numbers "
+                    "in memory, as safetensors keeps them"
+                ) from None
             return {"tensor" if isinstance(value, torch.Tensor) else "array": name}
-        case np.generic():
+        case np.number() | np.bool_() | np.str_() if not isinstance(value, np.complexfloating):
             return value.item()
         case Mapping():
             return {

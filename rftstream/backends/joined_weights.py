@@ -154,6 +154,9 @@ def _check(given: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], k
 
 
 def _served(name: str, value: Tensor, dtype: torch.dtype) -> RawTensor:
+    if value.is_meta or value.layout is not torch.strided or value.is_complex():
+        kind = f"{value.dtype} of {value.layout} on {value.device}".replace("torch.", "")
+        raise AnswerRefused(f"weights: {name!r} is {kind}, expected a dense tensor of numbers in memory")
     copied = value.detach().to(device="cpu", dtype=dtype, copy=True)
     if not torch.isfinite(copied).all():
         raise AnswerRefused(

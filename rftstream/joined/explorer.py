@@ -12,7 +12,7 @@ import numpy as np
 
 from rftstream.contracts.versions import VersionName
 from rftstream.desk import AnswerRefused, WorkItem
-from rftstream.joined.tasks import JoinedTask, TaskIterator, TaskLoop
+from rftstream.joined.tasks import JoinedTask, TaskIterator, TaskLoop, plain_reason
 from rftstream.joined.worker import RoleThread
 from rftstream.policies.base import SampleRequest
 from rftstream.policies.joined import Sampled, SamplerDesk
@@ -181,7 +181,7 @@ class JoinedExplorer(TaskLoop[SampleTask]):
             logprobs=np.zeros(0, np.float32),
             versions=(),
             finish_reason="error",
-            error=reason or "the joined sampler gave no reason",
+            error=plain_reason(reason),
         )
         return self._answer(task, failed)
 
@@ -227,6 +227,9 @@ class JoinedExplorer(TaskLoop[SampleTask]):
             raise AnswerRefused(f"{task.id}: version: got none, expected one; load `weights_folder()` first")
         if isinstance(version, int | np.integer):
             return (*saved, *[self._name(task, int(version))] * (count - len(saved)))
+        if isinstance(version, str | float) or getattr(version, "ndim", 1) == 0:
+            what = f"a {type(version).__name__}"
+            raise AnswerRefused(f"{task.id}: version: got {what}, expected a version's number, or one for each token")
         numbers = _array(version, f"{task.id}: version").tolist()
         if len(numbers) != count:
             raise AnswerRefused(f"{task.id}: version: got {len(numbers)} for {count} tokens, expected one for each")
@@ -273,17 +276,21 @@ def _going_on(task: SampleTask, draft: Sampled | None, sampled: Sampled) -> Samp
 
 def _array(values: Any, what: str) -> np.ndarray:
     """Return a sequence of numbers (list, array, tensor) as an array with one axis."""
+    kind = type(values).__name__
     if isinstance(values, list | tuple):
-        values = [one.detach() if hasattr(one, "detach") else one for one in values]
+        values = [one.detach().cpu() if hasattr(one, "detach") else one for one in values]
     elif hasattr(values, "detach"):
         values = values.detach().cpu()
         values = (values.double() if values.is_floating_point() else values).numpy()  # numpy has no bfloat16
     try:
         found = np.asarray(values)
-    except ValueError:
+    except (ValueError, TypeError):
         found = np.zeros((0, 0))
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iuf"):
-        raise AnswerRefused(f"{what}: got {type(values).__name__} of shape {found.shape}, expected a row of numbers")
+        odd = [one for one in values if type(one) not in (int, float)] if isinstance(values, list) else []
+        shape = f" of shape {found.shape}" if found.size and found.ndim > 1 else ""
+        what_is = shape or (f" with a {type(odd[0]).__name__}" if odd else "")
+        raise AnswerRefused(f"{what}: got {kind}{what_is}, expected a row of numbers")
     return found
 
 

@@ -42,6 +42,13 @@ class JoinedTask:
         return f"<{type(self).__name__} {self.id}: {self._item.state.value}>"
 
 
+def plain_reason(reason: object) -> str:
+    """Return the text of a reason that a loop gives, such as an exception."""
+    if isinstance(reason, BaseException):
+        return f"{type(reason).__name__}: {reason}"
+    return str(reason or "the joined loop gave no reason")
+
+
 T = TypeVar("T", bound=JoinedTask)
 
 
@@ -79,6 +86,8 @@ class TaskLoop(JoinedLoop, Generic[T]):
         return TaskIterator(self._desk, self._kind)
 
     def _take(self, most: int, wait_s: float | None) -> list[T]:
+        if not isinstance(most, int) or most < 1:  # no tasks would say that no more come
+            raise AnswerRefused(f"take: got {most!r}, expected a number of tasks, at least 1; wait until one has room")
         return [self._kind(item) for item in self._desk.take(most, wait_s=wait_s)]
 
     def _check_open(self, task: T) -> None:

@@ -15,7 +15,7 @@ from rftstream.backends.joined import BatchWork, TrainedWeights, TrainerDesk
 from rftstream.contracts.batches import Experience
 from rftstream.desk import AnswerRefused, WorkItem, WorkState
 from rftstream.errors import RftError
-from rftstream.joined.worker import JoinedLoop, RoleThread, plain_number
+from rftstream.joined.worker import JoinedLoop, RoleThread, named_numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -198,14 +198,14 @@ class JoinedTrainer(JoinedLoop):
         assert self._desk.weights is not None
         self._check_answerable(batch)
         served = self._desk.weights.served(weights)
-        self._hand_in(batch, TrainedWeights(served=served, metrics=_numbers(metrics or {})))
+        self._hand_in(batch, TrainedWeights(served=served, metrics=named_numbers(metrics or {}, "metrics")))
         self._settle(batch)
 
     def skip(self, batch: TrainingBatch, *, metrics: Mapping[str, Any] | None = None) -> None:
         """Leave a batch out, for example after a loss that is not finite. It counts as trained, and the next version
         has the same weights. The loop's model and optimizer must be as they were before the batch."""
         self._check_answerable(batch)
-        self._hand_in(batch, TrainedWeights(served=None, metrics=_numbers(metrics or {}), skipped=True))
+        self._hand_in(batch, TrainedWeights(served=None, metrics=named_numbers(metrics or {}, "metrics"), skipped=True))
         self._settle(batch)
 
     @property
@@ -217,6 +217,8 @@ class JoinedTrainer(JoinedLoop):
         """Keep the loop's state after the last step, if it is due: tensors, numbers and texts in dicts and lists. A
         process that goes on from there gets it as `kept`. Call it after each step. Return whether it was kept."""
         self._desk.check()
+        if not isinstance(state, Mapping):
+            raise AnswerRefused(f"state: got a {type(state).__name__}, expected a dict, such as {{'model': ...}}")
         if not self.checkpoint_due:
             return False
         from rftstream.backends.joined_state import write_state
@@ -287,7 +289,3 @@ class JoinedTrainer(JoinedLoop):
         with desk.changed:
             desk.moved_on = max(desk.moved_on, self._stepped)
             desk.notify()
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): plain_number(value, f"metrics.{name}") for name, value in metrics.items()}

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rftstream.desk import AnswerRefused
-from rftstream.joined.tasks import JoinedTask, TaskIterator, TaskLoop
-from rftstream.joined.worker import plain_number
+from rftstream.joined.tasks import JoinedTask, TaskIterator, TaskLoop, plain_reason
+from rftstream.joined.worker import named_numbers, plain_number
 from rftstream.rewards.base import RewardInput, Score, ScoreRequest
 from rftstream.rewards.joined import JoinedScore
 
@@ -67,20 +67,16 @@ class JoinedVerifier(TaskLoop[ScoreTask]):
         self._check_open(task)
         found = Score(
             reward=_number(reward, f"{task.id}: reward"),
-            parts=_numbers(parts or {}, f"{task.id}: parts"),
-            metrics=_numbers(metrics or {}, f"{task.id}: metrics"),
+            parts=named_numbers(parts or {}, f"{task.id}: parts", _number),
+            metrics=named_numbers(metrics or {}, f"{task.id}: metrics", _number),
         )
-        return self._answer(task, JoinedScore(score=found, version=version))
+        return self._answer(task, JoinedScore(score=found, version="" if version is None else str(version)))
 
     def fail(self, task: ScoreTask, reason: str) -> bool:
         """Say that the rollout cannot be scored. It is recorded without a reward, with the reason; that is never a
         reward of 0."""
         self._check_open(task)
-        return self._answer(task, JoinedScore(score=None, detail=reason or "the joined scorer gave no reason"))
-
-
-def _numbers(values: Mapping[str, Any], what: str) -> dict[str, float]:
-    return {str(name): _number(value, f"{what}.{name}") for name, value in values.items()}
+        return self._answer(task, JoinedScore(score=None, detail=plain_reason(reason)))
 
 
 def _number(value: Any, what: str) -> float:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  # its hook at the end comes after the one below
 import itertools
 import logging
 import os
 import socket
 import threading
+import weakref
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -48,6 +51,10 @@ class RoleThread:
     def start(self) -> None:
         """Start the role, and wait until it works. Its errors are raised."""
         self._thread.start()
+        # At the end of the interpreter Python waits for the threads of executors. Those of the role wait for the loop,
+        # which may have raised outside of a `with` block.
+        close = weakref.WeakMethod(self.close)
+        threading._register_atexit(lambda: (own := close()) and own())  # type: ignore[attr-defined]
         desk = self._desk
         try:
             desk.wait(lambda: desk.has_begun or desk.has_ended)
@@ -90,6 +97,13 @@ def plain_number(value: Any, what: str) -> float:
         return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError):
         raise AnswerRefused(f"{what}: got a {type(value).__name__}, expected a number") from None
+
+
+def named_numbers(values: Any, what: str, number: Callable[[Any, str], float] = plain_number) -> dict[str, float]:
+    """Return the numbers by name that a loop hands in. `number` reads each. AnswerRefused for others."""
+    if not isinstance(values, Mapping):
+        raise AnswerRefused(f"{what}: got a {type(values).__name__}, expected a dict of numbers by name")
+    return {str(name): number(value, f"{what}.{name}") for name, value in values.items()}
 
 
 class JoinedLoop:

@@ -40,6 +40,14 @@ with rftstream.join(sys.argv[1], role="trainer") as me:
         me.step(batch, weights=weights, metrics={"done": done})
         me.checkpoint({"model": weights, "done": done, "version": batch.version + 1})
 """
+RAISES = """
+import rftstream, sys
+
+me = rftstream.join(sys.argv[1], role="trainer")
+me.state()
+next(me.batches())
+raise KeyError("with a batch in hand, and outside of a `with` block")
+"""
 NUM_KILLS = 8
 
 
@@ -59,7 +67,7 @@ def test_joined_loops_are_killed_at_twenty_moments_beside_our_own_explorer(place
 def kill_in_the_middle(place: Workplace, run_dir: str, num_kills: int, *own: str) -> None:
     """Kill a joined trainer, a joined sampler and workers of the run in turn, each time when the log has grown by a
     random number of records, and hold the laws at the end."""
-    for name, text in (("sampler", SAMPLER), ("trainer", TRAINER)):
+    for name, text in (("sampler", SAMPLER), ("trainer", TRAINER), ("raises", RAISES)):
         place.write(f"{name}.py", text)
     joined = sets("trainer.backend=joined", "trainer.checkpoint_every=3")
     run = place.start("run", "tiny.toml", "--json", *joined)
@@ -85,6 +93,10 @@ def kill_in_the_middle(place: Workplace, run_dir: str, num_kills: int, *own: str
         loops[name].send(signal.SIGKILL)
         loops[name].finish()
         loops[name] = start(name)
+    loops["trainer"].send(signal.SIGKILL)
+    loops["trainer"].finish()
+    assert start("raises").finish().code == 1
+    loops["trainer"] = start("trainer")
     reach(place, view, view.curve().version + 2)
     assert "a loop of its user's own (rftstream.join)" in place.look("status", run_dir).out
     version = drain(place, run, run_dir)

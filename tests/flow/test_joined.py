@@ -96,7 +96,7 @@ def test_a_joined_sampler_makes_the_rollouts(scene: Scene) -> None:
         learnt = torch.tensor([-0.5, 1e-7], requires_grad=True)
         logprobs = [[-0.5, 1e-7], learnt.bfloat16(), list(learnt)][number]
         assert me.finish(task, tokens=given, logprobs=logprobs, version=me.version)
-    assert me.fail(tasks[3], "no memory")
+    assert me.fail(tasks[3], MemoryError("no memory"))  # type: ignore[arg-type]
     work_for(driver, 1.0)
     found = rollouts_of(scene)
     assert {one: found[one].turns[0].content for one in found if found[one].turns} == {
@@ -107,7 +107,7 @@ def test_a_joined_sampler_makes_the_rollouts(scene: Scene) -> None:
     assert segment.behavior_logprobs.numpy().tolist() == [0, 0, 0, 0, -0.5, 0]
     assert [(span.version, span.count) for span in segment.versions] == [(0, 2)]
     assert done.status is RolloutStatus.completed
-    assert (found[tasks[3].id].status, found[tasks[3].id].error) == (RolloutStatus.failed, "no memory")
+    assert (found[tasks[3].id].status, found[tasks[3].id].error) == (RolloutStatus.failed, "MemoryError: no memory")
     assert scene.audit().balanced
 
 
@@ -121,7 +121,11 @@ GOOD: dict[str, Any] = {"tokens": ids_of("3"), "logprobs": [-0.5, -0.1], "versio
         ({"tokens": [51, -1]}, "tokens: got the id -1"),
         ({"tokens": [51.0, 0.5]}, "tokens: got float64 values, expected integers"),
         ({"tokens": [[51, 0]]}, "tokens: got list of shape .1, 2., expected a row"),
-        ({"tokens": "30"}, "tokens: got str of shape"),
+        ({"tokens": "30"}, "tokens: got str, expected a row of numbers"),
+        ({"tokens": None}, "tokens: got NoneType, expected"),
+        ({"logprobs": [{51: -0.1}, {0: -0.1}]}, "logprobs: got list with a dict, expected"),
+        ({"logprobs": [torch.tensor([-0.1, 0.0]), torch.tensor([-0.1])]}, "logprobs: got list with a Tensor"),
+        ({"version": "latest"}, "version: got a str, expected a version's number, or one for each token"),
         ({"tokens": [], "logprobs": []}, "got no tokens, expected at least one"),
         ({"tokens": [51] * 300, "logprobs": [-1.0] * 300}, "tokens: got 300, expected at most 256"),
         ({"logprobs": [-0.5]}, "got 1 logprobs for 2 tokens"),
@@ -162,6 +166,12 @@ def test_an_answer_for_the_second_time_or_for_a_lost_task(scene: Scene, caplog: 
         me.finish(first, **GOOD)
     with pytest.raises(AnswerRefused, match="got a str, expected a SampleTask"):
         me.finish("first", **GOOD)  # type: ignore[arg-type]
+    with pytest.raises(AnswerRefused, match="take: got 0, expected a number of tasks, at least 1"):
+        me.take(0)  # a loop takes no tasks for a sign that the run has ended
+    _, other = sampler(scene, process="second")
+    other._desk.known = me._desk.known
+    with pytest.raises(AnswerRefused, match="it belongs to another loop that has joined"):
+        other.finish(second, **GOOD)
     work_for(driver, 1.0)
     driver.service.step.drop([1])  # type: ignore[union-attr]  # as if its partition had gone
     with caplog.at_level(logging.WARNING):
@@ -372,6 +382,8 @@ def steps_of(scene: Scene) -> list[StepRecord]:
         (lambda weights: {**weights, SKILL: torch.zeros(2)}, "'fake.skill' has the shape .2,., expected .1,."),
         (lambda weights: {**weights, SKILL: "one"}, "'fake.skill' is a str, expected a tensor"),
         (lambda weights: {**weights, SKILL: torch.tensor([math.nan])}, "'fake.skill' has values that are not finite"),
+        (lambda weights: {**weights, SKILL: torch.ones(1, device="meta")}, "is float32 of strided on meta, expected"),
+        (lambda weights: {**weights, SKILL: torch.ones(1).to_sparse()}, "is float32 of sparse_coo on cpu, expected"),
     ],
 )
 def test_weights_that_are_not_the_models_are_refused(batches: Scene, change: Any, text: str) -> None:
@@ -382,13 +394,21 @@ def test_weights_that_are_not_the_models_are_refused(batches: Scene, change: Any
         me.step(batch, weights=change(weights))
     with pytest.raises(AnswerRefused, match=r"metrics\.loss: got a str, expected a number"):
         me.step(batch, weights=weights, metrics={"loss": "low"})
+    with pytest.raises(AnswerRefused, match=r"metrics: got a list, expected a dict of numbers by name"):
+        me.step(batch, weights=weights, metrics=[0.5])  # type: ignore[arg-type]
+    with pytest.raises(AnswerRefused, match=r"state: got a list, expected a dict"):
+        me.checkpoint([weights])  # type: ignore[arg-type]
     assert not [step for step in steps_of(batches) if not step.resumed]
     me.skip(batch, metrics={"loss": math.nan})
     assert steps_of(batches)[-1].skipped
     with pytest.raises(AnswerRefused, match="batch 0: handed in for the second time"):
         me.step(batch, weights=weights)
-    with pytest.raises(AnswerRefused, match=r"state\.optimizer: got a object, expected tensors"):
-        write_state(batches.folder.path, {"optimizer": object()})
+    for wrong, what in (
+        (object(), "object, expected tensors"), (np.complex64(1), "complex64, expected tensors"),
+        (np.array(["a"]), "ndarray of <U1 on cpu, expected"), (torch.ones(1, device="meta"), "float32 on meta, expe"),
+    ):  # fmt: skip
+        with pytest.raises(AnswerRefused, match=rf"state\.own: got a .*{what}"):
+            write_state(batches.folder.path, {"own": wrong})
     loop.close()
 
 

@@ -113,8 +113,9 @@ class PlayedSampler(JoinedPolicy):
                 self._engine.abort(key)
             self._tasks.clear()
             self._me.tasks()
-        for task in self._me.take(random.randint(0, self._most), wait_s=0):
-            self._begin(task)
+        if most := random.randint(0, self._most):
+            for task in self._me.take(most, wait_s=0):
+                self._begin(task)
         for completion in self._engine.step():
             self._finish(self._tasks.pop(completion.request_id), completion)
         for key, task in list(self._tasks.items()):

@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 4_050,
     "policies": 5_050,
     "preflight": 3_900,
-    "queries": 12_950,
+    "queries": 13_050,
     "replay": 800,
     "rewards": 8_200,
     "roles": 10_300,
