@@ -69,7 +69,7 @@ hosts: .venv/.developer  ## a run on hosts with networks of their own, which die
 containers: .venv/.developer  ## a real Docker engine, the images, docker-compose.yml with kills and full disks; as root, in minutes; then a table
 	$(BIN)/python -m tests.containers $(ARGS)
 
-kubernetes: .venv/.developer  ## releases of the Helm chart on a real API server, which is built the first time; then a table
+kubernetes: .venv/.developer  ## releases of the Helm chart on a real Kubernetes, which is built the first time; then a table
 	$(BIN)/python -m tests.kubernetes $(ARGS)
 
 histories: .venv/.developer  ## random histories of agents and environments, replayed through the model (NUM=, SEED=)

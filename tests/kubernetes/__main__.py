@@ -1,4 +1,4 @@
-"""Gives releases of the chart to a real API server, and says what ran for real and how long it took.
+"""Runs the chart on a real Kubernetes without containers, and says what ran for real and how long it took.
 
 python -m tests.kubernetes
 """
@@ -13,6 +13,7 @@ from tests.suite.told import run_and_tell
 if __name__ == "__main__":
     sys.exit(run_and_tell(
         Path(__file__).parent,
-        "controllers, scheduler, kubelet: Jobs' policies by exit codes, drained nodes and pods are not tried",
+        "containers, limits, probes that end a pod, network policies: no kubelet; pods' commands ran as processes",
         "operators: KEDA and the Prometheus operator are there as definitions, Strimzi as names of kinds",
+        "GPUs: no node has one",
     ))  # fmt: skip

@@ -1,4 +1,7 @@
-"""A real API server of Kubernetes for tests, and its etcd, as processes on loopback. Nothing acts on what it keeps."""
+"""A real Kubernetes on this machine for tests: etcd, API server, controllers and scheduler, as processes on loopback.
+
+There is no kubelet, so no container runs: `tests.kubernetes.kubelet` stands in for it.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,14 @@ PATIENCE_S = 600.0
 """Only a hang takes as long."""
 KINDS = {
     "configmaps": "/api/v1", "persistentvolumeclaims": "/api/v1", "pods": "/api/v1", "secrets": "/api/v1",
-    "serviceaccounts": "/api/v1", "services": "/api/v1", "deployments": "/apis/apps/v1", "jobs": "/apis/batch/v1",
-    "networkpolicies": "/apis/networking.k8s.io/v1", "poddisruptionbudgets": "/apis/policy/v1",
-    "scaledobjects": "/apis/keda.sh/v1alpha1", "podmonitors": "/apis/monitoring.coreos.com/v1",
-    "kafkausers": "/apis/kafka.strimzi.io/v1", "kafkas": "/apis/kafka.strimzi.io/v1",
-    "kafkanodepools": "/apis/kafka.strimzi.io/v1",
+    "serviceaccounts": "/api/v1", "services": "/api/v1", "deployments": "/apis/apps/v1",
+    "replicasets": "/apis/apps/v1", "jobs": "/apis/batch/v1", "networkpolicies": "/apis/networking.k8s.io/v1",
+    "poddisruptionbudgets": "/apis/policy/v1", "scaledobjects": "/apis/keda.sh/v1alpha1",
+    "podmonitors": "/apis/monitoring.coreos.com/v1", "kafkausers": "/apis/kafka.strimzi.io/v1",
+    "kafkas": "/apis/kafka.strimzi.io/v1", "kafkanodepools": "/apis/kafka.strimzi.io/v1",
 }  # fmt: skip
+"""Of the chart, and what controllers make of it."""
+OTHERS = {"events": "/api/v1", "nodes": "/api/v1", "persistentvolumes": "/api/v1"}
 STRIMZI = {"kafkas": "Kafka", "kafkanodepools": "KafkaNodePool", "kafkausers": "KafkaUser"}
 """Strimzi's CRDs are in no registry of packages. The server knows its kinds; what is in them its models judge
 (tests/deploy/test_helm.py)."""
@@ -84,7 +89,7 @@ class Cluster:
         return response.json() if "json" in response.headers["Content-Type"] else response.text
 
     def path(self, kind: str, namespace: str = "", name: str = "") -> str:
-        parts = (KINDS[kind], f"namespaces/{namespace}" if namespace else "", kind, name)
+        parts = ((KINDS | OTHERS)[kind], f"namespaces/{namespace}" if namespace else "", kind, name)
         return "/".join(part for part in parts if part)
 
     def get(self, kind: str, namespace: str = "", **labels: str) -> list[dict[str, Any]]:
@@ -98,6 +103,7 @@ class Cluster:
         """Make one that takes no pods but those under PodSecurity `restricted`."""
         body = {"metadata": {"name": name, "labels": RESTRICTED}}
         self.ask("POST", "/api/v1/namespaces", body)
+        until(lambda: self.get("serviceaccounts", name), "its default service account")
 
     def helm(self, *words: str, user: str = "") -> str:
         """Return what helm prints. AssertionError if it fails, or if the server warned of something."""
@@ -117,27 +123,34 @@ class Cluster:
         place = (release, str(chart), "--namespace", namespace)
         return self.helm(word, *place, "--set-file", f"runFile={run_file}", *words, user=user)
 
+    def report(self, namespace: str) -> str:
+        """Return what happened in a namespace, and the ends of the servers' logs."""
+        lines = [f"{one['involvedObject']['name']}: {one['reason']}: {one['message']}"
+                 for one in self.get("events", namespace)]  # fmt: skip
+        return "\n".join([*lines[-60:], logs_of(self.folder)])
+
 
 def logs_of(folder: Path) -> str:
     """Return the ends of the servers' logs."""
     return "\n".join(f"{path.name}: {path.read_text()[-1500:]}" for path in sorted(folder.glob("*.log")))
 
 
-def server_folders() -> tuple[Path, Path]:
-    """Return where the servers and the CRDs are. The first time they are built."""
+def programs() -> tuple[dict[str, Path], Path]:
+    """Return the programs by name, and where the CRDs are. The first time they are built."""
     script: list[str | Path] = [sys.executable, ROOT / "scripts" / "kubernetes", "servers"]
     done = subprocess.run(script, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    servers, crds = done.stdout.splitlines()
-    return Path(servers), Path(crds)
+    *folders, crds = map(Path, done.stdout.splitlines())
+    names = {folder: folder.name.partition("@")[0] for folder in folders}
+    return {name: folder / name for folder, name in names.items()}, crds
 
 
 @contextmanager
 def running(folder: Path) -> Iterator[Cluster]:
     """Have a cluster meanwhile, whose state is in a folder."""
-    programs, crds = server_folders()
+    files, crds = programs()
     folder.mkdir(parents=True)
-    store, peers, port = free_ports(3)
+    store, peers, port, *others = free_ports(5)
     token, url, at_store = secrets.token_hex(16), f"https://127.0.0.1:{port}", f"http://127.0.0.1:{store}"
     key, certificate = folder / "server.key", folder / "server.crt"
     (folder / "tokens.csv").write_text(f'{token},admin,1,"system:masters"\n')
@@ -156,15 +169,26 @@ def running(folder: Path) -> Iterator[Cluster]:
             f"--tls-private-key-file={key}", f"--token-auth-file={folder}/tokens.csv", "--authorization-mode=RBAC",
             "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}", "--service-cluster-ip-range=10.96.0.0/16",
+            "--default-unreachable-toleration-seconds=5", "--default-not-ready-toleration-seconds=300",
+        ),
+        "kube-controller-manager": (
+            f"--kubeconfig={cluster.config}", "--bind-address=127.0.0.1", f"--secure-port={others[0]}",
+            f"--cert-dir={folder}", "--leader-elect=false", f"--root-ca-file={certificate}",
+            f"--service-account-private-key-file={key}", "--node-monitor-grace-period=20s",
+        ),
+        "kube-scheduler": (
+            f"--kubeconfig={cluster.config}", "--bind-address=127.0.0.1", f"--secure-port={others[1]}",
+            "--leader-elect=false",
         ),
     }  # fmt: skip
     answers = {"server": f"{at_store}/health", "kube-apiserver": "/readyz"}
     with ExitStack() as stack:
         stack.callback(cluster._client.close)
         for name, options in commands.items():
-            process = stack.enter_context(_server(programs / name, options, folder / f"{name}.log"))
-            until(lambda name=name, process=process: _answers(cluster, answers[name], process), name,
-                  lambda: logs_of(folder))  # fmt: skip
+            process = stack.enter_context(_server(files[name], options, folder / f"{name}.log"))
+            if name in answers:  # the next one gives up on it after a while
+                until(lambda name=name, process=process: _answers(cluster, answers[name], process), name,
+                      lambda: logs_of(folder))  # fmt: skip
         for path in crds.iterdir():
             cluster.ask("POST", DEFINITIONS, yaml.load(path.read_text(), yaml.CSafeLoader))
         for plural, kind in STRIMZI.items():

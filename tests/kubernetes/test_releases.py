@@ -1,8 +1,9 @@
-"""The chart's releases on a real API server: what it takes, what an upgrade may change, and who may do what."""
+"""The chart's releases on a real cluster: what it takes, what controllers make of it, and who may do what."""
 
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.deploy.chart import ARITHMETIC, CHART, KAFKA, RELEASE
 from tests.deploy.test_helm import ACCEPTED, files
 from tests.kubernetes.cluster import Cluster, Refused
+from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.releases import Release
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
@@ -21,13 +23,14 @@ GROUP = "rbac.authorization.k8s.io"
 
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_values_are_taken_under_restricted(case: str, release: Release, say: list[str]) -> None:
-    """The server has no complaint, and takes each pod. KEDA's and the Prometheus operator's kinds are as they say."""
+    """The server has no complaint about an object, and its controllers may make each pod. No node takes them."""
     release.chart("install", values=ACCEPTED[case])
-    made, pods = release.owned(), release.admit_pods()
-    release.helm("uninstall", RELEASE)
-    assert release.owned().keys() == KEPT & made.keys()
+    release.until(lambda: len(release.pods()) == release.wanted(), "every pod")
+    made = release.owned()
+    release.helm("uninstall", RELEASE, "--wait")
+    release.until(lambda: release.owned().keys() == KEPT & made.keys(), "the end of the rest")
     rest = ", ".join(sorted(release.owned())) or "nothing"
-    say.append(f"{made.total()} objects, {pods} pods admitted; uninstall leaves {rest}")
+    say.append(f"{made.total()} objects, {made['pods']} of them pods; uninstall leaves {rest}")
 
 
 def test_a_pod_that_asks_for_more_is_refused(release: Release) -> None:
@@ -38,26 +41,44 @@ def test_a_pod_that_asks_for_more_is_refused(release: Release) -> None:
         release.cluster.ask("POST", release.path("pods"), {"metadata": {"name": "pod"}, "spec": spec})
 
 
-def test_a_release_is_upgraded_stopped_rolled_back_and_installed_again(release: Release, say: list[str]) -> None:
+def test_a_release_is_scaled_upgraded_stopped_rolled_back_and_installed_again(
+    release: Release, kubelet: Kubelet, say: list[str]
+) -> None:
+    def come_up_as(tag: str) -> None:
+        release.until(
+            lambda: release.is_up() and {
+                pod["spec"]["containers"][0]["image"] for pod in release.pods().values()
+            } == {f"rftstream:{tag}"}, f"pods of {tag}",
+        )  # fmt: skip
+
     release.chart("install")
-    first = release.names("jobs")
+    release.comes_up()
+    first, pods = release.names("jobs"), release.ready()
     release.chart("upgrade", "--set", "roles.explorer.replicas=4")
-    scale = release.path("deployments", f"{RELEASE}-explorer/scale")
-    assert release.names("jobs") == first and release.cluster.ask("GET", scale)["spec"]["replicas"] == 4
-    release.chart("upgrade", "--set", "image.tag=next-cpu")
+    release.comes_up()
+    assert len(release.ready("explorer")) == 4 and pods.keys() < release.ready().keys()
+    say.append("scaled to 4 explorers: all other pods stayed")
+
+    release.chart("upgrade", "--reuse-values", "--set", "image.tag=next-cpu")
+    come_up_as("next-cpu")
     assert len(release.names("jobs")) == len(first) and not release.names("jobs") & first
-    for stopped in (True, False):
-        release.chart("upgrade", "--set", f"stopped={str(stopped).lower()}")
-        assert {job["spec"]["suspend"] for job in release.get("jobs")} == {stopped}
-    release.helm("rollback", RELEASE, "3")
-    images = {job["spec"]["template"]["spec"]["containers"][0]["image"] for job in release.get("jobs")}
-    assert images == {"rftstream:next-cpu"}
+    say.append("another image: four new Jobs in place of the old ones")
+
+    release.chart("upgrade", "--reuse-values", "--set", "stopped=true")
+    release.until(lambda: len(release.pods()) == 1 and release.ready("exporter"), "the end of all workers")
+    release.chart("upgrade", "--reuse-values", "--set", "stopped=false")
+    release.comes_up()
+    assert release.failures() == {} and {kubelet.pods[name].exit_code for name in pods} <= {0, 75, None}
+    say.append("stopped, and gone on with: no Job counts a failure")
+
     release.helm("rollback", RELEASE, "1")
-    assert release.names("jobs") == first
-    release.helm("uninstall", RELEASE)
+    come_up_as("local-cpu")
+    assert release.names("jobs") == first and len(release.ready("explorer")) == 1
+    release.helm("uninstall", RELEASE, "--wait")
+    release.until(lambda: release.owned() == Counter(persistentvolumeclaims=1), "the end of all but the claim")
     release.chart("install")
-    assert release.names("jobs") == first
-    say.append("another image gives four new Jobs in place of the old ones; the claim is taken up again")
+    release.comes_up()
+    say.append("rolled back, removed but for the claim, and installed again on it")
 
 
 def test_the_policy_of_jobs_may_change(release: Release, tmp_path: Path) -> None:
