@@ -224,6 +224,9 @@ class HfRenderer:
             template, model=spec.name, special=special, kwargs=kwargs, for_tools=for_tools, show=show
         )
         self._render_texts = functools.lru_cache(PROMPTS_KEPT)(self._render_now)
+        self._ends_in_thought = functools.lru_cache(PROMPTS_KEPT)(
+            lambda end: tool_calls.ends_in_thought(tokenizer.full_text(end))
+        )
         self.names = self._template.names
         self._name = spec.name
         decoder = config.get("text_config", config)  # models that read more than text
@@ -326,13 +329,13 @@ class HfRenderer:
         turn: int,
     ) -> AssistantMessage:
         ids_T = np.asarray(completion, dtype=np.int64)
-        text = self.decode(ids_T)
+        text = self._tokenizer.decode(ids := ids_T.tolist())
         form = self._template.call_form if tools else None
         on_lines = None if form is None else form.on_lines
         if self.family is not None:
             found = self.family.parse(
                 prompt,
-                ids_T.tolist(),
+                ids,
                 text=text,
                 tools=tools,
                 finish_reason=finish_reason,
@@ -341,7 +344,7 @@ class HfRenderer:
             )
             if found is not None:
                 return found
-        num = len(ids_T) - (len(ids_T) > 0 and int(ids_T[-1]) in self.stop_token_ids)
+        num = len(ids) - (len(ids) > 0 and ids[-1] in self.stop_token_ids)
         left_out_T = self._tokenizer.left_out(ids_T)
         is_plain = not left_out_T[:num].any() and left_out_T[num:].all()
         return tool_calls.parse_text(
@@ -350,7 +353,7 @@ class HfRenderer:
             tools=tools,
             finish_reason=finish_reason,
             turn=turn,
-            in_thought=tool_calls.ends_in_thought(self._tokenizer.full_text(prompt[-tool_calls.PROMPT_END :])),
+            in_thought=self._ends_in_thought(tuple(prompt[-tool_calls.PROMPT_END :])),
             on_lines=on_lines,
         )
 

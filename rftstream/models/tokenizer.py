@@ -41,15 +41,25 @@ class Tokenizer:
     """Return it in the form of a tokenizer.json; None if it has no such form."""
     identity: bytes = field(repr=False)
     """Bytes that identify the whole tokenizer in digests."""
+    _left_out: np.ndarray = field(init=False, repr=False, compare=False)
+    """Whether `decode` leaves out an id: at its place + 1, first ids below 0, last all that are not below `size`."""
+
+    def __post_init__(self) -> None:
+        left_out = np.zeros(self.size + 2, dtype=bool)
+        left_out[[1 + token for token in self.special if 0 <= token < self.size]] = True
+        left_out[-1] = True
+        object.__setattr__(self, "_left_out", left_out)
 
     def left_out(self, ids_T: np.ndarray) -> np.ndarray:
         """Return which of the tokens `decode` leaves out."""
-        return (ids_T >= self.size) | np.isin(ids_T, list(self.special))
+        return self._left_out.take(ids_T + 1, mode="clip")
 
     def runs(self, token_ids: Sequence[int] | np.ndarray) -> list[tuple[list[int], bool]]:
         """Return runs of tokens, each with whether `decode` leaves it out."""
         ids = np.asarray(token_ids, dtype=np.int64)
         left_out = self.left_out(ids)
+        if len(ids) and not left_out.any():
+            return [(ids.tolist(), False)]
         edges = np.flatnonzero(np.diff(left_out)) + 1
         runs = np.split(ids, edges) if len(ids) else []
         return [(run.tolist(), bool(left_out[begin])) for run, begin in zip(runs, [0, *edges], strict=False)]

@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.models.rendering import HfRenderer
 from rftstream.models.spec import ModelSpec
+from rftstream.models.tokenizer import Tokenizer as ReadTokenizer
 from tests.unit.models.styled import CORPUS, trained_tokenizer
 
 TEMPLATE = (
@@ -154,3 +156,16 @@ def test_folders_that_transformers_saved(tmp_path: Path, kind: str, left_out: st
     settings = {**({} if left_out == "all" else kept), "chat_template": TEMPLATE}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     agree(ModelSpec(name="m", folder=tmp_path, dtype="float32", context=None))
+
+
+def test_the_tokens_that_decode_leaves_out() -> None:
+    special = {0: "<s>", 7: "</s>", 9: "<far>"}
+    tokenizer = ReadTokenizer(
+        encode=lambda text: [], encode_whole=lambda text: [], decode=lambda ids: "".join(map(chr, ids)),
+        ids={}, named={}, special=special, added=special, size=8, identity=b"",
+    )  # fmt: skip
+    ids = [-(2**40), -1, 0, 1, 6, 7, 8, 9, 2**40]
+    assert tokenizer.left_out(np.asarray(ids)).tolist() == [token >= 8 or token in special for token in ids]
+    assert tokenizer.runs([]) == []
+    assert tokenizer.runs([1, 2]) == [([1, 2], False)]
+    assert tokenizer.runs([1, 0, 7, 2]) == [([1], False), ([0, 7], True), ([2], False)]
