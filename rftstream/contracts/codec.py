@@ -81,6 +81,12 @@ def _decoder_of(cls: type) -> msgspec.msgpack.Decoder[Any]:
 def encode(message: Message) -> bytes:
     """Return the record value. ContractError if the message breaks its contract, so that readers would refuse it.
     MessageTooLarge if it exceeds the limits of readers or of its topic."""
+    return encode_once(message)[1]
+
+
+def encode_once(message: Message) -> tuple[Message, bytes]:
+    """Return the message as its readers get it, and its record value, with the errors of `encode`. The arrays of this
+    message are views of the value, so that whoever keeps both has the arrays once."""
     cls = type(message)
     spec = SPEC_OF.get(cls)
     if spec is None:
@@ -92,9 +98,7 @@ def encode(message: Message) -> bytes:
             _refuse_size(len(value), most, message)
         if not is_bounded(value, cls, LIMITS):
             unpack(value, LIMITS)
-        _decoder_of(cls)  # so that msgspec has inspected the type
-        fields = msgspec.to_builtins(message, builtin_types=_BYTES)
-        msgspec.convert(fields, cls, builtin_types=_BYTES)  # unlike decoding, this copies no array
+        sent: Message = _decoder_of(cls).decode(value)
         violation = first_violation(message)
     except _BROKEN as error:
         _refuse(error, _fields_of(message), _label("", spec.contract))
@@ -104,14 +108,6 @@ def encode(message: Message) -> bytes:
         record = NewRecord(spec.topic, 0, key_of(message), value, headers_of(message, _LONGEST_RUN, 2**31))
         if record.num_bytes > most:
             _refuse_size(record.num_bytes, most, message)
-    return value
-
-
-def encode_once(message: Message) -> tuple[Message, bytes]:
-    """Return the message and its record value. The arrays of this message are views of the value, so that whoever keeps
-    both has the arrays once."""
-    value = encode(message)
-    sent: Message = _decoder_of(type(message)).decode(value)
     return sent, value
 
 
@@ -342,7 +338,9 @@ def to_record(
         value=encode(message) if value is None else value,
         headers=headers_of(message, run, writer_epoch) + extra,
     )
-    if record.num_bytes > (most := TOPICS[topic].max_record_bytes):
+    most = TOPICS[topic].max_record_bytes
+    is_short = key is None and not extra and len(record.value or b"") <= most - _LONGEST_HEADERS
+    if not is_short and record.num_bytes > most:
         _refuse_size(record.num_bytes, most, message)
     return record
 
