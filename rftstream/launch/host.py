@@ -41,7 +41,6 @@ from rftstream.runs.folder import RunFolder, candidates, check_store_is_reached,
 from rftstream.runs.log_settings import explained
 from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.records.losses import check_beginnings
-from rftstream.service.role_spec import RoleKind
 from rftstream.transport.base import Transport
 
 if TYPE_CHECKING:
@@ -60,7 +59,8 @@ LONGEST_WAIT_S = 0.5
 """Most seconds of one wait for records. Between two waits the worker checks signals and its supervisor."""
 COLLECT_EVERY = 20_000
 """Objects that a worker makes and keeps before Python searches them for cycles. With Python's default, 700, the search
-took a tenth of the time of an explorer whose agents make many calls."""
+took a tenth of the time of an explorer whose agents make many calls, and of a buffer of short rollouts. A trainer gains
+nothing."""
 _NEED_WEIGHTS = frozenset({RoleName.explorer, RoleName.evaluator, RoleName.synthesiser, RoleName.trainer})
 _LOOK_S = 0.05
 _LONGEST_LOOK_S = 0.4
@@ -228,7 +228,7 @@ class Worker:
             service = self._until(lambda: service_of(role, context), "the log")
             close = service.close
             log.info("started", extra={"role": self.role, "pid": os.getpid()})
-            if role.spec.kind is RoleKind.concurrent and self.desk is None:
+            if self.role != RoleName.trainer and self.desk is None:
                 calm_collector()
             self.log_watch = LogWatch(self.config, self.folder.run_id, role.spec.reads(self.config))
             self.log_watch.start(lambda: open_transport(self.config, self.folder, user=self.role))
