@@ -58,7 +58,7 @@ class Forest:
         ends_S = np.cumsum(self.lengths_S)
         runs = [np.arange(*bounds) for bounds in zip(ends_S - self.lengths_S, ends_S, strict=True)]
         paths = (path_to(int(last), self.parents_S) for last in self.lasts_B)
-        return [np.concatenate([runs[run] for run in path]) for path in paths]
+        return [runs[path[0]] if len(path) == 1 else np.concatenate([runs[run] for run in path]) for path in paths]
 
     def asked(self) -> np.ndarray:
         """Return the number of tokens of each row, int64 [B]."""
@@ -97,6 +97,9 @@ def grow(keys: Sequence[np.ndarray], *, least: int | None = None) -> Forest:
 
     keys: for each row, what makes its tokens equal to others, [T, W], all of one dtype and W."""
     least = LEAST if least is None else least
+    lengths = sorted(map(len, keys))
+    if lengths[0] and (len(lengths) == 1 or lengths[-2] < least):
+        return apart(list(map(len, keys)))  # no two rows have room for a run that they share
     texts = [np.ascontiguousarray(key).tobytes() for key in keys]
     order = sorted(range(len(keys)), key=texts.__getitem__)  # rows with a common beginning come together
     common_B = np.asarray([0, *(_in_common(keys[one], keys[other]) for one, other in itertools.pairwise(order))])

@@ -3,7 +3,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rftstream.core.packing import count_by_staleness, pad_rows, split_microbatches, split_minibatches
+from rftstream.core.packing import (
+    LEAST,
+    apart,
+    count_by_staleness,
+    grow,
+    pad_rows,
+    split_microbatches,
+    split_minibatches,
+)
 
 
 def test_microbatches_by_hand():
@@ -83,3 +91,11 @@ def test_a_histogram_of_staleness_by_hand():
     ]:  # fmt: skip
         with pytest.raises(error, match="staleness"):
             count_by_staleness(ages_K, counts_K, num_counts)
+
+
+def test_rows_too_short_for_a_shared_run_are_kept_apart():
+    keys = [np.arange(length, dtype=np.int32)[:, None] for length in (3, LEAST - 1, 40, 3)]
+    found, expected = grow(keys), apart([len(key) for key in keys])
+    for name in ("lengths_S", "parents_S", "starts_S", "rows_S", "lasts_B"):
+        assert (getattr(found, name) == getattr(expected, name)).all(), name
+    assert len(grow([*keys, keys[2]]).lengths_S) == len(keys), "two rows of 40 tokens share a run"
