@@ -221,7 +221,7 @@ class EnvironmentCalls:
         except (Exception, SystemExit) as error:
             self._end(call, CallResult(error=error))
             return
-        if inspect.isawaitable(value):
+        if value is not None and type(value) is not tuple and inspect.isawaitable(value):
             self._stepped[call] = value.__await__(), call.started_at
             self._step(call)
         else:

@@ -293,7 +293,8 @@ class DecodingBatch:
         held = self._sets[row]
         sets = column_of(held + [b""] * (count - len(held))) if held else {}
         versions_T = self._versions_BT[row, :count]
-        edges = [0, *(np.flatnonzero(np.diff(versions_T)) + 1).tolist(), count]
+        has_one = not count or versions_T[0] == versions_T[-1]  # the indices never fall
+        edges = [0, *([] if has_one else (np.flatnonzero(np.diff(versions_T)) + 1).tolist()), count]
         return Completion(
             request_id=self._requests[row].request_id,
             token_ids=self._tokens_BT[row, :count].copy(),

@@ -302,7 +302,7 @@ def add_reply(posted: Posted | None, reply: Reply, turn: int) -> Posted | None:
 
 def checked_messages(found: Any) -> tuple[ChatMessage, ...]:
     """Return messages as a tuple. TypeError if the value is not a sequence of messages."""
-    if not isinstance(found, Iterable) or isinstance(found, str | bytes | Mapping):
+    if type(found) is not tuple and (not isinstance(found, Iterable) or isinstance(found, str | bytes | Mapping)):
         raise TypeError(f"got {type(found).__name__}, expected a list of ChatMessage")
     messages = tuple(found)
     for message in messages:
@@ -349,6 +349,8 @@ def _checked_texts(found: Any) -> tuple[ChatMessage, ...]:
 
 
 def _numbers(found: Any, what: str) -> dict[str, float]:
+    if type(found) is dict and not found:
+        return {}
     if not isinstance(found, Mapping):
         raise TypeError(f"got {what} of type {type(found).__name__}, expected a map from names to numbers")
     if odd := [name for name in found if not isinstance(name, str)]:

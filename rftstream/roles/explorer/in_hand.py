@@ -87,10 +87,11 @@ class RolloutsInHand:
 
     def ended(self, number: int) -> RolloutInHand | None:
         """Return the ended rollout of this item, which is no longer in hand; None if it was dropped."""
-        for work in [work for work in self.waiting if work.item.number == number and work.is_paused]:
-            self.waiting.remove(work)  # its environment ended it while it was paused
-            return work
-        return self.active.pop(number, None)
+        if (work := self.active.pop(number, None)) is None:
+            work = next((work for work in self.waiting if work.item.number == number and work.is_paused), None)
+            if work is not None:
+                self.waiting.remove(work)  # its environment ended it while it was paused
+        return work
 
     def abort(self, work: RolloutInHand) -> None:
         """Abort the rollout. Its unsaved part is lost."""

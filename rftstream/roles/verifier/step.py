@@ -11,6 +11,7 @@ alike, but skipped rollouts are not counted. So a broken reward or environment d
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections import Counter, deque
@@ -355,9 +356,12 @@ class VerifierStep(ConcurrentStep):
         """Finish rollouts with their records, all in one transaction."""
         for output in outputs:
             if isinstance(output.message, VerifiedRollout):
-                metrics.VERDICTS.labels(str(output.message.reason or "scored")).inc()
+                _verdicts(str(output.message.reason or "scored")).inc()
         first, *also = (item.number for item in items)
         self._done.append(Done(first, outputs, tuple(also)))
+
+
+_verdicts = functools.cache(metrics.VERDICTS.labels)  # looking up a labelled metric costs more than counting
 
 
 @dataclass(slots=True, eq=False)
