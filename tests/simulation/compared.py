@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from random import Random
+from unittest.mock import patch
 
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
@@ -17,7 +18,6 @@ from rftstream.errors import RewardError
 from rftstream.rewards.base import RewardGroup
 from rftstream.roles.verifier.step import reward_input
 from rftstream.service.loops import results
-from tests.simulation.changes import changed
 
 COMPARED = f"{__name__}:better_than_siblings"
 WEIGHT = 0.25
@@ -53,7 +53,7 @@ def with_compared(config: RunConfig, seed: object) -> RunConfig:
 def some_transactions_small(seed: object) -> AbstractContextManager[None]:
     """For half of the seeds a transaction takes one result, so that anything may come between two."""
     most = Random(f"transactions {seed}").choice([1, results.MAX_TRANSACTION_BYTES])
-    return changed(results, "MAX_TRANSACTION_BYTES", most)
+    return patch.object(results, "MAX_TRANSACTION_BYTES", most)
 
 
 def compares(config: RunConfig) -> bool:

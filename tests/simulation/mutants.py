@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from zlib import crc32
 
 from rftstream.config.stages import Stages
@@ -31,6 +32,7 @@ from rftstream.errors import AssignmentLost, RftError
 from rftstream.rewards.base import Score, ScoreReply
 from rftstream.roles.buffer.demonstrations import Cursor, DemonstrationQueue
 from rftstream.roles.buffer.step import BufferStep
+from rftstream.roles.explorer import step as explorer_module
 from rftstream.roles.feeder import draws as draws_module
 from rftstream.roles.feeder.admission import Admission, VersionInForce
 from rftstream.roles.feeder.step import FeederStep
@@ -38,6 +40,7 @@ from rftstream.roles.trainer.assembly import CommittedBatches
 from rftstream.roles.verifier.step import VerifierStep
 from rftstream.service.loops.concurrent import ConcurrentService
 from rftstream.service.loops.owned_partitions import OwnedPartitions
+from rftstream.service.loops.results import SavedRecords
 from rftstream.service.loops.single import SingleService
 from rftstream.service.loops.single_reader import SingleReader
 from rftstream.service.records import summaries
@@ -52,7 +55,7 @@ from rftstream.transport.memory import clients
 from rftstream.transport.memory.clients import MemoryMember, MemoryProducer
 from rftstream.transport.memory.log import MemoryTransaction
 from rftstream.transport.memory.transactions import Coordinator
-from rftstream.transport.memory.transport import MemoryTransport
+from rftstream.transport.memory.transport import MemoryAdmin, MemoryTransport
 from rftstream.weights.lineage import Lineage
 from tests.simulation import (
     agent_mutants,
@@ -67,7 +70,7 @@ from tests.simulation import (
 )
 from tests.simulation.agent_runs import play_agents
 from tests.simulation.annotators import play_people
-from tests.simulation.changes import changed
+from tests.simulation.changes import Change, around, instead, together
 from tests.simulation.grid import check_seed
 
 MAX_TICKS = 8_000
@@ -79,7 +82,7 @@ class Mutant:
     law: str
     """Which one it breaks: a name in tests/law_coverage.py."""
     what: str
-    change: Callable[[], Iterator[None]]
+    change: Change
     faults: Faults | Callable[[], FaultScript] | None = None
     """Where those of the grid seldom lead to the place."""
     agents: bool = False
@@ -92,7 +95,7 @@ class Mutant:
     """Whether its runs have a reward that compares siblings."""
 
     def run(self, seed: int, *, changed: bool, joined: bool = False) -> None:
-        change = contextmanager(self.change)() if changed else contextlib.nullcontext()
+        change = self.change() if changed else contextlib.nullcontext()
         if self.agents:
             with tempfile.TemporaryDirectory() as folder, change:
                 play_agents(Path(folder), seed, joined=joined)
@@ -148,36 +151,29 @@ def _first_line(error: Exception) -> str:
 # --------------------------------------------------------------------------------------------- transactions
 
 
-def positions_before_records() -> Iterator[None]:
-    commit = MemoryProducer.commit
-
-    def mutated(self: MemoryProducer, records: Any, *, positions: Any = None, group: Any = None, snapshot: Any = None):  # type: ignore[no-untyped-def]
-        if records and positions:
-            commit(self, [], positions=positions, group=group, snapshot=snapshot)
-            positions = None
-        commit(self, records, positions=positions, group=group, snapshot=snapshot)
-
-    with changed(MemoryProducer, "commit", mutated):
-        yield
+@around(MemoryProducer, "commit")
+def positions_before_records(
+    commit: Any, self: MemoryProducer, records: Any, *, positions: Any = None, group: Any = None, snapshot: Any = None
+) -> None:
+    if records and positions:
+        commit(self, [], positions=positions, group=group, snapshot=snapshot)
+        positions = None
+    commit(self, records, positions=positions, group=group, snapshot=snapshot)
 
 
-def refused_work_dropped() -> Iterator[None]:
-    commit = ConcurrentService._commit
-
-    def mutated(self: ConcurrentService, partitions: OwnedPartitions) -> bool:
-        failures, results = self._failures, list(self._results)
-        committed = commit(self, partitions)
-        if self._failures > failures and not self._writer.is_in_doubt:
-            for result in results:
-                if (owned := partitions._owned.get(result.work.place)) is not None:
-                    owned[1]._open.pop(result.work.offset, None)
-            self._results._results.clear()
-        return committed
-
-    with changed(ConcurrentService, "_commit", mutated):
-        yield
+@around(ConcurrentService, "_commit")
+def refused_work_dropped(commit: Any, self: ConcurrentService, partitions: OwnedPartitions) -> bool:
+    failures, results = self._failures, list(self._results)
+    committed: bool = commit(self, partitions)
+    if self._failures > failures and not self._writer.is_in_doubt:
+        for result in results:
+            if (owned := partitions._owned.get(result.work.place)) is not None:
+                owned[1]._open.pop(result.work.offset, None)
+        self._results._results.clear()
+    return committed
 
 
+@contextmanager
 def refused_positions_kept() -> Iterator[None]:
     """As kafka-python does by itself."""
     add_positions = Coordinator.add_positions
@@ -191,10 +187,11 @@ def refused_positions_kept() -> Iterator[None]:
             refused[transaction.transactional_id] = positions
             raise
 
-    with changed(Coordinator, "add_positions", mutated):
+    with patch.object(Coordinator, "add_positions", mutated):
         yield
 
 
+@contextmanager
 def read_uncommitted() -> Iterator[None]:
     """What the roles read; the audit reads what is committed."""
     decide, reader, member = Coordinator.decide, MemoryTransport.reader, MemoryTransport.member
@@ -232,24 +229,20 @@ def read_uncommitted() -> Iterator[None]:
         return PartitionBatch(found, end if len(found) < limits["max_records"] else found[-1].offset + 1, 0)
 
     with (
-        changed(Coordinator, "decide", decided),
-        changed(MemoryTransport, "reader", careless(reader)),
-        changed(MemoryTransport, "member", careless(member)),
-        changed(clients._View, "spans", spans),
-        changed(clients._View, "read", read),
+        patch.object(Coordinator, "decide", decided),
+        patch.object(MemoryTransport, "reader", careless(reader)),
+        patch.object(MemoryTransport, "member", careless(member)),
+        patch.object(clients._View, "spans", spans),
+        patch.object(clients._View, "read", read),
     ):
         clients._View.careless = False  # type: ignore[attr-defined]
-        yield
-
-
-def unstable_positions() -> Iterator[None]:
-    with changed(Coordinator, "await_stable", lambda self, group: None):
         yield
 
 
 # --------------------------------------------------------------------------------------------- groups
 
 
+@contextmanager
 def lost_work_published() -> Iterator[None]:
     """A worker publishes what it has in hand, whoever owns the partition by now."""
     snapshot, position = MemoryMember.snapshot, MemoryMember.position
@@ -273,19 +266,17 @@ def lost_work_published() -> Iterator[None]:
         return last.get((id(self), place), 0)
 
     with (
-        changed(OwnedPartitions, "_follow_assignment", follow),
-        changed(MemoryMember, "snapshot", careless),
-        changed(MemoryMember, "position", known),
+        patch.object(OwnedPartitions, "_follow_assignment", follow),
+        patch.object(MemoryMember, "snapshot", careless),
+        patch.object(MemoryMember, "position", known),
     ):
         yield
-
-
-# --------------------------------------------------------------------------------------------- unfinished rollouts
 
 
 # --------------------------------------------------------------------------------------------- single roles
 
 
+@contextmanager
 def claim_read_before_start() -> Iterator[None]:
     take_over, read_control = SingleService._claim_anew, SingleReader.read_control
 
@@ -301,164 +292,94 @@ def claim_read_before_start() -> Iterator[None]:
         if not getattr(self, "is_blind", False):
             read_control(self, settled=settled)
 
-    with changed(SingleService, "_claim_anew", mutated), changed(SingleReader, "read_control", read):
+    with patch.object(SingleService, "_claim_anew", mutated), patch.object(SingleReader, "read_control", read):
         yield
 
 
-def claims_hidden() -> Iterator[None]:
+@around(SingleReader, "read_control")
+def claims_hidden(read_control: Any, self: SingleReader, *, settled: bool = False) -> None:
     """`control` is read to where it can be read, whatever is open there."""
-    read_control = SingleReader.read_control
-
-    def mutated(self: SingleReader, *, settled: bool = False) -> None:
-        read_control(self)
-
-    with changed(SingleReader, "read_control", mutated):
-        yield
+    read_control(self)
 
 
-def epochs_ignored() -> Iterator[None]:
-    """Readers take what older trainers say, and who was replaced does not look."""
+def believe(self: VersionInForce, step: StepRecord) -> bool:
+    self.name, self.trained_groups, self.last = step.name, step.trained_groups, step.last
+    self.trained_rollouts = step.trained_rollouts
+    return True
 
-    def absorb(self: VersionInForce, step: StepRecord) -> bool:
-        self.name, self.trained_groups, self.last = step.name, step.trained_groups, step.last
-        self.trained_rollouts = step.trained_rollouts
-        return True
 
-    with (
-        changed(Lineage, "accepts", lambda self, epoch: True),
-        changed(VersionInForce, "absorb", absorb),
-        changed(RoleClaim, "check", lambda self: None),
-    ):
-        yield
+epochs_ignored = together(
+    instead(Lineage, accepts=lambda self, epoch: True), instead(VersionInForce, absorb=believe),
+    instead(RoleClaim, check=lambda self: None),
+)  # fmt: skip
+"""Readers take what older trainers say, and who was replaced does not look."""
 
 
 # --------------------------------------------------------------------------------------------- roles
 
 
-def ids_drawn() -> Iterator[None]:
-    def drawn(taskset: str, taskset_pass: int, index: int, attempt: int) -> str:
-        return ids.group_id(taskset, taskset_pass, crc32(str(time.perf_counter_ns()).encode()), attempt)
-
-    with changed(draws_module, "group_id", drawn):
-        yield
+def drawn_id(taskset: str, taskset_pass: int, index: int, attempt: int) -> str:
+    return ids.group_id(taskset, taskset_pass, crc32(str(time.perf_counter_ns()).encode()), attempt)
 
 
-def unscorable_as_zero() -> Iterator[None]:
-    """What a reward cannot score has the reward 0."""
-    judged = VerifierStep._judged
-
-    def mutated(self: VerifierStep, item: Any, reply: ScoreReply) -> Any:
-        return judged(self, item, reply if reply.score is not None else replace(reply, score=Score(reward=0.0)))
-
-    with changed(VerifierStep, "_judged", mutated):
-        yield
+@around(VerifierStep, "_judged")
+def unscorable_as_zero(judged: Any, self: VerifierStep, item: Any, reply: ScoreReply) -> Any:
+    return judged(self, item, reply if reply.score is not None else replace(reply, score=Score(reward=0.0)))
 
 
-def stale_tasks() -> Iterator[None]:
+@around(Admission, "min_version")
+def stale_tasks(least: Any, self: Admission, in_force: VersionInForce, admitted: int) -> int:
     """Each task may be sampled by one version older than those that its batch allows."""
-    least = Admission.min_version
-
-    def mutated(self: Admission, in_force: VersionInForce, admitted: int) -> int:
-        return max(0, least(self, in_force, admitted) - 1)
-
-    with changed(Admission, "min_version", mutated):
-        yield
+    return max(0, least(self, in_force, admitted) - 1)
 
 
-def partition_of_the_rollout() -> Iterator[None]:
-    advance = FeederStep.advance
-
-    def mutated(self: FeederStep) -> SingleTransaction | None:
-        transaction = advance(self)
-        if transaction is None:
-            return None
-        outputs = [
-            replace(one, partition=crc32(one.message.ids.rollout_id.encode()) % self._partitions)
-            if isinstance(one.message, Task)
-            else one
-            for one in transaction.outputs
-        ]
-        return replace(transaction, outputs=tuple(outputs))
-
-    with changed(FeederStep, "advance", mutated):
-        yield
+@around(FeederStep, "advance")
+def partition_of_the_rollout(advance: Any, self: FeederStep) -> SingleTransaction | None:
+    transaction = advance(self)
+    if transaction is None:
+        return None
+    outputs = [
+        replace(one, partition=crc32(one.message.ids.rollout_id.encode()) % self._partitions)
+        if isinstance(one.message, Task)
+        else one
+        for one in transaction.outputs
+    ]
+    return SingleTransaction(tuple(outputs), transaction.positions)
 
 
-def filtered_held() -> Iterator[None]:
-    def next_transaction(self: BufferStep) -> SingleTransaction | None:
-        if self._progress.is_last_written and self._all_in(0):
-            return None
-        batch = self._choose()
-        return None if batch is None else self._batch(batch)
+def batches_alone(self: BufferStep) -> SingleTransaction | None:
+    if self._progress.is_last_written and self._all_in(0):
+        return None
+    batch = self._choose()
+    return None if batch is None else self._batch(batch)
 
-    with changed(BufferStep, "_next_transaction", next_transaction):
-        yield
+
+@around(DemonstrationQueue, "begin")
+def passes_forgotten(begin: Any, self: DemonstrationQueue, log_: Log, cursor: Cursor) -> dict[TopicPartition, int]:
+    found: dict[TopicPartition, int] = begin(self, log_, Cursor(total=cursor.total))
+    return found
+
+
+chain_not_asked = instead(
+    CommittedBatches, is_committed=lambda self, sequence: True, after=lambda self, record: iter(())
+)
+"""What does not fit into the next batch is its damage, whatever the buffer has committed."""
+
+
+@around(summaries._Summarised, "_judge")
+def summary_late(judge: Any, self: summaries._Summarised, record: Record) -> Summary | None:
+    """A summary leaves out the last record before the place where it says that it ends."""
+    before = self._log.rule.summary(self.name, record.offset)
+    found = judge(self, record)
+    return None if found is None or before is None else replace(before, through=record.offset + 1)
 
 
 TRAINERS = Faults(share=0.12, roles=("trainer",), kills=20, pauses=12, takeovers=6, unknowns=4)
-
-
 SINGLES = Faults(share=0.12, roles=("feeder", "buffer", "trainer"), kills=12, pauses=12, takeovers=10, unknowns=4)
 WORKERS = Faults(share=0.12, roles=("explorer", "verifier"), kills=8, pauses=16, joins=4, restarts=4, aborts=8,
                  unknowns=8, silences=4)  # fmt: skip
-
 SAVERS = Faults(share=0.12, roles=("explorer",), kills=8, pauses=20, joins=10, restarts=6, aborts=4, unknowns=8)
-
-
-def stages_ignored() -> Iterator[None]:
-    with changed(Stages, "batches_of_rollouts", lambda self, first, end: end - first):
-        yield
-
-
-def passes_forgotten() -> Iterator[None]:
-    before = DemonstrationQueue.begin
-
-    def begin(self: DemonstrationQueue, log_: Log, cursor: Cursor) -> dict[TopicPartition, int]:
-        return before(self, log_, Cursor(total=cursor.total))
-
-    with changed(DemonstrationQueue, "begin", begin):
-        yield
-
-
-def half_decided_kept() -> Iterator[None]:
-    with changed(SingleService, "_advance", lambda self, in_force: self.step.advance()):
-        yield
-
-
 STRANGERS = Faults(share=0.15, strangers=30, kills=2, takeovers=2)
-
-
-def strangers_believed() -> Iterator[None]:
-    """Whatever can be decoded counts, as it did once."""
-    with changed(RecordsInForce, "check", lambda self, record, message: None):
-        yield
-
-
-def chain_not_asked() -> Iterator[None]:
-    """What does not fit into the next batch is its damage, whatever the buffer has committed."""
-
-    def committed(self: CommittedBatches, sequence: int) -> bool:
-        return True
-
-    with (
-        changed(CommittedBatches, "is_committed", committed),
-        changed(CommittedBatches, "after", lambda self, record: iter(())),
-    ):
-        yield
-
-
-def summary_late() -> Iterator[None]:
-    """A summary leaves out the last record before the place where it says that it ends."""
-    judge = summaries._Summarised._judge
-
-    def mutated(self: summaries._Summarised, record: Record) -> Summary | None:
-        before = self._log.rule.summary(self.name, record.offset)
-        found = judge(self, record)
-        return None if found is None or before is None else replace(before, through=record.offset + 1)
-
-    with changed(summaries._Summarised, "_judge", mutated):
-        yield
-
 
 MUTANTS: Mapping[str, Mutant] = {
     "summary-late": Mutant("conservation", "a summary lacks the last record that it is about", summary_late),
@@ -469,13 +390,17 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "read-uncommitted": Mutant("twice", "readers see what is open and what was aborted", read_uncommitted),
     "unstable-positions": Mutant(
-        "twice", "positions are taken while a commit of them is pending", unstable_positions, WORKERS
+        "twice", "positions are taken while a commit of them is pending",
+        instead(Coordinator, await_stable=lambda self, group: None), WORKERS,
     ),
     "lost-work-published": Mutant("twice", "ownership is not checked before publishing", lost_work_published, WORKERS),
     "values-of-neighbours": Mutant(
         "lineage", "values beside the tokens of a piece move by one", piece_mutants.values_of_neighbours, SAVERS
     ),
-    "pieces-left": Mutant("bounded", "a finished rollout leaves its pieces", piece_mutants.pieces_left),
+    "pieces-left": Mutant(
+        "bounded", "a finished rollout leaves its pieces",
+        instead(explorer_module, tombstones=lambda rollout_id, partition, pieces: ()),
+    ),
     "pieces-of-anybody": Mutant(
         "fencing", "pieces are saved without a look at whose the partition is", piece_mutants.pieces_of_anybody, SAVERS
     ),
@@ -483,15 +408,20 @@ MUTANTS: Mapping[str, Mutant] = {
         "lost", "pieces are read before their end is certain", piece_mutants.pieces_read_too_early, SAVERS
     ),
     "pieces-saved-again": Mutant(
-        "twice", "what may have been saved is saved again", piece_mutants.pieces_saved_again, SAVERS
+        "twice", "what may have been saved is saved again, after a commit with an unknown result",
+        instead(SavedRecords, there=lambda self, results: set()), SAVERS,
     ),
     "states-of-anybody": Mutant(
         "lost", "orphans go without a proof of whose the partition is", piece_mutants.states_of_anybody, SAVERS
     ),
     "passes-forgotten": Mutant("order", "a restart begins the passes through demonstrations anew", passes_forgotten),
-    "stages-ignored": Mutant("staleness", "groups are admitted for stages that take none", stages_ignored),
+    "stages-ignored": Mutant(
+        "staleness", "groups are admitted for stages that take none",
+        instead(Stages, batches_of_rollouts=lambda self, first, end: end - first),
+    ),
     "half-decided-kept": Mutant(
-        "lost", "a role whose question failed in the middle of its work goes on", half_decided_kept,
+        "lost", "a role whose question failed in the middle of its work goes on",
+        instead(SingleService, _advance=lambda self, in_force: self.step.advance()),
         Faults(share=0.2, roles=("buffer",), silences=30),
     ),
     "claim-read-before-start": Mutant(
@@ -499,30 +429,40 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "claims-hidden": Mutant("fencing", "a claim behind an open transaction is overlooked", claims_hidden, SINGLES),
     "epochs-ignored": Mutant("fencing", "no epoch check", epochs_ignored, SINGLES),
-    "ids-drawn": Mutant("derived", "ids are drawn", ids_drawn),
+    "ids-drawn": Mutant("derived", "ids are drawn", instead(draws_module, group_id=drawn_id)),
     "partition-of-the-rollout": Mutant(
         "derived", "a group's partition is chosen per rollout", partition_of_the_rollout
     ),
     "unscorable-as-zero": Mutant("unscorable", "what cannot be scored has the reward 0", unscorable_as_zero),
     "stale-tasks": Mutant("staleness", "tasks name a version that is too old for their batch", stale_tasks),
-    "filtered-held": Mutant("never-waits", "filtered outcomes wait for a batch", filtered_held),
+    "filtered-held": Mutant(
+        "never-waits", "filtered outcomes wait for a batch", instead(BufferStep, _next_transaction=batches_alone)
+    ),
     "checkpoint-without-positions": Mutant(
         "replay", "the checkpoint has no positions", trainers.checkpoint_without_positions, TRAINERS
     ),
     "checkpoint-of-the-next": Mutant("replay", "training goes on before the state of a checkpoint is saved",
                                      trainers.checkpoint_of_the_next, TRAINERS),
     "chains-broken": Mutant("lineage", "a kept version's parents go", trainers.chains_broken),
-    "nothing-durable": Mutant("lost", "checkpoints and deletions count on what a loss of power takes",
-                              trainers.nothing_durable, trainers.power_after_steps),
+    "nothing-durable": Mutant(
+        "lost", "checkpoints and deletions count on what a loss of power takes",
+        instead(MemoryAdmin, make_durable=lambda self: None), trainers.power_after_steps,
+    ),
     "claims-volatile": Mutant("fencing", "a claim may be lost with the power", trainers.claims_volatile,
                               trainers.power_after_steps),
     "deletions-given-up": Mutant("bounded", "what could not be deleted at once is not tried again",
                                  trainers.deletions_given_up, trainers.deletions_unanswered),
-    "strangers-believed": Mutant("fencing", "records count whoever wrote them", strangers_believed, STRANGERS),
+    "strangers-believed": Mutant(
+        "fencing", "records count whoever wrote them",
+        instead(RecordsInForce, check=lambda self, record, message: None), STRANGERS,
+    ),
     "chain-not-asked": Mutant("fencing", "a foreign record on batches is taken for damage", chain_not_asked, STRANGERS),
     "any-checkpoint": Mutant("lineage", "a checkpoint that is not in force is taken", trainers.any_checkpoint,
                              trainers.zombie_with_a_checkpoint),
-    **{name: Mutant(law, what, change, agents=True) for name, (law, what, change) in agent_mutants.RULES.items()},
+    **{
+        name: Mutant(law, what, contextmanager(change), agents=True)
+        for name, (law, what, change) in agent_mutants.RULES.items()
+    },
     **{name: Mutant(law, what, change, pipelines=True) for name, (law, what, change) in pipeline_mutants.RULES.items()},
     **{
         name: Mutant(law, what, change, SINGLES if name in reuse_mutants.AT_RESTARTS else None, pipelines=True)

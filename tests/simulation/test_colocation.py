@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 
@@ -17,7 +18,6 @@ from rftstream.roles.explorer.step import ExplorerStep
 from rftstream.roles.trainer.step import TrainerStep
 from rftstream.testing import Simulation
 from rftstream.testing.devices import MemoryLock
-from tests.simulation.changes import changed
 from tests.simulation.grid import MAX_TICKS_OF_PIPELINES, SLOW, draw_config, draw_faults, is_short, judge_by, user_loads
 from tests.simulation.laws import Laws
 from tests.simulation.seeds import seeds
@@ -52,7 +52,7 @@ def play(seed: int, folder: Path) -> Simulation:
     laws = Laws(simulation, judge_by(config))
     simulation.watch = watching(simulation, laws)
     try:
-        with changed(FakeBackend, "update", lasting(simulation, Random(f"updates {seed}"))):
+        with patch.object(FakeBackend, "update", lasting(simulation, Random(f"updates {seed}"))):
             simulation.run(MAX_TICKS_OF_PIPELINES)  # engines look at the lock all the time
         laws.check_end()
     except BaseException as error:
@@ -111,5 +111,5 @@ def stay(self: FakeBackend) -> None:
 def test_the_law_is_broken_where_a_trainer_does_not_wait_or_stays(
     tmp_path: Path, owner: type, name: str, other: Callable[[Any], Any]
 ) -> None:
-    with changed(owner, name, other), pytest.raises(AssertionError, match="at once"):
+    with patch.object(owner, name, other), pytest.raises(AssertionError, match="at once"):
         play(0, tmp_path)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 from rftstream.contracts.control import Claim
 from rftstream.contracts.versions import StepRecord, VersionName
@@ -15,46 +16,38 @@ from rftstream.service.role_claim import RoleClaim
 from rftstream.testing.faults import AFTER_COMMIT, BEFORE_COMMIT, BETWEEN, FaultScript
 from rftstream.transport.memory.transport import MemoryAdmin
 from rftstream.weights import retention
-from tests.simulation.changes import changed
+from tests.simulation.changes import around, instead, together
 
 
-def checkpoint_without_positions() -> Iterator[None]:
+@around(Checkpoints, "_load_newest")
+def checkpoint_without_positions(load: Any, self: Checkpoints, *arguments: Any) -> TrainerProgress | None:
     """The trainer goes on reading where the newest step had read, whatever weights it begins with."""
-    load = Checkpoints._load_newest
-
-    def mutated(self: Checkpoints, *arguments: Any) -> TrainerProgress | None:
-        found = load(self, *arguments)
-        if found is not None:
-            *_, last = [one.message for one in self.log_.messages("steps")]
-            assert isinstance(last, StepRecord)
-            found.positions = last.positions
-        return found
-
-    with changed(Checkpoints, "_load_newest", mutated):
-        yield
+    found: TrainerProgress | None = load(self, *arguments)
+    if found is not None:
+        *_, last = [one.message for one in self.log_.messages("steps")]
+        assert isinstance(last, StepRecord)
+        found.positions = last.positions
+    return found
 
 
-def any_checkpoint() -> Iterator[None]:
-    load = Checkpoints._load_newest
-
-    def mutated(self: Checkpoints, in_force: Any, *arguments: Any) -> TrainerProgress | None:
-        return load(self, lambda name: True, *arguments)
-
-    with changed(Checkpoints, "_load_newest", mutated):
-        yield
+@around(Checkpoints, "_load_newest")
+def any_checkpoint(load: Any, self: Checkpoints, in_force: Any, *arguments: Any) -> TrainerProgress | None:
+    found: TrainerProgress | None = load(self, lambda name: True, *arguments)
+    return found
 
 
-def checkpoint_of_the_next() -> Iterator[None]:
+stage = Checkpoints.stage
+
+
+@around(Checkpoints, "begin_write")
+def stage_late(begin_write: Any, self: Checkpoints, epoch: int, progress: TrainerProgress) -> None:
     """The state is saved when the step is on the log, and the next update has begun."""
-    stage, begin_write = Checkpoints.stage, Checkpoints.begin_write
+    if self.is_due(progress.version):
+        stage(self)
+    begin_write(self, epoch, progress)
 
-    def mutated(self: Checkpoints, epoch: int, progress: TrainerProgress) -> None:
-        if self.is_due(progress.version):
-            stage(self)
-        begin_write(self, epoch, progress)
 
-    with changed(Checkpoints, "stage", lambda self: None), changed(Checkpoints, "begin_write", mutated):
-        yield
+checkpoint_of_the_next = together(stage_late, instead(Checkpoints, stage=lambda self: None))
 
 
 def zombie_with_a_checkpoint() -> FaultScript:
@@ -68,12 +61,11 @@ def zombie_with_a_checkpoint() -> FaultScript:
     )
 
 
-def chains_broken() -> Iterator[None]:
-    def to_delete(objects: Any, *, parents: Any = None, **needs: Any) -> list[VersionName]:
-        return retention.to_delete(objects, parents=dict.fromkeys(parents or (), None), **needs)
+def delete_parents(objects: Any, *, parents: Any = None, **needs: Any) -> list[VersionName]:
+    return retention.to_delete(objects, parents=dict.fromkeys(parents or (), None), **needs)
 
-    with changed(versions_module, "to_delete", to_delete):
-        yield
+
+chains_broken = instead(versions_module, to_delete=delete_parents)
 
 
 def power_after_steps() -> FaultScript:
@@ -81,20 +73,11 @@ def power_after_steps() -> FaultScript:
     return FaultScript(*[(AFTER_COMMIT, "trainer", "power_losses", number) for number in (4, 3, 5, 4, 3, 5)])
 
 
-def nothing_durable() -> Iterator[None]:
-    with changed(MemoryAdmin, "make_durable", lambda self: None):
-        yield
-
-
-def claims_volatile() -> Iterator[None]:
-    take = RoleClaim.take
-
-    def mutated(self: RoleClaim, write: Callable[[Claim], None]) -> Claim:
-        with changed(MemoryAdmin, "make_durable", lambda self: None):
-            return take(self, write)
-
-    with changed(RoleClaim, "take", mutated):
-        yield
+@around(RoleClaim, "take")
+def claims_volatile(take: Any, self: RoleClaim, write: Callable[[Claim], None]) -> Claim:
+    with patch.object(MemoryAdmin, "make_durable", lambda self: None):
+        claim: Claim = take(self, write)
+        return claim
 
 
 def deletions_unanswered() -> FaultScript:
@@ -102,11 +85,7 @@ def deletions_unanswered() -> FaultScript:
     return FaultScript(*[("before_delete", "trainer", "silences", 0)] * 10)
 
 
-def deletions_given_up() -> Iterator[None]:
-    """What cannot be deleted at once waits for the next checkpoint, which may never come."""
-    with (
-        changed(TrimmedDeletions, "owes", False),
-        changed(TrimmedDeletions, "delete_owed", lambda self: None),
-        changed(TrimmedDeletions, "after_the_end", lambda self, log_: True),
-    ):
-        yield
+deletions_given_up = instead(
+    TrimmedDeletions, owes=False, delete_owed=lambda self: None, after_the_end=lambda self, log_: True
+)
+"""What cannot be deleted at once waits for the next checkpoint, which may never come."""
