@@ -1,7 +1,4 @@
-"""Draws start.svg: the way of a config through the start of a run, process by process, with the modules that it passes.
-
-tests/docs/test_walk.py starts a run and compares its calls with what is drawn here.
-"""
+"""Draws start.svg: the way of a config through the start of a run, process by process, with the modules passed."""
 
 from __future__ import annotations
 

@@ -16,13 +16,19 @@ import pytest
 
 import rftstream
 from rftstream import faults, metrics
-from rftstream.contracts.rollouts import Rollout
+from rftstream.clock import SystemClock
+from rftstream.contracts.rollouts import PartialRollout, Rollout
 from rftstream.contracts.tasks import Task
+from rftstream.contracts.versions import VersionName
 from rftstream.errors import RftError, TransportError
 from rftstream.integrations.exporter import FollowedRun
 from rftstream.launch.health import Health
 from rftstream.launch.sessions.replay_into import Replay
 from rftstream.launch.watch import Watch
+from rftstream.models.fake_renderer import FakeRenderer
+from rftstream.models.spec import ModelSpec
+from rftstream.policies.base import Completion, SampleRequest
+from rftstream.policies.fake import FakePolicy
 from rftstream.queries.curves.exported import Figures
 from rftstream.roles.explorer.saved.partials import parse_key
 from rftstream.roles.verifier import step as verifier_step
@@ -35,9 +41,8 @@ from tests.broker.conftest import Made
 from tests.broker.driven import Driven, DrivenRun
 from tests.e2e.test_bounds import COLUMNS, column, run_with
 from tests.e2e.test_dead_and_rescore import BROKEN
-from tests.e2e.test_partials import RUN, alone, pieces_of
 from tests.e2e.test_resume import digests
-from tests.e2e.workplace import Workplace, sets
+from tests.e2e.workplace import RunView, Workplace, sets
 from tests.unit.studio.studio_scene import client, rules
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -241,12 +246,60 @@ def test_a_run_with_retention_balances_and_goes_on(
     assert place.look("replay", run.folder.path, "--from", str(steps)).code == 0
 
 
-@pytest.mark.sampled(1, "partials")
+LONG = """
+[run]
+name = "{name}"
+steps = 1
+[model]
+path = "fake"
+[tasksets.sums]
+source = "arithmetic"
+[sampling]
+max_tokens = 100_000
+[feeder]
+groups_per_batch = 1
+group_size = 2
+[explorer]
+policy = "fake"
+count = 0
+partial_every_s = 0.04
+[trainer]
+backend = "fake"
+[policies.fake]
+tokens_per_s = 500.0
+mean_tokens = 600.0
+sigma = 0.0
+answer_depends_on = "task"
+[transport]
+partitions = 1
+"""
+
+
+def pieces_of(view: RunView) -> dict[str, list[PartialRollout]]:
+    found: dict[str, list[PartialRollout]] = {}
+    for message in view.messages("partials"):
+        assert isinstance(message, PartialRollout)
+        found.setdefault(message.ids.rollout_id, []).append(message)
+    return found
+
+
+def alone(task: Task, prompt: tuple[int, ...], num_tokens: int) -> Completion:
+    """What an engine samples of the task that nobody disturbs."""
+    settings = FakePolicy.Config(mean_tokens=float(num_tokens), sigma=0.0, answer_depends_on="task")
+    spec = ModelSpec(name="fake", folder=None, dtype="float32", context=None)
+    policy = FakePolicy(settings, model=spec, renderer=FakeRenderer(), clock=SystemClock())
+    policy.load({}, VersionName(trainer_epoch=0, version=0))
+    policy.submit(SampleRequest(request_id="alone", token_ids=prompt, sampling=task.sampling, seed=task.seed,
+                                max_tokens=task.sampling.max_tokens))  # fmt: skip
+    (completion,) = policy.step()
+    return completion
+
+
 @pytest.mark.law("lost", "twice")
 def test_a_lost_explorers_rollouts_are_finished_by_another(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     """From the pieces on the compacted topic, in the order of the partition."""
     num_tokens = 600
-    run = make(text=RUN.replace("{num_tokens}", str(num_tokens)))
+    run = make(text=LONG)
     first = run.start("explorer", "first")
     run.start_all("explorer")
     view = run.view

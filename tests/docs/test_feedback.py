@@ -14,7 +14,6 @@ from tests.e2e.workplace import Workplace
 PAGE = ROOT / "docs" / "feedback.md"
 
 
-@pytest.mark.sampled(2, "pages")
 @pytest.mark.process
 @pytest.mark.slow
 def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
@@ -25,6 +24,8 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
         for block in blocks(PAGE, "console"):
             for command in block.commands:
                 reader.run(command)
+        written = place.view("runs/people").records("feedback")
+        verdicts = [one.verdict for one in place.view("runs/judged").verified() if one.verdict is not None]
     finally:
         place.end()
     outputs = dict(reader.told)
@@ -44,6 +45,11 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     ]
     added = outputs["rftstream feedback gold runs/people --from right.jsonl"]
     assert added == "2 right answers: 1 label, 1 pair added\n"
+    assert not any(b"bob" in (record.value or b"") for record in written), "who judges has another name on the log"
+    human = [(one.reward, one.parts["human"]) for one in verdicts if "human" in one.parts]
+    assert human == [(0.5, 0.5)] and len(verdicts) > 1, "the rest keeps its verdict"
+    (pair,) = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {"chosen", "rejected"} <= pair.keys()
     chat = json.loads((tmp_path / "chats.jsonl").read_text(encoding="utf-8"))
     assert chat["messages"][-1]["content"] == "4"
     assert "v3" in outputs["rftstream feedback taints runs/people"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import signal
 import socket
@@ -196,30 +195,6 @@ LIMIT_KIB = 2048
 def with_little_room(*command: str) -> list[str]:
     """No file may grow beyond the limit: for SQLite the same as a full disk."""
     return ["bash", "-c", f'ulimit -S -f {LIMIT_KIB}; exec "$0" "$@"', *command]
-
-
-def make_room(place: Workplace) -> None:
-    for process in place.processes():
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-
-
-@pytest.mark.sampled(1, "full-disk")
-@pytest.mark.law("lost")
-def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(place: Workplace) -> None:
-    run = place.start("run", "tiny.toml", "--json", *sets("run.steps=60"), command=with_little_room(COMMAND))
-    view = place.view("runs/tiny")
-    logs = ("feeder-0", "explorer-0", "verifier-0", "buffer-0", "trainer-0")
-    place.wait_for(lambda: any("no room" in view.log_of(name) for name in logs), "a word about the full disk")
-    place.wait_for(lambda: "no room" in run.err, "a word where people look")
-    version = view.curve().version
-    assert 0 < version < 60
-    assert run.alive
-    assert view.assert_nothing_lost().version >= version
-    make_room(place)
-    done = run.finish()
-    assert done.code == 0, done.err
-    assert (done.result["steps"], done.result["reason"]) == (60, "steps")
-    assert view.assert_nothing_lost().groups.trained == 120
 
 
 @pytest.mark.sampled(1, "full-disk")

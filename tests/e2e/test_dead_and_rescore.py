@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections import Counter
 
 import pytest
 
-from rftstream.sandbox.layers import missing_text
 from tests.e2e.workplace import FAKE, Workplace, sets
-from tests.loopback import taken_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.law("unscorable")]
 
@@ -137,41 +134,4 @@ n = 2
     assert nothing.code == 0, nothing.err
     assert again.audit().groups.pending == 0, "what was pending in the first run was skipped, and is dead here"
     assert "has trained all that was imported" in place.look("resume", "runs/again", *sets("run.steps=2000")).err
-    place.assert_nobody_left()
-
-
-@pytest.mark.sampled(1, "dead")
-def test_programs_that_no_server_ran_are_put_back_when_it_is_there(place: Workplace) -> None:
-    if (problem := missing_text()) is not None:
-        pytest.skip(problem)
-    num_problems = 8
-    functions = [{"prompt": f"def f{number}(x):\n    return ", "test": f"assert f{number}(1) < 5",
-                  "entry_point": f"f{number}"} for number in range(num_problems)]  # fmt: skip
-    place.write_lines("functions.jsonl", functions)
-    code = FAKE.replace('source = "arithmetic"', 'source = "jsonl:functions.jsonl"\nreward = "code"\npasses = 1')
-    with taken_port() as port:
-        place.write("tiny.toml", f'{code}\n[rewards.code]\nsandbox_url = "http://127.0.0.1:{port}"\n')
-        ended = place.call("run", "tiny.toml", "--json", *sets("verifier.tries=1"))
-    assert (ended.code, ended.result["reason"]) == (0, "taskset"), ended.err
-    view = place.view("runs/tiny")
-    before = view.assert_nothing_lost()
-    assert (before.groups.trained, before.groups.dead) == (0, num_problems)
-    assert not [one for one in view.verified() if one.verdict is not None], "neither 0 nor 1"
-    (kind,) = place.look("status", "runs/tiny", "--json").result["dead_errors"]
-    assert "code: sandbox: sandbox: 127.0.0.1" in kind["error"]
-
-    server = place.start("sandbox", "serve", "--address", f"127.0.0.1:{port}")
-    place.wait_for(lambda: "serving" in server.out or not server.alive, "the server")
-    asked = place.look("dead", "retry", "runs/tiny", "--all", "--json").result
-    assert len(asked["groups"]) == num_problems
-    done = place.call("resume", "runs/tiny", "--json")
-    assert done.code == 0, done.err
-    after = view.assert_nothing_lost()
-    assert (after.groups.trained, after.groups.dead) == (num_problems, num_problems), "none died again"
-    assert {one.ids.group_id for one in view.experiences()} == {
-        group.rpartition("/")[0] + "/1" for group in asked["groups"]
-    }
-    assert {one.verdict.reward for one in view.verified() if one.verdict is not None} == {0.0, 1.0}
-    server.send(signal.SIGTERM)
-    assert server.finish().code == 0
     place.assert_nobody_left()

@@ -49,13 +49,6 @@ class Works(Alone):
         return Reply(done=True)
 """
 
-HANGS = """
-import time
-
-def score(completion, answer):
-    time.sleep(600)
-"""
-
 
 def ended_by_its_rule(place: Workplace, done: Finished, *words: str) -> dict[str, Any]:
     """Exit 6 and one line with the words, which `status` repeats; what it prints as JSON."""
@@ -77,7 +70,6 @@ ERRORS = {
 """Environment -> what it fails with, and the line of it."""
 
 
-@pytest.mark.sampled(1, "failing")
 def test_environments_that_always_fail(place: Workplace) -> None:
     """One answers at once, and one is awaited."""
     place.write("mine.py", ENVIRONMENT)
@@ -106,27 +98,3 @@ def test_environments_that_always_fail(place: Workplace) -> None:
     resumed = place.call("resume", "runs/tiny", *sets(*works))
     assert resumed.code == 0, resumed.err
     assert place.view("runs/tiny").assert_nothing_lost().version == 6
-
-
-@pytest.mark.sampled(1, "failing")
-def test_a_reward_that_always_hangs(place: Workplace) -> None:
-    place.write("mine.py", HANGS)
-    many = "feeder.groups_per_batch=16"  # for each round of what waits together one process is lost
-    settings = sets("tasksets.sums.reward=mine:score", "verifier.timeout_s=0.5", many)
-    done = place.call("run", "tiny.toml", "--json", *settings)
-    status = ended_by_its_rule(
-        place, done, "200 of the last 200 rollouts could not be scored by score", "timeout, ", "no result within 0.5 s",
-        "Mend the reward, put back",
-    )  # fmt: skip
-    assert set(status["dead_letters"]) == {"timeout"}
-    view = place.view("runs/tiny")
-    assert all(one.verdict is None for one in view.verified()), "not a reward of 0"
-    logged = view.log_of("verifier-0")
-    first = next(line for line in logged.splitlines() if "(try 1 of 3)" in line)
-    assert "sums/0/" in first and "reward score of sums: no result within 0.5 s" in first
-    assert logged.count("its process was replaced") < 40, "not 600 times"
-
-    place.write("mine.py", "def score(completion, answer):\n    return float(completion.strip() == answer)\n")
-    resumed = place.call("resume", "runs/tiny", *sets("verifier.timeout_s=60"))
-    assert resumed.code == 0, resumed.err
-    assert view.assert_nothing_lost().version == 6

@@ -12,7 +12,7 @@ from tests.e2e.workplace import EXAMPLES, Workplace, sets
 pytestmark = [pytest.mark.slow, pytest.mark.law("replay")]
 
 
-@pytest.mark.sampled(3, "examples")
+@pytest.mark.heavy("a model is trained by three algorithms, in two starts of all roles, and replayed")
 @pytest.mark.timeout(6 * PATIENCE_S)
 def test_the_example_made_shorter(place: Workplace) -> None:
     for name in ("stages.toml", "demonstrations.jsonl", "pairs.jsonl"):

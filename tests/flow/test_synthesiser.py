@@ -199,7 +199,7 @@ def test_a_killed_synthesiser_leaves_no_twin_and_loses_nothing(tmp_path: Path, p
         return json.dumps({"problem": f"number {'x' * count}: {left} plus {right}"})
 
     with served(wordy) as server:
-        scene = scene_of(tmp_path, server, max_concurrent=3)
+        scene = scene_of(tmp_path, server, max_concurrent=3, per_parent=2)
         scene.log.fault = deaths = FaultAt(point, Kill, "synthesiser", every=2)
         for sequence in range(12):
             scene.decide(sequence, GroupResult.filtered)
@@ -210,12 +210,12 @@ def test_a_killed_synthesiser_leaves_no_twin_and_loses_nothing(tmp_path: Path, p
             except Kill:
                 synthesiser.restart()
             scene.clock.advance(11.0)  # the session of the dead member ends, and its transaction
-            if len(admitted(scene)) == 12:
+            if len(admitted(scene)) == 24:
                 break
         synthesiser.work()
         assert deaths.num_visits >= 4
         ids = [one.problem_id for one in admitted(scene)]
-        assert sorted(ids) == sorted({f"sums/0/{n}/0/outcomes/reworded/0" for n in range(12)})
+        assert sorted(ids) == sorted({f"sums/0/{n}/0/outcomes/reworded/{k}" for n in range(12) for k in range(2)})
         assert scene.audit().twins.get("problems", 0) == 0
         assert not any(scene.transport().admin.lag("synthesiser", "outcomes").values())
 
