@@ -125,6 +125,9 @@ def kill_under_agents(place: Workplace, name: str, told: Sequence[str], transpor
     others = {one.status for one in rollouts.values() if one not in nobodys}
     assert others <= {RolloutStatus.completed, RolloutStatus.skipped}
     _check_rewards(view, agents.rewards)
+    assert SECRET not in done.err + done.out
+    for path in view.folder.path.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
     place.assert_nobody_left()
 
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rftstream.contracts.outcomes import GroupOutcome
-from rftstream.contracts.rollouts import RolloutStatus
-from rftstream.contracts.verdicts import VerifiedRollout
-from rftstream.data.operators.base import Reject, ScoredGroup, ScoredRollout
+from rftstream.config import loader
+from rftstream.data.operators.base import Reject, ScoredGroup
 from rftstream.data.operators.facts import Facts
-from rftstream.data.operators.pipeline import ExperiencePipeline
-from rftstream.roles.explorer.attempt import oldest_version
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from tests.flow.disturbed import FaultAt, work_on
 from tests.flow.scene import Scene
-from tests.flow.test_pipelines import buffering, experiences_of, outcomes_of
+from tests.flow.test_pipelines import buffering, experiences_of, outcomes_of, own
 
 
 class Dated:
@@ -46,42 +41,10 @@ def put(
 
 
 def check_recomputed(scene: Scene) -> int:
-    """Every decision is computed again from `verified` and the outcomes that it says it saw. Return how many."""
-    pipeline = ExperiencePipeline.of(scene.config)
-    least = scene.config.buffer.min_siblings
-    records = [one for one in scene.messages("outcomes") if isinstance(one, GroupOutcome)]
-    bodies = {one.ids.rollout_id: one for one in scene.messages("verified") if isinstance(one, VerifiedRollout)}
-    count = 0
-    for outcome in records:
-        if outcome.seen is None:
-            continue
-        facts = Facts()
-        for record in records[: outcome.seen]:
-            facts.absorb(record)
-        scored = [bodies[one.rollout_id] for one in outcome.rollouts if one.reward is not None]
-        group = ScoredGroup(
-            group_id=outcome.group_id, taskset=outcome.taskset, sequence=outcome.sequence, size=outcome.group_size,
-            rollouts=tuple(scored_rollout(one, outcome.version) for one in scored), version=outcome.version,
-        )  # fmt: skip
-        result = pipeline.decide(group, facts, min(least, outcome.group_size))
-        assert result.decisions == outcome.decisions, outcome.group_id
-        assert (result.filtered is None) is (outcome.result == "batched")
-        count += bool(result.decisions)
-    return count
-
-
-def scored_rollout(verified: VerifiedRollout, version: int | None) -> ScoredRollout:
-    rollout, verdict = verified.rollout, verified.verdict
-    assert rollout is not None
-    assert verdict is not None
-    return ScoredRollout(
-        sibling=verified.ids.sibling,
-        reward=verdict.reward,
-        num_tokens=rollout.num_tokens,
-        truncated=rollout.status is RolloutStatus.truncated,
-        load=partial(lambda one: one, verified),
-        oldest_version=None if version is None else oldest_version(rollout.segments),
-    )
+    """Every decision is computed again. Return in how many groups something was decided."""
+    found = scene.recompute()
+    assert found.fine, found.to_text()
+    return sum(bool(one.decisions) for one in outcomes_of(scene))
 
 
 @pytest.mark.law("staleness")
@@ -151,12 +114,14 @@ def test_operators_of_an_imported_run_are_told_no_version(tmp_path: Path) -> Non
 
 
 OPERATORS: tuple[dict[str, Any], ...] = (
+    own("ByFacts"),
     {"op": "stale", "max_age": 1},
     {"op": "outliers", "max_score": 3.0},
     {"op": "gibberish", "min_mean_logprob": -1.0},
     {"op": "amplify", "min_share": 0.5},
     {"op": "shape", "term": "length", "weight": 0.5},
     {"op": "shape", "term": "diversity", "ngram": 1},
+    own("Masker"),
 )
 
 
@@ -190,7 +155,9 @@ def test_a_buffer_killed_at_every_commit_decides_the_same(tmp_path: Path, point:
     assert experiences_of(killed) == experiences_of(calm)
     assert check_recomputed(calm) == check_recomputed(killed) > 10
     names = {decision.operator for one in outcomes_of(calm) for decision in one.decisions}
-    assert names >= {"stale", "amplify", "shape"}
+    assert names >= {"stale", "amplify", "shape", OPERATORS[0]["op"], OPERATORS[-1]["op"]}
+    found = killed.recompute(loader.replace(killed.config, pipeline=OPERATORS[:2]))
+    assert not found.fine and "decisions" in found.to_text(), "by other operators"
 
 
 @pytest.mark.law("derived")

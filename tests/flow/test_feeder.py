@@ -106,17 +106,6 @@ def test_admission_at_each_moment(tmp_path: Path, max_staleness: int) -> None:
         check()
 
 
-@pytest.mark.law("staleness")
-def test_max_staleness_zero_is_strictly_synchronous(tmp_path: Path) -> None:
-    scene = scene_of(tmp_path, feeder__max_staleness=0)
-    feeder = RoleDriver(scene, "feeder")
-    for version in range(5):
-        feeder.work()
-        assert len(groups_of(scene)) == 2 * (version + 1)
-        assert {task.ids.min_version for task in groups_of(scene)[2 * version :]} == {version}
-        scene.step(version + 1)
-
-
 @pytest.mark.law("lineage")
 def test_a_rollback_of_the_trainer_lowers_what_counts_as_trained(tmp_path: Path) -> None:
     scene = scene_of(tmp_path)

@@ -53,35 +53,9 @@ def changed(scene: Scene, kind: type, batch: int, **fields: object) -> NewRecord
     )  # fmt: skip
 
 
-def noise(scene: Scene) -> NewRecord:
-    return again(scene, record_of(scene, Experience, 0)[0], b"\xc1 no message")
-
-
-def older_manifest(scene: Scene) -> NewRecord:
-    record, _ = record_of(scene, BatchManifest, 0)
+def repeated(scene: Scene, kind: type) -> NewRecord:
+    record, _ = record_of(scene, kind, 0)
     return again(scene, record, record.value)
-
-
-def older_experience(scene: Scene) -> NewRecord:
-    record, _ = record_of(scene, Experience, 0)
-    return again(scene, record, record.value)
-
-
-def next_manifest(scene: Scene) -> NewRecord:
-    return changed(scene, BatchManifest, 0, batch_sequence=1)
-
-
-def empty_manifest(scene: Scene) -> NewRecord:
-    nothing = codec.digest_of_experiences([])
-    return changed(scene, BatchManifest, 0, batch_sequence=1, count=0, digest=nothing)
-
-
-def far_manifest(scene: Scene) -> NewRecord:
-    return changed(scene, BatchManifest, 0, batch_sequence=7)
-
-
-def next_experience(scene: Scene) -> NewRecord:
-    return changed(scene, Experience, 0, batch_sequence=1, reward=99.0)
 
 
 def unclaimed_manifest(scene: Scene) -> NewRecord:
@@ -89,23 +63,28 @@ def unclaimed_manifest(scene: Scene) -> NewRecord:
     return codec.to_record(message, "batches", record.partition, run=scene.folder.run_id, writer_epoch=2**40)
 
 
-STRAY = [
-    noise, older_manifest, older_experience, next_manifest, empty_manifest, far_manifest, next_experience,
-    unclaimed_manifest,
-]  # fmt: skip
+NOTHING = codec.digest_of_experiences([])
+STRAY: dict[str, Callable[[Scene], NewRecord]] = {
+    "noise": lambda scene: again(scene, record_of(scene, Experience, 0)[0], b"\xc1 no message"),
+    "older manifest": lambda scene: repeated(scene, BatchManifest),
+    "older experience": lambda scene: repeated(scene, Experience),
+    "next manifest": lambda scene: changed(scene, BatchManifest, 0, batch_sequence=1),
+    "empty manifest": lambda scene: changed(scene, BatchManifest, 0, batch_sequence=1, count=0, digest=NOTHING),
+    "far manifest": lambda scene: changed(scene, BatchManifest, 0, batch_sequence=7),
+    "next experience": lambda scene: changed(scene, Experience, 0, batch_sequence=1, reward=99.0),
+    "unclaimed manifest": unclaimed_manifest,
+}
 
 
-@pytest.mark.parametrize("make", STRAY, ids=lambda one: one.__name__)
-def test_what_is_no_part_of_the_chain_is_put_aside_once_and_training_goes_on(
-    tmp_path: Path, make: Callable[[Scene], NewRecord]
-) -> None:
+@pytest.mark.parametrize("stray", STRAY)
+def test_what_is_no_part_of_the_chain_is_put_aside_once_and_training_goes_on(tmp_path: Path, stray: str) -> None:
     calm = Scene(tmp_path / "calm")
     trained(calm, 3)
 
     scene = Scene(tmp_path / "foreign")
     trainer = RoleDriver(scene, "trainer")
     scene.batch(0)
-    scene.put_raw(make(scene))
+    scene.put_raw(STRAY[stray](scene))
     trainer.work()
     assert versions(scene) == [0, 1]
     scene.batch(1)

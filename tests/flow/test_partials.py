@@ -332,41 +332,22 @@ def piece_of(scene: Scene, rollout_id: str, **changes: Any) -> PartialRollout:
     return replace(piece, **changes)
 
 
-def missing(piece: PartialRollout) -> PartialRollout:
-    return replace(piece, piece=1)
-
-
-def of_another_length(piece: PartialRollout) -> PartialRollout:
-    return replace(piece, num_tokens=4)
-
-
-def without_a_beginning(piece: PartialRollout) -> PartialRollout:
-    return replace(piece, continues=True)
-
-
-def too_many_messages(piece: PartialRollout) -> PartialRollout:
-    return replace(piece, kept_messages=2)
-
-
 def of_old_weights(piece: PartialRollout) -> PartialRollout:
     spans = tuple(replace(span, version=1) for span in piece.segments[0].versions)
     return replace(piece, segments=(replace(piece.segments[0], versions=spans),))
 
 
-def of_another_task(piece: PartialRollout) -> PartialRollout:
-    return replace(piece, ids=replace(piece.ids, min_version=0))
-
-
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (missing, "piece 0 is missing"),
-        (of_another_length, "3 sampled tokens in it, expected 4"),
-        (without_a_beginning, "piece 0 does not fit to the one before"),
-        (too_many_messages, "piece 0 does not fit to the one before"),
+        (lambda piece: replace(piece, piece=1), "piece 0 is missing"),
+        (lambda piece: replace(piece, num_tokens=4), "3 sampled tokens in it, expected 4"),
+        (lambda piece: replace(piece, continues=True), "piece 0 does not fit to the one before"),
+        (lambda piece: replace(piece, kept_messages=2), "piece 0 does not fit to the one before"),
         (of_old_weights, "version 1 sampled of it, expected at least 2"),
-        (of_another_task, "expected the task's"),
+        (lambda piece: replace(piece, ids=replace(piece.ids, min_version=0)), "expected the task's"),
     ],
+    ids=["missing", "length", "beginning", "messages", "weights", "task"],
 )
 def test_pieces_that_cannot_be_continued_are_never_continued(
     tmp_path: Path, damage: Callable[[PartialRollout], PartialRollout], why: str, caplog: pytest.LogCaptureFixture

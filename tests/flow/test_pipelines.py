@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from rftstream.config import loader
 from rftstream.contracts import codec
 from rftstream.contracts.batches import Experience
 from rftstream.contracts.control import Drawn, TasksEnded
@@ -30,8 +29,6 @@ from rftstream.queries.facts.database import Index
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 from rftstream.testing import RoleDriver
-from rftstream.testing.faults import Kill
-from tests.flow.disturbed import FaultAt, work_on
 from tests.flow.scene import Scene, problem
 
 OWN = "tests.flow.test_pipelines:"
@@ -132,13 +129,6 @@ def check_balance(scene: Scene) -> Drawn:
     left_out = sum(drawn.left_out.values())
     assert sum(drawn.drawn.values()) == drawn.admitted - drawn.put_back + left_out + skipped
     return drawn
-
-
-def check_recomputed(scene: Scene, **counts: int) -> None:
-    """All that operators decided, and so much of it, is what comes of asking them again."""
-    found = scene.recompute()
-    assert found.fine, found.to_text()
-    assert counts.items() <= {name: getattr(found, name) for name in counts}.items()
 
 
 # --------------------------------------------------------------------------------------------- task side
@@ -259,43 +249,6 @@ class Complained(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if "has not answered" in record.getMessage():
             Waits.complained.set()
-
-
-@pytest.mark.law("derived")
-@pytest.mark.parametrize("point", ["before_commit", "after_commit"])
-def test_a_feeder_killed_at_every_commit_skips_the_same(tmp_path: Path, point: str) -> None:
-    """Outcomes come at fixed moments; killed or not, what is decided by the same facts is the same."""
-
-    def play(folder: Path, *, kills: bool) -> Scene:
-        source = {"source": "arithmetic", "options": {"size": 30}}
-        operators = (own("Seen"), own("Sizes"))
-        scene = feeding(folder, *operators, tasksets={"sums": source}, buffer__max_refill=10_000)
-        scene.log.fault = deaths = FaultAt(point if kills else "never", Kill, "feeder", every=3)
-        feeder = RoleDriver(scene, "feeder")
-        for version in range(1, 8):
-            work_on(feeder)
-            groups = list(dict.fromkeys(task.ids.group_id for task in tasks_of(scene)))
-            for sequence in range(2 * version - 2, 2 * version):
-                scene.put("outcomes", GroupOutcome(
-                    group_id=groups[sequence], taskset="sums", sequence=sequence, result=GroupResult.batched,
-                    reason="complete", rollouts=(), batch_sequence=version - 1,
-                ))  # fmt: skip
-            scene.step(version)
-        assert deaths.num_visits > 8 or not kills
-        return scene
-
-    calm, killed = play(tmp_path / "calm", kills=False), play(tmp_path / "killed", kills=True)
-    assert check_balance(killed) == check_balance(calm)
-
-    def told(scene: Scene) -> list[Any]:
-        return [(task.ids, task.problem, task.sampling, task.seen) for task in tasks_of(scene)]
-
-    assert told(killed) == told(calm)
-    assert len({task.seen for task in tasks_of(killed)}) > 3
-    check_recomputed(killed, num_draws=sum(check_balance(killed).drawn.values()))
-    found = killed.recompute(loader.replace(killed.config, pipeline=(own("Seen"),)))
-    assert not found.fine, "by other operators"
-    assert "its problem, computed again another one" in found.to_text()
 
 
 # --------------------------------------------------------------------------------------------- experience side
@@ -443,33 +396,6 @@ def test_an_operator_that_rejects_everything_ends_the_run_by_its_name(tmp_path: 
         2: f"{OWN}RaisesLate: answered nonsense",
         3: f"{OWN}RaisesLate: raised ValueError",
     }
-
-
-@pytest.mark.slow
-@pytest.mark.law("derived", "order")
-@pytest.mark.parametrize("point", ["before_commit", "after_commit"])
-def test_a_buffer_killed_at_every_commit_decides_the_same(tmp_path: Path, point: str) -> None:
-    def play(folder: Path, *, kills: bool) -> Scene:
-        operators = (own("ByFacts"), {"op": "truncated"}, own("Shaper"), own("Masker"))
-        scene = buffering(folder, *operators, feeder__group_size=3, feeder__groups_per_batch=3)
-        scene.log.fault = deaths = FaultAt(point if kills else "never", Kill, "buffer", every=3)
-        buffer = RoleDriver(scene, "buffer")
-        for sequence in range(24):
-            put_group(scene, sequence, (0.0, 1.0, 0.5), truncated=(1,) if sequence % 4 == 0 else ())
-            work_on(buffer)
-        assert deaths.num_visits > 8 or not kills
-        return scene
-
-    calm, killed = play(tmp_path / "calm", kills=False), play(tmp_path / "killed", kills=True)
-    assert [(one.group_id, one.result, one.rollouts) for one in outcomes_of(killed)] == [
-        (one.group_id, one.result, one.rollouts) for one in outcomes_of(calm)
-    ]
-    assert experiences_of(killed) == experiences_of(calm)
-    assert {one.result for one in outcomes_of(calm)} == {"batched", "filtered"}
-    check_recomputed(killed, num_groups=len(outcomes_of(killed)), num_rollouts=len(experiences_of(killed)))
-    found = killed.recompute(loader.replace(killed.config, pipeline=(own("ByFacts"), own("Shaper"))))
-    assert not found.fine, "by other operators"
-    assert "decisions" in found.to_text()
 
 
 def put_group(

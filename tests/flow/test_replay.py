@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random, SystemRandom
@@ -18,7 +19,7 @@ from rftstream.clock import SystemClock
 from rftstream.commands import cli
 from rftstream.config import loader
 from rftstream.contracts import codec
-from rftstream.contracts.records import NewRecord, Record
+from rftstream.contracts.records import NewRecord
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ConfigError
 from rftstream.replay import again
@@ -118,10 +119,7 @@ def test_a_skipped_batch_is_skipped_again(tmp_path: Path) -> None:
 
 def test_a_batch_that_was_skipped_changes_nothing_even_where_it_would_train_now(tmp_path: Path) -> None:
     scene = scene_of(tmp_path, backends__fake={"nan_at": [2]})
-    for place, partition in scene.log.partitions.items():
-        if place.topic == "steps":  # as if the settings that gave the NaN were not known
-            for at, record in enumerate(partition.records):
-                partition.records[at] = _without_config(record)
+    change_steps(scene, lambda step: replace(step, config="", computed_with={}))  # as if what gave the NaN were unknown
     scene.config = loader.replace(scene.config, backends={"fake": {}})
     found = replayed(scene)
     assert next(one.what for one in found.differences if one.version == 3) == "skipped"
@@ -129,19 +127,19 @@ def test_a_batch_that_was_skipped_changes_nothing_even_where_it_would_train_now(
     assert "the run does not say" in found.not_promised[0]
 
 
-def _without_config(record: Record) -> Record:
-    step = codec.from_record(record)
-    assert isinstance(step, StepRecord)
-    return msgspec.structs.replace(record, value=codec.encode(replace(step, config="", computed_with={})))
+def change_steps(scene: Scene, change: Callable[[StepRecord], StepRecord]) -> None:
+    """Change each step record on the log."""
+    for place, partition in scene.log.partitions.items():
+        for at, record in enumerate(partition.records if place.topic == "steps" else ()):
+            step = codec.from_record(record)
+            assert isinstance(step, StepRecord)
+            partition.records[at] = msgspec.structs.replace(record, value=codec.encode(change(step)))
 
 
 def test_mini_batches_of_a_run_of_before_are_cut_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first trainer does not say by which formulas it computed; the second does."""
     scene = scene_of(tmp_path, batches=4)
-    for place, partition in scene.log.partitions.items():
-        if place.topic == "steps":
-            for at, record in enumerate(partition.records):
-                partition.records[at] = _without_formulas(record)
+    change_steps(scene, without_formulas)
     for number in (4, 5):
         scene.batch(number)
     RoleDriver(scene, "trainer").work()
@@ -158,12 +156,10 @@ def test_mini_batches_of_a_run_of_before_are_cut_as_they_were(tmp_path: Path, mo
     assert [reason for reason in found.not_promised if "formulas: recorded with 1, here 3" in reason]
 
 
-def _without_formulas(record: Record) -> Record:
-    step = codec.from_record(record)
-    assert isinstance(step, StepRecord)
+def without_formulas(step: StepRecord) -> StepRecord:
     said = {name: value for name, value in step.computed_with.items() if name != "formulas"}
     assert not step.resumed or said != step.computed_with
-    return msgspec.structs.replace(record, value=codec.encode(replace(step, computed_with=said)))
+    return replace(step, computed_with=said)
 
 
 # --------------------------------------------------------------------------------------------- different

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rftstream.config import loader
 from rftstream.contracts.control import Drawn
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
 from rftstream.contracts.rollouts import RolloutStatus
@@ -17,7 +18,7 @@ from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from tests.flow.disturbed import FaultAt, work_on
 from tests.flow.scene import Scene
-from tests.flow.test_pipelines import check_balance, feeding, indexes_of, tasks_of
+from tests.flow.test_pipelines import check_balance, feeding, indexes_of, own, tasks_of
 
 ALL: tuple[dict[str, Any], ...] = (
     {"op": "length", "max_characters": 100},
@@ -28,6 +29,7 @@ ALL: tuple[dict[str, Any], ...] = (
     {"op": "solve_rate", "keep": [0.1, 0.9]},
     {"op": "budget", "max_size": 12},
 )
+OWN = (own("Seen"), own("Sizes"))
 
 
 def write_problems(folder: Path, name: str, texts: list[str]) -> dict[str, Any]:
@@ -41,13 +43,16 @@ def write_problems(folder: Path, name: str, texts: list[str]) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.law("lost", "twice", "derived")
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
-def test_a_feeder_with_all_operators_killed_at_every_commit_admits_the_same(tmp_path: Path, point: str) -> None:
+@pytest.mark.parametrize("operators", [ALL, OWN], ids=["built in", "own"])
+def test_a_feeder_killed_at_every_commit_admits_the_same(
+    tmp_path: Path, point: str, operators: tuple[dict[str, Any], ...]
+) -> None:
     texts = [f"{number}+{number % 7}=" for number in range(40)]
 
     def play(folder: Path, *, kills: bool) -> Scene:
         source = write_problems(folder, "sums", [*texts, *texts[:6]])
         held_out = write_problems(folder, "held_out", texts[10:14])
-        scene = feeding(folder, *ALL, tasksets={"sums": source}, evaluations={"held-out": held_out},
+        scene = feeding(folder, *operators, tasksets={"sums": source}, evaluations={"held-out": held_out},
                         feeder__groups_per_batch=4, buffer__max_refill=10_000)  # fmt: skip
         scene.log.fault = deaths = FaultAt(point if kills else "never", Kill, "feeder", every=3)
         feeder = RoleDriver(scene, "feeder")
@@ -63,6 +68,13 @@ def test_a_feeder_with_all_operators_killed_at_every_commit_admits_the_same(tmp_
     calm, killed = play(tmp_path / "calm", kills=False), play(tmp_path / "killed", kills=True)
     assert check_balance(killed) == check_balance(calm)
     assert [(task.ids, task.seen) for task in tasks_of(killed)] == [(task.ids, task.seen) for task in tasks_of(calm)]
+    assert len({task.seen for task in tasks_of(calm)}) > 3
+    found = killed.recompute()
+    assert found.fine and found.num_draws == sum(check_balance(killed).drawn.values()), found.to_text()
+    found = killed.recompute(loader.replace(killed.config, pipeline=operators[:1]))
+    assert not found.fine, "by other operators"
+    if operators is OWN:
+        return
     skipped = drawn_skips(calm)
     assert {"dedupe", "mixture", "curriculum"} <= set(skipped)
     assert {"equal in sums", "equal in the evaluation held-out"} == set(skipped["dedupe"])

@@ -379,12 +379,7 @@ def test_nothing_is_deleted_while_what_was_said_cannot_be_read(tmp_path: Path) -
     trainer = RoleDriver(scene, "trainer")
     trainer.work()
     scene.put("control", Claim(role="buffer", epoch=1, host="", pid=0, process="buffer", claimed_at=0.0))
-    other = scene.transport("other").producer("other")
-    other.start()
-
-    scene.log.fault = FaultAt("in_commit", Kill, "other")
-    with pytest.raises(Kill):
-        other.commit([NewRecord("control", 0, b"other", b"")])
+    other = hide_control(scene)
     for number in range(8):
         scene.batch(number)
     trainer.work()
