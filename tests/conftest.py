@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +20,9 @@ from tests.made import made_once, shared_folder
 from tests.s3 import S3Server
 from tests.suite.sampling import SEED, draw_seed, mark_rest
 from tests.suite.storeys import StoreyMarks, StoreyReport
+
+if TYPE_CHECKING:
+    from tests.e2e.workplace import Workplace
 
 # The conformance suite lives in the package; its assertions shall explain themselves all the same.
 pytest.register_assert_rewrite("rftstream.testing", "tests.flow.scene", "tests.simulation.laws", "tests.exporters")
@@ -110,6 +113,15 @@ def s3() -> Iterator[S3Server]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
     """`made(name, make)`: a folder that `make` fills once for the whole run of pytest. Tests only read it."""
     return lambda name, make: made_once(shared_folder(tmp_path_factory), name, make)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Workplace]:
+    """A folder for runs. What a test starts there ends with it."""
+    from tests.e2e.workplace import Workplace
+
+    with Workplace(tmp_path) as workplace:
+        yield workplace
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,12 +16,6 @@ NOISE = NewRecord("rollouts", 0, b"a key", b"\xff\xff", (("contract", b"rollout"
 
 PUT_ASIDE = 'sum(rftstream_dead_letters_total{role="verifier"})'
 """By the role that will: nothing grows that was not seen before."""
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Workplace]:
-    with Workplace(tmp_path) as workplace:
-        yield workplace
 
 
 @pytest.mark.sampled(1, "deployed")

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,12 +36,6 @@ NOT_IN_THIS_RUN = {
 have."""
 SERVED = {panel["title"] for panel in BOARDS["explorers"]["panels"] if "rftstream_server_" in str(panel.get("targets"))}
 """Panels of runs with a served model."""
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Workplace]:
-    with Workplace(tmp_path) as workplace:
-        yield workplace
 
 
 def test_there_is_a_file_for_each() -> None:

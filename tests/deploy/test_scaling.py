@@ -6,7 +6,6 @@ import json
 import math
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,12 +48,6 @@ TOLERANCE = 0.1
 """Kubernetes leaves the number alone while the backlog is that close to what it is for."""
 QUERY = 'max(rftstream_backlog_rollouts{run="tiny",role="explorer"})'
 """That of a ScaledObject."""
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Workplace]:
-    with Workplace(tmp_path) as workplace:
-        yield workplace
 
 
 def replicas_wanted(backlog: float, replicas: int) -> int:

@@ -60,6 +60,12 @@ class Reader:
             self.run(command)
             self.compare(shown)
 
+    def run_all(self, found: Iterable[Block]) -> None:
+        """Run all commands of these blocks."""
+        for block in found:
+            for command in block.commands:
+                self.run(command)
+
     def run(self, command: str) -> str:
         """Run a command of a page; it has to end well. Return what it wrote to stdout."""
         words = self._words(command)

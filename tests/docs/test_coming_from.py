@@ -6,7 +6,6 @@ import dataclasses
 import re
 import tomllib
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,23 +120,19 @@ def test_all_four_are_told() -> None:
 @pytest.mark.sampled(2, "pages")
 @pytest.mark.process
 @pytest.mark.slow
-def test_what_is_a_mode_there_is_a_command_here(tmp_path: Path) -> None:
+def test_what_is_a_mode_there_is_a_command_here(place: Workplace) -> None:
     page = PAGES["Trinity-RFT"]
     assert_all_are_marked(page)
-    place = Workplace(tmp_path)
     place.write("examples/arithmetic.toml", (ROOT / "examples" / "arithmetic.toml").read_text(encoding="utf-8"))
     reader = Reader(place, {**FEW_STEPS, **NO_MODEL})
-    try:
-        for block in blocks(page, "console"):
-            if block.name.endswith(", together"):
-                reader.together(block.commands)
-                reader.run("rftstream audit examples/arithmetic.toml")
-            else:
-                reader.do(block)
-    finally:
-        place.end()
+    for block in blocks(page, "console"):
+        if block.name.endswith(", together"):
+            reader.together(block.commands)
+            reader.run("rftstream audit examples/arithmetic.toml")
+        else:
+            reader.do(block)
     for folder in ("runs/trained/final", "served"):
-        assert (tmp_path / folder / "model.safetensors").is_file()
+        assert (place.folder / folder / "model.safetensors").is_file()
 
 
 def test_other_names_lead_to_settings_that_there_are() -> None:

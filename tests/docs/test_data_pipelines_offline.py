@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -17,16 +16,10 @@ PAGE = ROOT / "docs" / "data-pipelines-offline.md"
 @pytest.mark.sampled(2, "pages")
 @pytest.mark.process
 @pytest.mark.slow
-def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
-    place = Workplace(tmp_path)
+def test_the_commands_of_the_page_run(place: Workplace) -> None:
     reader = Reader(place)
     reader.write_files(blocks(PAGE, "toml"))
-    try:
-        for block in blocks(PAGE, "console"):
-            for command in block.commands:
-                reader.run(command)
-    finally:
-        place.end()
+    reader.run_all(blocks(PAGE, "console"))
     told = dict(reader.told)
     own = told["rftstream pipeline preview --run runs/try"]
     assert "12 of 12 recorded groups" in own
@@ -36,5 +29,5 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     both = told["rftstream replay runs/try --pipeline stricter.toml --into runs/stricter"]
     assert "zero_variance reject" in both or "groups filtered          0      0" in both
     prepared = json.loads(told["rftstream data prepare try.toml --out clean-parquet --parquet --json"])
-    assert (tmp_path / "clean-parquet" / "sums.parquet").is_file()
+    assert (place.folder / "clean-parquet" / "sums.parquet").is_file()
     assert prepared["tasksets"]["sums"]["out"] < prepared["tasksets"]["sums"]["in"] == 100

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,18 +15,12 @@ PAGE = ROOT / "docs" / "feedback.md"
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
-    place = Workplace(tmp_path)
+def test_the_commands_of_the_page_run(place: Workplace) -> None:
     reader = Reader(place)
     reader.write_files(blocks(PAGE, "toml", "jsonl"))
-    try:
-        for block in blocks(PAGE, "console"):
-            for command in block.commands:
-                reader.run(command)
-        written = place.view("runs/people").records("feedback")
-        verdicts = [one.verdict for one in place.view("runs/judged").verified() if one.verdict is not None]
-    finally:
-        place.end()
+    reader.run_all(blocks(PAGE, "console"))
+    written = place.view("runs/people").records("feedback")
+    verdicts = [one.verdict for one in place.view("runs/judged").verified() if one.verdict is not None]
     outputs = dict(reader.told)
     first, second = (text for command, text in reader.told if command.startswith("rftstream feedback add"))
     assert first.startswith("5 votes of 2 annotators: 2 label, 2 pair, 1 correction added")
@@ -48,9 +41,9 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     assert not any(b"bob" in (record.value or b"") for record in written), "who judges has another name on the log"
     human = [(one.reward, one.parts["human"]) for one in verdicts if "human" in one.parts]
     assert human == [(0.5, 0.5)] and len(verdicts) > 1, "the rest keeps its verdict"
-    (pair,) = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text(encoding="utf-8").splitlines()]
+    (pair,) = [json.loads(line) for line in (place.folder / "pairs.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {"chosen", "rejected"} <= pair.keys()
-    chat = json.loads((tmp_path / "chats.jsonl").read_text(encoding="utf-8"))
+    chat = json.loads((place.folder / "chats.jsonl").read_text(encoding="utf-8"))
     assert chat["messages"][-1]["content"] == "4"
     assert "v3" in outputs["rftstream feedback taints runs/people"]
     replayed = outputs["rftstream replay runs/people --without feedback --into runs/mended"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -62,12 +60,6 @@ ROUNDING = 1e-3
 """Largest norm of the differences, as a share of the norm of all that was learned. Losses and gradients differ in their
 last bits. Adam divides each gradient by its own size, so the few weights whose gradient is itself rounding move by up
 to the learning rate in either direction. The shares are below 1e-4; that of another loss is about 1."""
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Workplace]:
-    with Workplace(tmp_path) as workplace:
-        yield workplace
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from contextlib import chdir
-from pathlib import Path
 
 import pytest
 from pages import python_api
@@ -24,12 +22,6 @@ def section(title: str) -> list[str]:
     """Return the blocks of Python of a section."""
     text = read(PAGE).partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     return [block.text for block in blocks(PAGE, "python") if block.text in text]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Workplace]:
-    with Workplace(tmp_path) as workplace:
-        yield workplace
 
 
 @pytest.mark.sampled(2, "pages")

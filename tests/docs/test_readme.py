@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -41,11 +41,10 @@ def test_the_disk_that_the_page_shows_is_what_check_says() -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Workplace]:
+def place(place: Workplace) -> Workplace:
     """A fresh checkout, with the files that the pages tell to make."""
-    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("runs"))
-    with Workplace(tmp_path) as workplace:
-        yield workplace
+    shutil.copytree(ROOT / "examples", place.folder / "examples", ignore=shutil.ignore_patterns("runs"))
+    return place
 
 
 @pytest.mark.process

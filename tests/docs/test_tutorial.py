@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,12 +17,6 @@ from tests.e2e.workplace import Workplace
 PAGE = ROOT / "docs" / "tutorial.md"
 BLOCKS = [block for block in blocks(PAGE) if block.kind]
 ADDRESS, NAME = "127.0.0.1:9092", "letters-kafka"
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Workplace]:
-    with Workplace(tmp_path) as workplace:
-        yield workplace
 
 
 def test_what_can_be_run_is_marked() -> None:

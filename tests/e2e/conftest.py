@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,10 @@ from tests.e2e.workplace import FAKE, Workplace
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Workplace]:
+def place(place: Workplace) -> Workplace:
     """With a run file `tiny.toml` in it."""
-    with Workplace(tmp_path) as workplace:
-        workplace.write("tiny.toml", FAKE)
-        yield workplace
+    place.write("tiny.toml", FAKE)
+    return place
 
 
 @pytest.fixture
