@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -70,6 +70,9 @@ class NewRecords:
         self._transport, self._bodies = transport, bodies
         self._reader: Reader | None = None
         self._places: frozenset[TopicPartition] = frozenset()
+        self._left: dict[TopicPartition, tuple[Mark, int]] = {}
+        """Marks and positions of the reader in a topic of which the caller wanted no more for now. It goes on there,
+        with what it has fetched ahead: sought anew, it would fetch it all again at each call."""
 
     def read(
         self,
@@ -89,26 +92,34 @@ class NewRecords:
         own = {place: mark for place in there if (mark := marks.get(place, Mark(0))).end < there[place]}
         if not own:
             return
+        goes_on = {place for place, mark in own.items() if self._stands_at(place, mark)}
+        self._left.clear()
         # Start with the last record seen, not after it: it shows whether this is still the same log.
-        unseen = {place: mark for place, mark in own.items() if mark.last >= begins[place]}
+        unseen = {place: mark for place, mark in own.items() if mark.last >= begins[place] and place not in goes_on}
         starts = {place: mark.last if place in unseen else max(begins[place], mark.end) for place, mark in own.items()}
-        reader = self._standing(starts, ends)
+        reader, passed = self._standing(starts, ends, goes_on), set[TopicPartition]()
         try:
             for records in read_to_ends(
                 self._transport, reader, {place: there[place] for place in own}, max_records=max_polled
             ):
                 fresh = _fresh(records, there, unseen)
+                passed.update(record.place for record in records if record.offset >= there[record.place])
                 for place, record in {record.place: record for record in fresh}.items():
                     marks[place] = Mark(record.offset + 1, record.offset, fingerprint(record))
                 if fresh:
                     yield fresh
         except GeneratorExit:
-            self._leave(reader, own)
+            reader.pause(own.keys())
+            self._left = {
+                place: (marks.get(place, Mark(0)), reader.position(place)) for place in own.keys() - unseen - passed
+            }
             raise
         except BaseException:
             self.rest()  # nobody knows where it stands
             raise
-        self._leave(reader, own)
+        for place in own:
+            reader.pause([place])
+            reader.seek(place, reader.position(place))  # so that it holds nothing that was fetched ahead
         if unseen:
             place = min(unseen)
             raise LogChanged(f"{place}@{unseen[place].last} is there no more")
@@ -116,31 +127,34 @@ class NewRecords:
             known = marks.get(place, Mark(0))
             marks[place] = Mark(there[place], known.last, known.fingerprint)
 
-    def _standing(self, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> Reader:
-        """Return the reader, which gives records of these partitions alone, from these positions on."""
+    def _stands_at(self, place: TopicPartition, mark: Mark) -> bool:
+        left = self._left.get(place)
+        return self._reader is not None and left == (mark, self._reader.position(place))
+
+    def _standing(
+        self,
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+        goes_on: Collection[TopicPartition],
+    ) -> Reader:
+        """Return the reader, which gives records of these partitions alone, from these positions on, or where it
+        stands."""
         if self._reader is None or not ends.keys() <= self._places:
             self.rest()
-            self._reader, self._places = (
-                self._transport.reader({**ends, **starts}, bodies=self._bodies),
-                frozenset(ends),
-            )
+            self._places = frozenset(ends)
+            self._reader = self._transport.reader({**ends, **starts}, bodies=self._bodies)
             self._reader.pause(ends.keys() - starts.keys())
             return self._reader
         for place, start in starts.items():
-            self._reader.seek(place, start)
+            if place not in goes_on:
+                self._reader.seek(place, start)
         self._reader.resume(starts.keys())
         return self._reader
-
-    @staticmethod
-    def _leave(reader: Reader, places: Iterable[TopicPartition]) -> None:
-        """Have the reader hold nothing of these partitions that was fetched ahead."""
-        for place in places:
-            reader.pause([place])
-            reader.seek(place, reader.position(place))
 
     def rest(self) -> None:
         """Close the reader. The next `read` opens another one."""
         reader, self._reader = self._reader, None
+        self._left.clear()
         if reader is not None:
             reader.close()
 

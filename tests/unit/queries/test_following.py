@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from rftstream.config import loader
 from rftstream.contracts.control import RunFinished
+from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
+from rftstream.queries.audits.rows import Mark, NewRecords
 from rftstream.queries.catalog.updating import CatalogUpdater
 from rftstream.queries.state import following
 from rftstream.queries.state.following import RunFollower
 from rftstream.runs.folder import OpenRun
 from rftstream.testing import MemoryRun
+from rftstream.transport.base import TopicSettings
+from rftstream.transport.memory.transport import MemoryLog
 from tests.unit.synthetic import SyntheticLog
 
 CONFIG = {
@@ -73,3 +80,50 @@ def test_who_needs_all_counts_waits_for_the_process_that_counts(
     assert counts is not None and counts.rollouts.admitted > 0
     follower.close()
     studio.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_who_stops_in_the_middle_goes_on_there(seed: int) -> None:
+    """Records come meanwhile, and the same reader is at other topics in between."""
+    random = Random(seed)
+    transport = MemoryLog(lambda: 0.0).connect("somebody")
+    transport.admin.ensure_topics({topic: TopicSettings(partitions=3) for topic in ("tasks", "rollouts")})
+    producer = transport.producer("somebody")
+    producer.start()
+    records = NewRecords(transport)
+    marks: dict[TopicPartition, Mark] = {}
+    found: dict[TopicPartition, list[int]] = {}
+    for number in range(60):
+        topic = random.choice(("tasks", "rollouts"))
+        if number < 50:
+            new = [NewRecord(topic, random.randrange(3), b"k", b"v") for _ in range(random.randrange(12))]
+            producer.commit(new)
+        ends = {
+            place: end for each in ("tasks", "rollouts") for place, end in transport.admin.end_offsets(each).items()
+        }
+        known, left = dict(marks), random.randrange(1, 5) if number < 50 else 1000
+        topic = random.choice(("tasks", "rollouts")) if number < 58 else ("tasks", "rollouts")[number - 58]
+        with closing(records.read(topic, known, ends, max_polled=random.randrange(1, 8))) as polls:
+            some = list(islice(polls, left))
+        if random.random() < 0.9 or number >= 58:  # else what was read is not kept, and is read again
+            marks = known
+            for record in (record for poll in some for record in poll):
+                found.setdefault(record.place, []).append(record.offset)
+    for place in (TopicPartition(topic, number) for topic in ("tasks", "rollouts") for number in range(3)):
+        assert found.get(place, []) == list(range(transport.admin.end_offsets(place.topic)[place]))
+
+
+def test_what_was_fetched_ahead_is_not_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Kafka all that is left would be, at each look."""
+    transport = MemoryLog(lambda: 0.0).connect("somebody")
+    transport.admin.ensure_topics({"rollouts": TopicSettings(partitions=3)})
+    producer = transport.producer("somebody")
+    producer.start()
+    producer.commit([NewRecord("rollouts", number % 3, b"k", b"v") for number in range(60)])
+    records, marks, ends = NewRecords(transport), dict[TopicPartition, Mark](), transport.admin.end_offsets("rollouts")
+    for _ in range(6):
+        with closing(records.read("rollouts", marks, ends, max_polled=5)) as polls:
+            next(polls)
+        assert records._reader is not None
+        monkeypatch.setattr(records._reader, "seek", None)
+    assert sum(mark.end for mark in marks.values()) == 30
