@@ -261,8 +261,9 @@ class Admin(Protocol):
     def topics(self) -> dict[str, TopicSettings]:
         """Return the run's topics with their settings; empty for a run that does not exist."""
 
-    def begin_offsets(self, topic: str) -> dict[TopicPartition, int]:
-        """Return the first remaining offset of each partition. Readers of a whole topic begin there."""
+    def begin_offsets(self, *topics: str) -> dict[TopicPartition, int]:
+        """Return the first remaining offset of each partition of some topics. Readers of a whole topic begin there. On
+        Kafka all of them cost one request."""
 
     def end_offsets(
         self, topic: str, *, settled: bool = False, partitions: Collection[int] | None = None

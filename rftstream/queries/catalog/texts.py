@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -60,10 +59,11 @@ class TextReader:
         self.done = self.total = 0
         """Offsets whose texts were read, and offsets in all, after the last call."""
 
-    def read(self, database: CatalogDatabase, results: Iterable[EvalResult], until: float = 0.0) -> bool:
-        """Read some of the new texts, and go on until this time of time.monotonic. Return whether there may be
-        more."""
-        self._read_rollouts(database, until)
+    def read(
+        self, database: CatalogDatabase, results: Iterable[EvalResult], has_time: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Read some of the new texts, and go on while the caller `has_time`. Return whether there may be more."""
+        self._read_rollouts(database, has_time)
         return self._read_results(database, results) or self.num_left > 0
 
     def rest(self) -> None:
@@ -91,7 +91,7 @@ class TextReader:
         """Return how many rollouts' texts are still to be read, after the last call."""
         return self.total - self.done
 
-    def _read_rollouts(self, database: CatalogDatabase, until: float) -> None:
+    def _read_rollouts(self, database: CatalogDatabase, has_time: Callable[[], bool]) -> None:
         ends, marks = self.measure(database.rows("SELECT * FROM text_marks"))
         if not self.num_left:
             self.rest()
@@ -99,7 +99,7 @@ class TextReader:
         with closing(self._records.read(TOPIC, marks, ends, max_polled=POLLED)) as polls, database.transaction() as db:
             for number, records in enumerate(polls, 1):
                 _write(db, records)
-                if number >= POLLS and time.monotonic() >= until:
+                if number >= POLLS and not has_time():
                     break
             rows = [(place.partition, mark.end, mark.last, str(mark.fingerprint)) for place, mark in marks.items()]
             db.executemany("INSERT OR REPLACE INTO text_marks VALUES (?, ?, ?, ?)", rows)

@@ -67,13 +67,13 @@ class CatalogUpdater:
             self._database.clear()
             return self._read(self._database, should_stop)
 
-    def read_texts(self, results: Iterable[EvalResult], until: float = 0.0) -> bool:
+    def read_texts(self, results: Iterable[EvalResult], has_time: Callable[[], bool] = lambda: False) -> bool:
         """Read some of the texts that the catalog lacks: of rollouts, and of these results of evaluations. It goes on
-        until this time of time.monotonic. Return whether there may be more."""
+        while the caller `has_time`. Return whether there may be more."""
         if not self._holds or self._database is None:
             return False
         try:
-            return self.texts.read(self._database, results, until)
+            return self.texts.read(self._database, results, has_time)
         except LogChanged:
             self._database.clear()
             return True

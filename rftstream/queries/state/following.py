@@ -22,6 +22,7 @@ from rftstream.queries.catalog.updating import CatalogUpdater
 from rftstream.queries.curves.history import HistoryReader
 from rftstream.queries.formatting import columns
 from rftstream.queries.plain import Report
+from rftstream.queries.state.standstill import FailingTaskset, find_failing
 from rftstream.queries.state.status import NUM_DEAD_ERRORS, KnownFacts, Status, read_status
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
@@ -31,6 +32,8 @@ from rftstream.service.role import Log
 
 OPERATORS_S = 30.0
 """Seconds between two counts of operators' actions, each of which opens a reader of outcomes."""
+FAILING_S = 5.0
+"""Seconds between two looks at the newest rollouts, each of which opens a reader."""
 MOST_TEXTS_S = 10.0
 """Most seconds of one look that are for texts."""
 WAIT_S = 120.0
@@ -68,6 +71,8 @@ class RunFollower:
         self._look_s = 0.0
         """Seconds that the last look took, without texts."""
         self._operators: tuple[float, OperatorTotals | None] | None = None
+        self._failing: tuple[float, int, tuple[FailingTaskset, ...]] | None = None
+        """When the newest rollouts were looked at, how many offsets there were, and which tasksets failed."""
 
     def look(self, should_stop: Callable[[], bool] = lambda: False) -> Look:
         """Read the new records. `should_stop` can end it early, with the results so far."""
@@ -82,7 +87,9 @@ class RunFollower:
         texts_from = time.monotonic()
         # Texts take as long as all else: a look at a slow log takes seconds, whatever it finds.
         until = texts_from + self._look_s
-        has_more = updater.done >= updater.total and updater.read_texts(history.history().evaluations, until)
+        has_more = updater.done >= updater.total and updater.read_texts(
+            history.history().evaluations, lambda: time.monotonic() < until and not should_stop()
+        )
         texts_s = time.monotonic() - texts_from
         counts, known, oldest = None, None, None
         if (catalog := updater.open_catalog()) is not None:
@@ -136,7 +143,15 @@ class RunFollower:
             dead_letters=dict(dead.most_common()),
             dead_errors=tuple(kind for kind in kinds if kind.error)[:NUM_DEAD_ERRORS],
             operators=self._operators[1],
+            failing=self._find_failing(),
         )
+
+    def _find_failing(self) -> tuple[FailingTaskset, ...]:
+        now, num_offsets = time.monotonic(), self.updater.texts.total
+        before = self._failing
+        if before is None or (before[1] != num_offsets and now - before[0] > FAILING_S):
+            before = self._failing = (now, num_offsets, find_failing(self.run.transport))
+        return before[2]
 
     def close(self) -> None:
         """Close everything that it opened."""

@@ -207,6 +207,8 @@ class KnownFacts:
     dead_letters: Mapping[str, int]
     dead_errors: tuple[ErrorKind, ...]
     operators: OperatorTotals | None
+    failing: tuple[FailingTaskset, ...] | None = None
+    """Tasksets whose newest rollouts fail. None: nobody has looked."""
     all_put_back: bool = False
 
 
@@ -268,7 +270,7 @@ def read_status(
         no_signal=find_no_signal(history.steps[-1].metrics, run.config) if history.steps else None,
         training_signs=find_training_signs(history.steps, history.evaluations, run.config),
         reward_signs=find_reward_signs(history.metrics, history.evaluations, run.config),
-        failing=find_failing(run.transport),
+        failing=find_failing(run.transport) if known.failing is None else known.failing,
         standstill=None if movement is None else find_standstill(movement),
     )
 

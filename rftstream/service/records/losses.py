@@ -21,16 +21,13 @@ WHOLE = ("control", "outcomes", "steps", "weights", "evals", "judgements", "ques
 def deleted_unsaid(transport: Transport, said: Trimmed, topics: Collection[str]) -> dict[str, int]:
     """Return topic -> number of offsets at its beginning that are gone and that `said` does not mention. Complete and
     missing topics are left out."""
-    found = {}
     there = transport.admin.topics()
-    for topic in topics:
-        if topic not in there or there[topic].compacted:
-            continue
-        begins = transport.admin.begin_offsets(topic)
-        told = dict(enumerate(said.offsets.get(topic, ())))
-        if count := sum(max(0, begin - told.get(place.partition, 0)) for place, begin in begins.items()):
-            found[topic] = count
-    return found
+    kept = [topic for topic in topics if topic in there and not there[topic].compacted]
+    told = {topic: dict(enumerate(said.offsets.get(topic, ()))) for topic in kept}
+    found = dict.fromkeys(kept, 0)
+    for place, begin in transport.admin.begin_offsets(*kept).items():
+        found[place.topic] += max(0, begin - told[place.topic].get(place.partition, 0))
+    return {topic: count for topic, count in found.items() if count}
 
 
 def check_beginnings(transport: Transport, run: str, topics: Iterable[str]) -> None:

@@ -59,7 +59,10 @@ class AdminConformance(BenchFixtures):
         place = TopicPartition(topic, 0)
         before = {record.key: record.offset for record in bench.all_records(topic) if record.partition == 0}
         bench.transport.admin.delete_before({place: before[b"10"]})
-        assert bench.transport.admin.begin_offsets(topic)[place] == before[b"10"]
+        admin, other = bench.transport.admin, bench.topic()
+        assert admin.begin_offsets(topic)[place] == before[b"10"]
+        assert admin.begin_offsets(other, topic) == admin.begin_offsets(other) | admin.begin_offsets(topic)
+        assert admin.begin_offsets() == {}
         after = {record.key: record.offset for record in bench.all_records(topic) if record.partition == 0}
         assert after == {key: offset for key, offset in before.items() if int(key or b"") >= 10}
         assert sum(bench.transport.admin.lag(group, topic).values()) == 15

@@ -50,8 +50,8 @@ class EmbeddedAdmin:
     def topics(self) -> dict[str, TopicSettings]:
         return {name: row.settings for name, row in self._store.load_topics().items()}
 
-    def begin_offsets(self, topic: str) -> dict[TopicPartition, int]:
-        return {place: span[0] for place, span in self._spans(topic).items()}
+    def begin_offsets(self, *topics: str) -> dict[TopicPartition, int]:
+        return {place: span[0] for topic in topics for place, span in self._spans(topic).items()}
 
     def end_offsets(
         self, topic: str, *, settled: bool = False, partitions: Collection[int] | None = None

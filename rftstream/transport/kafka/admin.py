@@ -158,8 +158,8 @@ class KafkaAdmin:
 
     # ------------------------------------------------------------------------------------------ ends
 
-    def begin_offsets(self, topic: str) -> dict[TopicPartition, int]:
-        return self._ends.begin(self._partitions(topic))
+    def begin_offsets(self, *topics: str) -> dict[TopicPartition, int]:
+        return self._ends.begin([partition for topic in topics for partition in self._partitions(topic)])
 
     def end_offsets(
         self, topic: str, *, settled: bool = False, partitions: Collection[int] | None = None

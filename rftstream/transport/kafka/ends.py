@@ -32,7 +32,7 @@ class LogEnds:
 
     def begin(self, partitions: Collection[KafkaPartition]) -> dict[TopicPartition, int]:
         """Return the first remaining offset of each partition."""
-        return self._offsets(partitions, OffsetSpec.EARLIEST)
+        return self._offsets(partitions, OffsetSpec.EARLIEST) if partitions else {}
 
     def end(self, wanted: Collection[KafkaPartition], *, settled: bool = False) -> dict[TopicPartition, int]:
         """Return the offset after the last committed record. `settled` is as for `Admin.end_offsets`.

@@ -44,9 +44,9 @@ class MemoryAdmin:
     def topics(self) -> dict[str, TopicSettings]:
         return dict(self._log.settings)
 
-    def begin_offsets(self, topic: str) -> dict[TopicPartition, int]:
+    def begin_offsets(self, *topics: str) -> dict[TopicPartition, int]:
         self._log.at("question", self._process)
-        return {place: self._log.partitions[place].begin for place in self._log.places(topic)}
+        return {place: self._log.partitions[place].begin for topic in topics for place in self._log.places(topic)}
 
     def end_offsets(
         self, topic: str, *, settled: bool = False, partitions: Collection[int] | None = None
