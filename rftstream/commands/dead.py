@@ -132,7 +132,10 @@ def retry(
     text = f"{len(groups):,} groups asked to be put back, with {num_stored:,} rollouts to be scored again"
     if not groups:
         which = f"no group that died of {reason!r}" if reason else "no dead group"
-        text = f"{which} is left to be put back; the dead rollouts of open and of batched groups stay dead"
+        text = (
+            f"{which} is left to be put back; rollouts that died in a group that is not complete yet, or that went "
+            "into a batch without them, stay dead and need nothing"
+        )
     text += f"; {before:,} were put back before" if before else ""
     print_out(f"{text}\n{hint}" if groups and hint else text)
 

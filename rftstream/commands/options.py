@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -95,10 +95,9 @@ def run_files(files: Sequence[Path]) -> tuple[Path, ...]:
         return tuple(files)
     if Path(DEFAULT_FILE).is_file():
         return (Path(DEFAULT_FILE),)
-    raise ConfigError(
-        f"no run file: none given, RFTSTREAM_CONFIG is not set and there is no ./{DEFAULT_FILE}; "
-        "name one, e.g. `rftstream run examples/arithmetic.toml`"
-    )
+    here = sorted(path.name for path in Path().glob("*.toml") if path.name != "pyproject.toml")
+    way = f"name one, {', '.join(here[:3])} here" if here else "`rftstream init` writes a first one"
+    raise ConfigError(f"no run file: none given, RFTSTREAM_CONFIG is not set and there is no ./{DEFAULT_FILE}; {way}")
 
 
 def load_run_file(files: Sequence[Path], sets: Sequence[str] = ()) -> RunConfig:
@@ -118,14 +117,16 @@ def can_dim() -> bool:
 
 @contextmanager
 def at_work(what: str) -> Iterator[None]:
-    """Show on a terminal which work takes time inside the block. Nothing else may be printed meanwhile."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
+    """Show on a terminal which work takes time inside the block. What a user's own code prints meanwhile goes to
+    stderr, since scripts read stdout."""
+    with redirect_stdout(sys.stderr):
+        if not sys.stderr.isatty():
+            yield
+            return
+        from rich.console import Console
 
-    with Console(stderr=True).status(f"{what} ..."):
-        yield
+        with Console(stderr=True).status(f"{what} ..."):
+            yield
 
 
 def column_pairs(pairs: tuple[str, ...], example: str) -> dict[str, str]:

@@ -39,7 +39,7 @@ BUDGETS = {
     "launch": 3_450,
     "models": 4_100,
     "policies": 5_050,
-    "preflight": 3_900,
+    "preflight": 3_950,
     "queries": 13_050,
     "replay": 800,
     "rewards": 8_200,

@@ -244,6 +244,8 @@ def _taskset(
             if kind == "taskset":
                 problems = [taskset.problem(index) for index in range(min(MAX_SCORED, line.problems))]
                 line.scores = score_references(reward, section.reward, problems)
+                if line.scores is not None and line.scores.always_fails:
+                    raise ConfigError(f"{line.place}.reward: {' '.join(line.scores.doubts())}")
                 if line.scores is not None:
                     line.advice += [f"{line.place}.reward: {doubt}" for doubt in line.scores.doubts()]
             sampling = sampling_for(config, section.sampling, where=f"{line.place}.sampling")

@@ -29,9 +29,11 @@ class ReferenceScores(Report):
     JSON = "num_problems reference empty raised error"
 
     num_problems: int
-    """Problems with an answer that were scored."""
+    """Problems that were scored."""
+    have_answers: bool = True
+    """Whether the problems have answers. Otherwise only empty completions are scored."""
     reference: float | None = None
-    """Mean reward of the problems' own answers. None if none could be scored."""
+    """Mean reward of the problems' own answers. None if there are none, or none could be scored."""
     empty: float | None = None
     """Mean reward of empty answers. None if none could be scored."""
     raised: int = 0
@@ -41,26 +43,34 @@ class ReferenceScores(Report):
 
     @property
     def is_unknown(self) -> bool:
-        """Return whether no problem's own answer could be scored."""
-        return self.reference is None
+        """Return whether nothing that tells of the reward could be scored."""
+        return (self.reference if self.have_answers else self.empty) is None
+
+    @property
+    def always_fails(self) -> bool:
+        """Return whether the reward raised for the own answer of every problem, and for an empty one."""
+        return self.have_answers and self.is_unknown and self.empty is None and self.raised == self.num_problems
 
     def to_text(self) -> str:
         """Return the rewards as words, with what is expected where they differ from it."""
         if self.is_unknown:
             return f"could not be computed: {self.error}"
+        scored = plural(self.num_problems, "problem")
+        if not self.have_answers:
+            return f"{number(self.empty or 0.0)} for an empty completion, in {scored} without an answer"
         right, empty = (
             "an error" if found is None else f"{number(found)}{'' if found == expected else f' ({expected} expected)'}"
             for found, expected in ((self.reference, 1), (self.empty, 0))
         )
         raised = f"; raised for {self.raised} of {self.num_problems}: {self.error}" if self.raised else ""
-        scored = plural(self.num_problems, "problem")
         return f"{right} for the problem's answer, {empty} for an empty one, in {scored}{raised}"
 
     def doubts(self) -> Iterator[str]:
         """Yield what people should look at before they start, and what to do."""
         if self.is_unknown:
+            what = "no answer of a problem" if self.have_answers else "no empty completion"
             yield (
-                f"no answer of a problem could be scored ({self.error}); rollouts may get no reward either, so that "
+                f"{what} could be scored ({self.error}); rollouts may get no reward either, so that "
                 "every group dies: mend the reward first"
             )
         elif self.raised:
@@ -83,18 +93,17 @@ class ReferenceScores(Report):
 def score_references(
     reward: CompositeReward, named: RewardNamed, problems: Sequence[Problem]
 ) -> ReferenceScores | None:
-    """Return the rewards of the problems' answers and of empty ones.
+    """Return the rewards of the problems' answers and of empty ones; of empty ones alone if no problem has an answer.
 
-    Return None if no problem has an answer, or if a reward loads a model, runs programs, asks a server, or takes what
-    the environment gives.
+    Return None if a reward loads a model, runs programs, asks a server, or takes what the environment gives.
     """
     specs = [registry.find_spec(RewardSpec, use.name) for use in reward_uses(named, "reward")]
     is_costly = any(spec.asks_server or spec.takes_given or spec.runs_programs for spec in specs)
     if is_costly or any(hasattr(one, "open") for one in reward.rewards):
         return None
     asked = [problem for problem in problems if problem.answer][:MAX_SCORED]
-    if not asked:
-        return None
+    have_answers = bool(asked)
+    asked = asked or list(problems[:MAX_SCORED])
     items = [_answered(problem, said) for problem in asked for said in (problem.answer or "", "")]
     groups = [(right, right, empty) for right, empty in zip(items[::2], items[1::2], strict=True)]
     found: list[object] = []
@@ -117,12 +126,15 @@ def score_references(
     thread.start()
     thread.join(LIMIT_S)
     if len(found) < len(items):
-        return ReferenceScores(num_problems=len(asked), error=f"no answer within {LIMIT_S:g} s")
+        return ReferenceScores(
+            num_problems=len(asked), have_answers=have_answers, error=f"no answer within {LIMIT_S:g} s"
+        )
     right, empty = ([getattr(one, "reward", None) for one in found[side::2]] for side in (0, 1))
     error = next((one for one in (*found[::2], *found[1::2]) if isinstance(one, BaseException)), None)
     return ReferenceScores(
         num_problems=len(asked),
-        reference=_mean(right),
+        have_answers=have_answers,
+        reference=_mean(right) if have_answers else None,
         empty=_mean(empty),
         raised=sum(None in pair for pair in zip(right, empty, strict=True)),
         error="" if error is None else f"{type(error).__name__}: {error}",

@@ -25,6 +25,8 @@ SCORES = {
     "own_check_rewards:kind": "1 for the problem's answer, 1 (0 expected) for an empty one, in 2 problems",
     "own_check_rewards:asleep": "could not be computed: no answer within 0.2 s",
     "own_check_rewards:broken": "could not be computed: TypeError: unsupported operand",
+    "own_check_rewards:of_solution": "0 for an empty completion, in 2 problems without an answer",
+    "own_check_rewards:unwritten": "could not be computed: NameError: name 'ANSWER' is not defined",
     "own_check_rewards:lacking": "1 for the problem's answer, 0 for an empty one, in 2 problems; raised for 1 of 2: "
     "KeyError: '2-1='",
     "own_check_rewards:strict": "1 for the problem's answer, an error for an empty one, in 2 problems; raised for 2 of "
@@ -36,15 +38,18 @@ SCORES = {
 DOUBTS = {
     "own_check_rewards:kind": ["1 for completions that say nothing"],
     "own_check_rewards:asleep": ["no answer of a problem could be scored (no answer within 0.2 s)"],
-    "own_check_rewards:broken": [
-        "no answer of a problem could be scored (TypeError: unsupported operand type(s) for /: 'str' and 'str')"
-    ],
+    "own_check_rewards:unwritten": ["no empty completion could be scored (NameError: name 'ANSWER' is not defined)"],
     "own_check_rewards:lacking": ["raised for 1 of 2: KeyError: '2-1='"],
     "own_check_rewards:strict": ["raised for 2 of 2: ValueError: invalid literal for int() with base 10: ''"],
     "own_check_rewards:at_once": ["raised for 1 of 2: KeyError: '2-1='"],
     "own_check_rewards:never": ["0 for the own answers of all 2 problems tried"],
 }
 """Reward -> what `check` warns of."""
+REFUSED = {
+    "own_check_rewards:broken": "tasksets.train.reward: no answer of a problem could be scored (TypeError: unsupported "
+    "operand type(s) for /: 'str' and 'str')",
+}
+"""Reward -> the error, where it fails for whatever is said."""
 
 
 @pytest.mark.parametrize("reward", SCORES)
@@ -58,18 +63,21 @@ def test_the_short_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewar
         "def broken(completion, answer):\n    return completion / answer\n\n"
         "def lacking(completion, answer, prompt):\n    return {'1+1=\\nGo': float(completion == answer)}[prompt]\n\n"
         "def strict(completion, answer):\n    return float(int(completion) == int(answer))\n\n"
+        "def of_solution(completion, solution):\n    return float(completion == solution)\n\n"
+        "def unwritten(completion, solution):\n    return float(ANSWER.search(completion) == solution)\n\n"
         "def never(completion, answer):\n    return 0.0\n\n"
         "def at_once(completions, prompts, answer):\n    return list(map(lacking, completions, answer, prompts))\n"
     )
-    rows = [json.dumps({"prompt": prompt, "answer": "1"}) for prompt in ("1+1=\nGo", "2-1=")]
+    right = "solution" if reward.endswith(("of_solution", "unwritten")) else "answer"
+    rows = [json.dumps({"prompt": prompt, right: "1"}) for prompt in ("1+1=\nGo", "2-1=")]
     (tmp_path / "train.jsonl").write_text("\n".join(rows))
     taskset = {"source": "jsonl:train.jsonl", "reward": reward}
     report = check(loader.from_dict({**RUN_FILE, "tasksets": {"train": taskset}, "base": str(tmp_path)}))
-    assert report.errors == []
+    assert [one.partition(";")[0] for one in report.errors] == [said for one, said in REFUSED.items() if one == reward]
     lines = report.to_short_text().splitlines()
     assert lines[3:5] == ["taskset train: jsonl:" + str(tmp_path / "train.jsonl") + f", 2 problems, reward {reward}",
                           "  the model sees, 7 tokens: 1+1=↵Go"]  # fmt: skip
     assert lines[5].startswith(f"  reward: {SCORES[reward]}")
-    assert "ready to run" in lines and len(lines) <= 16  # with devices and two warnings
+    assert ("ready to run" in lines) == (reward not in REFUSED) and len(lines) <= 16  # with devices and two warnings
     doubts = [one.removeprefix("tasksets.train.reward: ") for one in report.warnings if ".reward: " in one]
     assert [one.partition(";")[0] for one in doubts] == DOUBTS.get(reward, [])

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rftstream.commands.options import at_work, run_files
+from rftstream.errors import ConfigError
+
+
+def test_what_a_users_code_prints_is_kept_apart_from_what_scripts_read(capsys: pytest.CaptureFixture[str]) -> None:
+    with at_work("scoring"):
+        print("said by a reward")
+    assert capsys.readouterr() == ("", "said by a reward\n")
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        (["sums.toml", "pyproject.toml"], "name one, sums.toml here"),
+        (["pyproject.toml"], "`rftstream init` writes a first one"),
+    ],
+)
+def test_who_names_no_file_hears_which_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in there:
+        Path(name).touch()
+    with pytest.raises(ConfigError, match=said):
+        run_files(())
