@@ -7,17 +7,15 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from random import Random
 
 import psutil
 import pytest
 
 from tests.e2e.test_fleet import LONG, FleetCaller
 from tests.e2e.workplace import Workplace
+from tests.moments import goes_on, moments
 from tests.ssh_server import ssh_server
 from tests.warm import MARK
-
-KILLS = 10
 
 
 def lose(place: Workplace, host: str) -> int:
@@ -70,7 +68,7 @@ def heard(place: Workplace) -> list[str]:
 @pytest.mark.long
 @pytest.mark.law("lost", "twice", "conservation")
 def test_hosts_are_lost_at_ten_moments(place: Workplace, servers: str, run_id: Callable[[], str]) -> None:
-    name, random = run_id(), Random("fleet")
+    name = run_id()
     on_kafka(place, servers, name)
     kept = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "HOME") if key in os.environ}
     with ssh_server({**kept, MARK: str(place.folder)}) as config:
@@ -78,16 +76,11 @@ def test_hosts_are_lost_at_ten_moments(place: Workplace, servers: str, run_id: C
         done = call()
         assert done.code == 0, done.err
         view = place.view(f"runs/{name}")
-        for number in range(KILLS):
-            topic = random.choice(["tasks", "rollouts", "verified", "outcomes", "steps"])
-            ends = view.transport.admin.end_offsets
-            wanted = sum(ends(topic).values()) + random.randint(1, 12)
-            place.wait_for(lambda: sum(ends(topic).values()) >= wanted, f"records of {topic}")  # noqa: B023
-            assert lose(place, ("alpha", "beta")[number % 2]) >= 4, "the host's process and its workers"
+        for host in moments(view, place.wait_for, ("alpha", "beta"), "fleet"):
+            assert lose(place, host) >= 4, "the host's process and its workers"
             done = call()
             assert (done.code, done.out.count("started, "), done.out.count("runs already, ")) == (0, 1, 1), done.err
-        version = view.curve().version
-        place.wait_for(lambda: view.curve().version >= version + 3, "steps after the last kill")
+        goes_on(view, place.wait_for)
         assert "running by workers on " in place.look("status", "tiny.toml").out
         assert place.look("drain", "tiny.toml").code == 0
         place.assert_nobody_left()

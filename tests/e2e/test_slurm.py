@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.integrations.slurm import JobRun, JobSettings, job_script, plan_steps
 from tests.e2e.workplace import FAKE, Workplace
+from tests.moments import moments
 from tests.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.warm import MARK
 
@@ -168,15 +168,8 @@ def test_a_job_whose_node_is_taken_away_goes_on(place: Workplace, cluster: Slurm
 def test_workers_of_a_job_are_killed_at_ten_moments(place: Workplace, cluster: SlurmCluster) -> None:
     place.write("tiny.toml", LONG)
     job = submit(place, cluster, "--explorers", "2")
-    view, random = place.view("runs/tiny"), Random("slurm")
-    for _ in range(10):
-        topic = random.choice(["tasks", "rollouts", "verified", "outcomes", "steps"])
-        wanted = sum(view.transport.admin.end_offsets(topic).values()) + random.randint(1, 12)
-        place.wait_for(
-            lambda topic=topic, wanted=wanted: sum(view.transport.admin.end_offsets(topic).values()) >= wanted,  # type: ignore[misc]
-            f"{wanted} records of {topic}",
-        )
-        name = random.choice([f"{role}-0" for role in ROLES])
+    view = place.view("runs/tiny")
+    for name in moments(view, place.wait_for, [f"{role}-0" for role in ROLES], "slurm"):
         step = place.wait_for(lambda name=name: cluster.steps(job).get(name), f"the step {name}")  # type: ignore[misc]
         deaths = output(place, job).count("exit 137")
         cluster.tell(step, signal.SIGKILL)
