@@ -7,7 +7,7 @@ hang, crash or use up memory without harming anything else.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -147,22 +147,22 @@ def message_seen(
     return {**message, "tool_calls": list(tool_calls)} if tool_calls else message
 
 
-def problem_input(problem: Problem) -> RewardInput:
-    """Return a problem without a completion, in the form that rewards get."""
+def problem_input(problem: Problem, turns: Iterable[dict[str, Any]] = (), **said: Any) -> RewardInput:
+    """Return a problem in the form that rewards get: without a completion, or with the messages that came after it
+    (`turns`) and the fields that belong to them."""
     asked = [message for message in problem.messages if message.role == "user"]
+    fields: dict[str, Any] = {"completion": "", "num_tokens": 0, "truncated": False, **said}
     return RewardInput(
-        completion="",
         answer=problem.answer,
         prompt=asked[-1].content if asked else "",
-        messages=tuple(
-            message_seen(message.role, message.content, message.tool_calls, message.media)
-            for message in problem.messages
+        messages=(
+            *(message_seen(one.role, one.content, one.tool_calls, one.media) for one in problem.messages),
+            *turns,
         ),
         info=problem.info,
         data_source=problem.data_source,
-        num_tokens=0,
-        truncated=False,
         num_prompt_messages=len(problem.messages),
+        **fields,
     )
 
 
@@ -253,7 +253,8 @@ class Scorer(Protocol):
     """Scores many requests at once without blocking its caller.
 
     The verifier and the evaluator submit requests, poll for replies in each step, and close the scorer at the end. A
-    scorer that has `withdraw(request_id)` is told of requests whose replies nobody needs any more.
+    scorer that has `withdraw(request_id)` is told of requests whose replies nobody needs any more. One that has
+    `without_tokens` names tasksets and evaluations whose reward gets no tokens.
     """
 
     def submit(self, request: ScoreRequest) -> None:

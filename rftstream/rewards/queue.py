@@ -47,7 +47,7 @@ class Pending:
         """Return the item for a child, with the tokens of the rollouts or without."""
         inputs, numbers = tuple(one.item for one in self.requests), tuple(one.sibling for one in self.requests)
         if not with_tokens:
-            inputs = tuple(replace(item, segments=()) for item in inputs)
+            inputs = tuple(replace(item, segments=()) if item.segments else item for item in inputs)
         if self.absent is None:
             return ScoreItem(self.number, self.reward, inputs, self.over_limit)
         return ScoreItem(self.number, self.reward, inputs, self.over_limit, numbers, dict(self.absent))

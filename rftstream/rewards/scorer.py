@@ -89,6 +89,11 @@ class ProcessScorer:
             self._grouped = next((child.grouped for child in self._children if child.grouped is not None), None)
         return self._grouped
 
+    @property
+    def without_tokens(self) -> Collection[str]:
+        """Return the tasksets and evaluations whose reward gets no tokens, as far as a child has said so."""
+        return next((child.without_tokens for child in self._children if child.versions), ())
+
     def poll(self, wait_s: float = 0.0) -> Sequence[ScoreReply]:
         """Return finished replies; wait up to `wait_s` seconds for the first. ConfigError if the rewards cannot be
         built."""

@@ -264,7 +264,9 @@ class VerifierStep(ConcurrentStep):
         return ScoreRequest(
             request_id=key,
             taskset=rollout.ids.taskset,
-            item=reward_input(rollout),
+            item=reward_input(
+                rollout, with_tokens=rollout.ids.taskset not in getattr(self._scorer, "without_tokens", ())
+            ),
             rollout_id=rollout.ids.rollout_id,
             group_id=rollout.ids.group_id,
             sibling=rollout.ids.sibling,
@@ -382,20 +384,19 @@ def _too_late(group: WaitingGroup) -> ScoreReply:
     return ScoreReply(request_id="", score=None, scorer="", scorer_version="", reason="timeout", detail=detail)
 
 
-def reward_input(rollout: Rollout) -> RewardInput:
-    """Return the part of a rollout that a reward sees."""
+def reward_input(rollout: Rollout, *, with_tokens: bool = True) -> RewardInput:
+    """Return the part of a rollout that a reward sees. `with_tokens`: whether the reward gets them."""
     problem = rollout.problem
     assert problem is not None
-    said = [turn for turn in rollout.turns if turn.role == "assistant"]
-    before, posted = problem_input(problem), rollout.posted
+    said, posted = [turn for turn in rollout.turns if turn.role == "assistant"], rollout.posted
     turns = (
         message_seen(turn.role, turn.content, [_tool_call(call) for call in turn.tool_calls]) for turn in rollout.turns
     )
-    return replace(
-        before,
+    return problem_input(
+        problem,
+        turns,
         completion=said[-1].content if said else "",
         reasoning=said[-1].reasoning if said else "",
-        messages=(*before.messages, *turns),
         num_tokens=rollout.num_tokens,
         truncated=rollout.status is RolloutStatus.truncated,
         segments=tuple(
@@ -404,7 +405,7 @@ def reward_input(rollout: Rollout) -> RewardInput:
                 mask_data=segment.loss_mask.data,
                 logprob_data=segment.behavior_logprobs.data,
             )
-            for segment in rollout.segments
+            for segment in (rollout.segments if with_tokens else ())
         ),
         environment_reward=None if posted is None else posted.reward,
         environment_parts={} if posted is None else posted.parts,
