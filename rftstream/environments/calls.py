@@ -128,8 +128,10 @@ class CallLine:
             self._add(EnvironmentCall(self, method, function, (), then))
 
     def _add(self, call: EnvironmentCall) -> None:
-        self.waiting.append(call)
-        self._calls.go_on(self)
+        if self.running is None and not self.waiting:
+            self._calls.begin(call)
+        else:
+            self.waiting.append(call)
 
 
 class EnvironmentCalls:
@@ -206,11 +208,10 @@ class EnvironmentCalls:
 
     # ------------------------------------------------------------------------------------------ for lines
 
-    def go_on(self, line: CallLine) -> None:
-        """Begin the next call of a line if none of its calls runs."""
-        if line.running is not None or not line.waiting:
-            return
-        line.running = call = line.waiting.popleft()
+    def begin(self, call: EnvironmentCall) -> None:
+        """Begin a call of a line of which no call runs."""
+        line = call.line
+        line.running = call
         if self._workers is not None and not line.is_immediate:
             self._beside.add(call)
             self._workers.run(call)
@@ -267,12 +268,13 @@ class EnvironmentCalls:
         if line.running is not call:
             return  # it was abandoned
         self._beside.discard(call)
-        if (stepped := self._stepped.pop(call, None)) is not None:
+        if self._stepped and (stepped := self._stepped.pop(call, None)) is not None:
             _close_steps(stepped[0])
         if call.started_at is not None and self._observe is not None:
             self._observe(call.method, self._now() - call.started_at, result.timed_out)
         line.running = None
-        self.go_on(line)
+        if line.waiting:
+            self.begin(line.waiting.popleft())
         if then is not None:
             then(result)
 

@@ -193,7 +193,8 @@ class HfPolicy(SleepsByMoving):
     def submit(self, request: SampleRequest) -> None:
         """Put a request into the queue. Refused requests come back from the next `step`."""
         room = room_for(request, self._renderer.context)
-        if not request.token_ids or not all(0 <= token < self._model.vocabulary_size for token in request.token_ids):
+        ids = request.token_ids
+        if not ids or min(ids) < 0 or max(ids) >= self._model.vocabulary_size:
             self._refused.append(without_tokens(request, "error", "the prompt is empty or has ids out of range"))
         elif room <= 0:
             self._refused.append(without_tokens(request, "length", None))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -128,13 +130,20 @@ class OpenSegment:
     def close(self) -> Segment:
         """Return the segment in the form of a rollout record."""
         return Segment(
-            token_ids=Array.of(self.token_ids, "int32"),
-            behavior_logprobs=Array.of(self.logprobs, "float32"),
-            loss_mask=Array.of(self.mask, "uint8"),
+            token_ids=_wire(self.token_ids, "int32"),
+            behavior_logprobs=_wire(self.logprobs, "float32"),
+            loss_mask=_wire(self.mask, "uint8"),
             versions=tuple(self.versions),
             images=tuple(self.images),
             beside=wire_columns(self.beside),
         )
+
+
+def _wire(values: array[Any], dtype: str) -> Array:
+    """Return an array of this machine's numbers as it travels."""
+    if sys.byteorder == "little":
+        return Array(dtype=dtype, shape=(len(values),), data=values.tobytes())
+    return Array.of(values, dtype)
 
 
 def _bytes_of(values: np.ndarray, dtype: type[np.generic]) -> memoryview:
