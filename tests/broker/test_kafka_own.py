@@ -365,15 +365,6 @@ def test_positions_that_expired_are_said(connect: Connect, transport: KafkaTrans
         member.committed([A0])
 
 
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [("sasl_plain_pasword", "did you mean 'sasl_plain_password'"), ("isolation_level", "set by rftstream itself")],
-)
-def test_options_that_make_no_sense_are_refused(option: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        KafkaTransport("r", TransportSection(kind="kafka", servers="x:1", options={option: "v"}))
-
-
 def test_servers_are_needed() -> None:
     with pytest.raises(ConfigError, match=r"transport\.servers"):
         KafkaTransport("r", TransportSection(kind="kafka"))

@@ -466,20 +466,6 @@ def test_a_worker_that_stood_still_in_the_middle_of_its_commit(tmp_path: Path, p
     assert sequences_of(scene) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
-@pytest.mark.law("twice")
-def test_two_share_the_work(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, transport__partitions=4)
-    scene.announce(0)
-    drivers = [RoleDriver(scene, "explorer", process=name) for name in ("first", "second")]
-    for driver in [*drivers, *drivers]:
-        driver.tick()
-    scene.admit(*range(8))
-    for driver in drivers:
-        driver.work()
-        assert driver.service.health()["partitions"] == 2
-    assert len(rollouts_of(scene)) == 16
-
-
 def test_told_to_leave_it_finishes_what_cannot_be_saved(tmp_path: Path) -> None:
     scene = Scene(tmp_path, explorer__max_concurrent=4, **MIXED)
     scene.announce(0)

@@ -49,19 +49,10 @@ def test_laws_hold_for_groups_with_a_greedy_sibling(tmp_path: Path, seed: int) -
     calm = play(tmp_path / "calm", seed, Faults())
     laws = play(tmp_path / "much", seed, EVERYTHING)
     laws.compare(calm)
-    for one in laws.simulation.messages("tasks"):
-        assert isinstance(one, Task)
-        assert one.sampling.temperature == (0.0 if one.ids.sibling == 0 else 0.7)
-
-
-def test_who_is_greedy_is_said_on_the_whole_way_and_groups_without_it_are_counted(tmp_path: Path) -> None:
-    messages = play(tmp_path, 0, EVERYTHING).simulation.messages
+    messages = laws.simulation.messages
     found = [one for topic in ("tasks", "rollouts", "batches") for one in messages(topic)
              if isinstance(one, (Task, Rollout, Experience))]  # fmt: skip
     assert {type(one) for one in found} == {Task, Rollout, Experience}
-    for one in found:
-        assert one.sampling.temperature == (0.0 if one.ids.sibling == 0 else 0.7)
+    assert all(one.sampling.temperature == (0.0 if one.ids.sibling == 0 else 0.7) for one in found)
     steps = [one for one in messages("steps") if isinstance(one, StepRecord) and one.batch_sequence is not None]
-    without = sum(step.metrics["groups_without_baseline"] for step in steps)
-    assert without > 0
-    assert sum(step.metrics["num_tokens"] for step in steps) > 0
+    assert sum(step.metrics["groups_without_baseline"] for step in steps) > 0
