@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,6 +24,9 @@ from rftstream.runs.writes.load_demonstrations import Loaded, load_demonstration
 from rftstream.testing import RoleDriver
 from tests.flow import scene as scenes
 
+Row = dict[str, str]
+NINE = {"prompt": "9+9=", "completion": "18"}
+
 
 class Scene(scenes.Scene):
     """Batches of two groups of two, with two demonstrations."""
@@ -36,12 +38,16 @@ class Scene(scenes.Scene):
         })  # fmt: skip
         self.rows = folder / "rows.jsonl"
 
-    def load(self, count: int, **settings: Any) -> Loaded:
+    def load(self, count: int) -> Loaded:
         """So many in all."""
-        rows = [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(count)]
+        return self.load_rows(*({"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(count)))
+
+    def load_rows(self, *rows: Row, process: str = "", dry_run: bool = False, **settings: Any) -> Loaded:
+        """Load exactly these."""
         self.rows.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
         section = DemonstrationsSection(source=f"jsonl:{self.rows}", **settings)
-        return load_demonstrations(self.transport(), self.config, self.folder, section, say=print)
+        transport = self.log.connect(process) if process else self.transport()
+        return load_demonstrations(transport, self.config, self.folder, section, say=print, dry_run=dry_run)
 
     def taken(self) -> list[list[tuple[int, int]]]:
         """Pass and number of the demonstrations of each batch, over the shares."""
@@ -268,9 +274,7 @@ def test_loading_again_adds_what_is_new(tmp_path: Path) -> None:
     assert first.kinds == {"chats": 3}
     again = scene.load(5)
     assert (again.rows, again.new, again.known, again.total) == (5, 2, 3, 5)
-    scene.rows.write_text(scene.rows.read_text() * 2, encoding="utf-8")
-    section = DemonstrationsSection(source=f"jsonl:{scene.rows}")
-    twice = load_demonstrations(scene.transport(), scene.config, scene.folder, section, say=print)
+    twice = scene.load_rows(*2 * [json.loads(line) for line in scene.rows.read_text().splitlines()])
     assert (twice.new, twice.known, twice.total) == (0, 10, 5)
     found = {
         codec.from_record(one).number: one.partition  # type: ignore[union-attr]
@@ -283,9 +287,7 @@ def test_loading_again_adds_what_is_new(tmp_path: Path) -> None:
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.load(2)
-    scene.rows.write_text('{"prompt": "9+9=", "completion": "18"}\n', encoding="utf-8")
-    section = DemonstrationsSection(source=f"jsonl:{scene.rows}")
-    found = load_demonstrations(scene.transport(), scene.config, scene.folder, section, say=print, dry_run=True)
+    found = scene.load_rows(NINE, dry_run=True)
     assert (found.new, found.total, found.tokens) == (1, 3, 3)
     assert len(scene.records("experts")) == 2
     assert "1 chats to be loaded" in found.to_text()
@@ -293,44 +295,34 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
 
 def test_one_bad_row_and_nothing_is_written(tmp_path: Path) -> None:
     scene = Scene(tmp_path, model__context=8)
-    scene.rows.write_text(
-        '{"prompt": "1+1=", "completion": "2"}\n{"prompt": "1+1=", "completion": "%s"}\n' % ("2" * 9), encoding="utf-8"
-    )
-    section = DemonstrationsSection(source=f"jsonl:{scene.rows}")
+    rows = [{"prompt": "1+1=", "completion": "2" * length} for length in (1, 9)]
     with pytest.raises(ConfigError, match=r"rows.jsonl:2: 14 tokens, expected at most the context of 8"):
-        load_demonstrations(scene.transport(), scene.config, scene.folder, section, say=print)
+        scene.load_rows(*rows)
     assert scene.records("experts") == []
-    left_out = load_demonstrations(
-        scene.transport(), scene.config, scene.folder, replace(section, too_long="skip"), say=print
-    )
+    left_out = scene.load_rows(*rows, too_long="skip")
     assert (left_out.new, left_out.too_long) == (1, 1)
 
 
 def test_pairs_are_not_for_an_algorithm_of_chats(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    scene.rows.write_text('{"prompt": "1+1=", "chosen": "2", "rejected": "3"}\n', encoding="utf-8")
-    section = DemonstrationsSection(source=f"jsonl:{scene.rows}")
     with pytest.raises(ConfigError, match=r"rows.jsonl:1: a pair, expected a chat, as the run's algorithm takes"):
-        load_demonstrations(scene.transport(), scene.config, scene.folder, section, say=print)
+        scene.load_rows({"prompt": "1+1=", "chosen": "2", "rejected": "3"})
 
 
 @pytest.mark.law("twice")
 def test_two_loads_at_once_do_not_share_numbers(tmp_path: Path) -> None:
     """The later one takes over; the earlier one says so, and can be done again."""
     scene = Scene(tmp_path)
-    log, begun = scene.log, []
+    begun = []
 
     def fault(point: str, process: str) -> None:
         if point == "before_commit" and process == "first" and not begun:
             begun.append(point)
             scene.load(2)
 
-    log.fault = fault
-    other = tmp_path / "other.jsonl"
-    other.write_text('{"prompt": "9+9=", "completion": "18"}\n', encoding="utf-8")
-    section = DemonstrationsSection(source=f"jsonl:{other}")
+    scene.log.fault = fault
     with pytest.raises(ConfigError, match="another load into flow began meanwhile"):
-        load_demonstrations(log.connect("first"), scene.config, scene.folder, section, say=print)
+        scene.load_rows(NINE, process="first")
     assert len(scene.records("experts")) == 2
-    assert load_demonstrations(log.connect("first"), scene.config, scene.folder, section, say=print).total == 3
+    assert scene.load_rows(NINE, process="first").total == 3
     assert scene.audit().fine
