@@ -51,8 +51,7 @@ def work_for(scene: Scene, *explorers: RoleDriver, seconds: float) -> None:
 
 
 @pytest.mark.law("conservation")
-def test_one_rollout_for_each_task_on_its_partition(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_one_rollout_for_each_task_on_its_partition(scene: Scene) -> None:
     scene.announce(0)
     tasks = {task.ids.rollout_id: task for task in scene.admit(*range(7))}
     RoleDriver(scene, "explorer").work()
@@ -82,8 +81,7 @@ def test_the_time_of_each_rollout_is_measured(tmp_path: Path) -> None:
     assert took > 0 and abs(seen("sum") - total - took) < 1e-6
 
 
-def test_nothing_is_sampled_before_the_first_weights(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_nothing_is_sampled_before_the_first_weights(scene: Scene) -> None:
     scene.admit(0)
     explorer = RoleDriver(scene, "explorer")
     explorer.work()
@@ -190,8 +188,7 @@ def test_after_a_rollback_others_go_on_with_older_weights_at_once(tmp_path: Path
 
 
 @pytest.mark.law("fencing")
-def test_a_replaced_trainers_weights_are_refused(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_a_replaced_trainers_weights_are_refused(scene: Scene) -> None:
     scene.announce(0)
     scene.announce(0, epoch=2, resumed=True)
     scene.announce(1, epoch=1)
@@ -203,8 +200,7 @@ def test_a_replaced_trainers_weights_are_refused(tmp_path: Path) -> None:
     assert explorer.service.health()["weights_refused"] == 1
 
 
-def test_weights_that_are_gone_are_passed_over(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_weights_that_are_gone_are_passed_over(scene: Scene) -> None:
     scene.announce(0)
     explorer = RoleDriver(scene, "explorer")
     scene.admit(0)
@@ -222,8 +218,7 @@ def test_weights_that_are_gone_are_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.law("lineage")
-def test_damaged_weights_are_never_sampled_with(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_damaged_weights_are_never_sampled_with(scene: Scene) -> None:
     scene.announce(0)
     name = "versions/000001-00000000.safetensors"
     scene.store.objects[name] = scene.store.objects[name][:-1] + b"?"
@@ -241,8 +236,7 @@ def test_damaged_weights_are_never_sampled_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.law("conservation")
-def test_tasks_of_a_decided_group_are_skipped(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_tasks_of_a_decided_group_are_skipped(scene: Scene) -> None:
     scene.announce(0)
     scene.decide(1, GroupResult.expired)
     scene.decide(2, GroupResult.expired, late=True)  # says nothing about the group
@@ -331,8 +325,7 @@ def test_an_environment_that_answers_nonsense(tmp_path: Path, answer: str) -> No
     assert all(one.error for one in rollouts.values() if one.ids.sequence == 0)
 
 
-def test_a_rollout_that_outgrows_the_record_keeps_its_length_alone(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_a_rollout_that_outgrows_the_record_keeps_its_length_alone(scene: Scene) -> None:
     scene.announce(0)
     scene.admit(0, prompt="x" * 950_000 + "1+2=")
     scene.admit(1)
@@ -345,8 +338,7 @@ def test_a_rollout_that_outgrows_the_record_keeps_its_length_alone(tmp_path: Pat
             assert "bytes, expected at most" in (one.error or "")
 
 
-def test_a_task_as_large_as_a_record_can_be(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_a_task_as_large_as_a_record_can_be(scene: Scene) -> None:
     scene.announce(0)
     ids = scene.siblings(0)
     large = Problem(messages=(ChatMessage(role="user", content="1+2="),), info={"image": "x" * ((8 << 20) - 2000)})
@@ -356,8 +348,7 @@ def test_a_task_as_large_as_a_record_can_be(tmp_path: Path) -> None:
     assert Counter(one.status for one in rollouts_of(scene).values()) == {"oversized": 2, "completed": 2}
 
 
-def test_a_large_record_that_cannot_be_decoded_is_named_by_its_dead_letter(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_a_large_record_that_cannot_be_decoded_is_named_by_its_dead_letter(scene: Scene) -> None:
     scene.announce(0)
     record = damaged(scene, 0)
     scene.put_raw(NewRecord("tasks", 0, record.key, b"\xc1" * ((8 << 20) - 600), record.headers))

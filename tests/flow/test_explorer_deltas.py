@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -41,8 +39,7 @@ def sampled_by(scene: Scene, sequence: int) -> set[int]:
     return {span.version for one in rollouts for segment in one.segments for span in segment.versions}
 
 
-def test_generation_goes_on_while_a_delta_cannot_be_had(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_generation_goes_on_while_a_delta_cannot_be_had(scene: Scene) -> None:
     trainer = Trainer(scene, anchor_every=5)
     trainer.announce(0)
     explorer = RoleDriver(scene, "explorer")
@@ -66,8 +63,7 @@ def test_generation_goes_on_while_a_delta_cannot_be_had(tmp_path: Path) -> None:
     assert sampled_by(scene, 2) == {5}
 
 
-def test_a_late_explorer_begins_with_the_newest_anchor(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_a_late_explorer_begins_with_the_newest_anchor(scene: Scene) -> None:
     trainer = Trainer(scene, anchor_every=5)
     told = [trainer.announce(version) for version in range(8)]
     for one in told[:5]:

@@ -61,9 +61,8 @@ READERS: list[tuple[str, str, Callable[[Scene], None]]] = [
 @pytest.mark.parametrize(("role", "topic", "write"), READERS)
 @pytest.mark.parametrize("while_running", [True, False])
 def test_what_nobody_has_read_is_missed_at_once(
-    tmp_path: Path, role: str, topic: str, write: Callable[[Scene], None], while_running: bool
+    scene: Scene, role: str, topic: str, write: Callable[[Scene], None], while_running: bool
 ) -> None:
-    scene = Scene(tmp_path)
     driver = RoleDriver(scene, role)
     driver.work()
     if not while_running:
@@ -81,10 +80,9 @@ def test_what_nobody_has_read_is_missed_at_once(
 
 @pytest.mark.parametrize(("role", "topic", "write"), READERS)
 def test_newest_records_that_a_log_has_lost_are_counted(
-    tmp_path: Path, role: str, topic: str, write: Callable[[Scene], None]
+    scene: Scene, role: str, topic: str, write: Callable[[Scene], None]
 ) -> None:
     """As after an unclean election: the log ends before what somebody has read already."""
-    scene = Scene(tmp_path)
     driver = RoleDriver(scene, role)
     write(scene)
     driver.work()
@@ -135,8 +133,7 @@ def test_a_log_that_refuses_a_worker_which_is_at_work_is_waited_for_within_patie
     assert refused.value.exit_code == 2
 
 
-def test_what_the_run_itself_deletes_is_no_loss(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_what_the_run_itself_deletes_is_no_loss(scene: Scene) -> None:
     verify(scene)
     ends = [end for _, end in sorted(scene.transport().admin.end_offsets("verified").items())]
     name = VersionName(trainer_epoch=1, version=0)
@@ -152,8 +149,7 @@ def test_what_the_run_itself_deletes_is_no_loss(tmp_path: Path) -> None:
     [("outcomes", "feeder"), ("outcomes", "buffer"), ("steps", "trainer"), ("steps", "explorer"),
      ("weights", "explorer"), ("weights", "trainer"), ("control", "verifier"), ("evals", "trainer")],
 )  # fmt: skip
-def test_a_log_without_its_beginning_is_named(tmp_path: Path, topic: str, role: str) -> None:
-    scene = Scene(tmp_path)
+def test_a_log_without_its_beginning_is_named(scene: Scene, topic: str, role: str) -> None:
     scene.step(0, resumed=True)
     scene.announce(0)
     if topic == "outcomes":
@@ -246,9 +242,8 @@ def ends_of(scene: Scene, topic: str) -> list[int]:
 @pytest.mark.parametrize("to", ["latest", "earliest", "nowhere"])
 @pytest.mark.parametrize(("role", "topic", "write"), READERS)
 def test_positions_that_somebody_has_moved_lose_nothing_and_repeat_nothing(
-    tmp_path: Path, role: str, topic: str, write: Callable[[Scene], None], to: str
+    scene: Scene, role: str, topic: str, write: Callable[[Scene], None], to: str
 ) -> None:
-    scene = Scene(tmp_path)
     write(scene)
     if role == "buffer":
         scene.verify(1)

@@ -64,8 +64,7 @@ def outcome(scene: Scene) -> dict[str, Rollout]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("environment", ["Blocking", "BlockingLater"])
-def test_a_reply_that_blocks_delays_no_rollout_and_no_weights(tmp_path: Path, environment: str, gate: None) -> None:
-    scene = Scene(tmp_path)
+def test_a_reply_that_blocks_delays_no_rollout_and_no_weights(scene: Scene, environment: str, gate: None) -> None:
     scene.announce(0)
     scene.admit(0, environment=f"{PLACE}:{environment}")
     driver = RoleDriver(scene, "explorer", build=beside)

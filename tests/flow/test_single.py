@@ -18,12 +18,16 @@ from tests.flow.scene import Scene
 
 pytestmark = pytest.mark.law("fencing")
 
-SINGLES = ["feeder", "buffer", "trainer", "evaluator"]
+
+@pytest.fixture(params=["feeder", "buffer", "trainer", "evaluator"])
+def role(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-def scene_of(folder: Path, role: str) -> Scene:
+@pytest.fixture
+def scene(tmp_path: Path, role: str) -> Scene:
     scene = Scene(
-        folder,
+        tmp_path,
         manifest=role != "feeder",
         evaluations={"held-out": {"source": "arithmetic", "options": {"size": 3}, "every": 1}},
     )
@@ -54,9 +58,7 @@ def happen(scene: Scene, role: str) -> None:
 OUTPUT = {"feeder": "tasks", "buffer": "batches", "trainer": "steps", "evaluator": "evals"}
 
 
-@pytest.mark.parametrize("role", SINGLES)
-def test_the_later_one_wins(tmp_path: Path, role: str) -> None:
-    scene = scene_of(tmp_path, role)
+def test_the_later_one_wins(scene: Scene, role: str) -> None:
     first = RoleDriver(scene, role, process="first")
     first.work()
     second = RoleDriver(scene, role, process="second")
@@ -73,10 +75,8 @@ def test_the_later_one_wins(tmp_path: Path, role: str) -> None:
     assert len(scene.records(OUTPUT[role])) > before
 
 
-@pytest.mark.parametrize("role", SINGLES)
-def test_a_claim_behind_an_open_transaction_is_not_overlooked(tmp_path: Path, role: str) -> None:
+def test_a_claim_behind_an_open_transaction_is_not_overlooked(scene: Scene, role: str) -> None:
     """Somebody died in the middle of a transaction on `control`: nobody can read what was committed there since."""
-    scene = scene_of(tmp_path, role)
     first = RoleDriver(scene, role, process="first")
     writer = scene.transport("dead").producer("dead", timeout_s=30.0)
     writer.start()
@@ -96,9 +96,7 @@ def test_a_claim_behind_an_open_transaction_is_not_overlooked(tmp_path: Path, ro
     assert claims_of(scene, role) == [(1, "first"), (2, "second")]
 
 
-@pytest.mark.parametrize("role", SINGLES)
-def test_one_that_is_idle_notices_too(tmp_path: Path, role: str) -> None:
-    scene = scene_of(tmp_path, role)
+def test_one_that_is_idle_notices_too(scene: Scene, role: str) -> None:
     first = RoleDriver(scene, role, process="first")
     first.work()
     RoleDriver(scene, role, process="second").work()
@@ -107,9 +105,7 @@ def test_one_that_is_idle_notices_too(tmp_path: Path, role: str) -> None:
         first.tick()
 
 
-@pytest.mark.parametrize("role", SINGLES)
-def test_one_that_was_away_in_the_middle_of_a_commit_changes_nothing(tmp_path: Path, role: str) -> None:
-    scene = scene_of(tmp_path, role)
+def test_one_that_was_away_in_the_middle_of_a_commit_changes_nothing(scene: Scene, role: str) -> None:
     first = RoleDriver(scene, role, process="first")
     first.work()
     second = RoleDriver(scene, role, process="second")
@@ -128,9 +124,7 @@ def test_one_that_was_away_in_the_middle_of_a_commit_changes_nothing(tmp_path: P
     assert len(scene.records(OUTPUT[role])) == seen > 0
 
 
-@pytest.mark.parametrize("role", SINGLES)
-def test_fenced_before_the_claim_while_another_claims(tmp_path: Path, role: str) -> None:
-    scene = scene_of(tmp_path, role)
+def test_fenced_before_the_claim_while_another_claims(scene: Scene, role: str) -> None:
     second = RoleDriver(scene, role, process="second")
 
     scene.log.fault = FaultAt("before_commit", second.work, "first", most=1)
@@ -139,10 +133,8 @@ def test_fenced_before_the_claim_while_another_claims(tmp_path: Path, role: str)
     assert claims_of(scene, role) == [(1, "second")]
 
 
-@pytest.mark.parametrize("role", SINGLES)
-def test_fenced_before_the_claim_by_the_one_that_is_replaced(tmp_path: Path, role: str) -> None:
+def test_fenced_before_the_claim_by_the_one_that_is_replaced(scene: Scene, role: str) -> None:
     """It is quicker, twice: it finds no claim yet and takes the role again. The later one wins all the same."""
-    scene = scene_of(tmp_path, role)
     first = RoleDriver(scene, role, process="first")
     first.work()
 
@@ -162,11 +154,8 @@ def test_fenced_before_the_claim_by_the_one_that_is_replaced(tmp_path: Path, rol
         first.work()
 
 
-@pytest.mark.parametrize("role", SINGLES)
-def test_fenced_before_the_claim_by_one_that_dies_then(tmp_path: Path, role: str) -> None:
+def test_fenced_before_the_claim_by_one_that_dies_then(scene: Scene, role: str) -> None:
     """Nobody else has claimed: it waits a while and starts again."""
-    scene = scene_of(tmp_path, role)
-
     start = scene.transport("second").producer(f"flow.{role}").start
     scene.log.fault = FaultAt("before_commit", start, "first", most=1)
     first = RoleDriver(scene, role, process="first")
@@ -178,10 +167,8 @@ def test_fenced_before_the_claim_by_one_that_dies_then(tmp_path: Path, role: str
     assert claims_of(scene, role) == [(1, "first")]
 
 
-@pytest.mark.parametrize("role", SINGLES)
-def test_fenced_before_the_claim_by_one_that_claims_while_it_waits(tmp_path: Path, role: str) -> None:
+def test_fenced_before_the_claim_by_one_that_claims_while_it_waits(scene: Scene, role: str) -> None:
     """The later one wins; the earlier one does not even disturb it."""
-    scene = scene_of(tmp_path, role)
     second = RoleDriver(scene, role, process="second")
 
     start = scene.transport("second").producer(f"flow.{role}").start
@@ -196,11 +183,8 @@ def test_fenced_before_the_claim_by_one_that_claims_while_it_waits(tmp_path: Pat
     assert claims_of(scene, role) == [(1, "second")]
 
 
-@pytest.mark.parametrize("role", SINGLES)
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
-def test_a_claim_whose_commit_is_unknown_is_never_taken_for_another_ones(tmp_path: Path, role: str, point: str) -> None:
-    scene = scene_of(tmp_path, role)
-
+def test_a_claim_whose_commit_is_unknown_is_never_taken_for_another_ones(scene: Scene, role: str, point: str) -> None:
     scene.log.fault = FaultAt(point, ProducerLost, "first", most=1)
     first = RoleDriver(scene, role, process="first")
     first.work(within_s=0.999)
@@ -209,9 +193,7 @@ def test_a_claim_whose_commit_is_unknown_is_never_taken_for_another_ones(tmp_pat
     assert first.service.health()["epoch"] == len(epochs)
 
 
-@pytest.mark.parametrize("role", SINGLES)
-def test_a_claim_that_is_aborted_is_tried_again(tmp_path: Path, role: str) -> None:
-    scene = scene_of(tmp_path, role)
+def test_a_claim_that_is_aborted_is_tried_again(scene: Scene, role: str) -> None:
     scene.log.fault = FaultAt("before_commit", TransactionAborted, "first", most=3)
     first = RoleDriver(scene, role, process="first")
     first.work(within_s=0.999)
@@ -219,11 +201,8 @@ def test_a_claim_that_is_aborted_is_tried_again(tmp_path: Path, role: str) -> No
     assert len(scene.records(OUTPUT[role])) > 0 or role == "buffer"
 
 
-@pytest.mark.parametrize("role", SINGLES)
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
-def test_killed_at_its_claim(tmp_path: Path, role: str, point: str) -> None:
-    scene = scene_of(tmp_path, role)
-
+def test_killed_at_its_claim(scene: Scene, role: str, point: str) -> None:
     scene.log.fault = FaultAt(point, Kill, "first", most=1)
     first = RoleDriver(scene, role, process="first")
     with pytest.raises(Kill):
@@ -233,9 +212,7 @@ def test_killed_at_its_claim(tmp_path: Path, role: str, point: str) -> None:
     assert [epoch for epoch, _ in claims_of(scene, role)] == ([1] if point == "before_commit" else [1, 2])
 
 
-@pytest.mark.parametrize("role", SINGLES)
-def test_three_in_turn(tmp_path: Path, role: str) -> None:
-    scene = scene_of(tmp_path, role)
+def test_three_in_turn(scene: Scene, role: str) -> None:
     drivers = [RoleDriver(scene, role, process=f"number-{n}") for n in range(3)]
     for driver in drivers:
         driver.work()
@@ -250,9 +227,7 @@ def test_three_in_turn(tmp_path: Path, role: str) -> None:
     assert [epoch for epoch, _ in claims_of(scene, role)] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("role", SINGLES)
-def test_told_to_leave_it_leaves_between_two_transactions(tmp_path: Path, role: str) -> None:
-    scene = scene_of(tmp_path, role)
+def test_told_to_leave_it_leaves_between_two_transactions(scene: Scene, role: str) -> None:
     first = RoleDriver(scene, role, process="first")
     first.work()
     first.stop()

@@ -241,7 +241,6 @@ def test_what_is_wrong_with_the_section_is_told(tmp_path: Path, changed: dict[st
         scene_of(tmp_path, **changed)
 
 
-def test_a_worker_without_the_section_is_told_so(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_a_worker_without_the_section_is_told_so(scene: Scene) -> None:
     with pytest.raises(ConfigError, match=r"the run file has no \[synthesiser\]"):
         RoleDriver(scene, "synthesiser")

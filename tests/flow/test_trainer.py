@@ -65,8 +65,7 @@ def test_a_batch_waits_for_all_of_its_shares(tmp_path: Path) -> None:
     assert len(steps_of(scene)) == 2
 
 
-def test_an_empty_batch_makes_a_version_too(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_an_empty_batch_makes_a_version_too(scene: Scene) -> None:
     trainer = RoleDriver(scene, "trainer")
     scene.batch(0)
     scene.batch(1, groups=0)
@@ -79,8 +78,7 @@ def test_an_empty_batch_makes_a_version_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.law("lineage")
-def test_a_batch_that_does_not_match_its_manifest_is_never_trained(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_a_batch_that_does_not_match_its_manifest_is_never_trained(scene: Scene) -> None:
     scene.batch(0)
     record = scene.records("batches")[0]
     partition = scene.log.partitions[record.place]
@@ -90,8 +88,7 @@ def test_a_batch_that_does_not_match_its_manifest_is_never_trained(tmp_path: Pat
     assert names(steps_of(scene)) == []
 
 
-def test_a_pause_stops_it_between_two_batches(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_a_pause_stops_it_between_two_batches(scene: Scene) -> None:
     trainer = RoleDriver(scene, "trainer")
     trainer.work()
     scene.ask(DesiredState.paused)
@@ -127,8 +124,7 @@ def test_it_never_waits_with_a_version_that_nobody_knows(tmp_path: Path) -> None
 
 
 @pytest.mark.law("lineage")
-def test_the_object_is_there_before_it_is_announced(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_the_object_is_there_before_it_is_announced(scene: Scene) -> None:
     seen = []
 
     def look(point: str, process: str) -> None:
@@ -319,8 +315,7 @@ def test_it_ends_with_the_steps(tmp_path: Path) -> None:
     assert checkpoints_of(scene)[-1] == (1, 3)
 
 
-def test_it_ends_with_the_taskset(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_it_ends_with_the_taskset(scene: Scene) -> None:
     scene.put("control", TasksEnded(admitted=3, reason="taskset"))
     trainer = RoleDriver(scene, "trainer")
     scene.batch(0)
@@ -334,8 +329,7 @@ def test_it_ends_with_the_taskset(tmp_path: Path) -> None:
     )  # type: ignore[union-attr]
 
 
-def test_it_ends_with_an_empty_last_batch_of_a_drained_run(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_it_ends_with_an_empty_last_batch_of_a_drained_run(scene: Scene) -> None:
     trainer = RoleDriver(scene, "trainer")
     scene.batch(0, groups=0, last=True)
     trainer.work()
@@ -475,8 +469,7 @@ def test_a_result_stands_for_the_state_that_a_newer_trainer_begins_with(tmp_path
     assert (2, 8) in versions_kept(scene)
 
 
-def test_a_control_record_of_no_known_kind_is_passed_over(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_a_control_record_of_no_known_kind_is_passed_over(scene: Scene) -> None:
     scene.put_raw(NewRecord("control", 0, b"news", b"\xc1", (("contract", b"news"), ("contract_version", b"1"))))
     scene.batch(0)
     RoleDriver(scene, "trainer").work()

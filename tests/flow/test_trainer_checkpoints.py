@@ -35,8 +35,7 @@ def test_one_that_is_told_to_leave_saves_where_it_is_and_its_successor_trains_no
     assert digests_of(scene) == digests_of(calm)
 
 
-def test_nothing_is_saved_before_the_first_step(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_nothing_is_saved_before_the_first_step(scene: Scene) -> None:
     trainer = RoleDriver(scene, "trainer")
     trainer.work()
     trainer.stop()

@@ -111,8 +111,7 @@ def test_weights_that_are_lost_are_published_anew(tmp_path: Path, fate: str) -> 
     assert newest.weights_digest == announced(scene)[3].weights_digest
 
 
-def test_a_trainer_that_waits_looks_back_ever_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(tmp_path)
+def test_a_trainer_that_waits_looks_back_ever_less_often(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = RoleDriver(scene, "trainer")
     looked: list[float] = []
 

@@ -123,8 +123,7 @@ def letters_of(scene: Scene) -> list[DeadLetter]:
 # --------------------------------------------------------------------------------------------- verdicts
 
 
-def test_a_verdict_beside_the_rollout_unchanged(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_a_verdict_beside_the_rollout_unchanged(scene: Scene) -> None:
     put_rollouts(scene, 0, 1, 4)
     score = Score(reward=0.75, parts={"form": 0.5}, metrics={"length": 3.0})
     stub_verifier(scene, always(score))[0].work()
@@ -142,24 +141,22 @@ def test_a_verdict_beside_the_rollout_unchanged(tmp_path: Path) -> None:
     assert letters_of(scene) == []
 
 
-def test_what_rewards_spend_is_counted(tmp_path: Path) -> None:
+def test_what_rewards_spend_is_counted(scene: Scene) -> None:
     def counted() -> float:
         return REGISTRY.get_sample_value("rftstream_reward_spent_total", {"kind": "requests"}) or 0.0
 
     before = counted()
     spending = Score(reward=1.0, metrics={"judge.spent_requests": 2.0, "spent_requests": 1.0, "cached": 1.0})
-    scene = Scene(tmp_path)
     put_rollouts(scene, 0)
     stub_verifier(scene, always(spending))[0].work()
     assert counted() - before == 3.0 * len(verified_of(scene))
 
 
-def test_the_time_of_a_verdict_begins_when_the_scorer_has_the_rollout(tmp_path: Path) -> None:
+def test_the_time_of_a_verdict_begins_when_the_scorer_has_the_rollout(scene: Scene) -> None:
     def seen(what: str) -> float:
         return REGISTRY.get_sample_value(f"rftstream_verdict_seconds_{what}") or 0.0
 
     count, total = seen("count"), seen("sum")
-    scene = Scene(tmp_path)
     put_rollouts(scene, 0)
     verifier, scorer = stub_verifier(scene, always(Score(reward=1.0)))
     scorer.hold = True
@@ -173,8 +170,7 @@ def test_the_time_of_a_verdict_begins_when_the_scorer_has_the_rollout(tmp_path: 
     assert abs(seen("sum") - total - 45.0 * num_held) < 1.0
 
 
-def test_the_built_in_rewards_are_wired(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_the_built_in_rewards_are_wired(scene: Scene) -> None:
     put_rollouts(scene, 0, text=" 3")
     put_rollouts(scene, 1, text="4")
     RoleDriver(scene, "verifier").work()
@@ -182,8 +178,7 @@ def test_the_built_in_rewards_are_wired(tmp_path: Path) -> None:
     assert rewards == {0: 1.0, 1: 0.0}
 
 
-def test_what_a_reward_sees(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_what_a_reward_sees(scene: Scene) -> None:
     put_rollouts(scene, 0, text="four", status=RolloutStatus.truncated, num_tokens=5)
     driver, scorer = stub_verifier(scene, always(Score(reward=0.0)))
     driver.work()
@@ -199,8 +194,7 @@ def test_what_a_reward_sees(tmp_path: Path) -> None:
 
 @pytest.mark.law("unscorable")
 @pytest.mark.parametrize("reason", ["error", "timeout", "missing_checker"])
-def test_a_reward_that_cannot_be_computed_is_a_reason_and_a_dead_letter(tmp_path: Path, reason: str) -> None:
-    scene = Scene(tmp_path)
+def test_a_reward_that_cannot_be_computed_is_a_reason_and_a_dead_letter(scene: Scene, reason: str) -> None:
     put_rollouts(scene, 0)
     stub_verifier(scene, always(reason))[0].work()
     records = scene.records("rollouts")
@@ -217,8 +211,7 @@ def test_a_reward_that_cannot_be_computed_is_a_reason_and_a_dead_letter(tmp_path
 
 
 @pytest.mark.law("conservation", "unscorable")
-def test_rollouts_without_a_completion_pass_on_with_their_reason(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_rollouts_without_a_completion_pass_on_with_their_reason(scene: Scene) -> None:
     statuses = {
         0: RolloutStatus.failed,
         1: RolloutStatus.skipped,
@@ -239,8 +232,7 @@ def test_rollouts_without_a_completion_pass_on_with_their_reason(tmp_path: Path)
 
 
 @pytest.mark.law("conservation", "unscorable")
-def test_an_undecodable_rollout(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_an_undecodable_rollout(scene: Scene) -> None:
     record = codec.to_record(scene.rollout(scene.siblings(0)[0]), "rollouts", 0, run="flow")
     body = record.value or b""
     scene.put_raw(NewRecord("rollouts", 0, record.key, body[:-3], record.headers))
@@ -254,8 +246,7 @@ def test_an_undecodable_rollout(tmp_path: Path) -> None:
     assert [one.value for one in letters_of(scene)] == [body[:-3]]
 
 
-def test_a_verdict_that_no_record_can_hold(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_a_verdict_that_no_record_can_hold(scene: Scene) -> None:
     put_rollouts(scene, 0)
     put_rollouts(scene, 1, text="plain")
     stub_verifier(scene, lambda item: Score(reward=1.0, parts={} if item.completion == "plain" else {"\udcff": 1.0}))[
@@ -419,8 +410,7 @@ def test_who_is_told_to_leave_waits_for_no_reward(tmp_path: Path) -> None:
 
 
 @pytest.mark.law("bounded")
-def test_it_takes_no_more_than_it_has_room_for(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_it_takes_no_more_than_it_has_room_for(scene: Scene) -> None:
     put_rollouts(scene, *range(10))
     driver, scorer = stub_verifier(scene, always(Score(reward=1.0)), max_concurrent=3)
     scorer.hold = True
@@ -436,10 +426,9 @@ def test_it_takes_no_more_than_it_has_room_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.law("bounded")
-def test_it_takes_no_more_while_results_wait_for_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_takes_no_more_while_results_wait_for_the_log(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that takes one result at a time, and a scorer that is quicker."""
     monkeypatch.setattr(results, "MAX_TRANSACTION_BYTES", 1)
-    scene = Scene(tmp_path)
     put_rollouts(scene, *range(10))
     verifier, _ = stub_verifier(scene, always(Score(reward=1.0)), max_concurrent=4)
     in_hand = []
@@ -449,8 +438,7 @@ def test_it_takes_no_more_while_results_wait_for_the_log(tmp_path: Path, monkeyp
     assert max(in_hand) <= 4
 
 
-def test_a_log_that_refuses_the_start_is_waited_for(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_a_log_that_refuses_the_start_is_waited_for(scene: Scene) -> None:
     put_rollouts(scene, 0)
     scene.log.fault = refused = FaultAt("before_start", TransactionAborted, "verifier", most=3)
     stub_verifier(scene, always(Score(reward=1.0)))[0].work(within_s=0.5)
@@ -459,9 +447,8 @@ def test_a_log_that_refuses_the_start_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.law("twice")
-def test_after_an_unknown_commit_a_log_that_refuses_a_new_producer_is_waited_for(tmp_path: Path) -> None:
+def test_after_an_unknown_commit_a_log_that_refuses_a_new_producer_is_waited_for(scene: Scene) -> None:
     """The commit happened: nothing is written again when it can be settled at last."""
-    scene = Scene(tmp_path)
     put_rollouts(scene, 0)
     faults: list[str] = []
 
