@@ -158,8 +158,3 @@ def test_check(run_file: Path) -> None:
     assert report["tasksets"][0]["first_prompt"]["num_tokens"] == 4
     assert called("check", run_file, "--set", "trainer.algorithm=gpro", code=2)["ok"] is False
     assert "did you mean 'grpo'" in call("check", run_file, "--set", "trainer.algorithm=gpro").stdout
-
-
-def test_every_command_shows_an_example() -> None:
-    for command in ("check", "status", "audit", "inspect", "plot", "list"):
-        assert f"Examples:\n    rftstream {command} " in call(command, "--help").stdout

@@ -106,11 +106,6 @@ def test_who_the_users_are(options: dict[str, str], prefix: str | None, named: d
     assert principals(make_config(**options), prefix=prefix, named=named)["explorer"] == explorer
 
 
-def test_an_unknown_role_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"user of 'explorers': no such role; known: feeder, explorer, .*reader"):
-        principals(CONFIG, named={"explorers": "x"})
-
-
 def test_one_user_for_all_has_each_right_once() -> None:
     report = needed_access(make_config(sasl_plain_username="all"), RunFolder(Path("sums")))
     assert {grant.principal for grant in report.all_grants()} == {"User:all"}
