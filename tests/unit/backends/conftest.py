@@ -4,6 +4,7 @@ import itertools
 import pytest
 import torch
 
+from rftstream.backends.deepspeed import backend as deepspeed_backend
 from rftstream.backends.deepspeed.rank_processes import Ranks
 from tests.unit.backends.kept_ranks import TIMEOUT_S, KeptRanks, import_for_good
 
@@ -65,3 +66,18 @@ def kept(imported):
     yield ranks
     for one in started.values():
         Ranks.end(one)
+
+
+@pytest.fixture
+def open_kept(kept, open_alone, monkeypatch):
+    """Opens a backend, whose ranks are the kept ones if it has several, and closes the one before."""
+
+    def ranks(processes, **settings):
+        return Ranks(processes, **settings) if processes == 1 else kept(processes)
+
+    def open_next(backend):
+        with monkeypatch.context() as patch:
+            patch.setattr(deepspeed_backend, "Ranks", ranks)
+            return open_alone(backend)
+
+    return open_next

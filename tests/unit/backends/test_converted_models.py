@@ -8,10 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from rftstream.algorithms.grpo import Grpo
-from rftstream.backends.deepspeed import backend as deepspeed_backend
 from rftstream.config.sections import LoraSection
 from tests.unit import tiny
-from tests.unit.backends.test_deepspeed import make_backend
+from tests.unit.backends.with_ranks import make_backend
 
 pytestmark = pytest.mark.slow
 
@@ -43,14 +42,11 @@ def test_adapters_of_a_mixture_are_merged_under_its_names(tmp_path):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_next"])
 @pytest.mark.parametrize("config", [{"stage": 1}, {"stage": 3, "processes": 2}])
-def test_ranks_publish_what_one_process_publishes(family, config, kept, open_alone, monkeypatch, tmp_path):
+def test_ranks_publish_what_one_process_publishes(family, config, open_kept, tmp_path):
     """Mixtures, and hybrids."""
     spec = tiny.make(tmp_path, family=family, layers=1, heads=2)
     whole = tiny.backend(spec)
-    with monkeypatch.context() as patch:
-        if config.get("processes") == 2:
-            patch.setattr(deepspeed_backend, "Ranks", lambda *args, **settings: kept())
-        ranks = open_alone(make_backend(spec, **config))
+    ranks = open_kept(make_backend(spec, **config))
     assert tiny.state(ranks) == tiny.state(whole)
     plan = tiny.plan(lr=1e-3, tokens_per_microbatch=60, router_aux_coef=0.1)
     theirs, ours = (backend.update(tiny.rows(), GRPO, plan).metrics for backend in (whole, ranks))

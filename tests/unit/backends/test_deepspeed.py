@@ -1,8 +1,6 @@
 """The backend of many processes against the one-process torch backend, on CPUs, over gloo.
 
-What is equal and how closely: losses, norms and metrics to 1e-4 of their size; moments, which hold the gradients, to
-1e-4 of the largest of their tensor; weights to 2% of the learning rate for each step, since Adam's steps are all of
-about that size, however small the gradient that decides on their direction.
+What is equal and how closely is said in with_ranks.py.
 """
 
 from __future__ import annotations
@@ -26,63 +24,39 @@ from rftstream.algorithms.by_taskset import ByTaskset, TasksetAlgorithm
 from rftstream.algorithms.clips import Rloo
 from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.mix import Mix
-from rftstream.backends.base import OptimizerSettings
-from rftstream.backends.deepspeed import backend, rank, rank_processes, wire
+from rftstream.backends.deepspeed import rank, rank_processes, wire
 from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
 from rftstream.backends.deepspeed.settings import deepspeed_config, even_budget
-from rftstream.backends.torch.backend import TorchBackend
 from rftstream.config.parts import registry
 from rftstream.config.sections import LoraSection
 from rftstream.contracts.beside import uniform, wire_columns
 from rftstream.errors import BackendError, ConfigError
 from tests.unit import tiny
 from tests.unit.backends.kept_ranks import TIMEOUT_S
-
-LR = 1e-3
-"""Other work on the machine must not look like a rank that hangs."""
-OPTIMIZER = OptimizerSettings(weight_decay=0.1)
-GRPO = Grpo(Grpo.Config(entropy_coefficient=0.01))
-KL = Grpo(Grpo.Config(kl_coef=0.1))
+from tests.unit.backends.with_ranks import (
+    BATCHES,
+    GRPO,
+    KL,
+    NUM_STEPS,
+    agree,
+    files_agree,
+    make_backend,
+    plan,
+    saved,
+    skips_what_is_no_number,
+    torch_backend,
+    train,
+    unchanged,
+    values_agree,
+)
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def opened(spec, kept, open_alone, monkeypatch):
-    """Opens one backend after another, in one process or in the kept two."""
-
-    def make(model=spec, **config):
-        with monkeypatch.context() as patch:
-            if config.get("processes") == 2:
-                patch.setattr(backend, "Ranks", lambda *args, **settings: kept())
-            return open_alone(make_backend(model, **config))
-
-    return make
-
-
-def make_backend(spec, **config):
-    return DeepSpeedBackend(
-        DeepSpeedBackend.Config(timeout_s=TIMEOUT_S, **config), model=spec, optimizer=OPTIMIZER, seed=0
-    )
-
-
-def torch_backend(spec, **config):
-    backend = TorchBackend(TorchBackend.Config(**config), model=spec, optimizer=OPTIMIZER, seed=0)
-    backend.open()
-    return backend
-
-
-def plan(**changes):
-    return tiny.plan(**{"lr": LR, "tokens_per_microbatch": 30, **changes})
-
-
-BATCHES = [
-    (tiny.rows(seed=1), plan()),
-    (tiny.rows(1, seed=2), plan(max_grad_norm=0.0)),  # less than there are ranks
-    (tiny.rows(seed=3), plan(minibatches=2, max_grad_norm=0.05)),
-]
-NUM_STEPS = 4
+def opened(spec, open_kept):
+    return lambda model=spec, **config: open_kept(make_backend(model, **config))
 
 
 @pytest.fixture(scope="module")
@@ -90,45 +64,6 @@ def expected(spec, tmp_path_factory):
     """Metrics, and files after the last batch."""
     backend = torch_backend(spec)
     return train(backend), saved(backend, tmp_path_factory.mktemp("expected") / "files")
-
-
-def train(backend, algorithm=GRPO):
-    return [backend.update(rows, algorithm, how).metrics for rows, how in BATCHES]
-
-
-def saved(backend, folder):
-    folder.mkdir()
-    backend.save(folder)
-    return {name: load_file(folder / f"{name}.safetensors") for name in ("masters", "optimizer")}
-
-
-def agree(found, expected):
-    """Metrics and files."""
-    for ours, theirs in zip(found[0], expected[0], strict=True):
-        skip = {"microbatches", "computed_tokens", "tflop", "ranks"}  # idle ranks and smaller micro-batches
-        assert {name: value for name, value in ours.items() if name not in skip} == pytest.approx(
-            {name: value for name, value in theirs.items() if name not in skip}, rel=1e-4, abs=1e-6
-        )
-    files_agree(found[1], expected[1], NUM_STEPS)
-
-
-def files_agree(found, expected, num_steps):
-    assert found["optimizer"].keys() == expected["optimizer"].keys()
-    for name, theirs in expected["optimizer"].items():
-        np.testing.assert_allclose(found["optimizer"][name], theirs, rtol=0, atol=1e-4 * np.abs(theirs).max() + 1e-12)
-    assert found["masters"].keys() == expected["masters"].keys()
-    for name, theirs in expected["masters"].items():
-        np.testing.assert_allclose(found["masters"][name], theirs, rtol=0, atol=0.02 * LR * num_steps)
-
-
-def bad_rows():
-    rows = tiny.rows(seed=2)
-    rows[-1] = dataclasses.replace(rows[-1], advantages=np.full_like(rows[-1].advantages, np.nan))
-    return rows
-
-
-def unchanged(found, before):
-    return all(np.array_equal(found[file][name], array) for file in before for name, array in before[file].items())
 
 
 # --------------------------------------------------------------------------------------------- one process
@@ -144,11 +79,7 @@ def unchanged(found, before):
 def test_one_process_gives_what_the_torch_backend_gives(opened, expected, config, tmp_path):
     backend = opened(**config)
     agree((train(backend), saved(backend, tmp_path / "after")), expected)
-    before = saved(backend, tmp_path / "before")
-    for number, changes in enumerate(({}, {"minibatches": 4}, {"updates_per_batch": 2})):
-        update = backend.update(bad_rows(), GRPO, plan(**changes))
-        assert update.skipped and not np.isfinite(update.metrics["loss"])
-        assert unchanged(saved(backend, tmp_path / f"skipped{number}"), before)
+    before = skips_what_is_no_number(backend, GRPO, tmp_path, {}, {"minibatches": 4}, {"updates_per_batch": 2})
     served = {name: np.frombuffer(one.data, np.float32) for name, one in backend.served_tensors().items()}
     assert all(np.array_equal(served[name], array.ravel()) for name, array in before["masters"].items())
     assert not backend.update(tiny.rows(seed=4), GRPO, plan()).skipped
@@ -176,10 +107,7 @@ def test_a_huge_loss_skips_though_its_gradient_is_a_number(opened, tmp_path):
 def test_two_processes_give_what_one_gives(opened, expected, stage, tmp_path):
     backend = opened(processes=2, stage=stage)
     agree((train(backend), saved(backend, tmp_path / "after")), expected)
-    before = saved(backend, tmp_path / "before")
-    for number, changes in enumerate(({}, {"minibatches": 4})):
-        assert backend.update(bad_rows(), GRPO, plan(**changes)).skipped
-        assert unchanged(saved(backend, tmp_path / f"skipped{number}"), before)
+    skips_what_is_no_number(backend, GRPO, tmp_path, {}, {"minibatches": 4})
 
 
 @pytest.mark.law("replay")
@@ -195,9 +123,7 @@ def test_a_checkpoint_goes_on_with_another_stage_and_number_of_processes(spec, o
         backend = opened(**config)
         backend.load(tmp_path / "start")
         assert unchanged(saved(backend, tmp_path / f"loaded {config}"), start)
-        found = backend.logprobs(rows, 20) + backend.reference_logprobs(rows, 20)
-        for ours, theirs in zip(found, logprobs, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+        values_agree(backend.logprobs(rows, 20) + backend.reference_logprobs(rows, 20), logprobs)
         update = backend.update(rows, KL, twice)
         for name in ("kl", "loss", "grad_norm", "num_tokens"):
             assert update.metrics[name] == pytest.approx(metrics[name], rel=1e-3, abs=1e-6)
@@ -287,17 +213,13 @@ def test_adapters_are_trained_as_the_torch_backend_trains_them(adapted, opened, 
     assert tiny.state(backend) == tiny.state(whole)  # drawn alike
     expected = train(whole, KL), saved(whole, tmp_path / "expected")
     agree((train(backend, KL), saved(backend, tmp_path / "after")), expected)
-    before = saved(backend, tmp_path / "before")
+    before = skips_what_is_no_number(backend, KL, tmp_path, {}, {"minibatches": 4})
     assert all(".lora_" in name for name in before["masters"])
-    for number, changes in enumerate(({}, {"minibatches": 4})):
-        assert backend.update(bad_rows(), KL, plan(**changes)).skipped
-        assert unchanged(saved(backend, tmp_path / f"skipped{number}"), before)
     served = {name: np.frombuffer(one.data, np.float32) for name, one in backend.served_tensors().items()}
     assert served.keys() == before["masters"].keys()
     assert all(np.array_equal(served[name], array.ravel()) for name, array in before["masters"].items())
     version_0 = torch_backend(without_adapters(adapted)).logprobs(tiny.rows(5), 20)
-    for ours, theirs in zip(backend.reference_logprobs(tiny.rows(5), 20), version_0, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    values_agree(backend.reference_logprobs(tiny.rows(5), 20), version_0)
     whole.load(tmp_path / "before")
     merged = exported(whole, tmp_path / "theirs")
     assert merged.keys() == {"model.safetensors", "adapter/adapter_model.safetensors"}

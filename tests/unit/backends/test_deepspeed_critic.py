@@ -1,24 +1,29 @@
 """The critic of the backend of many processes against that of the one-process torch backend.
 
-What is equal and how closely is said in test_deepspeed.py; values are equal to 1e-4 of their size.
+What is equal and how closely is said in with_ranks.py; values are equal to 1e-4 of their size.
 """
 
 import dataclasses
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from rftstream.algorithms.ppo import Ppo
 from rftstream.algorithms.settings import CriticConfig
-from rftstream.backends.deepspeed import backend as deepspeed_backend
-from rftstream.backends.deepspeed.backend import DeepSpeedBackend
-from rftstream.backends.torch.backend import TorchBackend
 from rftstream.errors import BackendError, ConfigError
 from tests.unit import tiny
-from tests.unit.backends.kept_ranks import TIMEOUT_S
 from tests.unit.backends.test_critic import estimated, reward_model
-from tests.unit.backends.test_deepspeed import LR, OPTIMIZER, plan
+from tests.unit.backends.with_ranks import (
+    LR,
+    files_agree,
+    make_backend,
+    metrics_agree,
+    plan,
+    saved,
+    torch_backend,
+    unchanged,
+    values_agree,
+)
 
 PPO = Ppo(Ppo.Config(critic=CriticConfig(lr=LR, max_grad_norm=0.05, value_clip=0.2)))
 FILES = ("masters", "optimizer", "critic", "critic_optimizer")
@@ -42,28 +47,16 @@ def folder(spec, tmp_path_factory):
 
 
 @pytest.fixture
-def opened(spec, folder, kept, open_alone, monkeypatch):
-    """Opens one backend after another, in one process or in the kept two."""
+def opened(spec, folder, open_kept):
+    """Opens one backend after another."""
 
     def make(where=folder, *, critic=PPO.critic, **config):
-        backend = DeepSpeedBackend(
-            DeepSpeedBackend.Config(timeout_s=TIMEOUT_S, **config), model=spec, optimizer=OPTIMIZER, seed=0
-        )
+        backend = make_backend(spec, **config)
         if critic is not None:
             backend.hold_critic(critic, where)
-        with monkeypatch.context() as patch:
-            if config.get("processes") == 2:
-                patch.setattr(deepspeed_backend, "Ranks", lambda *args, **settings: kept())
-            return open_alone(backend)
+        return open_kept(backend)
 
     return make
-
-
-def torch_backend(spec, folder):
-    backend = TorchBackend(TorchBackend.Config(), model=spec, optimizer=OPTIMIZER, seed=0)
-    backend.hold_critic(PPO.critic, folder)
-    backend.open()
-    return backend
 
 
 def trained(backend, seed, **changes):
@@ -76,44 +69,14 @@ def course(backend):
     return values, [trained(backend, **batch).metrics for batch in BATCHES]
 
 
-def saved(backend, folder):
-    folder.mkdir()
-    backend.save(folder)
-    return {name: load_file(folder / f"{name}.safetensors") for name in FILES}
-
-
 @pytest.fixture(scope="module")
 def expected(spec, folder, tmp_path_factory):
     """What the torch backend makes of the batches, where its files lie, and a batch after them."""
-    backend, place = torch_backend(spec, folder), tmp_path_factory.mktemp("expected") / "files"
+    backend, place = torch_backend(spec, critic=(PPO.critic, folder)), tmp_path_factory.mktemp("expected") / "files"
     found = course(backend)
-    files = saved(backend, place)
+    files = saved(backend, place, FILES)
     then = trained(backend, 5).metrics
-    return found, files, place, (then, saved(backend, place.parent / "then"))
-
-
-def metrics_agree(ours, theirs):
-    skip = {"microbatches", "computed_tokens", "tflop", "ranks"}  # idle ranks and smaller micro-batches
-    assert ours.keys() - skip == theirs.keys() - skip
-    for name in theirs.keys() - skip:
-        assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name
-
-
-def values_agree(ours, theirs):
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-
-
-def files_agree(found, expected, num_steps):
-    for file in FILES:
-        assert found[file].keys() == expected[file].keys()
-        for name, theirs in expected[file].items():
-            near = 1e-4 * np.abs(theirs).max() + 1e-12 if "optimizer" in file else 0.02 * LR * num_steps
-            np.testing.assert_allclose(found[file][name], theirs, rtol=0, atol=near, err_msg=f"{file} {name}")
-
-
-def unchanged(found, before):
-    return all(np.array_equal(found[file][name], array) for file in FILES for name, array in before[file].items())
+    return found, files, place, (then, saved(backend, place.parent / "then", FILES))
 
 
 @pytest.mark.sampled(2)
@@ -124,13 +87,12 @@ def test_it_learns_what_that_of_the_torch_backend_learns(opened, expected, stage
     backend = opened(stage=stage, processes=processes)
     ours, our_metrics = course(backend)
     values_agree(ours, values)
-    for mine, theirs in zip(our_metrics, metrics, strict=True):
-        metrics_agree(mine, theirs)
-    files_agree(saved(backend, tmp_path / "after"), files, NUM_STEPS)
+    metrics_agree(our_metrics, metrics)
+    files_agree(saved(backend, tmp_path / "after", FILES), files, NUM_STEPS)
     backend.load(place)
-    assert unchanged(saved(backend, tmp_path / "loaded"), files)
-    metrics_agree(trained(backend, 5).metrics, then)
-    files_agree(saved(backend, tmp_path / "then"), files_then, NUM_STEPS + 1)
+    assert unchanged(saved(backend, tmp_path / "loaded", FILES), files)
+    metrics_agree([trained(backend, 5).metrics], [then])
+    files_agree(saved(backend, tmp_path / "then", FILES), files_then, NUM_STEPS + 1)
 
 
 @pytest.mark.parametrize(("stage", "processes", "odd"), [
@@ -141,7 +103,7 @@ def test_it_learns_what_that_of_the_torch_backend_learns(opened, expected, stage
 def test_a_nan_leaves_both_as_they_were(opened, stage, processes, odd, tmp_path):
     backend = opened(stage=stage, processes=processes)
     trained(backend, 1)
-    before = saved(backend, tmp_path / "before")
+    before = saved(backend, tmp_path / "before", FILES)
     for number, changes in enumerate(({}, {"minibatches": 2, "updates_per_batch": 2})):
         rows = list(estimated(backend, PPO, 2))
         bad = np.full_like(rows[-1].advantages, np.nan)
@@ -152,7 +114,7 @@ def test_a_nan_leaves_both_as_they_were(opened, stage, processes, odd, tmp_path)
         update = backend.update(rows, PPO, plan(**changes))
         assert update.skipped
         assert np.isnan(update.metrics["value_loss" if odd == "returns" else "loss"])
-        assert unchanged(saved(backend, tmp_path / f"skipped{number}"), before)
+        assert unchanged(saved(backend, tmp_path / f"skipped{number}", FILES), before)
     assert not trained(backend, 3).skipped
 
 
@@ -170,12 +132,12 @@ def test_killed_ranks_are_followed_by_others_that_go_on(spec, folder, opened, ke
         backend.update(rows, PPO, plan())
     successor = opened(stage=1, processes=2)
     successor.load(place)
-    metrics_agree(trained(successor, 5).metrics, then)
-    after = saved(successor, tmp_path / "after")
+    metrics_agree([trained(successor, 5).metrics], [then])
+    after = saved(successor, tmp_path / "after", FILES)
     files_agree(after, files_then, NUM_STEPS + 1)
-    whole = torch_backend(spec, folder)
+    whole = torch_backend(spec, critic=(PPO.critic, folder))
     whole.load(tmp_path / "after")
-    assert unchanged(saved(whole, tmp_path / "through torch"), after)
+    assert unchanged(saved(whole, tmp_path / "through torch", FILES), after)
 
 
 @pytest.mark.long
@@ -187,9 +149,8 @@ def test_offloading_and_recomputing_change_nothing(opened, expected, config, tmp
     (values, metrics), files, *_ = expected
     ours, our_metrics = course(backend := opened(**config))
     values_agree(ours, values)
-    for mine, theirs in zip(our_metrics, metrics, strict=True):
-        metrics_agree(mine, theirs)
-    files_agree(saved(backend, tmp_path / "after"), files, NUM_STEPS)
+    metrics_agree(our_metrics, metrics)
+    files_agree(saved(backend, tmp_path / "after", FILES), files, NUM_STEPS)
 
 
 def test_a_checkpoint_without_a_critic_begins_it_anew(opened, expected, tmp_path, caplog):
@@ -197,10 +158,10 @@ def test_a_checkpoint_without_a_critic_begins_it_anew(opened, expected, tmp_path
     without.mkdir()
     opened(stage=0, critic=None).save(without)
     backend = opened(stage=2)
-    fresh = saved(backend, tmp_path / "fresh")
+    fresh = saved(backend, tmp_path / "fresh", FILES)
     trained(backend, 1)
     backend.load(without)
-    assert unchanged(saved(backend, tmp_path / "loaded"), fresh)
+    assert unchanged(saved(backend, tmp_path / "loaded", FILES), fresh)
     assert "has no critic; it begins anew" in caplog.text
 
 

@@ -12,13 +12,12 @@ from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.ppo import Ppo
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends import base
-from rftstream.backends.base import OptimizerSettings
-from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.backends.deepspeed.held import held_tensors, same_part
 from rftstream.config.sections import LoraSection
 from rftstream.errors import ConfigError
 from tests.unit import tiny
 from tests.unit.backends.test_critic import estimated
+from tests.unit.backends.with_ranks import make_backend
 
 GRPO = Grpo(Grpo.Config(kl_coef=0.5))
 PPO = Ppo(Ppo.Config(critic=CriticConfig(lr=1e-3)))
@@ -43,11 +42,7 @@ SCALAR_BYTES = 64
 @pytest.fixture
 def opened(open_alone):
     def make(spec, critic=None, **config):
-        optimizer = OptimizerSettings(weight_decay=0.1)
-        small = {"zero_optimization": {"reduce_bucket_size": BUCKET}}
-        backend = DeepSpeedBackend(
-            DeepSpeedBackend.Config(config=small, **config), model=spec, optimizer=optimizer, seed=0
-        )
+        backend = make_backend(spec, config={"zero_optimization": {"reduce_bucket_size": BUCKET}}, **config)
         if critic is not None:
             backend.hold_critic(critic, spec.folder)
         return open_alone(backend)
@@ -200,7 +195,7 @@ def test_what_objects_hold_is_found():
 
 
 def test_several_ranks_do_not_leave(spec, monkeypatch):
-    backend = DeepSpeedBackend(DeepSpeedBackend.Config(), model=spec, optimizer=OptimizerSettings(), seed=0)
+    backend = make_backend(spec)
     monkeypatch.setattr(backend, "_ranks", type("Two", (), {"place": type("Place", (), {"size": 2})}))
     with base.on_device(backend):
         pass

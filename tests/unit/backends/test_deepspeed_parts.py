@@ -5,9 +5,7 @@ import signal
 
 import pytest
 
-from rftstream.backends.deepspeed import backend as deepspeed_backend
 from rftstream.backends.deepspeed import rank_processes
-from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.backends.deepspeed.publishing import share_out
 from rftstream.config.sections import LoraSection
 from rftstream.contracts.versions import WeightsKind
@@ -18,16 +16,13 @@ from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.snapshot import state_digest
 from rftstream.weights.stores.store import ObjectStore
 from tests.unit import tiny
-from tests.unit.backends.kept_ranks import TIMEOUT_S
-from tests.unit.backends.test_deepspeed import GRPO, OPTIMIZER, plan
+from tests.unit.backends.with_ranks import GRPO, make_backend, plan
 
 pytestmark = pytest.mark.slow
 
 
 def make(spec, stage):
-    return DeepSpeedBackend(
-        DeepSpeedBackend.Config(processes=2, stage=stage, timeout_s=TIMEOUT_S), model=spec, optimizer=OPTIMIZER, seed=0
-    )
+    return make_backend(spec, processes=2, stage=stage)
 
 
 def publisher_of(backend, store):
@@ -35,10 +30,12 @@ def publisher_of(backend, store):
 
 
 @pytest.mark.parametrize(("stage", "lora"), [(2, False), (3, False), pytest.param(3, True, marks=pytest.mark.long)])
-def test_two_ranks_publish_the_version_that_one_would(spec, kept, open_alone, monkeypatch, tmp_path, stage, lora):
-    monkeypatch.setattr(deepspeed_backend, "Ranks", lambda *args, **settings: kept())
+def test_two_ranks_publish_the_version_that_one_would(spec, open_kept, tmp_path, stage, lora):
     spec = dataclasses.replace(spec, dtype="bfloat16", lora=LoraSection(rank=2, alpha=4.0) if lora else None)
-    backend, store = open_alone(make(spec, stage)), ObjectStore("file://weights", base=tmp_path)
+    backend, store = (
+        open_kept(make(spec, stage)),
+        ObjectStore("file://weights", base=tmp_path),
+    )
     publisher, follower, told = publisher_of(backend, store), WeightsFollower(store, spec.name), []
     for version in range(3):
         staged = publisher.take(backend.served_tensors(), tiny.name(version), resumed=version == 0)
@@ -66,9 +63,8 @@ def test_a_rank_that_dies_while_it_writes_leaves_nothing_in_force(spec, open_alo
     assert store.list("versions/") == ["versions/000001-00000000.0000.safetensors"], "which the next trainer sweeps"
 
 
-def test_an_error_of_another_rank_is_that_of_the_store(spec, kept, open_alone, monkeypatch, tmp_path):
-    monkeypatch.setattr(deepspeed_backend, "Ranks", lambda *args, **settings: kept())
-    backend, store = open_alone(make(spec, 2)), ObjectStore("file://weights", base=tmp_path)
+def test_an_error_of_another_rank_is_that_of_the_store(spec, open_kept, tmp_path):
+    backend, store = open_kept(make(spec, 2)), ObjectStore("file://weights", base=tmp_path)
     publisher = publisher_of(backend, store)
     store.put("versions/000001-00000000.0001.safetensors", b"another run's")
     with pytest.raises(WeightsError, match=r"0001\.safetensors: exists with other bytes"):

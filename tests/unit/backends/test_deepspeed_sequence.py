@@ -1,6 +1,6 @@
 """Micro-batches that several ranks compute together, each its part of the tokens, against the torch backend.
 
-What is equal and how closely is said in test_deepspeed.py.
+What is equal and how closely is said in with_ranks.py.
 """
 
 import dataclasses
@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from rftstream.backends.deepspeed import backend as deepspeed_backend
-from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.backends.deepspeed.rank_processes import RankPlace
 from rftstream.backends.deepspeed.sequence import LENGTH_DEPENDENT, SequenceGroup, SplitNetwork, _rope_kinds
 from rftstream.backends.deepspeed.settings import share_of
@@ -21,20 +19,21 @@ from rftstream.core.allowed import column_of, encode_sets, read_sets
 from rftstream.errors import ConfigError
 from tests.unit import tiny
 from tests.unit.backends import test_deepspeed_critic as of_critic
-from tests.unit.backends.kept_ranks import TIMEOUT_S
 from tests.unit.backends.test_critic import reward_model
-from tests.unit.backends.test_deepspeed import (
+from tests.unit.backends.with_ranks import (
     BATCHES,
     GRPO,
     KL,
-    OPTIMIZER,
     agree,
-    bad_rows,
+    files_agree,
+    make_backend,
+    metrics_agree,
     plan,
     saved,
+    skips_what_is_no_number,
     torch_backend,
     train,
-    unchanged,
+    values_agree,
 )
 from tests.unit.models.test_exactness import made
 
@@ -59,24 +58,16 @@ def spec(tmp_path_factory):
 
 
 @pytest.fixture
-def opened(spec, kept, monkeypatch):
+def opened(spec, open_kept):
     """Opens one backend after another."""
-    backends = []
 
-    def make(critic=None, processes=2, **config):
-        settings = {"timeout_s": TIMEOUT_S, "processes": processes, "sequence_parallel": 2, **config}
-        backend = DeepSpeedBackend(DeepSpeedBackend.Config(**settings), model=spec, optimizer=OPTIMIZER, seed=0)
+    def make(critic=None, **config):
+        backend = make_backend(spec, **{"processes": 2, "sequence_parallel": 2, **config})
         if critic is not None:
             backend.hold_critic(of_critic.PPO.critic, critic)
-        with monkeypatch.context() as patch:
-            patch.setattr(deepspeed_backend, "Ranks", lambda *args, **settings: kept(processes))
-            backends.append(backend)
-            backend.open()
-        return backend
+        return open_kept(backend)
 
-    yield make
-    for one in backends:
-        one.close()
+    return make
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +88,7 @@ def expected(spec, tmp_path_factory):
 def test_ranks_together_give_what_one_gives(opened, expected, config, tmp_path):
     backend = opened(**config)
     agree((train(backend), saved(backend, tmp_path / "after")), expected)
-    before = saved(backend, tmp_path / "before")
-    assert backend.update(bad_rows(), GRPO, plan(minibatches=4)).skipped
-    assert unchanged(saved(backend, tmp_path / "skipped"), before)
+    skips_what_is_no_number(backend, GRPO, tmp_path, {"minibatches": 4})
 
 
 @pytest.mark.slow
@@ -119,8 +108,7 @@ def test_a_reference_is_computed_together_too(spec, opened):
         one.update(BATCHES[0][0], KL, BATCHES[0][1])
     theirs = whole.logprobs(rows, 20) + whole.reference_logprobs(rows, 20)
     ours = backend.logprobs(rows, 20) + backend.reference_logprobs(rows, 20)
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    values_agree(ours, theirs)
     theirs, ours = (one.update(rows, KL, twice).metrics for one in (whole, backend))
     for name in ("kl", "loss", "grad_norm", "num_tokens", "tflop"):
         assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-6), name
@@ -129,14 +117,13 @@ def test_a_reference_is_computed_together_too(spec, opened):
 @pytest.mark.slow
 def test_a_critic_is_computed_together_too(spec, opened, tmp_path):
     reward_model(tmp_path / "reward", spec, pad_token_id=0)
-    whole = of_critic.torch_backend(spec, tmp_path / "reward")
+    whole = torch_backend(spec, critic=(of_critic.PPO.critic, tmp_path / "reward"))
     backend = opened(tmp_path / "reward", stage=3)
     (values, metrics), (ours, our_metrics) = of_critic.course(whole), of_critic.course(backend)
-    of_critic.values_agree(ours, values)
-    for mine, theirs in zip(our_metrics, metrics, strict=True):
-        of_critic.metrics_agree(mine, theirs)
-    found = of_critic.saved(backend, tmp_path / "ours")
-    of_critic.files_agree(found, of_critic.saved(whole, tmp_path / "theirs"), of_critic.NUM_STEPS)
+    values_agree(ours, values)
+    metrics_agree(our_metrics, metrics)
+    found = saved(backend, tmp_path / "ours", of_critic.FILES)
+    files_agree(found, saved(whole, tmp_path / "theirs", of_critic.FILES), of_critic.NUM_STEPS)
 
 
 @pytest.mark.slow
@@ -225,16 +212,12 @@ def test_what_our_attention_does_not_compute_is_refused(tmp_path):
 
 def test_processes_are_divided(spec):
     with pytest.raises(ConfigError, match=r"sequence_parallel: got 2, expected a divisor of the 3 processes"):
-        DeepSpeedBackend(
-            DeepSpeedBackend.Config(processes=3, sequence_parallel=2), model=spec, optimizer=OPTIMIZER, seed=0
-        ).open()
+        make_backend(spec, processes=3, sequence_parallel=2).open()
 
 
 def test_images_are_refused(tmp_path):
     seeing = tiny.make(tmp_path, vision=True, context=128)
-    backend = DeepSpeedBackend(
-        DeepSpeedBackend.Config(processes=2, sequence_parallel=2), model=seeing, optimizer=OPTIMIZER, seed=0
-    )
+    backend = make_backend(seeing, processes=2, sequence_parallel=2)
     with pytest.raises(ConfigError, match=r"sequence_parallel: .* is shown images"):
         backend.open()
 
