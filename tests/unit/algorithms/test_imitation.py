@@ -112,6 +112,8 @@ def test_cross_entropy_is_that_of_hugging_face(tmp_path: Any) -> None:
     theirs.backward()
     assert update.metrics["loss"] == pytest.approx(float(theirs.detach()), abs=1e-5)
     assert update.metrics["nll"] == pytest.approx(float(theirs.detach()), abs=1e-5)
+    held_out = Sft(Sft.Config()).held_out(rows, backend.logprobs(rows), None)
+    assert held_out["held_out_loss"] == pytest.approx(float(theirs.detach()), abs=1e-5)
     norm = math.sqrt(sum(float((one.grad**2).sum()) for one in model.parameters() if one.grad is not None))
     assert update.metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
