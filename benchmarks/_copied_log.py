@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kafka import KafkaProducer
 
-from rftstream.contracts.records import TopicPartition
+from rftstream.contracts import codec
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.summaries import Summary
 from rftstream.roles import role_specs
 from rftstream.runs.folder import open_run
 from rftstream.service.reading import read_between
@@ -50,7 +53,7 @@ def _copy_topic(source: Transport, topic: str, name: str, producer: Any) -> None
     for record in read_between(source, begins, ends):
         fill(record.place, record.offset)
         sent.append(
-            producer.send(name, key=record.key, value=record.value, headers=list(record.headers),
+            producer.send(name, key=record.key, value=_value_of(record), headers=list(record.headers),
                           partition=record.partition, timestamp_ms=int(record.timestamp_s * 1000))
         )  # fmt: skip
         next_offset[record.place] = record.offset + 1
@@ -59,6 +62,16 @@ def _copy_topic(source: Transport, topic: str, name: str, producer: Any) -> None
     for place, end in ends.items():
         fill(place, end)
     _wait(sent)
+
+
+def _value_of(record: Record) -> bytes | None:
+    """Return the record's value. A summary of `control` has records as they were, whose times brokers cut to
+    milliseconds."""
+    summary = codec.from_record(record) if record.topic == "summaries" and record.value is not None else None
+    if not isinstance(summary, Summary) or summary.control is None:
+        return record.value
+    kept = tuple(replace(one, timestamp_s=int(one.timestamp_s * 1000) / 1000) for one in summary.control.records)
+    return codec.encode(replace(summary, control=replace(summary.control, records=kept)))
 
 
 def _wait(sent: list[Any]) -> None:
