@@ -29,8 +29,11 @@ log = logging.getLogger(__name__)
 MAX_HELD_BYTES = 16 << 20
 """Held bytes from which nothing more is fetched."""
 
-_RECORD_BYTES = 300
-"""Bytes that a small record takes in memory in addition to key and value."""
+_RECORD_BYTES = 200
+"""Bytes that a small record takes in memory in addition to key, value and headers."""
+
+_HEADER_BYTES = 160
+"""Bytes that a header takes in memory, for which its name and value are made anew."""
 
 _FIRST_STEP = 16
 """Number of records in the first poll of each `fill`."""
@@ -282,4 +285,4 @@ def _body_size(record: Record) -> int:
 
 
 def _size(record: Record) -> int:
-    return _body_size(record) + _RECORD_BYTES
+    return _body_size(record) + _RECORD_BYTES + _HEADER_BYTES * len(record.headers)
