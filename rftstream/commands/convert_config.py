@@ -35,18 +35,31 @@ def convert(
 ) -> None:
     """Convert a config of TRL, verl or prime-rl to a run file, and say what was not taken and why.
 
-    trl: a training script, which is read and never run, or the YAML of its command line, or both. verl: a YAML config,
-    a script that launches it with overrides, or both. prime-rl: its TOML files. The run file goes to stdout, the report
-    to stderr. docs/coming-from.md explains the differences.
+    trl: a training script, which is read and never run, the YAML of its command line, both, or a shell script that
+    launches them. verl: a YAML config, a script that launches it with overrides, or both. prime-rl: its TOML files. The
+    run file goes to stdout, the report to stderr. With -o the script's rewards and tools are copied to modules beside
+    it. docs/coming-from.md explains the differences.
     """
     if out is not None and out.exists():
         raise ConfigError(f"{out}: is there already; name another file, or remove it")
     done = convert_config(system, files, gpus=gpus, trainer=trainer)
+    said = []
     if out is not None:
         out.write_text(done.run_file, encoding="utf-8")
+        said = [_written(out.parent / one.name, one.text) for one in done.modules]
+        said.append(f"wrote {out}; `rftstream check {out}` looks at it")
     if as_json:
         click.echo(json.dumps(done.to_json()))
         return
     if out is None:
         click.echo(done.run_file, nl=False)
-    say(done.to_text() + (f"\nwrote {out}; `rftstream check {out}` looks at it" if out is not None else ""))
+        said = ["-o FILE writes the modules, too"] if done.modules else []
+    say("\n".join([done.to_text(), *said]))
+
+
+def _written(path: Path, text: str) -> str:
+    """Write a module unless there is a file, and return a sentence about it."""
+    if path.exists():
+        return f"kept {path}, which is there already; remove it and the run file to have it written"
+    path.write_text(text, encoding="utf-8")
+    return f"wrote {path}"

@@ -84,6 +84,7 @@ _SETTINGS = {
     ),
     "trainer.masks": "keep_sampling_mask sampling_mask",
     "explorer.policy": "use_vllm engine engine_type rollout.name",
+    "policies.vllm.engine": "vllm_gpu_memory_utilization vllm_tensor_parallel_size",
     "explorer.count": "engine_num num_workers",
     "explorer.max_concurrent": "max_num_seqs max_inflight_rollouts runner_per_model max_inflight",
     # model and data

@@ -209,7 +209,7 @@ class TrainerSection(WorkerSection):
     """Schedule from lr, after the warm-up, to `min_lr_share` of it at `run.steps`. Without `run.steps` each schedule is
     constant."""
     warmup_steps: Count = 0
-    """Versions over which the learning rate rises from 0 to lr."""
+    """Versions over which the learning rate rises from 0 to lr. A share (`warmup_ratio`) becomes share x run.steps."""
     min_lr_share: Fraction = 0.0
     """Share of lr at the end of the schedules linear and cosine."""
     weight_decay: NotNegative = 0.0

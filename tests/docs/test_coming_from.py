@@ -26,6 +26,7 @@ from rftstream.config.sections import (
     RunSection,
     TasksetSection,
 )
+from rftstream.policies.vllm.policy import VllmPolicy
 from rftstream.queries.reference import explain
 from tests.docs.following import FEW_STEPS, NO_MODEL, Reader, assert_all_are_marked
 from tests.docs.reading import ROOT, blocks, read
@@ -48,6 +49,7 @@ OF_PARTS = {
     "algorithms.ppo": Ppo.Config,
     "algorithms.ppo.critic": CriticConfig,
     "backends.torch": TorchBackend.Config,
+    "policies.vllm": VllmPolicy.Config,
 }
 ROWS = [
     (system, [cell.strip() for cell in line.strip("|").split("|")])

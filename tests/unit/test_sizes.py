@@ -34,7 +34,7 @@ BUDGETS = {
     "environments": 4_950,
     "gateway": 1_450,
     "http": 650,
-    "integrations": 3_300,
+    "integrations": 3_900,
     "joined": 900,
     "launch": 3_450,
     "models": 4_100,

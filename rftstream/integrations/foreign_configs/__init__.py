@@ -4,7 +4,9 @@ In the order of reading:
 
     conversion  the target of a system's rules, and the report on each setting
     reading     YAML, TOML and shell scripts as flat settings
-    trl_script, trl
+    trl_scopes, trl_rows, trl_script    a training script of TRL: its names, its datasets, its trainer
+    trl_modules                         what is copied out of it
+    trl_files, trl_sources, trl
     verl
     prime_rl
 

@@ -54,13 +54,24 @@ class NotTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvertedModule:
+    """A module of Python that belongs beside the run file."""
+
+    name: str
+    text: str
+    about: str
+    """The names in it, and the file that they are from."""
+
+
+@dataclass(frozen=True, slots=True)
 class ConvertedConfig(Report):
-    """The run file of a conversion, and a report on each setting."""
+    """The run file of a conversion, the modules beside it, and a report on each setting."""
 
     run_file: str
     taken: tuple[Taken, ...]
     not_taken: tuple[NotTaken, ...]
     to_do: tuple[str, ...]
+    modules: tuple[ConvertedModule, ...] = ()
 
     def to_text(self) -> str:
         """Return as text what was taken, what was not, and what is left for the user to do."""
@@ -75,6 +86,8 @@ class ConvertedConfig(Report):
             lines += textwrap.wrap(
                 f"{', '.join(names)}: {reason}", WIDTH, initial_indent="  ", subsequent_indent="    "
             )
+        lines += ["beside the run file:"] if self.modules else []
+        lines += [f"  {one.name}: {one.about}" for one in self.modules]
         lines += ["to do:", *(f"  - {text}" for text in self.to_do)] if self.to_do else []
         return "\n".join(lines)
 
@@ -99,6 +112,8 @@ class Conversion:
         self._written: dict[str, Taken] = {}
         self._not_taken: list[NotTaken] = []
         self._to_do: list[str] = []
+        self._open: set[str] = set()
+        self.modules: list[ConvertedModule] = []
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a setting, or the default if it is missing or none. The rule that calls this decides about the
@@ -119,6 +134,11 @@ class Conversion:
         first = re.split(r"[ ,:]", there)[0]
         said = f"{there} (default of {self.system})" if first in self._theirs else there
         self._written[key] = Taken(said, key, value)
+
+    def put_placeholder(self, key: str, value: Any, there: str) -> None:
+        """Write a setting that the user has to complete, as `ask` says: it is not reported as taken."""
+        self.put(key, value, f"{there}: to do, see above")
+        self._open.add(key)
 
     def take(self, names: Sequence[str]) -> None:
         """Take those settings, of these names, that are given and mean the same here."""
@@ -188,7 +208,7 @@ class Conversion:
         """Write the trackers with these names."""
         for name in [wanted] if isinstance(wanted, str) else wanted or ():
             if name in TRACKERS:
-                self.put(f"trackers.{name}", project, there)
+                self.put(f"trackers.{name}", "tensorboard" if name == "tensorboard" else project, there)
             elif name not in ("none", "console", "all"):
                 self.leave(f"{there} = {name!r}", f"there are {', '.join(TRACKERS)}")
 
@@ -241,7 +261,8 @@ class Conversion:
             loader.from_toml(text)
         except ConfigError as error:
             self.ask(f"the run file does not load yet: {error}")
-        return ConvertedConfig(text, tuple(self._written.values()), tuple(self._not_taken), tuple(self._to_do))
+        taken = tuple(one for key, one in self._written.items() if key not in self._open)
+        return ConvertedConfig(text, taken, tuple(self._not_taken), tuple(self._to_do), tuple(self.modules))
 
     def _reason(self, name: str, decided: Mapping[str, str]) -> str:
         """Return why a setting that no rule has read is not taken."""
@@ -260,6 +281,7 @@ class Conversion:
             lines = [f"{line}  # {one.there}"] if is_short else [f"# {one.there}", line]
             sections.setdefault(section, []).extend(lines)
         head = [f"# Made by `rftstream convert-config` from a config of {self.system}; comments name its settings."]
+        head += [f"# Beside it: {one.name}, {one.about}" for one in self.modules]
         head += [f"# To do: {text}" for text in self._to_do]
         return "\n".join([*head, *(line for name, lines in sections.items() for line in ("", f"[{name}]", *lines)), ""])
 

@@ -1,5 +1,5 @@
-"""Reads files of settings into flat dicts of dotted names: YAML, TOML, and the overrides in a shell script that
-launches verl.
+"""Reads files of settings into flat dicts of dotted names: YAML, TOML, and the overrides and flags in a shell script
+that launches a training.
 
 Several files of one system are one config; a setting that two of them give differently is an error. Overrides of a
 script win over files, as in verl.
@@ -11,7 +11,8 @@ import ast
 import operator
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,17 +88,8 @@ def merged(files: Sequence[tuple[Path, Mapping[str, Any]]]) -> dict[str, Any]:
 def read_overrides(path: Path) -> dict[str, Any]:
     """Return the overrides `key.name=value` in a shell script, with the script's variables filled in. Text that only
     the shell can resolve is left unchanged, with its `$`."""
-    text = re.sub(r"\\[ \t]*\n", " ", read_text(path))
-    variables: dict[str, str] = {"HOME": "~"}
     found: dict[str, Any] = {}
-    for line in text.splitlines():
-        line = _filled(line, variables)
-        try:
-            words = shlex.split(line, comments=True)
-        except ValueError:  # quotes over several lines, as in heredocs
-            continue
-        if words and (variable := ASSIGNMENT.fullmatch(" ".join(words))) and not OVERRIDE.fullmatch(words[0]):
-            variables[variable[1]] = variable[2]
+    for words in shell_commands(path):
         for word in words:
             if override := OVERRIDE.fullmatch(word):
                 found[override[1]] = parse_value(override[2])
@@ -106,6 +98,76 @@ def read_overrides(path: Path) -> dict[str, Any]:
             f"{path}: no override such as data.train_batch_size=64 in it; name a script that launches verl"
         )
     return found
+
+
+def shell_commands(path: Path) -> Iterator[list[str]]:
+    """Yield the words of each command in a shell script, with the script's variables filled in."""
+    text = re.sub(r"\\[ \t]*\n", " ", read_text(path))
+    variables: dict[str, str] = {"HOME": "~"}
+    for line in text.splitlines():
+        line = _filled(line, variables)
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:  # quotes over several lines, as in heredocs
+            continue
+        if words and (variable := ASSIGNMENT.fullmatch(" ".join(words))) and not OVERRIDE.fullmatch(words[0]):
+            variables[variable[1]] = variable[2]
+        if words:
+            yield words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A command that launches a training: its files, its flags, and how many processes it starts."""
+
+    files: tuple[Path, ...]
+    settings: dict[str, Any]
+    processes: int | None
+    trainer: str | None
+
+
+def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
+    """Return the command in a shell script that launches a training of TRL: `accelerate launch train.py --config
+    grpo.yaml --seed 1`, or `trl grpo --config grpo.yaml`. ConfigError if there is none."""
+    for words in shell_commands(path):
+        place = next((number for number, word in enumerate(words) if word.endswith(".py")), None)
+        trainer = None
+        if place is None and "trl" in words[:-1] and words[words.index("trl") + 1] in trainers:
+            place = words.index("trl") + 1
+            trainer = words[place]
+        if place is None:
+            continue
+        launcher, given = _flags(words[:place]), _flags(words[place + 1 :])
+        named = [*([] if trainer else [words[place]]), *([str(given.pop("config"))] if "config" in given else [])]
+        counts = (launcher.pop(name, None) for name in ("num_processes", "nproc_per_node", "nproc-per-node"))
+        processes = next((one for one in counts if isinstance(one, int)), None)
+        settings = {**{f"launcher.{name}": value for name, value in launcher.items()}, **given}
+        files = tuple(_beside(path, name) for name in named)
+        return Launch(files=files, settings=settings, processes=processes, trainer=trainer)
+    raise ConfigError(f"{path}: launches no script and no trl; name the script and its YAML themselves")
+
+
+def _beside(path: Path, name: str) -> Path:
+    """Return a file that a shell script names, which was started beside it, or in the working folder."""
+    return next((one for one in (path.parent / name, Path(name)) if one.is_file()), path.parent / name)
+
+
+def _flags(words: Sequence[str]) -> dict[str, Any]:
+    """Return flags with their values: `--name value`, `--name=value`, several values as a list, none as true."""
+    found: dict[str, Any] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, has_value, value = word[2:].partition("=")
+            found[name] = parse_value(value) if has_value else True
+        elif name:
+            value = parse_value(word)
+            found[name] = value if found[name] is True else [*_listed(found[name]), value]
+    return found
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def parse_value(text: str) -> Any:

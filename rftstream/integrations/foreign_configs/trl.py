@@ -17,39 +17,46 @@ from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.conversion import (
     Conversion,
     ConvertedConfig,
+    ConvertedModule,
     many,
     share,
 )
-from rftstream.integrations.foreign_configs.reading import merged, read_yaml, tables_of
-from rftstream.integrations.foreign_configs.trl_files import FORMATS, described, holds_chats, rows_of, source_of
-from rftstream.integrations.foreign_configs.trl_script import Script, ScriptReader
+from rftstream.integrations.foreign_configs.reading import Launch, merged, read_launch, read_yaml, tables_of
+from rftstream.integrations.foreign_configs.trl_script import UNREAD, Script, ScriptReader
+from rftstream.integrations.foreign_configs.trl_sources import DatasetRules
 
 ALGORITHMS = {"grpo": "grpo", "rloo": "rloo", "sft": "sft", "dpo": "dpo", "reward": "reward_model"}
 TABLES = tables_of("trl")
 CORRECTIONS = {"truncate": "tis", "mask": "mask"}
+PLACEHOLDER = "write_this_reward"
+"""Name of a function that is not there, so that `check` refuses the run file."""
 REWARDS = {"accuracy_reward": "math", "reasoning_accuracy_reward": "math"}
 
 
 def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> ConvertedConfig:
-    """Return the run file for a training script, a YAML config, or both together."""
+    """Return the run file for a training script, a YAML config, or both together, or for the shell script that launches
+    them."""
+    files, launched = _launched(files)
+    if launched is not None:
+        gpus, trainer = launched.processes if gpus is None else gpus, trainer or launched.trainer
     script = Script("")
-    given: list[tuple[Path, Mapping[str, Any]]] = []
-    for path in files:
-        if path.suffix in (".yaml", ".yml"):
-            given.append((path, read_yaml(path)))
-        else:
-            script = ScriptReader(path).read()
-            given.append((path, {name: value for name, value in script.settings.items() if value is not None}))
-    settings = merged(given)
-    kind = trainer or script.trainer or _kind(settings, files[0])
+    given = [(path, read_yaml(path)) for path in files if path.suffix in (".yaml", ".yml")]
+    parsed = merged(given) | (launched.settings if launched is not None else {})
+    scripts = [path for path in files if path.suffix not in (".yaml", ".yml")]
+    for path in scripts:
+        script = ScriptReader(path, parsed if given or launched else None, TABLES["settings"].split()).read()
+        given.append((path, {name: value for name, value in script.settings.items() if value is not None}))
+    settings = merged(given) | (launched.settings if launched is not None else {})
+    path = (scripts or files)[0]
+    kind = trainer or script.trainer or _kind(settings, path)
     if settings.get("reward_funcs") and kind not in ("grpo", "rloo"):
         raise ConfigError(
             f"--trainer {kind}: the config has reward_funcs, which grpo and rloo take; say --trainer grpo"
         )
-    defaults = {**TABLES["defaults"]["every"], **TABLES["defaults"][kind]}
+    defaults = {**TABLES["defaults"]["every"], **TABLES["defaults"][kind], **script.defaults}
     conversion = Conversion("TRL", settings, defaults, TABLES["settings"].split())
     conversion.algorithm = ALGORITHMS[kind]
-    rules = _TrlRules(conversion, kind, 1 if gpus is None else gpus, script, files[0])
+    rules = _TrlRules(conversion, kind, 1 if gpus is None else gpus, script, path)
     rules.apply()
     for name, place in script.unreadable.items():
         if name not in settings and name not in rules.asked:
@@ -58,6 +65,17 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
         values = ", ".join(f"{name} = {value}" for name, value in script.environment.items())
         conversion.ask(f"the script's defaults of environment variables were taken: {values}")
     return conversion.finish(TABLES["decided"])
+
+
+def _launched(files: list[Path]) -> tuple[list[Path], Launch | None]:
+    """Return the files with those that a shell script among them launches in its place, and the launch."""
+    found = next((path for path in files if path.suffix in (".sh", ".bash", ".slurm", ".sbatch")), None)
+    if found is None:
+        return files, None
+    launched = read_launch(found, tuple(ALGORITHMS))
+    named = {path.name for path in files}
+    more = [path for path in launched.files if path.name not in named]
+    return [*(path for path in files if path != found), *more], launched
 
 
 def _kind(settings: Mapping[str, Any], path: Path) -> str:
@@ -76,12 +94,19 @@ class _TrlRules:
         self._c, self._kind, self._gpus, self._script, self._path = conversion, kind, gpus, script, path
         self._module = re.sub(r"\W", "_", path.stem)  # train-grpo.py is no name of a module
         self._samples = kind in ("grpo", "rloo")
-        self.asked: set[str] = set()
+        by_math = self._samples and any(
+            self._named_here(one) == "math" for one in many(conversion.get("reward_funcs") or [])
+        )
+        self._datasets = DatasetRules(conversion, script, path, samples=self._samples, by_math=by_math)
+        self.asked = self._datasets.asked
         """Arguments of the trainer that the user is asked to write."""
 
     def apply(self) -> None:
         c = self._c
-        c.name_run(Path(str(c.get("output_dir"))).name, "output_dir")
+        if name := c.get("run_name"):
+            c.leave("output_dir", "a run is in runs/NAME; run.folder names another place than runs")
+        c.name_run(name or Path(str(c.get("output_dir"))).name, "run_name" if name else "output_dir")
+        self._train = self._datasets.source("")
         self._model()
         if self._samples:
             self._loss()
@@ -94,7 +119,14 @@ class _TrlRules:
             self._sampled()
         else:
             self._demonstrations()
-        c.track(c.get("report_to"), "report_to", c.get("run_name", "huggingface"))
+        project = c.get("wandb_project") or c.get("project") or Path(str(c.get("output_dir"))).name
+        c.track(c.get("report_to"), "report_to", project)
+        if (resumed := c.get("resume_from_checkpoint")) is True:
+            c.put("run.resume", "auto", "resume_from_checkpoint")
+        elif resumed:
+            c.leave(
+                f"resume_from_checkpoint = {resumed!r}", "a run resumes from its own checkpoints: `rftstream resume`"
+            )
 
     def _model(self) -> None:
         c = self._c
@@ -107,97 +139,11 @@ class _TrlRules:
         c.put("model.path", model, "model" if self._script.trainer else "model_name_or_path")
         if c.get("fp16") or c.get("bf16") is False:
             c.put("model.dtype", "float16" if c.get("fp16") else "float32", "fp16" if c.get("fp16") else "bf16")
-        else:
             c.get("bf16")
-        if c.get("use_peft") or "lora_r" in self._script.settings:
+        elif c.get("bf16"):
+            c.put("model.dtype", "bfloat16", "bf16")
+        if c.get("use_peft"):
             c.lora("lora_r", "lora_alpha", "lora_target_modules", 32.0, default_rank=16)
-
-    def _source(self, prefix: str) -> dict[str, Any]:
-        """Return source, options, columns and system prompt of a dataset, or a placeholder for it."""
-        c = self._c
-        name = c.get(f"{prefix}dataset_name")
-        if name is None:
-            place = self._script.unreadable.get(f"{prefix or 'train_'}dataset", "none is named")
-            return {"source": self._by_hand(prefix, f"that the trainer gets ({place})")}
-        source, split, limits = self._place(prefix, name)
-        subset, revision = c.get(f"{prefix}dataset_config"), c.get(f"{prefix}load_dataset.revision")
-        of_hub = {"subset": subset, "split": split, "revision": revision} if str(source).startswith("hf:") else {}
-        if limits and not (self._samples or of_hub):
-            c.leave_unread(
-                f"rows of {prefix or 'train_'}dataset", "only a source hf: takes some; write these to a file"
-            )
-            limits = {}
-        options = {**of_hub, "answer_after": c.get(f"{prefix}dataset.answer_after"), **limits}
-        for one in c.names(f"{prefix}dataset."):
-            if one.startswith(f"{prefix}dataset.map") or one.rpartition(".")[2] in (
-                "filter",
-                "map",
-                "train_test_split",
-            ):
-                c.leave(one, f"{c.get(one)}; make such rows beforehand, or use [[pipeline]]")
-        columns = self._columns(c.get(f"{prefix}dataset.columns") or {})
-        scheme, _, file = str(source).partition(":")
-        if self._samples and not {"prompt", "messages"} & set(columns) and scheme == "jsonl":
-            is_chat = holds_chats(self._path.parent / file)
-            columns = {"messages": "prompt", **columns} if is_chat else columns
-        found = {
-            "source": source,
-            "options": {key: value for key, value in options.items() if value is not None},
-            "columns": columns,
-            "system": c.get(f"{prefix}dataset.system"),
-        }
-        return {key: value for key, value in found.items() if value}
-
-    def _place(self, prefix: str, name: str) -> tuple[Any, str | None, dict[str, int]]:
-        """Return the source of a dataset that is named, its split, and which rows are taken."""
-        c = self._c
-        split, first, end = c.get(f"{prefix}dataset_train_split"), None, None
-        if split is not None and (rows := rows_of(str(split))) is not None:
-            split, first, end = rows
-        elif split is not None:
-            c.leave(f"{prefix}dataset_train_split = {split!r}", "give the rows by options.skip and options.size")
-            split = re.split(r"\W", str(split))[0]
-        files, folder = c.get(f"{prefix}load_dataset.data_files"), c.get(f"{prefix}load_dataset.data_dir")
-        source: Any = f"hf:{name}"
-        if name in FORMATS:
-            source = source_of(name, files, folder, split or "train", self._path.parent, experts=not self._samples)
-        elif files or folder:
-            there = f"{prefix}load_dataset.{'data_files' if files else 'data_dir'} = {files or folder!r}"
-            c.leave_unread(there, 'fetch these files to a folder, and name it: source = "hf:FOLDER"')
-        if source is None:
-            place = f"that load_dataset returns for {described(name, files, folder)}"
-            source, first, end = self._by_hand(prefix, place), None, None  # what the user writes is sliced
-        selected = c.get(f"{prefix}dataset.select") or []
-        skip = (first or 0) + (selected[0] if len(selected) > 1 else 0)
-        ends = [one for one in (end, (first or 0) + selected[-1] if selected else None) if one is not None]
-        limits = {**({"skip": skip} if skip else {}), **({"size": min(ends) - skip} if ends else {})}
-        return source, split, limits
-
-    def _by_hand(self, prefix: str, place: str) -> str:
-        """Ask the user for a file with the rows of a dataset, and return the source that reads it."""
-        self.asked.add(f"{prefix or 'train_'}dataset")
-        file = f"{prefix or 'train_'}data.jsonl"
-        section = "evaluations.held-out" if prefix else f"tasksets.{self._c.taskset}" if self._samples else "experts"
-        self._c.ask(
-            f"write the rows as JSON lines to {file} beside the run file, where {section}.source looks for them; "
-            f'`dataset.to_json("{file}")` in the script does, of the dataset {place}'
-        )
-        if self._samples and not prefix:
-            self._c.ask(
-                "where prompts are texts and not messages: TRL shows them to the model as they are, a run as messages "
-                "of a user; bare they are by model.chat_template, a file with "
-                "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-            )
-        return f"jsonl:{file}"
-
-    def _columns(self, made: Mapping[str, str]) -> dict[str, str]:
-        """Return the columns under our names. The column that a reward compares with is the answer."""
-        ours = {"solution": "answer", "ground_truth": "answer"}
-        found = {ours.get(name, name): column for name, column in made.items()}
-        known = ("prompt", "messages", "answer", "completion", "chosen", "rejected")
-        named = {name: column for name, column in found.items() if name in known and name != column}
-        uses_maths = any(self._reward(one) == "math" for one in many(self._c.get("reward_funcs") or []))
-        return {"answer": "solution", **named} if uses_maths and "answer" not in found else named
 
     # ------------------------------------------------------------------------------------ GRPO and RLOO
 
@@ -258,6 +204,7 @@ class _TrlRules:
             size = c.get("num_generations")
             c.put("feeder.group_size", size, "num_generations")
             groups, rounded = share(completions, size)
+            self._per_batch = groups
             c.put("feeder.groups_per_batch", groups, f"{said} / num_generations {size}{rounded}")
             steps, rounded = share(completions, device * processes * accumulated)
             passes = c.get("num_iterations")
@@ -269,7 +216,8 @@ class _TrlRules:
             c.put("feeder.max_staleness", 0, "on-policy: TRL samples and trains in turns; 1 or 2 does both at once")
         else:
             there = f"{said} x gradient_accumulation_steps {accumulated}"
-            c.put("experts.per_batch", device * processes * accumulated, there)
+            self._per_batch = device * processes * accumulated
+            c.put("experts.per_batch", self._per_batch, there)
         self._length(steps * passes)
 
     def _length(self, batch_steps: int) -> None:
@@ -282,17 +230,36 @@ class _TrlRules:
             steps, rounded = share(most, batch_steps, up=True)
             c.put("run.steps", steps, f"max_steps {most}{divided}{rounded}" if divided else "max_steps")
         else:
-            place = "tasksets.train" if self._samples else "experts"
-            passes = math.ceil(epochs)
-            rounded = "" if passes == epochs else f" {epochs}, rounded up"
-            c.put(f"{place}.passes", passes, f"num_train_epochs{rounded}")
+            steps = self._steps_of_passes(epochs)
         warmup, ratio = c.get("warmup_steps"), c.get("warmup_ratio")
         c.schedule(
             "lr_scheduler_type", warmup or ratio, "warmup_steps" if warmup else "warmup_ratio", steps, batch_steps
         )
-        if c.get("save_strategy", "steps") == "steps" and (every := c.get("save_steps")) >= 1:
+        every = c.get("save_steps", 0)
+        if 0 < every < 1 and steps is not None:
+            every = max(round(every * steps * batch_steps), 1)
+        if c.get("save_strategy", "steps") == "steps" and every >= 1:
             saved, rounded = share(every, batch_steps, up=True)
             c.put("trainer.checkpoint_every", saved, f"save_steps {every}{divided}{rounded}")
+
+    def _steps_of_passes(self, epochs: float) -> int | None:
+        """Take the passes through the rows. Return the steps that they come to, if a schedule needs them and the number
+        of rows is known."""
+        c, rows, passes = self._c, self._train.num_rows, math.ceil(epochs)
+        is_falling = c.get("lr_scheduler_type") not in ("constant", "constant_with_warmup") or c.get("warmup_ratio")
+        if not is_falling or not rows or c.get("packing"):
+            rows = None
+        if self._samples and rows is not None:
+            steps = max(math.ceil(epochs * (rows // self._per_batch)), 1)
+            c.put("run.steps", steps, f"num_train_epochs {epochs} x {rows} rows / {self._per_batch} a batch")
+            return steps
+        rounded = "" if passes == epochs else f" {epochs}, rounded up"
+        c.put("tasksets.train.passes" if self._samples else "experts.passes", passes, f"num_train_epochs{rounded}")
+        if rows is None:
+            return None
+        steps = max(int(passes * rows * (1 - (self._datasets.held_out() or 0))) // self._per_batch, 1)
+        c.put("run.steps", steps, f"num_train_epochs {passes} x {rows} rows / {self._per_batch} a batch")
+        return steps
 
     def _sampled(self) -> None:
         c = self._c
@@ -301,6 +268,8 @@ class _TrlRules:
             mode = c.get("vllm_mode", "colocate")
             if self._gpus:
                 c.put("explorer.policy", "vllm", "use_vllm")
+            else:
+                c.leave("use_vllm", "with --gpus 0 the run's own engine samples, on CPUs")
             self._correction()
             c.place(
                 self._gpus,
@@ -310,15 +279,16 @@ class _TrlRules:
         else:
             c.place(self._gpus, self._gpus - 1, f"--gpus {self._gpus}")
         taskset = f"tasksets.{c.taskset}"
-        for key, value in self._source("").items():
-            c.put(f"{taskset}.{key}", value, "train_dataset")
+        for key, value in self._train.settings.items():
+            c.put(f"{taskset}.{key}", value, self._train.there if key == "options" else "train_dataset")
         c.put(f"{taskset}.shuffle", c.get("shuffle_dataset"), "shuffle_dataset")
-        c.put(f"{taskset}.reward", self._rewards(), "reward_funcs, reward_weights")
+        self._put_rewards(taskset, "reward_funcs, reward_weights")
         self._tools(taskset)
         if c.get("eval_dataset_name") or "eval_dataset" in self._script.unreadable:
-            for key, value in self._source("eval_").items():
-                c.put(f"evaluations.held-out.{key}", value, "eval_dataset")
-            c.put("evaluations.held-out.reward", self._rewards(), "reward_funcs")
+            held_out = self._datasets.source("eval_")
+            for key, value in held_out.settings.items():
+                c.put(f"evaluations.held-out.{key}", value, held_out.there if key == "options" else "eval_dataset")
+            self._put_rewards("evaluations.held-out", "reward_funcs")
             if every := c.get("eval_steps"):
                 asked, rounded = share(every, self._batch_steps, up=True)
                 said = f"eval_steps {every}{self._divided}{rounded}" if self._divided else "eval_steps"
@@ -344,24 +314,55 @@ class _TrlRules:
             if (low := c.get("vllm_importance_sampling_clip_min")) is not None:
                 c.put(f"{place}_low", low, "vllm_importance_sampling_clip_min")
 
-    def _rewards(self) -> Any:
-        """Return the rewards in the form of a run file."""
+    def _put_rewards(self, section: str, there: str) -> None:
+        """Write the rewards of a section, or a placeholder that `check` refuses."""
         c = self._c
-        named, weights = c.get("reward_funcs") or [], c.get("reward_weights")
-        rewards = []
-        for number, one in enumerate(many(named)):
-            if (name := self._reward(one)) is not None:
+        named, weights = many(c.get("reward_funcs") or []), c.get("reward_weights")
+        rewards: list[dict[str, Any]] = []
+        own: list[str] = []
+        unread: list[str] = []
+        for number, one in enumerate(named):
+            if isinstance(one, dict) and UNREAD in one:
+                unread.append(one[UNREAD])
+                name: str | None = f"{self._module}_rewards:{PLACEHOLDER}"
+            else:
+                name = self._reward(one, own)
+            if name is not None:
                 weight = {} if weights is None else {"weight": float(weights[number])}
                 rewards.append({"name": name, **weight})
+        if own:
+            self._copy(own, f"{self._module}_rewards")
         if not rewards:
-            where = self._script.unreadable.get("reward_funcs", "none is named")
+            unread.append(self._script.unreadable.get("reward_funcs", "none is named"))
+            rewards = [{"name": f"{self._module}_rewards:{PLACEHOLDER}"}]
+        for place in unread:
             self.asked.add("reward_funcs")
-            c.ask(f'the reward could not be read ({where}): set reward to a name or "module:function"')
-            return "exact"
-        return rewards[0]["name"] if len(rewards) == 1 and len(rewards[0]) == 1 else rewards
+            c.ask(
+                f"the reward could not be read ({place}): put a reward's name or module:function in the place of "
+                f'"{self._module}_rewards:{PLACEHOLDER}"'
+            )
+        value = rewards[0]["name"] if len(rewards) == 1 and len(rewards[0]) == 1 else rewards
+        (c.put_placeholder if unread else c.put)(f"{section}.reward", value, there)
 
-    def _reward(self, one: Any) -> str | None:
-        """Return the name here of one reward, or None if it becomes a setting."""
+    def _copy(self, names: list[str], module: str) -> None:
+        """Copy functions of the script to a module beside the run file."""
+        c, code = self._c, self._script.code
+        if code is None or any(one.name == f"{module}.py" for one in c.modules):
+            return
+        text, missing = code.copy(names)
+        about = f"{', '.join(names)} with what is used, copied from {self._path.name}"
+        c.modules.append(ConvertedModule(f"{module}.py", text, about))
+        if missing:
+            c.ask(f"{module}.py uses {', '.join(missing)}, which only the script's run makes: write that there")
+
+    def _named_here(self, one: Any) -> str | None:
+        """Return the name of our reward in the place of one of TRL's, if there is one."""
+        module, _, name = str(one).rpartition(":")
+        is_theirs = module.partition(".")[0] == "trl" or (not module and name not in self._script.functions)
+        return REWARDS.get(name) if is_theirs else None
+
+    def _reward(self, one: Any, own: list[str]) -> str | None:
+        """Return the name here of one reward, or None if it becomes a setting. `own` gets the script's functions."""
         c = self._c
         if isinstance(one, dict) and "model" in one:
             c.put("rewards.reward_model.path", one["model"], "reward_funcs: a model")
@@ -373,26 +374,35 @@ class _TrlRules:
             share = most["soft_punish_cache"] / most["max_completion_len"]
             c.put(f"algorithms.{c.algorithm}.overlong_share", share, f"{name}: soft_punish_cache / max_completion_len")
             return None
-        if name in REWARDS and is_theirs:
-            return REWARDS[name]
+        if (here := self._named_here(one)) is not None:
+            return here
         if not module and "." in name:
             module, _, name = name.rpartition(".")
         if module:
-            c.ask(f"{module}:{name} must be importable where the run file lies")
+            is_theirs = module.partition(".")[0] == "trl"
+            needs = (
+                "needs TRL beside rftstream: pip install trl"
+                if is_theirs
+                else "must be importable where the run file lies"
+            )
+            c.ask(f"{module}:{name} {needs}")
             return f"{module}:{name}"
-        ours = f"{self._module}_rewards:{name}"
-        c.ask(
-            f"copy {name}, with what it uses, from {self._path.name} to {ours.partition(':')[0]}.py beside the run file"
-        )
-        return ours
+        if self._script.code is None:
+            c.ask(f"copy {name}, with what it uses, to {self._module}_rewards.py beside the run file")
+        own.append(name)
+        return f"{self._module}_rewards:{name}"
 
     def _tools(self, taskset: str) -> None:
         c = self._c
         if tools := c.get("tools"):
             module = f"{self._module}_tools"
             c.put(f"{taskset}.environment", "tools", "tools")
-            c.put("environments.tools.tools", [one if ":" in one else f"{module}:{one}" for one in tools], "tools")
-            c.ask(f"copy the tools {', '.join(tools)}, with what they use, to {module}.py beside the run file")
+            read = [one for one in tools if isinstance(one, str)]
+            c.put("environments.tools.tools", [one if ":" in one else f"{module}:{one}" for one in read], "tools")
+            self._copy([one for one in read if ":" not in one], module)
+            for one in tools:
+                if isinstance(one, dict):
+                    c.ask(f"a tool could not be read ({next(iter(one.values()))}): add it to environments.tools.tools")
             if turns := c.get("max_tool_calling_iterations"):
                 c.put("environments.tools.max_turns", turns + 1, f"max_tool_calling_iterations {turns} + the answer")
 
@@ -401,9 +411,12 @@ class _TrlRules:
     def _demonstrations(self) -> None:
         c = self._c
         c.place(self._gpus, 0, f"--gpus {self._gpus}")
-        for key, value in self._source("").items():
+        for key, value in self._train.settings.items():
             c.put(f"experts.{key}", value, "train_dataset")
-        c.put("experts.shuffle", c.get("shuffle_dataset", self._kind != "sft"), "shuffle_dataset")
+        is_random = c.get("train_sampling_strategy", "random") != "sequential"
+        c.put("experts.shuffle", is_random, "train_sampling_strategy: at random, whatever shuffle_dataset says")
+        c.get("shuffle_dataset")
+        self._held_out()
         c.put("model.context", c.get("max_length"), "max_length")
         c.put("experts.too_long", "skip", "max_length: TRL cuts what is longer, here it is left out")
         if self._kind == "dpo":
@@ -417,3 +430,16 @@ class _TrlRules:
         for name in ("completion_only_loss", "assistant_only_loss"):
             if c.get(name) is not None:
                 c.leave(name, "what the assistant said is trained, always")
+
+    def _held_out(self) -> None:
+        """Take the share of rows that is held out, or say that the rows are not taken."""
+        c, share = self._c, self._datasets.held_out()
+        if share is not None:
+            c.put("experts.held_out", share, "train_test_split")
+        elif split := c.get("dataset.train_test_split"):
+            c.ask(f"train_test_split {split}: experts.held_out is a share of the rows; write it")
+        for name in (*c.names("eval_dataset"), *c.names("eval_load_dataset")):
+            if share is not None:
+                c.get(name)
+            else:
+                c.leave(name, "experts.held_out keeps a share of the rows")

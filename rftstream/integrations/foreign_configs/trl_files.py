@@ -69,6 +69,15 @@ def holds_chats(path: Path) -> bool:
     return isinstance(row, dict) and isinstance(row.get("prompt"), list)
 
 
+def count_rows(path: Path) -> int | None:
+    """Return how many rows a file of JSON lines has. None if it cannot be read."""
+    try:
+        with path.open("rb") as lines:
+            return sum(1 for line in lines if line.strip())
+    except OSError:
+        return None
+
+
 def _first_line(path: Path) -> str:
     """Return the first line that is not empty. Empty if the file cannot be read."""
     try:

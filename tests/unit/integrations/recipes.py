@@ -162,7 +162,6 @@ RECIPES = {
             "tasksets.train.reward": [{"name": "train_grpo_rewards:right"}, {"name": "train_grpo_rewards:short"}],
         },
         ("logging_steps", "lora_dropout"),
-        {"train_grpo_rewards.py": RIGHT},
     ),
     "trl-grpo-yaml-server-weights": Recipe(
         "trl",
@@ -196,10 +195,8 @@ RECIPES = {
             "trainer.algorithm": "rloo", "algorithms.rloo.kl_coef": 0.05, "algorithms.rloo.kl_in": "reward",
             "algorithms.rloo.kl_estimator": "k1", "feeder.groups_per_batch": 2, "model.dtype": "float32",
             "tasksets.train.source": "jsonl:sums.jsonl", "tasksets.train.options": {"size": 10},
-            "tasksets.train.passes": 3, "tasksets.train.reward": "rloo_sums_rewards:shorter",
+            "run.steps": 15, "tasksets.train.reward": "rloo_sums_rewards:shorter",
         },
-        (),
-        {"rloo_sums_rewards.py": "def shorter(completions, **kwargs):\n    return [-len(c) for c in completions]\n"},
     ),
     "trl-grpo-own-reward-of-chats": Recipe(
         "trl",
@@ -214,11 +211,6 @@ RECIPES = {
             "tasksets.train.source": "jsonl:chats.jsonl", "tasksets.train.reward": "train_rewards:accuracy_reward",
             "evaluations.held-out.source": "jsonl:chats.jsonl",
             "tasksets.train.columns": {"messages": "prompt"}, "evaluations.held-out.columns": {"messages": "prompt"},
-        },
-        (),
-        {
-            "train_rewards.py": "def accuracy_reward(completions, solution, **kwargs):\n"
-            "    return [float(one[0]['content'] == said) for one, said in zip(completions, solution)]\n"
         },
     ),
     "trl-grpo-tools": Recipe(
@@ -241,10 +233,7 @@ RECIPES = {
             "environments.tools.max_turns": 4, "tasksets.train.reward": "my_rewards:short",
         },
         (),
-        {
-            "my_rewards.py": RIGHT,
-            "agent_tools.py": "def multiply(a: int, b: int) -> int:\n    '''Multiply.'''\n    return a * b\n",
-        },
+        {"my_rewards.py": RIGHT},
     ),
     "trl-sft": Recipe(
         "trl",

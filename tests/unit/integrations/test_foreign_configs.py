@@ -88,13 +88,14 @@ def test_recipes_pass_check(recipe: Recipe, world: Path, tmp_path: Path, monkeyp
     assert "could not" not in done.to_text()
     listed = [one.there for one in done.not_taken]
     assert all(any(one.startswith(name) for one in listed) for name in recipe.not_taken), listed
-    written(place, {**recipe.modules, "run.toml": done.run_file})
+    modules = {**recipe.modules, **{one.name: one.text for one in done.modules}}
+    written(place, {**modules, "run.toml": done.run_file})
     asked = " ".join(done.to_do)
     assert all(name.removesuffix(".py") in asked for name in recipe.modules), asked
     if "verifiers" in done.run_file:
         (place / "venvs/verifiers/bin").mkdir(parents=True)
         (place / "venvs/verifiers/bin/python").symlink_to(sys.executable)
-    for name in (module.removesuffix(".py") for module in recipe.modules):
+    for name in (module.removesuffix(".py") for module in modules):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))  # so that the one of here is forgotten afterwards
         del sys.modules[name]
     report = check(loader.load([place / "run.toml"], env={}))
@@ -133,8 +134,7 @@ def test_a_script_that_makes_its_config_elsewhere_is_completed_by_a_yaml(tmp_pat
     )
     files = written(tmp_path, {"train.py": script, "grpo.yaml": f"model_name_or_path: {MODEL}\nmax_steps: 5\n"})
     done = called("convert-config", "trl", *files)
-    unread = {one["there"]: one["reason"] for one in done["not_taken"]}
-    assert "line 7: training" in unread["args"] and not {"train_dataset", "reward_funcs"} & set(unread)
+    assert not {"model", "args", "train_dataset", "reward_funcs"} & {one["there"] for one in done["not_taken"]}
     asked = "\n".join(done["to_do"])
     assert re.search(r"train_data.jsonl .* bound in a branch", asked) and "make()" in asked
     assert tomllib.loads(done["run_file"])["run"]["steps"] == 5
@@ -143,6 +143,8 @@ def test_a_script_that_makes_its_config_elsewhere_is_completed_by_a_yaml(tmp_pat
 HEAD = "import os\nfrom datasets import Dataset, load_dataset\nfrom trl import GRPOConfig, GRPOTrainer\n"
 TRL = "from trl.rewards import accuracy_reward\n"
 OWN = "def accuracy_reward(completions, **kwargs):\n    return [0.0 for _ in completions]\n"
+SOLVED = "HEAD = 'Sort: {q}'\ndef accuracy_reward(completions, solution):\n    return []\n"
+ROWS = "load_dataset('json', data_files='rows.jsonl', split='train')"
 CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
 
 
@@ -150,7 +152,8 @@ CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
     ("head", "data", "settings", "found", "said"),
     [
         (TRL, CHATS, "", {"reward": "math", "columns": {"answer": "solution"}, "source": "jsonl:chats.jsonl"}, ()),
-        (OWN, CHATS, "", {"reward": "train_rewards:accuracy_reward", "columns": None}, ("copy accuracy_reward",)),
+        (OWN, CHATS, "", {"reward": "train_rewards:accuracy_reward", "columns": None},
+         ("train_rewards.py: accuracy_reward with what is used",)),
         (f"async {OWN}", CHATS, "", {"reward": "train_rewards:accuracy_reward", "columns": None}, ()),
         ("from mine import accuracy_reward\n", CHATS, "", {"reward": "mine:accuracy_reward"}, ()),
         (OWN, "load_dataset('json', data_files={'train': 'a.jsonl', 'test': 'b.jsonl'})['test']", "",
@@ -180,6 +183,29 @@ CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
          {"feeder.group_size": 16, "run.steps": 5}, ("N = 16, M = 5",)),
         (OWN, CHATS, "num_generations=int(os.environ['N'])", {"feeder.group_size": 8},
          ("num_generations: could not", "line 7: os.environ['N']; 8 stands in its place")),
+        ("accuracy_reward = lambda completions: [0.0]\n", CHATS, "", {"reward": "train_rewards:accuracy_reward"}, ()),
+        ("accuracy_reward = made()\n", CHATS, "", {"reward": f"train_rewards:{trl.PLACEHOLDER}"},
+         ("line 4: made()): put a reward's name",)),
+        (OWN, f"{ROWS}.map(lambda row: {{'prompt': f'Sort {{row[\"q\"]}}!', 'level': row['grade']}})", "",
+         {"options": {"template": "Sort {q}!"}, "columns": None}, ()),
+        (SOLVED, f"{ROWS}.map(lambda row: {{'prompt': HEAD.format(q=row['q']), 'solution': row['answer']}})", "",
+         {"options": {"template": "Sort: {q}"}, "columns": None},
+         ("solution is the column answer of the rows", "call the parameter of the reward answer")),
+        (OWN, f"{ROWS}.map(lambda row: {{'prompt': str(len(row['q']))}})", "", {"options": None},
+         ("make such rows beforehand",)),
+        (OWN, f"{ROWS}.train_test_split(test_size=0.1)['train']", "",
+         {"options": {"skip": 7}, "run.steps": 171}, ("test_size 0.1: the first 7 rows are held out",)),
+        (OWN, f"{ROWS}.select(range(30)).train_test_split(test_size=10)['test'].select(range(4))", "",
+         {"options": {"size": 4}, "run.steps": 12}, ()),
+        (OWN, "load_dataset('org/x', split='train').train_test_split(0.2)['train']", "",
+         {"options": {"split": "train", "skip": 100}}, ("of how many rows is not known here",)),
+        (OWN, "Dataset.from_list([{'prompt': [{'role': 'user', 'content': 'a'}]}])", "",
+         {"columns": {"messages": "prompt"}}, ()),
+        (OWN, ROWS, "warmup_ratio=0.1, num_train_epochs=2, save_strategy='steps'",
+         {"run.steps": 128, "trainer.warmup_steps": 13, "passes": None, "trainer.checkpoint_every": None}, ()),
+        (OWN, CHATS, "run_name='b', bf16=True, report_to='tensorboard', save_steps=5",
+         {"run.name": "b", "model.dtype": "bfloat16", "trackers.tensorboard": "tensorboard",
+          "trainer.checkpoint_every": 5}, ()),
         (OWN, CHATS, "foo_bar=1, num_generatoins=4, top_entropy_quantile=0.2", {},
          ("TRL has no setting 'foo_bar'\n", "no setting 'num_generatoins'; did you mean 'num_generations'?",
           "top_entropy_quantile = 0.2: no counterpart here")),
@@ -191,12 +217,13 @@ def test_scripts_of_trl_are_read_as_they_would_run(
     head: str, data: str, settings: str, found: dict[str, Any], said: tuple[str, ...], tmp_path: Path
 ) -> None:
     call = f"GRPOTrainer('m', accuracy_reward, train_dataset=data, args=GRPOConfig('o', {settings}))"
-    files = written(tmp_path, {"list.json": "[\n{}]", "train.py": f"{HEAD}{head}data = {data}\n{call}.train()\n"})
-    done = convert_config("trl", files[1:])
+    others = {"list.json": "[\n{}]", "rows.jsonl": '{"q": "ba"}\n' * 64}
+    files = written(tmp_path, {**others, "train.py": f"{HEAD}{head}data = {data}\n{call}.train()\n"})
+    done = convert_config("trl", files[2:])
     values = tomllib.loads(done.run_file)
     for key, value in found.items():
-        inside = values if "." in key else values["tasksets"]["train"]
-        assert (setting(inside, key) if value is not None else inside.get(key)) == value, key
+        section, _, name = f"tasksets.train.{key}".rpartition(".") if "." not in key else key.rpartition(".")
+        assert setting(values, section).get(name) == value, key
     text = re.sub(r"\n\s{4,}", " ", done.to_text()) + "\n"
     assert all(one in text for one in said), text
     listed = {one.there.split(" ")[0] for one in done.not_taken}
@@ -220,6 +247,91 @@ def test_files_of_demonstrations_have_a_source(data: str, source: Any, tmp_path:
     experts = tomllib.loads(done.run_file)["experts"]
     assert experts["source"] == source and "options" not in experts
     assert ("rows of train_dataset" in done.to_text()) == ("10" in data)
+
+
+WALK = """
+import re
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser, get_peft_config
+from trl.rewards import think_format_reward
+
+NUMBER = re.compile("[0-9]+")
+
+
+def numbers(text):
+    return NUMBER.findall(text)
+
+
+def same_numbers(completions, answer, **kwargs):
+    return [float(numbers(said[0]["content"]) == numbers(one)) for said, one in zip(completions, answer)]
+
+
+if __name__ == "__main__":
+    script, training, model = TrlParser((ScriptArguments, GRPOConfig, ModelConfig)).parse_args_and_config()
+    data = load_dataset(script.dataset_name, name=script.dataset_config)
+
+    def make_conversation(row):
+        return {"prompt": [{"role": "user", "content": f"Say {row['question']}"}]}
+
+    data = data.map(make_conversation)
+    GRPOTrainer(
+        model=model.model_name_or_path, args=training, peft_config=get_peft_config(model),
+        reward_funcs=[same_numbers, think_format_reward], processing_class=AutoTokenizer.from_pretrained(
+            model.model_name_or_path), train_dataset=data[script.dataset_train_split],
+        eval_dataset=data[script.dataset_test_split],
+    ).train(resume_from_checkpoint=True)
+"""
+WALK_YAML = f"model_name_or_path: {MODEL}\ndataset_name: org/x\nuse_peft: true\nuse_vllm: true\n"
+
+
+@pytest.mark.parametrize("yaml", ["lora_r: 16\nlora_alpha: 32\n", ""], ids=["named", "default"])
+def test_a_script_with_its_yaml_and_the_shell_script_that_launches_both(yaml: str, tmp_path: Path) -> None:
+    flags = "--config_file zero.yaml --num_processes 2 walk.py \\\n --config grpo.yaml --seed $SEED"
+    shell = f"SEED=3\naccelerate launch {flags}\n"
+    *_, launch = written(tmp_path, {"walk.py": WALK, "grpo.yaml": WALK_YAML + yaml, "run.sh": shell})
+    done = convert_config("trl", [launch])
+    values = tomllib.loads(done.run_file)
+    assert values["model"]["lora"] == {"rank": 16, "alpha": 32.0, "targets": "all-linear"}
+    assert values["run"]["seed"] == 3 and values["run"]["resume"] == "auto" and values["explorer"]["count"] == 1
+    changed = {"template": "Say {question}"}
+    assert values["tasksets"]["train"]["options"] == {"split": "train", **changed}
+    assert values["evaluations"]["held-out"]["options"] == {"split": "test", **changed}
+    assert values["tasksets"]["train"]["columns"] == {"messages": "question"}
+    assert [one.there.split(" ")[0] for one in done.not_taken] == ["launcher.config_file"]
+    assert any("pip install trl" in one for one in done.to_do)
+    on_cpus = convert_config("trl", [*written(tmp_path, {"walk.py": WALK, "grpo.yaml": WALK_YAML})], gpus=0)
+    assert "use_vllm" in [one.there for one in on_cpus.not_taken]
+    out = tmp_path / "run.toml"
+    assert call("convert-config", "trl", launch, "-o", out).exit_code == 0
+    made = tmp_path / "walk_rewards.py"
+    space: dict[str, Any] = {}
+    exec(made.read_text(), space)
+    assert space["same_numbers"]([[{"content": "it is 12"}]], ["12!"]) == [1.0] and "GRPOTrainer" not in space
+    made.write_text("mine")
+    out.unlink()
+    assert "kept" in call("convert-config", "trl", launch, "-o", out).stderr and made.read_text() == "mine"
+
+
+def test_a_yaml_without_a_reward_has_a_placeholder_that_check_refuses(tmp_path: Path) -> None:
+    (file,) = written(tmp_path, {"grpo.yaml": f"model_name_or_path: {MODEL}\ndataset_name: org/x\nmax_steps: 1\n"})
+    done = convert_config("trl", [file], trainer="grpo")
+    assert "tasksets.train.reward" not in [one.key for one in done.taken]
+    assert any(trl.PLACEHOLDER in one for one in done.to_do)
+    (run,) = written(tmp_path, {"run.toml": done.run_file})
+    assert any(trl.PLACEHOLDER in one for one in check(loader.load([run], env={})).errors)
+
+
+def test_demonstrations_are_shuffled_as_the_trainer_does_and_a_share_is_held_out(tmp_path: Path) -> None:
+    script = (
+        f"{HEAD}data = load_dataset('json', data_files='rows.jsonl', split='train').train_test_split(test_size=0.25)\n"
+        "SFTTrainer('m', train_dataset=data['train'], eval_dataset=data['test'],\n"
+        "           args=SFTConfig('o', shuffle_dataset=False)).train()\n"
+    )
+    _, file = written(tmp_path, {"rows.jsonl": '{"q": "ba"}\n' * 64, "sft.py": script})
+    done = convert_config("trl", [file])
+    values = tomllib.loads(done.run_file)
+    assert values["experts"]["shuffle"] is True and values["experts"]["held_out"] == 0.25
+    assert values["run"]["steps"] == 3 * 48 // 8 and not done.not_taken
 
 
 def test_trl_has_the_settings_that_rules_know() -> None:

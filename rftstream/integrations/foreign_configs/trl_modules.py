@@ -1,0 +1,132 @@
+"""Copies functions out of a training script, with the names of the module that they use. Nothing is run."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import textwrap
+from collections.abc import Sequence
+
+from rftstream.integrations.foreign_configs.trl_scopes import Binding, Scope, last_name
+
+RUNS = ("parse_args", "parse_args_and_config", "parse_args_into_dataclasses", "load_dataset", "train")
+"""Calls that a copy leaves out: they belong to the script's own run."""
+
+
+class ScriptCode:
+    """The text of one script, with the scope that its trainer is made in."""
+
+    def __init__(self, name: str, lines: Sequence[str], scope: Scope) -> None:
+        self.name = name
+        self._lines, self._scope = lines, scope
+        self._lambdas: dict[str, ast.Lambda] = {}
+
+    def name_lambda(self, node: ast.Lambda) -> str:
+        """Return a name for a function that has none. `copy` takes it."""
+        name = "reward" if not self._lambdas else f"reward_{len(self._lambdas) + 1}"
+        self._lambdas[name] = node
+        return name
+
+    def copy(self, names: Sequence[str]) -> tuple[str, list[str]]:
+        """Return a module with these functions and all that they use, and the names that could not be copied."""
+        found: dict[tuple[int, str], tuple[int, str]] = {}
+        missing: list[str] = []
+        self._collect([name for name in names if name not in self._lambdas], found, missing)
+        made = []
+        for name in names:
+            if (node := self._lambdas.get(name)) is not None:
+                self._collect(_names_in(node), found, missing)
+                arguments = ast.unparse(node.args)
+                made.append(f"def {name}({arguments}):\n    return {ast.unparse(node.body)}")
+        texts = [(text, text.startswith(("import ", "from "))) for _, text in sorted(found.values())]
+        imports = [text for text, is_import in texts if is_import]
+        rest = [*(text for text, is_import in texts if not is_import), *made]
+        head = f'"""Copied from {self.name} by `rftstream convert-config`."""'
+        return "\n\n".join([head, *(["\n".join(imports)] if imports else []), _spaced(rest)]) + "\n", missing
+
+    def words_of(self, names: Sequence[str]) -> set[str]:
+        """Return the parameters and the texts in these functions."""
+        nodes = [self._lambdas[name] for name in names if name in self._lambdas]
+        every: list[ast.AST] = [*nodes, *(one.value for name in names for one in self._bindings(name))]
+        inside = [one for node in every for one in ast.walk(node)]
+        return {one.arg for one in inside if isinstance(one, ast.arg)} | {
+            one.value for one in inside if isinstance(one, ast.Constant) and isinstance(one.value, str)
+        }
+
+    def _collect(self, names: Sequence[str], found: dict[tuple[int, str], tuple[int, str]], missing: list[str]) -> None:
+        """Add the statements that bind these names, and those that they use in turn."""
+        waiting, seen = list(names), set(names)
+        while waiting:
+            name = waiting.pop()
+            bindings = self._bindings(name)
+            if not bindings or any(map(_runs, bindings)):
+                if name not in vars(builtins) and name not in missing:
+                    missing.append(name)
+                continue
+            for one in bindings:
+                text, used = self._statement(one)
+                is_import = isinstance(one.statement, (ast.Import, ast.ImportFrom))
+                found.setdefault((id(one.statement), name if is_import else ""), (one.statement.lineno, text))
+                new = [other for other in used if other not in seen]
+                waiting += new
+                seen.update(new)
+
+    def _bindings(self, name: str) -> list[Binding]:
+        """Return what binds a name, in the innermost scope that has it; nothing if a branch decides it."""
+        scope: Scope | None = self._scope
+        while scope is not None:
+            if bound := [one for one in scope.bound if one.name == name]:
+                return [] if any(one.in_branch for one in bound) else bound
+            scope = scope.outer
+        return []
+
+    def _statement(self, one: Binding) -> tuple[str, list[str]]:
+        """Return the text of the statement that binds a name, and the names that the statement uses."""
+        node = one.statement
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            return self._import(node, one.name), []
+        if isinstance(node, ast.FunctionDef) and node.name != one.name:  # a parameter, with its value
+            return f"{one.name} = {ast.unparse(one.value)}", _names_in(one.value)
+        first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+        return textwrap.dedent("\n".join(self._lines[first - 1 : node.end_lineno])), _names_in(node)
+
+    def _import(self, node: ast.Import | ast.ImportFrom, name: str) -> str:
+        names = [each for each in node.names if (each.asname or each.name.partition(".")[0]) == name]
+        copied = type(node)(**{**dict(ast.iter_fields(node)), "names": names})
+        return ast.unparse(copied)
+
+
+def _names_in(node: ast.AST) -> list[str]:
+    """Return the names that a node reads and does not bind itself."""
+    every = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
+    own = {one.id for one in every if isinstance(one.ctx, ast.Store)} | {
+        one.arg for one in ast.walk(node) if isinstance(one, ast.arg)
+    }
+    inner = {one.name for one in ast.walk(node) if isinstance(one, (ast.FunctionDef, ast.ExceptHandler)) and one.name}
+    imported = {
+        (each.asname or each.name).partition(".")[0]
+        for one in ast.walk(node)
+        if isinstance(one, (ast.Import, ast.ImportFrom))
+        for each in one.names
+    }
+    read = dict.fromkeys(one.id for one in every if isinstance(one.ctx, ast.Load))
+    is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    return [name for name in read if name not in (own if is_function else ()) and name not in inner | imported]
+
+
+def _runs(one: Binding) -> bool:
+    """Return whether a statement belongs to the script's own run: it reads the command line, or trains."""
+    if isinstance(one.statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return False
+    calls = [last_name(node.func) for node in ast.walk(one.statement) if isinstance(node, ast.Call)]
+    return any(name in RUNS or name.endswith("Trainer") for name in calls)
+
+
+def _spaced(texts: Sequence[str]) -> str:
+    """Return statements with two empty lines around definitions."""
+    made = ""
+    for number, text in enumerate(texts):
+        beside = texts[max(number - 1, 0) : number + 1]
+        is_defined = any(one.startswith(("def ", "async def ", "class ", "@")) for one in beside)
+        made += ("" if not number else "\n\n\n" if is_defined else "\n") + text
+    return made

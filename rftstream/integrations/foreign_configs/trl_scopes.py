@@ -1,0 +1,103 @@
+"""Names in a script, by scope, and the nodes that they stand for."""
+
+from __future__ import annotations
+
+import ast
+from typing import NamedTuple
+
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.With)
+
+
+class UnreadableExpression(Exception):
+    """An expression whose value is known only by running the script."""
+
+    def __init__(self, node: ast.AST, reason: str = "") -> None:
+        text = ast.unparse(node)
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        super().__init__(f"line {getattr(node, 'lineno', '?')}: {shown}{f', {reason}' if reason else ''}")
+
+
+UNKNOWN = (UnreadableExpression, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""Errors of evaluating an expression that has no value unless the script runs."""
+
+
+class Binding(NamedTuple):
+    """A name with the node of its value, the statement that binds it, and the scope in which the value is evaluated."""
+
+    name: str
+    value: ast.AST
+    statement: ast.stmt | ast.expr
+    scope: Scope
+    in_branch: bool = False
+
+
+class Scope:
+    """Names bound in a module or function, in order. A function's names hide those of the scope around it."""
+
+    def __init__(self, outer: Scope | None = None) -> None:
+        self.outer = outer
+        self.bound: list[Binding] = []
+
+    def add(self, body: list[ast.stmt], in_branch: bool = False) -> Scope:
+        """Add the names that statements bind."""
+        for node in body:
+            if isinstance(node, ast.Assign):
+                pairs = [pair for one in node.targets for pair in _targets(one, node.value)]
+                self.bound += [Binding(name, value, node, self, in_branch) for name, value in pairs]
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                self.bound.append(Binding(ast.unparse(node.target), node.value, node, self, in_branch))
+            elif isinstance(node, DEFINITIONS):
+                self.bound.append(Binding(node.name, node, node, self, in_branch))
+            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [alias.asname or alias.name.partition(".")[0] for alias in node.names]
+                self.bound += [Binding(name, node, node, self) for name in names]
+            elif isinstance(node, BRANCHES):
+                is_main = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+                self.add(node.body, in_branch or not (is_main or isinstance(node, ast.With)))
+        return self
+
+    def find(self, name: ast.Name) -> tuple[ast.AST, Scope]:
+        """Return the node that a name stands for at the place of its use, and the scope in which to evaluate the
+        node."""
+        found = [one for one in self.bound if one.name == name.id]
+        before = [one for one in found if one.scope is not self or (one.statement.end_lineno or 0) < name.lineno]
+        if before and not before[-1].in_branch:
+            return before[-1].value, before[-1].scope
+        if before or self.outer is None:
+            raise UnreadableExpression(name, "which is bound in a branch" if before else "")
+        return self.outer.seen_from_inside(name)
+
+    def seen_from_inside(self, name: ast.Name) -> tuple[ast.AST, Scope]:
+        """Return the value of a name of this scope as a function sees it, which may be called later."""
+        found = [one for one in self.bound if one.name == name.id]
+        if found and not found[-1].in_branch:
+            return found[-1].value, found[-1].scope
+        raise UnreadableExpression(name, "which is bound in a branch" if found else "")
+
+
+def named(node: ast.AST, scope: Scope) -> ast.AST | None:
+    """Return what a name stands for, or None if nothing in the script says it."""
+    found = None
+    try:
+        while isinstance(node, ast.Name):
+            found, scope = scope.find(node)
+            node = found
+    except UnreadableExpression:
+        return None
+    return found
+
+
+def last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _targets(target: ast.expr, value: ast.expr) -> list[tuple[str, ast.expr]]:
+    """Return the names that an assignment binds, with their values: of several, the elements of the value."""
+    if not isinstance(target, (ast.Tuple, ast.List)):
+        return [(ast.unparse(target), value)]
+    elements = (
+        ast.copy_location(ast.Subscript(value, ast.Constant(place), ast.Load()), value)
+        for place in range(len(target.elts))
+    )
+    return [(ast.unparse(one), element) for one, element in zip(target.elts, elements, strict=True)]

@@ -1,0 +1,208 @@
+"""Conversion rules for TRL's datasets: source, options and columns of a taskset, an evaluation or demonstrations."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftstream.integrations.foreign_configs.conversion import Conversion
+from rftstream.integrations.foreign_configs.trl_files import (
+    FORMATS,
+    count_rows,
+    described,
+    holds_chats,
+    rows_of,
+    source_of,
+)
+from rftstream.integrations.foreign_configs.trl_script import Script
+
+KNOWN = ("prompt", "messages", "answer", "completion", "chosen", "rejected")
+OURS = {"solution": "answer", "ground_truth": "answer"}
+HELD_OUT = 100
+"""Rows that are held out where their number is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOfRows:
+    """The settings of a section about its rows, made by `DatasetRules.source`."""
+
+    settings: dict[str, Any]
+    """source, options, columns and system."""
+    there: str
+    """The settings of TRL that the options were taken from."""
+    num_rows: int | None = None
+    """Rows that are used, if they are known."""
+
+
+class DatasetRules:
+    """The rules for the datasets of one script or YAML. `source` is called for each of them."""
+
+    def __init__(self, conversion: Conversion, script: Script, path: Path, *, samples: bool, by_math: bool) -> None:
+        """`by_math`: whether a reward of TRL compares with the column `solution`."""
+        self._c, self._script, self._path = conversion, script, path
+        self._samples, self._by_math = samples, by_math
+        self.asked: set[str] = set()
+        """Arguments of the trainer that the user is asked to write."""
+
+    def source(self, prefix: str) -> SourceOfRows:
+        """Return what is known of a dataset, or a placeholder for it. `prefix`: `eval_`, or nothing for training."""
+        c = self._c
+        name, whole = c.get(f"{prefix}dataset_name"), f"{prefix or 'train_'}dataset"
+        if name is None:
+            where = self._script.unreadable.get(whole, "none is named")
+            chats = {"columns": {"messages": "prompt"}} if self._samples and self._script.makes_chats else {}
+            settings = {"source": self._by_hand(prefix, f"that the trainer gets ({where})"), **chats}
+            return SourceOfRows(settings=settings, there=whole)
+        if place := self._script.unreadable.get(whole):
+            c.ask(
+                f"{whole}: {place} could not be read; what the script changes in rows of {name} is not in the run file"
+            )
+            self.asked.add(whole)
+        source, split, limits = self._place(prefix, name)
+        scheme, _, file = str(source).partition(":")
+        of_hub = {
+            "subset": c.get(f"{prefix}dataset_config"),
+            "split": split,
+            "revision": c.get(f"{prefix}load_dataset.revision"),
+        }
+        of_hub = of_hub if scheme == "hf" else {}
+        there = count_rows(self._path.parent / file) if scheme == "jsonl" else None
+        rows = None if there is None else max(there - limits.get("skip", 0), 0)
+        rows = min([one for one in (rows, limits.get("size")) if one is not None], default=None)
+        limits, rows, said = self._divided(prefix, limits, rows)
+        if limits and not (self._samples or of_hub):
+            c.leave_unread(f"rows of {whole}", "only a source hf: takes some; write these to a file")
+            limits = {}
+        self._leave_changes(prefix)
+        template = c.get(f"{prefix}dataset.template")
+        if template and not self._samples:
+            c.leave(f"{prefix}dataset.template = {template!r}", "only tasksets have one; make such rows beforehand")
+            template = None
+        options = {**of_hub, "template": template, "answer_after": c.get(f"{prefix}dataset.answer_after"), **limits}
+        columns = self._columns(c.get(f"{prefix}dataset.columns") or {})
+        if self._samples and not template and not {"prompt", "messages"} & set(columns) and scheme == "jsonl":
+            is_chat = holds_chats(self._path.parent / file)
+            columns = {"messages": "prompt", **columns} if is_chat else columns
+        found = {
+            "source": source,
+            "options": {key: value for key, value in options.items() if value is not None},
+            "columns": columns,
+            "system": c.get(f"{prefix}dataset.system"),
+        }
+        settings = {key: value for key, value in found.items() if value}
+        return SourceOfRows(settings=settings, there=whole + said, num_rows=rows)
+
+    def held_out(self, prefix: str = "") -> float | None:
+        """Return the share that `train_test_split` holds out, as far as the script says it."""
+        split: Mapping[str, Any] | None = self._c.get(f"{prefix}dataset.train_test_split")
+        if split is None:
+            return None
+        test, train = split.get("test_size"), split.get("train_size")
+        share = test if test is not None else 0.25 if train is None else 1 - train
+        return share if isinstance(share, float) else None
+
+    def _leave_changes(self, prefix: str) -> None:
+        c = self._c
+        for one in c.names(f"{prefix}dataset."):
+            if one.startswith(f"{prefix}dataset.map") or one.rpartition(".")[2] in ("filter", "map"):
+                c.leave(one, f"{c.get(one)}; make such rows beforehand, or use [[pipeline]]")
+
+    def _place(self, prefix: str, name: str) -> tuple[Any, str | None, dict[str, int]]:
+        """Return the source of a dataset that is named, its split, and which rows are taken."""
+        c = self._c
+        split, first, end = c.get(f"{prefix}dataset_train_split"), None, None
+        if split is not None and (rows := rows_of(str(split))) is not None:
+            split, first, end = rows
+        elif split is not None:
+            c.leave(f"{prefix}dataset_train_split = {split!r}", "give the rows by options.skip and options.size")
+            split = re.split(r"\W", str(split))[0]
+        files, folder = c.get(f"{prefix}load_dataset.data_files"), c.get(f"{prefix}load_dataset.data_dir")
+        source: Any = f"hf:{name}"
+        if name in FORMATS:
+            source = source_of(name, files, folder, split or "train", self._path.parent, experts=not self._samples)
+        elif files or folder:
+            there = f"{prefix}load_dataset.{'data_files' if files else 'data_dir'} = {files or folder!r}"
+            c.leave_unread(there, 'fetch these files to a folder, and name it: source = "hf:FOLDER"')
+        if source is None:
+            place = f"that load_dataset returns for {described(name, files, folder)}"
+            source, first, end = self._by_hand(prefix, place), None, None  # what the user writes is sliced
+        return source, split, _sliced(first or 0, end, c.get(f"{prefix}dataset.select"))
+
+    def _divided(self, prefix: str, limits: dict[str, int], rows: int | None) -> tuple[dict[str, int], int | None, str]:
+        """Return which rows are taken of a dataset that `train_test_split` divides, how many, and words that say so.
+        The rows that are held out are the first ones."""
+        c = self._c
+        split, part = c.get(f"{prefix}dataset.train_test_split"), c.get(f"{prefix}dataset.part")
+        after = c.get(f"{prefix}dataset.select_of_part")
+        if split is None or not self._samples:
+            return limits, rows, ""
+        sizes = {name: split.get(name) for name in ("test_size", "train_size")}
+        if set(sizes.values()) == {None}:
+            sizes["test_size"] = 0.25
+        name, size = next((name, one) for name, one in sizes.items() if one is not None)
+        held = size if name == "test_size" else None
+        if isinstance(size, float):
+            share = size if name == "test_size" else 1 - size
+            held = None if rows is None else math.ceil(share * rows)
+        elif name == "train_size" and rows is not None:
+            held = rows - size
+        if held is None:
+            held = HELD_OUT
+            c.ask(
+                f"train_test_split {name} {size}: of how many rows is not known here, so the first {held} are held "
+                "out; put the right number into options.size of the evaluation and options.skip of the taskset"
+            )
+        skip = limits.get("skip", 0)
+        end: int | None
+        taken: int | None
+        if part == "test":
+            first, end, taken = skip, skip + held, held
+        else:
+            first, end = skip + held, skip + limits["size"] if "size" in limits else None
+            taken = None if rows is None else max(rows - held, 0)
+        limits = _sliced(first, end, after)
+        ends = [one for one in (taken, limits.get("size")) if one is not None]
+        return limits, min(ends, default=None), f", train_test_split {name} {size}: the first {held} rows are held out"
+
+    def _by_hand(self, prefix: str, place: str) -> str:
+        """Ask the user for a file with the rows of a dataset, and return the source that reads it."""
+        self.asked.add(f"{prefix or 'train_'}dataset")
+        file = f"{prefix or 'train_'}data.jsonl"
+        section = "evaluations.held-out" if prefix else f"tasksets.{self._c.taskset}" if self._samples else "experts"
+        self._c.ask(
+            f"write the rows as JSON lines to {file} beside the run file, where {section}.source looks for them; "
+            f'`dataset.to_json("{file}")` in the script does, of the dataset {place}'
+        )
+        if self._samples and not prefix and not self._script.makes_chats:
+            self._c.ask(
+                "where prompts are texts and not messages: TRL shows them to the model as they are, a run as messages "
+                "of a user; bare they are by model.chat_template, a file with "
+                "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+            )
+        return f"jsonl:{file}"
+
+    def _columns(self, made: Mapping[str, str]) -> dict[str, str]:
+        """Return the columns under our names. The column that a reward compares with is the answer."""
+        found = {OURS.get(name, name): column for name, column in made.items()}
+        for name, column in made.items():
+            ours = OURS.get(name, name if name in KNOWN else column)
+            if name not in (ours, column) and self._samples and self._script.reads(name):
+                self._c.ask(
+                    f"{name} is the column {column} of the rows, renamed by the map, which no setting does for "
+                    f"rewards: call the parameter of the reward {ours}"
+                )
+        named = {name: column for name, column in found.items() if name in KNOWN and name != column}
+        return {"answer": "solution", **named} if self._by_math and "answer" not in found else named
+
+
+def _sliced(skip: int, end: int | None, selected: list[int] | None) -> dict[str, int]:
+    """Return `skip` and `size` for the rows from `skip` to `end`, and of these the ones of `select(range(...))`."""
+    first = skip + (selected[0] if selected and len(selected) > 1 else 0)
+    ends = [
+        one for one in (end, skip + selected[1 if len(selected) > 1 else 0] if selected else None) if one is not None
+    ]
+    return {**({"skip": first} if first else {}), **({"size": min(ends) - first} if ends else {})}
