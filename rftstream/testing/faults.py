@@ -26,6 +26,11 @@ class Kill(BaseException):
 class PowerLoss(BaseException):
     """A simulated power loss: all processes end at once, and the newest records of the log may be lost."""
 
+    def __init__(self, point: str, *, whole: bool = False) -> None:
+        """`whole`: nothing of the log survives but what is durable."""
+        super().__init__(point)
+        self.whole = whole
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:

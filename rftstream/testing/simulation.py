@@ -205,7 +205,7 @@ class Simulation(MemoryRun):
             except PowerLoss as loss:
                 if self._faults.num_held:  # others are halted in the middle of a step, outside this one
                     raise
-                self._faults.lose_power(str(loss))
+                self._faults.lose_power(loss)
             except RftError as error:
                 self._failed(process, error)
         if process.service is not None:
@@ -377,15 +377,16 @@ class FaultInjector:
                 self._retry_dead()
             case "strangers":
                 self._write_foreign()
-            case "power_losses":
-                raise PowerLoss(point)
+            case "power_losses" | "whole_power_losses" as name:
+                raise PowerLoss(point, whole=name == "whole_power_losses")
 
-    def lose_power(self, point: str) -> None:
+    def lose_power(self, loss: PowerLoss) -> None:
         """End all processes, and lose some of the newest transactions."""
         transactions = self._run.log.transactions
         num_kept = self._run.random.randint(transactions.num_durable, len(transactions.history))
+        num_kept = transactions.num_durable if loss.whole else num_kept
         lost = len(transactions.history) - num_kept
-        self._run.note(f"the power is lost {point}, and {lost} transactions with it")
+        self._run.note(f"the power is lost {loss}, and {lost} transactions with it")
         for process in self._run.processes:
             if process.exit_code is None:
                 self._run.end(process)

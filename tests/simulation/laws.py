@@ -67,6 +67,8 @@ class Laws:
         self._audit_at = AUDIT_EVERY
         self._reads_again = False
         """After a loss of power: objects may be gone that were there."""
+        self._published_by: dict[int, str] = {}
+        """Trainer epoch -> the process that published under it, also if the power took that from the log."""
         simulation.forgot = self._begin_anew
         self._begin()
 
@@ -445,6 +447,9 @@ class Laws:
         assert name.trainer_epoch >= self.epoch_announced, "an older trainer announced"
         assert name.trainer_epoch > self.epoch_announced or not message.resumed
         self.epoch_announced = name.trainer_epoch
+        holder = self._claimers["trainer"][-1]
+        first = self._published_by.setdefault(name.trainer_epoch, holder)
+        assert first == holder, f"{holder} publishes under epoch {name.trainer_epoch}, which {first} has used"
         self.announced.add((name.trainer_epoch, name.version))
         self.deletions.announced(message)
         there = self.simulation.store.objects

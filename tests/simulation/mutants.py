@@ -48,7 +48,7 @@ from rftstream.service.records.in_force import RecordsInForce
 from rftstream.service.role import Log, SingleTransaction
 from rftstream.service.role_claim import RoleClaim
 from rftstream.testing import Faults
-from rftstream.testing.faults import FaultScript
+from rftstream.testing.faults import AFTER_COMMIT, BEFORE_COMMIT, BETWEEN, FaultScript
 from rftstream.transport.base import Position, Snapshot
 from rftstream.transport.cursors import PartitionBatch
 from rftstream.transport.memory import clients
@@ -189,6 +189,15 @@ def refused_positions_kept() -> Iterator[None]:
 
     with patch.object(Coordinator, "add_positions", mutated):
         yield
+
+
+def rebalances_in_commits() -> FaultScript:
+    """An explorer stands still with a transaction that will be refused, and others have its partitions; these change
+    hands again when it has gone on."""
+    return FaultScript(*[
+        (BEFORE_COMMIT, "explorer", "pauses", 2), (AFTER_COMMIT, "explorer", "kills", 1),
+        (BEFORE_COMMIT, "explorer", "pauses", 1), (BETWEEN, "explorer", "joins", 3),
+    ] * 5)  # fmt: skip
 
 
 @contextmanager
@@ -386,7 +395,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "positions-before-records": Mutant("lost", "commit before publish", positions_before_records),
     "refused-work-dropped": Mutant("lost", "no seek-back after an abort", refused_work_dropped),
     "refused-positions-kept": Mutant(
-        "lost", "positions of a refused transaction go with the next", refused_positions_kept, WORKERS
+        "lost", "positions of a refused transaction go with the next", refused_positions_kept,
+        rebalances_in_commits,
     ),
     "read-uncommitted": Mutant("twice", "readers see what is open and what was aborted", read_uncommitted),
     "unstable-positions": Mutant(
@@ -449,7 +459,7 @@ MUTANTS: Mapping[str, Mutant] = {
         instead(MemoryAdmin, make_durable=lambda self: None), trainers.power_after_steps,
     ),
     "claims-volatile": Mutant("fencing", "a claim may be lost with the power", trainers.claims_volatile,
-                              trainers.power_after_steps),
+                              trainers.power_after_claims),
     "deletions-given-up": Mutant("bounded", "what could not be deleted at once is not tried again",
                                  trainers.deletions_given_up, trainers.deletions_unanswered),
     "strangers-believed": Mutant(

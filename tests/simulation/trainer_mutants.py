@@ -73,6 +73,13 @@ def power_after_steps() -> FaultScript:
     return FaultScript(*[(AFTER_COMMIT, "trainer", "power_losses", number) for number in (4, 3, 5, 4, 3, 5)])
 
 
+def power_after_claims() -> FaultScript:
+    """A trainer dies alone, so that nobody else makes the claim of its successor durable; when that one has published
+    something, all is lost that may be."""
+    die, lose = (AFTER_COMMIT, "trainer", "kills", 1), (AFTER_COMMIT, "trainer", "whole_power_losses", 2)
+    return FaultScript(*[die, lose] * 4)
+
+
 @around(RoleClaim, "take")
 def claims_volatile(take: Any, self: RoleClaim, write: Callable[[Claim], None]) -> Claim:
     with patch.object(MemoryAdmin, "make_durable", lambda self: None):
