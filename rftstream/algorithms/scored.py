@@ -1,19 +1,21 @@
 """The scored experiences of a batch as arrays: rewards, groups and rows, and the metrics that all algorithms share.
 
-Legend: N rollouts of the batch, R rows (a rollout has one per segment), T tokens of a row.
+Legend: N rollouts of the batch, R rows (a rollout has one per segment), T tokens of a row. In episodes of several
+agents each role of a rollout counts as a rollout, and each role of a group as a group (roles.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rftstream.algorithms.base import TrainingRow, stratum_of, training_row
+from rftstream.algorithms.roles import by_role
 from rftstream.contracts.batches import Experience
 from rftstream.contracts.rollouts import Segment
-from rftstream.core.advantages import compute_overlong_penalties, count_groups_without_signal
+from rftstream.core.advantages import compute_overlong_penalties, have_signal
 
 NOTHING = {"num_groups": 0.0, "num_rollouts": 0.0}
 """Metrics of a batch without scored rollouts."""
@@ -30,6 +32,10 @@ class ScoredBatch:
     """int64, numbered from 0 in order of appearance."""
     owners_R: np.ndarray
     """int64: the rollout of each row."""
+    wholes_N: np.ndarray
+    """int64, dense from 0: the same number for all roles of an episode."""
+    roles: tuple[str, ...] = ()
+    """The role of each rollout, in episodes of several agents; empty if there are none."""
 
     @property
     def segments(self) -> list[Segment]:
@@ -50,13 +56,15 @@ class ScoredBatch:
             replace(row, loss_mask=np.zeros_like(row.loss_mask)) if self.experiences[owner].truncated else row
             for row, owner in zip(rows, self.owners_R, strict=True)
         )
-        return masked, float(sum(experience.truncated for experience in self.experiences))
+        truncated_N = [one.truncated for one in self.experiences]
+        return masked, float(len(np.unique(self.wholes_N[truncated_N])))
 
     def overlong_penalties(self, share: float) -> np.ndarray:
         """Return for each rollout a penalty from 0 to -1, by how far it is into the last `share` of its allowed tokens.
-        float64 [N]."""
+        All roles of an episode are. float64 [N]."""
         lengths_R = np.asarray([np.count_nonzero(segment.loss_mask.numpy()) for segment in self.segments])
         lengths_N = np.bincount(self.owners_R, weights=lengths_R, minlength=len(self.experiences))
+        lengths_N = np.bincount(self.wholes_N, weights=lengths_N)[self.wholes_N]
         limits_N = np.asarray([experience.sampling.max_tokens for experience in self.experiences])
         return compute_overlong_penalties(lengths_N, limits_N, share=share)
 
@@ -68,33 +76,58 @@ class ScoredBatch:
     def metrics(self, rewards_N: np.ndarray, advantages: np.ndarray, rows: Sequence[TrainingRow]) -> dict[str, float]:
         """Return the metrics of the step. `rewards_N` are the rewards by which groups are judged, without a divergence.
         `advantages` are those of rollouts or tokens that are trained on."""
-        without_signal = count_groups_without_signal(rewards_N, self.groups_N)
-        num_groups = int(self.groups_N.max()) + 1
+        whole_groups_N = numbered(one.ids.group_id for one in self.experiences)
+        num_groups, has_signal_N = int(whole_groups_N.max()) + 1, have_signal(rewards_N, self.groups_N)
+        without_signal = num_groups - len(np.unique(whole_groups_N[has_signal_N]))
         return {
             "num_groups": float(num_groups),
-            "num_rollouts": float(len(self.experiences)),
+            "num_rollouts": float(self.wholes_N.max() + 1),
             "reward": float(self.rewards_N.mean()),
             "reward_std": float(self.rewards_N.std()),
             **describe_advantages(advantages),
             "groups_without_signal": float(without_signal),
             "groups_without_signal_share": without_signal / num_groups,
             "masked_fraction": masked_fraction(rows),
+            **self._of_roles(has_signal_N, whole_groups_N),
         }
+
+    def _of_roles(self, has_signal_N: np.ndarray, whole_groups_N: np.ndarray) -> dict[str, float]:
+        """Return for each role the share of its groups that have a signal, and how often a role is in one rollout of a
+        group alone, so that nothing can be compared with it."""
+        if not self.roles:
+            return {}
+        signal_G = np.bincount(self.groups_N, weights=has_signal_N) > 0
+        groups: dict[str, set[int]] = {}
+        for role, group in zip(self.roles, self.groups_N.tolist(), strict=True):
+            groups.setdefault(role, set()).add(group)
+        shares = {f"role_signal/{role or 'none'}": float(signal_G[sorted(own)].mean()) for role, own in groups.items()}
+        alone_N = np.bincount(self.groups_N)[self.groups_N] == 1
+        pairs = np.unique(np.stack([whole_groups_N, self.wholes_N]), axis=1)
+        has_siblings_N = (np.bincount(pairs[0]) > 1)[whole_groups_N]
+        return {**shares, "roles_alone": float((alone_N & has_siblings_N).sum())}
 
 
 def collect_scored(batch: Sequence[Experience]) -> ScoredBatch | None:
     """Return the scored experiences of a batch, or None if nothing is scored. Experiences without a reward are left
     out, and never count as a reward of 0."""
-    scored = tuple(experience for experience in batch if experience.reward is not None)
-    if not scored:
+    parts = [part for part in by_role(batch) if part.experience.reward is not None]
+    if not parts:
         return None
-    numbers: dict[str, int] = {}
+    scored = tuple(part.experience for part in parts)
     return ScoredBatch(
         experiences=scored,
         rewards_N=np.asarray([experience.reward for experience in scored], dtype=np.float64),
-        groups_N=np.asarray([numbers.setdefault(one.ids.group_id, len(numbers)) for one in scored]),
+        groups_N=numbered((part.experience.ids.group_id, part.role) for part in parts),
         owners_R=np.asarray([owner for owner, one in enumerate(scored) for _ in one.segments], dtype=np.int64),
+        wholes_N=numbered(part.whole for part in parts),
+        roles=tuple(part.role for part in parts) if any(part.role for part in parts) else (),
     )
+
+
+def numbered(names: Iterable[Hashable]) -> np.ndarray:
+    """Return a number for each name, from 0 in order of appearance. int64 [N]."""
+    numbers: dict[Hashable, int] = {}
+    return np.asarray([numbers.setdefault(name, len(numbers)) for name in names], dtype=np.int64)
 
 
 def describe_advantages(advantages: np.ndarray) -> dict[str, float]:

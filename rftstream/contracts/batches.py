@@ -15,7 +15,7 @@ from msgspec import Meta
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.ranges import NonNegativeInt
-from rftstream.contracts.rollouts import Segment
+from rftstream.contracts.rollouts import Segment, is_without_roles
 from rftstream.contracts.rules import Violation, rule, show
 from rftstream.contracts.tasks import Media, RolloutIds, Sampling, headers_of_ids
 
@@ -51,7 +51,9 @@ def _experience_headers(experience: Experience) -> Facts:
 
 @message(
     "experience",
-    version=6,
+    version=7,
+    readable_since=6,
+    skippable=lambda experience: is_without_roles(experience.segments, None),
     topic="batches",
     key=lambda experience: f"{experience.batch_sequence}",
     id=_experience_id,
@@ -101,6 +103,8 @@ class Experience(Message):
     """The reward of the verdict, where `terms` were added to it."""
     use: NonNegativeInt = 0
     """0 in the batch of its group; else the number of the use, as `BatchReuse` has it."""
+    roles: dict[str, float | None] = field(default_factory=dict)
+    """Reward of each role of the segments, with the `terms`. None: it is not trained. Empty: all have `reward`."""
 
 
 @rule(Experience)

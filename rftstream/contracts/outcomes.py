@@ -43,6 +43,8 @@ class RolloutSummary:
     """Why it was not scored."""
     rejected: str | None = None
     """`operator: reason` where an operator left this sibling out of its group's batch."""
+    roles: dict[str, float | None] = field(default_factory=dict)
+    """Reward of each role, in an episode of several agents, as the verdict has it."""
 
 
 class OperatorAction(StrEnum):
@@ -131,7 +133,9 @@ def _outcome_headers(outcome: GroupOutcome) -> Facts:
 
 @message(
     "group_outcome",
-    version=6,
+    version=7,
+    readable_since=6,
+    skippable=lambda outcome: not any(rollout.roles for rollout in outcome.rollouts),
     topic="outcomes",
     key=lambda outcome: outcome.group_id,
     id=_outcome_id,

@@ -5,9 +5,12 @@ Shapes: T tokens of a segment.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.assistant import ToolCall
@@ -16,6 +19,8 @@ from rftstream.contracts.ranges import NonNegativeInt, PositiveInt
 from rftstream.contracts.rules import Violation, presence, rule, show
 from rftstream.contracts.tasks import ChatMessage, Media, Problem, RolloutIds, Sampling, headers_of_ids
 from rftstream.contracts.token_values import TokenValues
+
+MAX_ROLE_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +65,13 @@ class Segment:
     """Where images stand, in order, not overlapping; empty for a segment of text alone."""
     beside: dict[str, TokenValues] = field(default_factory=dict)
     """Kind -> values that the sampler recorded beside the tokens: `allowed`, `experts`, or those of your own policy."""
+    role: Annotated[str, Meta(max_length=MAX_ROLE_CHARACTERS)] = ""
+    """Role that the policy played in an episode of several agents, as the agent named it; empty: none."""
+
+
+def roles_of(segments: Iterable[Segment]) -> tuple[str, ...]:
+    """Return the roles of an episode, in the order in which they spoke first; empty if no segment has one."""
+    return tuple(dict.fromkeys(segment.role for segment in segments if segment.role))
 
 
 @rule(Segment)
@@ -137,6 +149,8 @@ class Posted:
     reached: tuple[ChatMessage, ...] = ()
     """The first messages of a problem that this attempt solves, in the place of its own; empty: the environment says of
     none. Text alone."""
+    roles: dict[str, float | None] = field(default_factory=dict)
+    """Reward of each role, in an episode of several agents. None: the role is not trained. Empty: all have `reward`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +199,11 @@ class SavedCall:
     """The tools that the model was shown, without a parent; with one they are the parent's."""
 
 
+def is_without_roles(segments: Iterable[Segment], posted: Posted | None) -> bool:
+    """Return whether a reader that knows of no roles reads all that there is."""
+    return not any(segment.role for segment in segments) and (posted is None or not posted.roles)
+
+
 class RolloutStatus(StrEnum):
     """How a rollout ended."""
 
@@ -204,7 +223,9 @@ class RolloutStatus(StrEnum):
 
 @message(
     "rollout",
-    version=6,
+    version=7,
+    readable_since=6,
+    skippable=lambda rollout: is_without_roles(rollout.segments, rollout.posted),
     topic="rollouts",
     key=lambda rollout: rollout.ids.rollout_id,
     headers=lambda rollout: {
@@ -278,7 +299,9 @@ class StoredState:
 
 @message(
     "partial_rollout",
-    version=7,
+    version=8,
+    readable_since=7,
+    skippable=lambda partial: is_without_roles(partial.segments, partial.posted),
     topic="partials",
     key=lambda partial: f"{partial.ids.rollout_id}#{partial.piece}",
     id=lambda partial: partial.ids.rollout_id,

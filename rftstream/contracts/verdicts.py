@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.message_spec import Facts, Message, message
-from rftstream.contracts.rollouts import Rollout, RolloutStatus
+from rftstream.contracts.rollouts import Rollout, RolloutStatus, is_without_roles
 from rftstream.contracts.rules import Violation, presence, rule, show
 from rftstream.contracts.tasks import RolloutIds, headers_of_ids
 
@@ -35,6 +35,8 @@ class Verdict:
     """Metrics that the reward measured, for the trackers."""
     additions: dict[str, Array] = field(default_factory=dict)
     """Arrays that the algorithm may need, e.g. teacher_logprobs [T]."""
+    roles: dict[str, float | None] = field(default_factory=dict)
+    """Reward of each role of the rollout's segments. None: the role is not trained. Empty: all have `reward`."""
 
 
 def spent_amounts(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -79,9 +81,17 @@ def _verified_headers(verified: VerifiedRollout) -> Facts:
     }
 
 
+def _is_without_roles(verified: VerifiedRollout) -> bool:
+    rollout, verdict = verified.rollout, verified.verdict
+    has_none = rollout is None or is_without_roles(rollout.segments, rollout.posted)
+    return has_none and (verdict is None or not verdict.roles)
+
+
 @message(
     "verified_rollout",
-    version=6,
+    version=7,
+    readable_since=6,
+    skippable=_is_without_roles,
     topic="verified",
     key=lambda verified: verified.ids.rollout_id,
     headers=_verified_headers,

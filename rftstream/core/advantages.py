@@ -124,11 +124,12 @@ def whiten(values_N: np.ndarray, *, eps: float = 1e-8) -> np.ndarray:
     return np.asarray((values_N - values_N.mean()) / np.sqrt(variance + eps))
 
 
-def count_groups_without_signal(rewards_N: np.ndarray, groups_N: np.ndarray) -> int:
-    """Return the number of groups whose rewards are all equal, except for rounding. They carry no gradient."""
+def have_signal(rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
+    """Return which rollouts are in a group whose rewards differ by more than rounding. The others carry no gradient.
+    bool [N]."""
     rewards_N, inverse_N = _checked(rewards_N, groups_N)
     _, variance_G = _spread(rewards_N, inverse_N)
-    return int((variance_G < MIN_VARIANCE).sum())
+    return np.asarray((variance_G >= MIN_VARIANCE)[inverse_N])
 
 
 def _means(rewards_N: np.ndarray, inverse_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

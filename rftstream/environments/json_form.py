@@ -87,6 +87,15 @@ def numbers_from_plain(value: Any, *, what: str) -> dict[str, float]:
     return {_clean(str(name)): _number(number, f"{what}.{name}") for name, number in value.items()}
 
 
+def roles_from_plain(value: Any, *, what: str) -> dict[str, float | None]:
+    """Return the rewards of roles; None of a role is None. HostedCodeError if the value holds something else."""
+    given = value if isinstance(value, dict) else {}
+    untrained = {name for name, reward in given.items() if reward is None}
+    if untrained:
+        value = {name: reward for name, reward in given.items() if name not in untrained}
+    return {**numbers_from_plain(value, what=what), **{_clean(str(name)): None for name in untrained}}
+
+
 def _message(value: Any, what: str) -> ChatMessage:
     if isinstance(value, str):
         return ChatMessage(role="user", content=_clean(value))

@@ -8,8 +8,8 @@ keep-alives.
 |---|---|---|
 | POST /v1/chat/completions, /v1/responses, /v1/messages | the rollout's | a model call |
 | POST /v1/messages/count_tokens | the rollout's | how many tokens a prompt would have |
-| GET /v1/models, /v1/models/NAME | the rollout's or the run's | the one model, under its own name and as `policy` |
-| POST /v1/rollouts/end | the rollout's | ends the rollout, with `reward`, `parts`, `metrics` or `error` |
+| GET /v1/models, /v1/models/NAME | the rollout's or the run's | the one model: its name, `policy`, `policy:ROLE` |
+| POST /v1/rollouts/end | the rollout's | ends the rollout, with `reward`, `parts`, `roles`, `metrics` or `error` |
 | POST /v1/sessions | the run's | a rollout for an agent that runs elsewhere |
 """
 
@@ -28,7 +28,7 @@ from rftstream.errors import ConfigError
 from rftstream.gateway.addresses import OtherGateways, base_url, parse_address
 from rftstream.gateway.dialects import CHAT, DIALECTS, MESSAGES, ServedDialect, read_call
 from rftstream.gateway.dialects.events import Event
-from rftstream.gateway.dialects.fields import RequestRefused, parse_body
+from rftstream.gateway.dialects.fields import ALIAS, RequestRefused, parse_body, role
 from rftstream.gateway.exchange import AgentExchange
 from rftstream.gateway.keys import GatewayKeys, KeyOwner
 from rftstream.http.server import HttpAnswer, HttpConnection, HttpListener, HttpRequest, WhenDelivered
@@ -52,9 +52,6 @@ log = logging.getLogger(__name__)
 
 LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 """Address that listens everywhere -> the address under which this machine reaches it."""
-
-ALIAS = "policy"
-"""A name of the model in every run."""
 
 MAX_PARTS = 256
 """Largest number of parts or metrics that an agent may post."""
@@ -291,7 +288,7 @@ class GatewayServer:
 
     def _model(self, request: HttpRequest, connection: HttpConnection, name: str) -> None:
         self._check_any_key(request)
-        if name not in (self._settings.model, ALIAS):
+        if name not in (self._settings.model, ALIAS) and not role(name):
             _refuse(404, f"got the model {name!r}, expected {self._settings.model!r} or {ALIAS!r}")
         connection.send(_json(200, _model(name)))
 
@@ -338,12 +335,17 @@ def _session_wanted(body: Mapping[str, Any], name: str) -> SessionWanted:
 def _rollout_end(body: Mapping[str, Any]) -> RolloutEnd:
     """Return an agent's message at the end of a rollout. RequestRefused for invalid numbers."""
     for name in body:
-        if name not in ("reward", "parts", "metrics", "error"):
-            _refuse(400, f"{name}: unknown; expected reward, parts, metrics or error")
-    error = body.get("error")
+        if name not in ("reward", "parts", "roles", "metrics", "error"):
+            _refuse(400, f"{name}: unknown; expected reward, parts, roles, metrics or error")
+    error, roles = body.get("error"), body.get("roles")
+    given = roles if isinstance(roles, dict) else {}
+    untrained = {name: None for name, reward in given.items() if reward is None}
+    if untrained:
+        roles = {name: reward for name, reward in given.items() if reward is not None}
     return RolloutEnd(
         reward=None if body.get("reward") is None else _number(body["reward"], "reward"),
         parts=_numbers(body.get("parts"), "parts"),
+        roles={**_numbers(roles, "roles"), **untrained},
         metrics=_numbers(body.get("metrics"), "metrics"),
         error=None if error is None else str(error)[:2000],
     )

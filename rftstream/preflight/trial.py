@@ -26,6 +26,8 @@ from rftstream.queries.records.shown import (
     has_many_turns,
     numbers,
     posted_text,
+    role_numbers,
+    roles_of_turns,
     segment_starts,
     start_text,
     turn_lines,
@@ -51,7 +53,8 @@ class TriedRollout(Report):
         "rollout_id=verified.ids.rollout_id taskset=verified.ids.taskset status=rollout.status error=rollout.error "
         "prompt num_prompt_tokens answer=rollout.problem.answer turns=turns_to_json segments posted=rollout.posted "
         "num_tokens=rollout.num_tokens seconds metrics=rollout.metrics reward=verified.verdict.reward "
-        "parts=parts_to_json reward_metrics=metrics_to_json scorer reason=verified.reason detail=verified.detail"
+        "parts=parts_to_json roles=roles_to_json reward_metrics=metrics_to_json scorer reason=verified.reason "
+        "detail=verified.detail"
     )
 
     verified: VerifiedRollout
@@ -79,6 +82,10 @@ class TriedRollout(Report):
         """Return the parts of the reward."""
         return {} if self.verified.verdict is None else dict(self.verified.verdict.parts)
 
+    def roles_to_json(self) -> dict[str, float | None]:
+        """Return the rewards of roles."""
+        return {} if self.verified.verdict is None else dict(self.verified.verdict.roles)
+
     def metrics_to_json(self) -> dict[str, float]:
         """Return the metrics of the reward."""
         return {} if self.verified.verdict is None else dict(self.verified.verdict.metrics)
@@ -97,11 +104,13 @@ class TriedRollout(Report):
     def turns_to_json(self) -> list[dict[str, Any]]:
         """Return the turns, as text and as shown."""
         starts = segment_starts(self.rollout.turns, self.rollout.segments, self.rollout.calls)
+        roles = roles_of_turns(self.rollout.turns, self.rollout.segments, self.rollout.calls)
         return [
             {
                 **pick(turn, "role content num_tokens finish_reason reasoning tool_calls reward"),
                 "shown": joined(pieces),
                 "sampled": turn.num_tokens > 0,
+                "agent": roles.get(index),
                 "begins_segment": starts[index].segment if index in starts else None,
                 "why_segment": starts[index].why or None if index in starts else None,
             }
@@ -267,13 +276,15 @@ def _text(tried: TriedRollout, reader: CompletionReader) -> list[str]:
         *_indented(reader.text(tried.prompt_pieces)),
     ]
     starts = segment_starts(rollout.turns, rollout.segments, rollout.calls)
+    roles = roles_of_turns(rollout.turns, rollout.segments, rollout.calls)
     for index, (turn, pieces) in enumerate(zip(rollout.turns, tried.turns, strict=True)):
         if index in starts and starts[index].segment > 0:
             lines.append(f"  -- {start_text(starts[index])}")
         cut = ", cut at its limit" if turn.finish_reason == "length" else ""
         tokens = f", {plural(turn.num_tokens, 'token')}{cut}" if turn.role == "assistant" else ", masked"
         shown = pieces if turn.role == "assistant" else [(text, True) for text, _ in pieces]
-        lines += [f"  {turn.role}{tokens}:", *_indented(reader.text(shown))]
+        speaker = f"{turn.role} as {roles[index]}" if index in roles else turn.role
+        lines += [f"  {speaker}{tokens}:", *_indented(reader.text(shown))]
         lines += [f"    -> {line}" for line in turn_lines(turn)]
     if has_many_turns(rollout):
         lines.append(f"  {plural(len(tried.segments), 'segment')}: {'; '.join(map(_segment_text, tried.segments))}")
@@ -297,6 +308,8 @@ def _reward_lines(tried: TriedRollout) -> list[str]:
     lines = [f"  reward {verdict.reward:.6g} by {verdict.scorer}"]
     if verdict.parts != {verdict.scorer: verdict.reward}:
         lines[0] += f": {numbers(verdict.parts)}"
+    if verdict.roles:
+        lines.append(f"  roles: {role_numbers(verdict.roles)}")
     if verdict.metrics:
         lines.append(f"  measured: {numbers(verdict.metrics)}")
     return lines

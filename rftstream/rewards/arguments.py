@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from rftstream.rewards.base import RewardInput
 
-NOT_PASSED = ("num_prompt_messages", "reasoning", "segments")
+OF_ROLES = ("roles", "environment_roles")
+"""Passed to who names them: a column of the problem may have the name, too."""
+NOT_PASSED = (*OF_ROLES, "num_prompt_messages", "reasoning", "segments")
 INPUT_FIELDS = tuple(item.name for item in fields(RewardInput) if item.name not in NOT_PASSED)
 OF_TRL_ALONE = frozenset({"trainer_state", "environments"})
 OF_TRL = frozenset({"prompts", "completions", "completion_ids", "log_metric", "log_extra"}) | OF_TRL_ALONE
@@ -41,7 +43,9 @@ class RewardArguments:
         return self._trl_row(item, conversational)
 
     def _ours(self, item: RewardInput) -> dict[str, Any]:
-        known = {**self._columns(item), **self._options, **{name: getattr(item, name) for name in INPUT_FIELDS}}
+        of_roles = {name: getattr(item, name) for name in OF_ROLES if name in self._names}
+        known = {**of_roles, **self._columns(item), **self._options}
+        known |= {name: getattr(item, name) for name in INPUT_FIELDS}
         return {**known, "completion_ids": item.completion_ids} if "completion_ids" in self._names else known
 
     def _verl(self, item: RewardInput) -> dict[str, Any]:

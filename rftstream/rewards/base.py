@@ -30,6 +30,8 @@ class TokenSegment:
     """uint8 [T]: 1 where the policy sampled the token."""
     logprob_data: Octets
     """float32 [T]: logprobs under the policy that sampled the tokens."""
+    role: str = ""
+    """Role that the policy played in it, in an episode of several agents."""
 
     @property
     def token_ids(self) -> np.ndarray:
@@ -82,6 +84,10 @@ class RewardInput:
     """The named parts of that reward, summed over turns."""
     environment_error: str | None = None
     """Fault of the given reward, for example that it is not finite."""
+    environment_roles: Mapping[str, float | None] = field(default_factory=dict)
+    """That reward for each role, in an episode of several agents; None for a role that is not trained."""
+    roles: tuple[str, ...] = ()
+    """The roles of the rollout, in the order in which they spoke first; empty without several agents."""
     reasoning: str = ""
     """The reasoning at the beginning of the completion, without its marks; empty if there is none."""
 
@@ -183,6 +189,9 @@ class Score:
     additions: Mapping[str, Array] = field(default_factory=dict)
     """Finite arrays for the algorithm. An array with one element per token covers the tokens of all segments in
     order."""
+    roles: Mapping[str, float | None] = field(default_factory=dict)
+    """Reward of each role of the rollout, by name; None for a role that is not trained. Empty: `reward` is that of
+    all."""
 
 
 class Reward(Protocol):

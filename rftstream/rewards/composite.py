@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rftstream.config.parts.reward_uses import RewardUse
@@ -94,8 +94,10 @@ class CompositeReward:
         if len(self._parts) == 1:
             part = self._parts[0]
             if part.is_group and group is not None:
-                return [self._weighed(one) for one in self._together(part, group, over_limit)]
-            return [self._weighed(one) for one in self._outcomes(part, items, range(len(items)), over_limit)]
+                single = self._together(part, group, over_limit)
+            else:
+                single = self._outcomes(part, items, range(len(items)), over_limit)
+            return [self._weighed(one, item.roles) for one, item in zip(single, items, strict=True)]
         found: list[dict[str, Outcome]] = [{} for _ in items]
         for part in sorted(self._parts, key=lambda part: (part.use.use != "gate", part.is_group)):
             asked = [
@@ -111,7 +113,7 @@ class CompositeReward:
                 outcomes = self._outcomes(part, items, asked, over_limit)
             for place, outcome in zip(asked, outcomes, strict=True):
                 found[place][part.name] = outcome
-        return [self._whole(outcomes) for outcomes in found]
+        return [self._whole(outcomes, item.roles) for outcomes, item in zip(found, items, strict=True)]
 
     def _outcomes(
         self,
@@ -160,7 +162,7 @@ class CompositeReward:
                 return part
         return None
 
-    def _weighed(self, outcome: Outcome) -> Score | BaseException:
+    def _weighed(self, outcome: Outcome, roles: Sequence[str]) -> Score | BaseException:
         """Return the weighted score of the only part."""
         if not isinstance(outcome, Score):
             return self._nothing() if outcome is None else outcome
@@ -169,12 +171,13 @@ class CompositeReward:
         if not math.isfinite(reward):
             return RewardError(f"{self.scorer}: the weighted reward is {reward}, expected a finite number")
         parts = outcome.parts or {part.name: outcome.reward}
-        return Score(reward=reward, parts=parts, metrics=outcome.metrics, additions=outcome.additions)
+        whole = Score(reward=reward, parts=parts, metrics=outcome.metrics, additions=outcome.additions)
+        return self._with_roles(whole, {part.name: outcome}, roles)
 
     def _nothing(self) -> RewardError:
         return RewardError(f"{self.scorer}: returned None, so no reward applies to this rollout; add one that does")
 
-    def _whole(self, found: dict[str, Outcome]) -> Score | BaseException:
+    def _whole(self, found: dict[str, Outcome], roles: Sequence[str]) -> Score | BaseException:
         """Return the score of a rollout from the scores of its parts, by name."""
         checks = {part.name for part in self._parts if part.use.use == "check"}
         counted = {name: outcome for name, outcome in found.items() if name not in checks}
@@ -198,17 +201,47 @@ class CompositeReward:
                 numbers_of[part.name] = score.reward
                 numbers_of.update({f"{part.name}.{key}": value for key, value in score.parts.items()})
                 metrics.update({f"{part.name}.{key}": value for key, value in score.metrics.items()})
-        return Score(reward=total, parts=numbers_of, metrics=metrics, additions=additions)
+        whole = Score(reward=total, parts=numbers_of, metrics=metrics, additions=additions)
+        return self._with_roles(whole, counted, roles)
 
-    def _total(self, counted: dict[str, Outcome]) -> float | None:
-        """Return the number to train on, or None if no counting reward applies."""
+    def _with_roles(self, whole: Score, counted: dict[str, Outcome], roles: Sequence[str]) -> Score | BaseException:
+        """Return the score with a reward for each role of the rollout, if some reward tells roles apart. The other
+        rewards count alike for all of them."""
+        given = {name: one.roles for name, one in counted.items() if isinstance(one, Score) and one.roles}
+        for name, rewards in given.items():
+            said = ", ".join(sorted(rewards))
+            if not roles:
+                return RewardError(
+                    f"{name}: rewarded the roles {said}, but no call of the rollout has a role; let the agent name it "
+                    f"as its model, such as policy:{min(rewards)}"
+                )
+            if missing := [role for role in roles if role not in rewards]:
+                return RewardError(
+                    f"{name}: rewarded the roles {said}, and not {', '.join(missing)}; expected a reward for each role "
+                    "of the rollout, or None for one that is not to be trained"
+                )
+        totals = {role: self._total(counted, role) for role in roles} if given else {}
+        if given and all(total is None for total in totals.values()):
+            return RewardError(
+                f"{self.scorer}: none of the roles {', '.join(roles)} has a reward, expected at least one"
+            )
+        if odd := [role for role, total in totals.items() if total is not None and not math.isfinite(total)]:
+            return RewardError(f"{self.scorer}: the weighted reward of {odd[0]} is not finite, expected a number")
+        return replace(whole, roles=totals) if totals else whole
+
+    def _total(self, counted: dict[str, Outcome], role: str = "") -> float | None:
+        """Return the number to train on, of the rollout or of one of its roles. None if no counting reward applies, or
+        if the role is not trained."""
         if (gate := self._closed(counted)) is not None:
             return gate.use.otherwise
         terms: dict[str, list[float]] = {"sum": [], "minimum": []}
         for part in self._parts:
             outcome = counted.get(part.name)
             if part.use.use in terms and isinstance(outcome, Score):
-                terms[part.use.use].append(part.use.weight * outcome.reward)
+                reward = outcome.roles.get(role) if role and outcome.roles else outcome.reward
+                if reward is None:
+                    return None
+                terms[part.use.use].append(part.use.weight * reward)
         if least := terms["minimum"]:
             terms["sum"].append(min(least))
         return plain_sum(terms["sum"]) if terms["sum"] else None

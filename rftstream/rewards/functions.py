@@ -14,9 +14,9 @@ The settings in `[rewards."module:function"]` are passed as further keyword argu
 function may be `async`. The calls of an async function for single rollouts run at the same time. All calls of a process
 run in one event loop, so an aiohttp or httpx session that a module keeps stays usable (rewards/event_loop.py).
 
-A function returns a number; a dict with `reward` or `score`, whose other numbers become metrics; a pair of a number and
-such a dict; or a Score. A function over lists returns a list of these. TRL's list may contain None for a rollout to
-which the reward does not apply.
+A function returns a number; a dict with `reward` or `score`, whose other numbers become metrics, and maybe `roles`, the
+rewards of the agents of one episode; a pair of a number and such a dict; or a Score. A function over lists returns a
+list of these. TRL's list may contain None for a rollout to which the reward does not apply.
 
 Sources: verl, verl/workers/reward_manager/{naive,batch}.py, verl/experimental/reward_loop, and docs "Implement Reward
 Function for Dataset"; TRL, trl/trainer/grpo_trainer.py `_calculate_rewards` and docs "GRPO Trainer, Using a custom
@@ -268,17 +268,22 @@ def to_score(value: Any, *, where: str, key: str | None = None) -> Score:
         key = key or ("reward" if "reward" in value else "score")
         if key not in value:
             raise RewardError(f"{where}: returned a dict with {_some(value)}, expected {expected!r} in it")
-        score = Score(reward=value[key], metrics=_numbers_in({k: v for k, v in value.items() if k != key}))
+        roles = value["roles"] if isinstance(value.get("roles"), Mapping) else {}
+        score = Score(reward=value[key], metrics=_numbers_in({k: v for k, v in value.items() if k != key}), roles=roles)
     else:
         score = Score(reward=value)
-    if len(score.parts) + len(score.metrics) > MAX_NUMBERS:
-        raise RewardError(f"{where}: returned more than {MAX_NUMBERS} parts and metrics; return fewer")
+    if len(score.parts) + len(score.metrics) + len(score.roles) > MAX_NUMBERS:
+        raise RewardError(f"{where}: returned more than {MAX_NUMBERS} parts, roles and metrics; return fewer")
     return Score(
         reward=_finite(score.reward, f"{where}: reward"),
         parts={str(name)[:200]: _finite(one, f"{where}: part {name!r}") for name, one in score.parts.items()},
         metrics={str(name)[:200]: _finite(one, f"{where}: metric {name!r}") for name, one in score.metrics.items()},
         additions={
             str(name)[:200]: _array(one, f"{where}: addition {name!r}") for name, one in score.additions.items()
+        },
+        roles={
+            str(name)[:200]: None if one is None else _finite(one, f"{where}: role {name!r}")
+            for name, one in score.roles.items()
         },
     )
 

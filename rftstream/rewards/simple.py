@@ -16,7 +16,8 @@ from rftstream.rewards.version import config_version
 class EnvironmentReward:
     """The reward that the environment or agent gave, unchanged.
 
-    It is the sum of the turns' rewards, with their named parts. Used alone, it trains on the environment's reward. In a
+    It is the sum of the turns' rewards, with their named parts; of roles with rewards of their own, their mean, if an
+    agent gave no other. Used alone, it trains on the environment's reward. In a
     list of rewards it is one part among others:
 
         reward = [{ name = "environment" }, { name = "my_pkg.rewards:is_short", weight = 0.1 }]
@@ -36,12 +37,15 @@ class EnvironmentReward:
     def __call__(self, item: RewardInput) -> Score:
         if item.environment_error is not None:
             raise RewardError(f"environment: {item.environment_error}")
-        if item.environment_reward is None:
+        reward, roles = item.environment_reward, item.environment_roles
+        if reward is None and (given := [one for one in roles.values() if one is not None]):
+            reward = sum(given) / len(given)
+        if reward is None:
             raise NoReward(
                 "environment: neither environment nor agent gave a reward, expected one in at least one turn; "
                 "let it give one, or use another reward"
             )
-        return Score(reward=item.environment_reward, parts=item.environment_parts)
+        return Score(reward=reward, parts=item.environment_parts, roles=roles)
 
 
 class ExactMatch:

@@ -10,7 +10,7 @@ import pytest
 
 from rftstream.contracts.codec import encode, from_record, headers_of, ids_from_headers, to_record
 from rftstream.contracts.feedback import Feedback
-from rftstream.contracts.messages import MESSAGES, SPEC_OF
+from rftstream.contracts.messages import MESSAGES
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.records import Headers, Record
 from rftstream.contracts.topics import TOPICS
@@ -111,7 +111,7 @@ def test_ids_come_from_headers_alone() -> None:
         ),
         (
             (("contract", b"rollout"), ("contract_version", b"one")), "rollouts",
-            "rollouts[3]@8172 headers.contract_version: got rollout.vone, expected 1 to 6",
+            "rollouts[3]@8172 headers.contract_version: got rollout.vone, expected 1 to 7",
         ),
         (
             (("contract", b"rollout"),), "rollouts",
@@ -129,7 +129,7 @@ def test_records_that_do_not_belong_are_refused_by_their_headers(headers: Header
 
 def newer(version: int, *more: tuple[str, bytes], value: bytes | None = None) -> Record:
     """A rollout as a later release writes it, with a field that nobody knows here."""
-    fields = msgpack.unpackb(encode(SAMPLES["rollout.v6"])) | {"made_up_later": "a value"}
+    fields = msgpack.unpackb(encode(SAMPLES["rollout.v7"])) | {"made_up_later": "a value"}
     headers = (("contract", b"rollout"), ("contract_version", b"%d" % version), *more)
     return record(headers, value=msgpack.packb(fields) if value is None else value)
 
@@ -141,13 +141,13 @@ def test_a_record_of_a_later_version_is_read_if_its_writer_says_so() -> None:
         assert read == SAMPLES[f"rollout.v{known}"], "what is not known is skipped"
 
 
-@pytest.mark.parametrize("more", [(), (("readable_since", b"7"),)], ids=["not-said", "of-the-next"])
+@pytest.mark.parametrize("more", [(), (("readable_since", b"8"),)], ids=["not-said", "of-the-next"])
 def test_a_record_of_a_later_version_is_not_read_unless_its_writer_says_so(more: tuple[tuple[str, bytes], ...]) -> None:
-    assert MESSAGES["rollout"].version == 6
+    assert MESSAGES["rollout"].version == 7
     with pytest.raises(ContractError) as caught:
-        from_record(newer(7, *more))
+        from_record(newer(8, *more))
     assert str(caught.value) == (
-        "rollouts[3]@8172 headers.contract_version: got rollout.v7, expected at most v6; a later release of rftstream "
+        "rollouts[3]@8172 headers.contract_version: got rollout.v8, expected at most v7; a later release of rftstream "
         "wrote it: update this one"
     )
 
@@ -155,15 +155,17 @@ def test_a_record_of_a_later_version_is_not_read_unless_its_writer_says_so(more:
 @each("since", [b"", b"0", b"x", b"-1", b"1.0", b"9" * 12, b"\xff"])
 def test_nonsense_about_readers_is_damage(since: bytes) -> None:
     with pytest.raises(ContractError, match=r"headers\.readable_since: got "):
-        from_record(newer(7, ("readable_since", since)))
+        from_record(newer(8, ("readable_since", since)))
 
 
-def test_a_writer_says_which_readers_may_skip_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "readable_since" not in texts(headers_of(SAMPLES["rollout.v6"], "run")), "a reader must know this version"
-    more = dataclasses.replace(MESSAGES["rollout"], version=8, readable_since=6)
-    monkeypatch.setitem(SPEC_OF, type(SAMPLES["rollout.v6"]), more)
-    written = texts(headers_of(SAMPLES["rollout.v6"], "run"))
-    assert (written["contract_version"], written["readable_since"]) == ("8", "6")
+@each("contract", ("rollout", "partial_rollout", "verified_rollout", "experience", "group_outcome"))
+def test_a_writer_says_which_readers_may_skip_what_was_added(contract: str) -> None:
+    """Roles must be known by who reads them; a rollout without any is readable as before."""
+    version = MESSAGES[contract].version
+    with_roles, without = (SAMPLES[f"{contract}.v{number}"] for number in (version, version - 1))
+    assert "readable_since" not in texts(headers_of(with_roles, "run")), "a reader must know this version"
+    written = texts(headers_of(without, "run"))
+    assert (written["contract_version"], written["readable_since"]) == (str(version), str(version - 1))
 
 
 def test_specs_name_no_reader_that_cannot_be() -> None:

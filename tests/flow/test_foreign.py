@@ -173,9 +173,12 @@ def of_another_epoch(scene: Scene) -> NewRecord:
     return codec.to_record(outcome, "outcomes", 0, run=scene.folder.run_id, writer_epoch=2**40)
 
 
+OF_LATER = {"contract_version": b"99", "readable_since": b"99"}
 FOREIGN_OUTCOMES: dict[str, Callable[[Scene], NewRecord]] = {
     "noise": lambda scene: rewritten(outcome_record(scene), b"\x80"),
-    "noise of a release to come": lambda scene: rewritten(outcome_record(scene), b"\x80", contract_version=b"99"),
+    "noise of a release to come": lambda scene: rewritten(
+        outcome_record(scene), b"\x80", contract_version=b"99", readable_since=b"99"
+    ),
     "a copy": lambda scene: rewritten(outcome_record(scene)),
     "bytes": lambda scene: NewRecord("outcomes", 0, None, b"\xc1", ()),
     "unclaimed": of_another_epoch,
@@ -217,7 +220,7 @@ def test_an_outcome_of_a_later_release_counts_by_its_headers(tmp_path: Path) -> 
     scene.verify(0, (None, None))
     RoleDriver(scene, "buffer", process="b1").work()
     records = scene.log.partitions[outcome_record(scene).place].records
-    later = rewritten(outcome_record(scene), b"\x80", contract_version=b"99")
+    later = rewritten(outcome_record(scene), b"\x80", **OF_LATER)
     records[-1] = msgspec.structs.replace(records[-1], value=later.value, headers=later.headers)
     feeder, buffer = RoleDriver(scene, "feeder", process="f2"), RoleDriver(scene, "buffer", process="b2")
     feeder.work()

@@ -8,7 +8,9 @@ from typing import Any
 
 from rftstream.gateway.keys import PREFIX, GatewayKeys, KeyOwner
 from rftstream.roles.explorer.agents import session as session_module
+from rftstream.roles.explorer.agents.history import RecordedCall
 from rftstream.roles.explorer.agents.loop import AgentLoop
+from rftstream.roles.explorer.agents.rollout import AgentRollout
 from rftstream.roles.explorer.agents.session import AgentSession
 from rftstream.roles.explorer.model_calls import CallAnswer
 from tests.simulation.changes import changed
@@ -65,11 +67,23 @@ def any_key_accepted() -> Iterator[None]:
         yield
 
 
+def roles_share_a_segment() -> Iterator[None]:
+    """A call goes on in the segment of another role."""
+    original = AgentRollout._is_open
+
+    def is_open(self: AgentRollout, parent: RecordedCall, role: str) -> bool:
+        return original(self, parent, self._segments[parent.call.segment].role)
+
+    with changed(AgentRollout, "_is_open", is_open):
+        yield
+
+
 RULES: dict[str, tuple[str, str, Callable[[], Iterator[None]]]] = {
     "answered-before-commit": ("lost", "a call is answered before it is on the log", answered_before_commit),
     "retries-sampled-again": ("twice", "a retry is a new sample", retries_sampled_again),
     "any-answer-replayed": ("twice", "a retry gets the answer of another request", any_answer_replayed),
     "answer-made-again": ("twice", "a retry gets other bytes", answer_made_again),
+    "roles-share-a-segment": ("lineage", "a call goes on in the segment of another role", roles_share_a_segment),
     "any-key-accepted": ("fencing", "the key of another rollout is accepted", any_key_accepted),
 }
 """Name -> the law that it breaks, what is left out, and how."""

@@ -31,12 +31,12 @@ def play_agents(
     folder: Path, seed: int, faults: Faults = AGENTS_FAULTS, *, joined: bool = False
 ) -> tuple[CallLaws, list[SimulatedAgent]]:
     """A run with six agents, to its end; AssertionError if a law does not hold. `joined`: with users' loops for
-    samplers and trainer."""
+    samplers and trainer. In runs with an odd seed, most rollouts are episodes of several agents."""
     config = with_joined(AGENTS_CONFIG) if joined else AGENTS_CONFIG
     simulation = Simulation(config, folder=folder, seed=seed, faults=faults, tick_s=0.005)
     simulation.watch = laws = Laws(simulation)
     laws.unfinished = calls = CallLaws(laws)
-    agents = [SimulatedAgent(simulation, calls, number) for number in range(6)]
+    agents = [SimulatedAgent(simulation, calls, number, roles=seed % 2 == 1) for number in range(6)]
 
     def act() -> bool:
         for agent in agents:

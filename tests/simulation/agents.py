@@ -2,7 +2,8 @@
 
 An agent asks for rollouts, makes calls that go on from each other, and ends them. Like a client over HTTP it gives a
 connection up after a while and tries again, at whichever explorer, until it is answered. Now and then it asks again for
-what it was told, falls silent, or sends a request with a key that it has made from another rollout's id.
+what it was told, falls silent, or sends a request with a key that it has made from another rollout's id. In episodes of
+several agents its calls take turns in two roles; some of these end with rewards that do not fit to them.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ class CallLaws(Unfinished):
             text = bytes(ids.tolist()).rstrip(b"\0").decode()
             answer = json.loads(self.answers[rollout_id, call.number])
             assert answer["choices"][0]["message"]["content"] == text, f"{rollout_id}: another answer than its tokens"
+            role = rollout.segments[call.segment].role
+            assert role == answer["model"].partition(":")[2], f"{rollout_id}: call {call.number} in another role"
 
     def told(self, rollout_id: str, answer: CallAnswer) -> None:
         """An explorer answers a call."""
@@ -104,8 +107,13 @@ class CallLaws(Unfinished):
 class SimulatedAgent:
     """One agent. The test calls `act` after every step of the simulation."""
 
-    def __init__(self, simulation: Simulation, laws: CallLaws, number: int) -> None:
+    def __init__(self, simulation: Simulation, laws: CallLaws, number: int, *, roles: bool = False) -> None:
+        """`roles`: some of its rollouts are episodes of several agents."""
         self._run, self._laws = simulation, laws
+        self._has_roles = roles
+        self._casting = Random(f"roles {simulation.seed} {number}")
+        self._cast: tuple[str, ...] = ()
+        """Roles of the rollout, which speak in turns."""
         self._random = Random(f"agent {simulation.seed} {number}")
         self._mischief = Random(f"mischief {simulation.seed} {number}")
         self._name = f"agent-{number}"
@@ -130,6 +138,8 @@ class SimulatedAgent:
         self.num_ended = self.num_refused = 0
         self.offered: dict[str, set[float | None]] = defaultdict(set)
         """Rollout -> the rewards that it has tried to post."""
+        self.offered_roles: dict[str, list[dict[str, float | None]]] = defaultdict(list)
+        """The same of its roles."""
         self.told: dict[str, list[str]] = defaultdict(list)
 
     def act(self) -> None:
@@ -153,13 +163,24 @@ class SimulatedAgent:
         if self._left == 0:
             reward = self._random.choice((0.0, 1.0))
             self.offered[self._rollout_id].add(reward)
-            return RolloutEnd(reward=reward)
+            roles = self._rewards_of_roles()
+            self.offered_roles[self._rollout_id].append(roles)
+            return RolloutEnd(reward=reward, roles=roles)
         headers = {"x-stainless-retry-count": str(self._tries)}
-        body = json.dumps({"model": "m", "messages": self._history}).encode()
+        model = f"policy:{self._cast[self._left % len(self._cast)]}" if self._cast else "m"
+        body = json.dumps({"model": model, "messages": self._history}).encode()
         call = read_call(DIALECTS["chat/completions"], body, headers)
         assert isinstance(call, ModelCall)
         self._asked = call
         return call
+
+    def _rewards_of_roles(self) -> dict[str, float | None]:
+        """Of each role; now and then without one of them, or of roles that nobody plays."""
+        if not self._has_roles or not (self._cast or self._casting.random() < 0.2):
+            return {}
+        known = self._cast or ("nobody",)
+        rewards = {role: self._casting.choice((0.0, 1.0, None)) for role in known}
+        return rewards if self._casting.random() < 0.8 else dict(list(rewards.items())[1:])
 
     def _send(self) -> None:
         processes = [one for one in self._run.processes if one.role == "explorer" and one.service is not None]
@@ -219,6 +240,7 @@ class SimulatedAgent:
                 self._rollout_id, self._tries = answer.rollout_id, 0
                 self._history = [{"role": "user", "content": str(answer.problem["messages"][0]["content"])}]
                 self._left = self._random.randint(1, 4)
+                self._cast = ("solver", "critic") if self._has_roles and self._casting.random() < 0.7 else ()
             case CallAnswer():
                 said = json.loads(answer.body)["choices"][0]["message"]["content"]
                 self.told[self._rollout_id].append(said)
@@ -256,3 +278,5 @@ def check_told(agents: list[SimulatedAgent], laws: CallLaws) -> None:
                 assert found == texts, f"{rollout_id}: other calls than its agent made"
                 posted = None if rollout.posted is None else rollout.posted.reward
                 assert posted in agent.offered[rollout_id], f"{rollout_id}: a reward that its agent did not post"
+                roles = {} if rollout.posted is None else rollout.posted.roles
+                assert roles in agent.offered_roles[rollout_id], f"{rollout_id}: other rewards of roles than posted"

@@ -18,7 +18,7 @@ from rftstream.contracts.dead import DeadLetter
 from rftstream.contracts.demonstrations import Demonstration
 from rftstream.contracts.outcomes import BatchReuse, GroupOutcome, GroupResult
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment
+from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment, roles_of
 from rftstream.contracts.tasks import RolloutIds, Task
 from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.verdicts import VerifiedRollout
@@ -102,6 +102,8 @@ class Laws:
         """By the place of the record."""
         self.letters: set[bytes | None] = set()
         self.rewards: dict[str, float] = {}
+        self.roles: dict[str, tuple[tuple[str, ...], dict[str, float | None]]] = {}
+        """Of a rollout in order: the role of each segment; and the rewards of roles."""
         self._verified_together: list[VerifiedRollout] = []
         """In one transaction."""
         self.steps: list[StepRecord] = []
@@ -347,12 +349,22 @@ class Laws:
             assert (verdict.reward if verdict else None) == expected, "unscorable is not zero"
         if verdict is not None:
             self.rewards[verified.ids.rollout_id] = verdict.reward
+            assert rollout is not None
+            posted = {} if rollout.posted is None else rollout.posted.roles
+            played = roles_of(rollout.segments)
+            if posted and self.config.tasksets["sums"].reward == "environment":
+                assert verdict.roles == {role: posted[role] for role in played}, "each role has what was posted for it"
+                assert any(reward is not None for reward in verdict.roles.values())
+            self.roles[verified.ids.rollout_id] = tuple(one.role for one in rollout.segments), verdict.roles
 
     def _experience(self, experience: Experience) -> None:
         batch, group = experience.batch_sequence, experience.ids.group_id
         assert self.batched.setdefault(group, (batch, experience.share)) == (batch, experience.share)
         reward = experience.reward if experience.verified_reward is None else experience.verified_reward
         assert reward == self.people.reward(experience, self.rewards.get(experience.ids.rollout_id))
+        if experience.reward == self.rewards.get(experience.ids.rollout_id) and not experience.terms:
+            roles = tuple(one.role for one in experience.segments), experience.roles
+            assert roles == self.roles[experience.ids.rollout_id], "roles come to the trainer as they were verified"
         if not experience.expert:
             self._beside(experience.ids, experience.segments)
         versions = [span.version for segment in experience.segments for span in segment.versions]

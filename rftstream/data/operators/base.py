@@ -138,6 +138,8 @@ class ScoredRollout:
     """The oldest version that sampled a token; None if no token was sampled, or if the group has no version."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Amounts that earlier operators have added to the reward, by name."""
+    roles: Mapping[str, float | None] = field(default_factory=dict)
+    """Rewards of roles in the verdict, in an episode of several agents."""
 
     @property
     def verified(self) -> VerifiedRollout:

@@ -313,7 +313,8 @@ class ZeroVariance:
         """The settings of `op = "zero_variance"`."""
 
         on: str = ""
-        """Named part of the verdict that has to differ; default: the reward, before operators shape it. If a reward has
+        """Named part of the verdict that has to differ; default: the reward, or that of some role, before operators
+        shape it. If a reward has
         several parts, name the one for correctness: a term for length or style nearly always differs, and lets groups
         pass in which all attempts failed."""
         min_spread: NotNegative = 0.0
@@ -327,6 +328,11 @@ class ZeroVariance:
         that have it."""
         scores = [rollout.score(self._config.on) for rollout in group.rollouts]
         found = [score for score in scores if score is not None]
-        if 0 < len(found) < len(scores) or (found and max(found) - min(found) > self._config.min_spread):
+        if 0 < len(found) < len(scores):
             return KEEP
+        roles = set() if self._config.on else {role for rollout in group.rollouts for role in rollout.roles}
+        for column in (scores, *([one.roles.get(role) for one in group.rollouts] for role in sorted(roles))):
+            numbers = [score for score in column if score is not None]
+            if numbers and max(numbers) - min(numbers) > self._config.min_spread:
+                return KEEP
         return Reject(f"no spread of {self._config.on}" if self._config.on else "")

@@ -69,7 +69,8 @@ class ReplayGroups:
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
         """Offer the group if its siblings can be compared."""
-        is_flat = len({rollout.shaped_reward for rollout in group.rollouts}) <= 1
+        rewards = {(one.shaped_reward, *sorted(one.roles.items(), key=lambda pair: pair[0])) for one in group.rollouts}
+        is_flat = len(rewards) <= 1
         return KEEP if is_flat and not self._config.flat_too else Offer()
 
 

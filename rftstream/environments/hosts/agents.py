@@ -1,6 +1,6 @@
 """Agents in host processes: foreign functions that call an endpoint by themselves.
 
-    async def run(problem, base_url, api_key, seed) -> reward, None, or {"reward", "parts", "metrics"}
+    async def run(problem, base_url, api_key, seed) -> reward, None, or {"reward", "parts", "roles", "metrics"}
 
 The function gets plain values (`json_form.py`), and its settings as `options` if it has such a parameter. It may also
 be a plain blocking function.
@@ -17,7 +17,7 @@ from msgspec import Meta
 from rftstream.contracts.tasks import Problem
 from rftstream.environments.hosted import HostedConfig
 from rftstream.environments.hosts.pool import pool_of, target_path
-from rftstream.environments.json_form import numbers_from_plain, problem_to_plain
+from rftstream.environments.json_form import numbers_from_plain, problem_to_plain, roles_from_plain
 from rftstream.errors import ConfigError, HostedCodeError
 
 
@@ -54,6 +54,8 @@ class AgentResult:
     """The reward; None if the agent gave none, which is not a reward of 0."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward."""
+    roles: Mapping[str, float | None] = field(default_factory=dict)
+    """Reward of each role, in an episode of several agents; None for a role that is not trained."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics that the agent measured."""
 
@@ -101,11 +103,12 @@ def result_from_plain(value: Any) -> AgentResult:
     reward."""
     if not isinstance(value, dict):
         value = {"reward": value}
-    if unknown := sorted(set(value) - {"reward", "parts", "metrics"}):
-        raise HostedCodeError(f"agent: unknown key {unknown[0]!r} of its result; known: metrics, parts, reward")
+    if unknown := sorted(set(value) - {"reward", "parts", "roles", "metrics"}):
+        raise HostedCodeError(f"agent: unknown key {unknown[0]!r} of its result; known: metrics, parts, reward, roles")
     reward = value.get("reward")
     return AgentResult(
         reward=None if reward is None else numbers_from_plain({"reward": reward}, what="agent")["reward"],
         parts=numbers_from_plain(value.get("parts"), what="agent.parts"),
+        roles=roles_from_plain(value.get("roles"), what="agent.roles"),
         metrics=numbers_from_plain(value.get("metrics"), what="agent.metrics"),
     )

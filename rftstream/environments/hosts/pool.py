@@ -22,6 +22,7 @@ from rftstream.loops import LoopThread
 ADAPTERS = {
     "gymnasium": "gymnasium.py:GymnasiumEnvironment",
     "textarena": "textarena.py:TextArenaEnvironment",
+    "textarena_self_play": "textarena.py:self_play",
     "openenv": "openenv.py:OpenEnvEnvironment",
     "ors": "ors.py:OrsEnvironment",
     "verifiers": "verifiers.py:run",

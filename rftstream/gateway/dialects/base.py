@@ -36,7 +36,7 @@ class ReadDialect:
         is_hidden = (choice.get("type") if isinstance(choice, dict) else choice) == "none"
         shown = () if is_hidden else tuple(tool for tool in listed if isinstance(tool, dict))
         formats = (fields.schema_format(value_of(body, name), name) for name in self.formats)
-        messages = self._messages(body)
+        messages, model = self._messages(body), fields.string(body, "model", default="")
         return ModelCall(
             dialect=self,  # type: ignore[arg-type]  # a subclass is one
             digest=digest,
@@ -45,7 +45,8 @@ class ReadDialect:
             messages=() if callable(messages) else messages,
             unresolved=messages if callable(messages) else None,
             tools=shown,
-            model=fields.string(body, "model", default=""),
+            model=model,
+            role=fields.role(model),
             max_tokens=fields.limit(body, *self.limits),
             stop=fields.stops(body, self.stop),
             constraint=fields.constraint(bool(shown), *formats, *self._constraints(body)),

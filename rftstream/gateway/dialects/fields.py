@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
+from rftstream.contracts.rollouts import MAX_ROLE_CHARACTERS
 from rftstream.contracts.tasks import FORMS, ChatMessage
 from rftstream.models.calls.call_reading import kind
 from rftstream.policies.base import Constraint
@@ -20,6 +22,11 @@ MAX_STOPS = 16
 
 MAX_DEPTH = 24
 """Deepest nesting of lists and maps in a request."""
+
+ALIAS = "policy"
+"""A name of the model in every run. `policy:ROLE` says in an episode of several agents who speaks."""
+
+_ROLE = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_ROLE_CHARACTERS}}}")
 
 Json = Mapping[str, Any]
 
@@ -53,6 +60,19 @@ def string(body: Json, name: str, where: str = "", *, default: str | None = None
     if not isinstance(value, str):
         raise RequestRefused(f"{where}{name}: got {kind(value)}, expected a string")
     return value
+
+
+def role(model: str) -> str:
+    """Return the role in the name of a model, `policy:ROLE`; empty if it has none."""
+    prefix, colon, name = model.partition(":")
+    if not colon or prefix != ALIAS:
+        return ""
+    if not _ROLE.fullmatch(name):
+        raise RequestRefused(
+            f"model: got the role {name[:80]!r}, expected 1 to {MAX_ROLE_CHARACTERS} letters, digits, '_', '.' or '-' "
+            f"behind {ALIAS}:"
+        )
+    return name
 
 
 def items(body: Json, name: str, where: str = "") -> list[Json]:

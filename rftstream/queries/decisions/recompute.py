@@ -280,14 +280,15 @@ class _TaskSide:
 
 # --------------------------------------------------------------------------------------------- experience side
 
-_Trained = tuple[float | None, tuple[tuple[str, float], ...], float | None, bytes]
-"""Reward, terms, the verdict's reward, and a digest of the loss masks."""
+_Trained = tuple[float | None, dict[str, float | None], tuple[tuple[str, float], ...], float | None, bytes]
+"""Reward, rewards of roles, terms, the verdict's reward, and a digest of the loss masks."""
 
 
 def _trained(experience: Experience) -> _Trained:
     masks = b"".join(segment.loss_mask.data for segment in experience.segments)
     terms = tuple(sorted(experience.terms.items()))
-    return experience.reward, terms, experience.verified_reward, blake2b(masks, digest_size=16).digest()
+    digest = blake2b(masks, digest_size=16).digest()
+    return experience.reward, experience.roles, terms, experience.verified_reward, digest
 
 
 class _ExperienceSide:

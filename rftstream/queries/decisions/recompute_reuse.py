@@ -77,10 +77,5 @@ class ReuseAgain:
         made = self._bodies.experiences(one, bodies, experience.batch_sequence, experience.share, 0)
         names = dict(zip(one.use.rollouts, made, strict=True))
         expected = names[experience.ids.rollout_id]
-        return (expected.segments, expected.reward, expected.terms, expected.weight, expected.use) == (
-            experience.segments,
-            experience.reward,
-            experience.terms,
-            experience.weight,
-            experience.use,
-        )
+        fields = ("segments", "reward", "roles", "terms", "weight", "use")
+        return all(getattr(expected, name) == getattr(experience, name) for name in fields)

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rftstream.algorithms.by_taskset import build_algorithm
+from rftstream.algorithms.roles import by_role
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest, Experience, LossKind
 from rftstream.contracts.outcomes import GroupOutcome, OperatorDecision
 from rftstream.contracts.records import TopicPartition
+from rftstream.contracts.verdicts import Verdict
 from rftstream.errors import RftError
 from rftstream.queries.catalog.finding import BatchShare, GroupRow, RolloutRow
 from rftstream.queries.decoding import message_at
@@ -57,7 +59,7 @@ class GroupView:
     """Names and values of the other columns of the problem."""
     siblings: tuple[SiblingView, ...]
     part_names: tuple[str, ...]
-    """Names of the parts that at least one sibling has beside the reward."""
+    """Names of the parts and roles that at least one sibling has beside the reward."""
     decisions: tuple[OperatorDecision, ...]
     """Actions of operators on the group."""
 
@@ -78,7 +80,7 @@ def read_group(transport: Transport, group: GroupRow, reader: CompletionReader, 
             SiblingView(
                 row=row,
                 reward=reward,
-                parts={} if view.verdict is None else view.verdict.parts,
+                parts={} if view.verdict is None else _parts(view.verdict),
                 said=reader.one_line(said[-1].pieces, SAID_CHARACTERS) if said else "",
                 num_turns=view.num_turns,
                 why="" if reward is not None else row.unscored or view.missing or "",
@@ -95,6 +97,12 @@ def read_group(transport: Transport, group: GroupRow, reader: CompletionReader, 
         part_names=tuple(names) if len(names) > 1 else (),
         decisions=_decisions(transport, group),
     )
+
+
+def _parts(verdict: Verdict) -> dict[str, float]:
+    """Return the parts of a reward, and those rewards of roles that there are."""
+    roles = {f"role {role}": reward for role, reward in verdict.roles.items() if reward is not None}
+    return {**verdict.parts, **roles}
 
 
 def read_problem(transport: Transport, group: GroupRow, *, num_partitions: int) -> GroupView:
@@ -148,12 +156,18 @@ def compute_advantages(
         rows, _ = algorithm.prepare(batch)
     except (RftError, ValueError, TypeError, AttributeError) as error:
         return GroupAdvantages(by_rollout={}, experiences={}, how=f"not computed: {error}")
-    owners = [one.ids.rollout_id for one in batch for _ in one.segments]
+    parts = [part for part in by_role(batch) if part.experience.reward is not None]
+    owners = [(part.experience.ids.rollout_id, place) for part in parts for place in part.places]
     if len(owners) != len(rows):
         return GroupAdvantages(by_rollout={}, experiences={}, how="not computed: the algorithm makes rows of its own")
-    found: dict[str, tuple[np.ndarray, ...]] = {}
-    for owner, row in zip(owners, rows, strict=True):
-        found[owner] = (*found.get(owner, ()), row.advantages)
+    trained = {owner: row.advantages for owner, row in zip(owners, rows, strict=True)}
+    found = {
+        one.ids.rollout_id: tuple(
+            trained.get((one.ids.rollout_id, place), np.zeros(segment.token_ids.shape[0], np.float32))
+            for place, segment in enumerate(one.segments)
+        )
+        for one in batch
+    }
     of = "the rewards of the group" if in_groups else "the rewards of the batch"
     return GroupAdvantages(
         by_rollout=found,

@@ -25,6 +25,7 @@ from rftstream.queries.records.shown import (
     cut,
     model_call_text,
     posted_text,
+    roles_of_turns,
     segment_starts,
     start_text,
 )
@@ -58,6 +59,8 @@ class ShownMessage:
     """Tool calls, one line each."""
     begins: str = ""
     """Text that a segment begins here, unless it is the first one."""
+    agent: str = ""
+    """Role of the speaker in an episode of several agents."""
     images: tuple[str, ...] = ()
 
 
@@ -179,6 +182,7 @@ def _shown_message(message: ChatMessage) -> ShownMessage:
 def _turns(rollout: Rollout, reader: CompletionReader) -> tuple[ShownMessage, ...]:
     starts = segment_starts(rollout.turns, rollout.segments, rollout.calls)
     said = reader.turns(rollout.turns, rollout.segments, rollout.calls)
+    roles = roles_of_turns(rollout.turns, rollout.segments, rollout.calls)
     return tuple(
         ShownMessage(
             role=turn.role,
@@ -188,6 +192,7 @@ def _turns(rollout: Rollout, reader: CompletionReader) -> tuple[ShownMessage, ..
             reward=turn.reward,
             calls=tuple(map(call_text, turn.tool_calls)),
             begins=start_text(starts[i]) if i in starts and starts[i].segment > 0 else "",
+            agent=roles.get(i, ""),
         )
         for i, (turn, pieces) in enumerate(zip(rollout.turns[:MAX_TURNS], said, strict=False))
     )

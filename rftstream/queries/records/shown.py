@@ -128,6 +128,13 @@ def segment_starts(
     return found
 
 
+def roles_of_turns(turns: Sequence[Turn], segments: Sequence[Segment], calls: Sequence[AgentCall]) -> dict[int, str]:
+    """Return who spoke in an episode of several agents: index of a sampled turn -> role."""
+    sampled = [index for index, turn in enumerate(turns) if turn.finish_reason is not None]
+    spoke = ((index, segments[call.segment].role) for index, call in zip(sampled, calls, strict=False) if segments)
+    return {index: role for index, role in spoke if role}
+
+
 def has_many_turns(rollout: Rollout) -> bool:
     """Return whether a rollout has several turns, tool calls, or rewards of turns."""
     return len(rollout.turns) > 1 or any(turn.tool_calls or turn.reward is not None for turn in rollout.turns)
@@ -164,8 +171,14 @@ def posted_text(posted: Posted) -> str:
     """Return the reward that the environment or agent gave, on one line."""
     given = "no reward" if posted.reward is None else f"reward {posted.reward:.6g}"
     parts = f": {numbers(posted.parts)}" if posted.parts else ""
+    roles = f"; to the roles {role_numbers(posted.roles)}" if posted.roles else ""
     wrong = f" ({posted.error})" if posted.error else ""
-    return f"{posted.source} gave {given}{parts}{wrong}"
+    return f"{posted.source} gave {given}{parts}{roles}{wrong}"
+
+
+def role_numbers(roles: Mapping[str, float | None]) -> str:
+    """Return `role reward` for each role."""
+    return ", ".join(f"{role} {'none' if reward is None else f'{reward:.6g}'}" for role, reward in roles.items())
 
 
 def numbers(values: Mapping[str, Any]) -> str:

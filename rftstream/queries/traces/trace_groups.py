@@ -21,6 +21,8 @@ from rftstream.queries.records.shown import (
     has_many_turns,
     model_call_text,
     posted_text,
+    role_numbers,
+    roles_of_turns,
     segment_starts,
 )
 from rftstream.queries.traces.lineage import (
@@ -187,8 +189,10 @@ class GroupTracer:
         if has_many_turns(rollout):
             shown = self._reader.turns(rollout.turns, rollout.segments, rollout.calls)
             starts = segment_starts(rollout.turns, rollout.segments, rollout.calls)
+            roles = roles_of_turns(rollout.turns, rollout.segments, rollout.calls)
             for index, (turn, pieces) in enumerate(zip(rollout.turns, shown, strict=True)):
                 facts: dict[str, Any] = {
+                    "as": roles.get(index),
                     "tokens": turn.num_tokens or None,
                     "segment": starts[index].segment if index in starts else None,
                     "opened": starts[index].why or None if index in starts else None,
@@ -274,4 +278,5 @@ def _verdict_facts(verified: VerifiedRollout) -> dict[str, Any]:
     verdict = verified.verdict
     if verdict is None:
         return {"unscorable": verified.reason, "why": verified.detail}
-    return {"reward": verdict.reward, "by": f"by {verdict.scorer} {verdict.scorer_version}", **verdict.parts}
+    roles = {"roles": role_numbers(verdict.roles)} if verdict.roles else {}
+    return {"reward": verdict.reward, "by": f"by {verdict.scorer} {verdict.scorer_version}", **verdict.parts, **roles}

@@ -38,6 +38,7 @@ def experience_of(
     assert rollout is not None and verdict is not None, "others are in no batch"
     sibling = verified.ids.sibling
     terms = dict(result.terms.get(sibling, {})) if result is not None else {}
+    added = plain_sum(terms.values())
     spans = result.masks.get(sibling, ()) if result is not None else ()
     return Experience(
         ids=verified.ids,
@@ -46,7 +47,7 @@ def experience_of(
         position=position,
         loss_kind=LossKind.rl,
         segments=mask_tokens(rollout.segments, spans),
-        reward=verdict.reward + plain_sum(terms.values()) if terms else verdict.reward,
+        reward=verdict.reward + added if terms else verdict.reward,
         sampling=rollout.sampling,
         truncated=rollout.status is RolloutStatus.truncated,
         parts=verdict.parts,
@@ -57,6 +58,7 @@ def experience_of(
         verified_reward=verdict.reward if terms else None,
         use=use,
         weight=weight,
+        roles={role: None if one is None else one + added for role, one in verdict.roles.items()},
     )
 
 

@@ -51,6 +51,7 @@ def sibling_of(verified: VerifiedRollout, place: TopicPartition, offset: int) ->
         status=rollout.status if rollout else RolloutStatus.undecodable,
         reward=verified.verdict.reward if verified.verdict else None,
         reason=verified.reason,
+        roles=verified.verdict.roles if verified.verdict else {},
     )
     return Sibling(
         summary,

@@ -90,6 +90,7 @@ class GroupOperators:
             ScoredRollout(
                 sibling=one.sibling,
                 reward=one.summary.reward,
+                roles=one.summary.roles,
                 num_tokens=one.summary.num_tokens,
                 truncated=one.summary.status is RolloutStatus.truncated,
                 load=partial(_body, load, one.place_offset),

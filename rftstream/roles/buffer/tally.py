@@ -13,6 +13,16 @@ from rftstream.contracts.verdicts import VerifiedRollout, spent_amounts
 from rftstream.core.samples import plain_sum
 
 
+def has_spread(rollouts: Sequence[RolloutSummary]) -> bool:
+    """Return whether some rewards of a group differ: those of the rollouts, or in episodes of several agents those of
+    one role."""
+    scored = [rollout for rollout in rollouts if rollout.reward is not None]
+    if len({rollout.reward for rollout in scored}) > 1:
+        return True
+    roles = {role for rollout in scored for role in rollout.roles}
+    return any(len({rollout.roles[role] for rollout in scored if role in rollout.roles}) > 1 for role in roles)
+
+
 class Tally:
     """Sums over the groups that were decided since the last batch. BufferProgress makes one for each batch. It calls
     `group` for each group with an outcome and `rollout` for each rollout of the batch, and then `metrics`."""
@@ -23,7 +33,7 @@ class Tally:
         self._squares: dict[str, float] = defaultdict(float)
         """Sum of squared rewards, by taskset."""
         self._parts_of_tasksets: set[str] = set()
-        """Names of part means that only one taskset has."""
+        """Names of means of parts and roles that only one taskset has."""
         self._groups: dict[str, int] = defaultdict(int)
         self._spent: dict[str, float] = defaultdict(float)
         """Cost of the verdicts of the batch, by kind."""
@@ -32,8 +42,7 @@ class Tally:
         """Count a group by its outcome alone, so that a successor counts the same."""
         self._groups[str(result)] += 1
         if result in (GroupResult.batched, GroupResult.filtered):
-            rewards = {rollout.reward for rollout in rollouts if rollout.reward is not None}
-            self._add("zero_variance_share", len(rewards) <= 1)
+            self._add("zero_variance_share", not has_spread(rollouts))
         for rollout in rollouts:
             if rollout.reward is not None:
                 self._add("reward", rollout.reward)
@@ -49,11 +58,13 @@ class Tally:
         belong to another run."""
         rollout, verdict = verified.rollout, verified.verdict
         assert rollout is not None and verdict is not None, "others are in no batch"
-        for name, value in verdict.parts.items():
-            self._add(f"part/{name}", value)
-            of_taskset = f"part/{verified.ids.taskset}/{name}"
-            self._parts_of_tasksets.add(of_taskset)
-            self._add(of_taskset, value)
+        roles = {role: reward for role, reward in verdict.roles.items() if reward is not None}
+        for kind, values in (("part", verdict.parts), ("role", roles)):
+            for name, value in values.items():
+                self._add(f"{kind}/{name}", value)
+                of_taskset = f"{kind}/{verified.ids.taskset}/{name}"
+                self._parts_of_tasksets.add(of_taskset)
+                self._add(of_taskset, value)
         for name, value in {**rollout.metrics, **verdict.metrics}.items():
             self._add(f"metric/{name}", value)
         for kind, amount in spent_amounts(verdict.metrics).items():

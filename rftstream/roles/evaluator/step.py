@@ -295,6 +295,9 @@ class EvaluatorStep(SingleStep):
                 rewards.setdefault(sample.index, []).append(score.reward)
                 for name, value in {**measured, **score.parts, **score.metrics}.items():
                     extra.setdefault(f"metric/{name}", []).append(value)
+                for role, reward in score.roles.items():
+                    if reward is not None:
+                        extra.setdefault(f"role/{role}", []).append(reward)
             if (
                 sample.attempt is not None
                 and (posted := sample.attempt.posted) is not None

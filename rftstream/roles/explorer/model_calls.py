@@ -90,6 +90,8 @@ class ModelCall:
     """Tools for the model, in the form that chat templates take."""
     model: str = ""
     """The name that the agent calls the model by."""
+    role: str = ""
+    """The role that the model plays, in an episode of several agents; empty for none."""
     max_tokens: int | None = None
     """Most tokens to sample for this call; None for as many as the rollout has left."""
     stop: tuple[str, ...] = ()
@@ -126,6 +128,8 @@ class RolloutEnd:
     """The rollout's reward; None if the taskset's reward decides."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward."""
+    roles: Mapping[str, float | None] = field(default_factory=dict)
+    """Reward of each role, in an episode of several agents; None for a role that is not trained."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metrics that the agent measured."""
     error: str | None = None

@@ -35,11 +35,13 @@ class OpenSegment:
     versions: list[VersionSpan] = field(default_factory=list)
     images: list[ImageSpan] = field(default_factory=list)
     beside: dict[str, Beside] = field(default_factory=dict)
+    role: str = ""
+    """Role of all its sampled tokens, in an episode of several agents."""
 
     @staticmethod
     def of(segment: Segment) -> OpenSegment:
         """Return an open segment that begins with the tokens of a closed one."""
-        opened = OpenSegment()
+        opened = OpenSegment(role=segment.role)
         opened.extend(segment)
         return opened
 
@@ -125,6 +127,7 @@ class OpenSegment:
             ],
             [replace(span, start=span.start - start) for span in self.images if span.start >= start],
             cut_columns(self.beside, start),
+            self.role,
         )
 
     def close(self) -> Segment:
@@ -136,6 +139,7 @@ class OpenSegment:
             versions=tuple(self.versions),
             images=tuple(self.images),
             beside=wire_columns(self.beside),
+            role=self.role,
         )
 
 

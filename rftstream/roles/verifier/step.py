@@ -24,7 +24,7 @@ from rftstream.clock import Clock
 from rftstream.contracts import codec
 from rftstream.contracts.assistant import ToolCall
 from rftstream.contracts.records import Record
-from rftstream.contracts.rollouts import Rollout, RolloutStatus
+from rftstream.contracts.rollouts import Rollout, RolloutStatus, roles_of
 from rftstream.contracts.tasks import RolloutIds
 from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout, spent_amounts
 from rftstream.error_kinds import Kinds, common_text, kind_of, last_line
@@ -282,6 +282,7 @@ class VerifierStep(ConcurrentStep):
                 scorer=reply.scorer,
                 scorer_version=reply.scorer_version,
                 parts=metrics.named_by_people(reply.score.parts),
+                roles=dict(reply.score.roles),
                 metrics=metrics.named_by_people(reply.score.metrics),
                 additions=dict(reply.score.additions),
             )
@@ -404,12 +405,15 @@ def reward_input(rollout: Rollout, *, with_tokens: bool = True) -> RewardInput:
                 token_data=segment.token_ids.data,
                 mask_data=segment.loss_mask.data,
                 logprob_data=segment.behavior_logprobs.data,
+                role=segment.role,
             )
             for segment in (rollout.segments if with_tokens else ())
         ),
         environment_reward=None if posted is None else posted.reward,
         environment_parts={} if posted is None else posted.parts,
         environment_error=None if posted is None else posted.error,
+        environment_roles={} if posted is None else posted.roles,
+        roles=roles_of(rollout.segments),
     )
 
 

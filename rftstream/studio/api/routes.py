@@ -134,6 +134,7 @@ def rollout(page: PageOfRun) -> RolloutDetail:
         missing=view.missing,
         reward=None if verdict is None else verdict.reward,
         parts={} if verdict is None else verdict.parts,
+        roles={} if verdict is None else verdict.roles,
         scorer=None if verdict is None else verdict.scorer,
         places=view.places,
     )

@@ -156,6 +156,8 @@ class RolloutDetail(Struct, frozen=True, kw_only=True):
     """Reward of the verdict."""
     parts: Mapping[str, float]
     """The parts of the verdict's reward."""
+    roles: Mapping[str, float | None]
+    """Reward of each role, in an episode of several agents; None for a role that is not trained."""
     scorer: str | None
     places: Mapping[str, str]
     """Fact -> place of its record, as `topic[partition]@offset`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from rftstream.data.operators.base import (
     KEEP,
     ExperienceDecision,
     Mask,
+    Offer,
     Reject,
     ScoredGroup,
     ScoredRollout,
@@ -298,3 +300,12 @@ def test_ngrams_have_equal_numbers_where_they_are_equal() -> None:
     assert hash_ngrams(np.asarray([1, 2], np.int32), 3) == []
     assert hash_ngrams(np.asarray([1, 2, 3], np.int32), 3) == [hash_ngrams(np.asarray([1, 2, 3]), 3)[0]]
     assert hash_ngrams(np.asarray([1, 2, 3], np.int32), 3) != hash_ngrams(np.asarray([2, 1, 3], np.int32), 3)
+
+
+def test_a_group_without_a_spread_is_rejected_unless_one_of_its_roles_has_one() -> None:
+    flat = rewarded(0.0, 0.0)
+    told = [replace(one, roles={"left": reward, "judge": None}) for one, reward in zip(flat, (1.0, -1.0), strict=True)]
+    assert decide("zero_variance", flat) == Reject("")
+    assert decide("zero_variance", told) == KEEP
+    assert decide("zero_variance", told, min_spread=2.0) == Reject("")
+    assert decide("replay", flat) == KEEP and isinstance(decide("replay", told), Offer)

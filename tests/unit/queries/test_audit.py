@@ -370,9 +370,11 @@ def test_an_outcome_that_cannot_be_decoded(log: SyntheticLog) -> None:
     log.put_raw(NewRecord("outcomes", 0, b"?", b"?", (("contract", b"group_outcome"),)))
     assert balanced(log).foreign == {"outcomes": 1}
     later = codec.to_record(outcome(log.siblings(1), GroupResult.dead), "outcomes", 0, run="r", writer_epoch=1)
-    headers = tuple((name, b"99" if name == "contract_version" else text) for name, text in later.headers)
+    headers = tuple(
+        (name, b"99" if name in ("contract_version", "readable_since") else text) for name, text in later.headers
+    )
     log.put_raw(msgspec.structs.replace(later, headers=headers))
-    assert "got group_outcome.v99, expected at most v6" in problem(log)
+    assert "got group_outcome.v99, expected at most v7" in problem(log)
 
 
 # --------------------------------------------------------------------------------------------- a live log

@@ -211,3 +211,24 @@ def test_repetition(ids: list[int], reward: float) -> None:
         logprob_data=np.zeros(len(prompt) + len(ids), "<f4").tobytes(),
     )
     assert build_reward(named, config_of(named))(replace(ITEM, segments=(segment,))).reward == pytest.approx(reward)
+
+
+def by_role(item: RewardInput) -> Any:
+    return item.info["given"]
+
+
+SOLVED = {"reward": 0.5, "roles": {"solver": 1.0, "critic": 0.0, "judge": None}}
+
+
+def test_each_role_has_the_sum_of_what_the_rewards_say_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reward that says nothing of roles counts alike for all of them; a gate closes for all."""
+    monkeypatch.setattr(sys.modules["given"], "by_role", by_role, raising=False)
+    mine = {"name": "given:by_role", "weight": 2.0}
+    item = replace(ITEM, info={"given": SOLVED, "a": 1.0, "b": 0.5}, roles=("solver", "critic", "judge"))
+    alone, beside = build_reward(mine, config_of(mine)), built(GATE, mine, {"name": "b"})
+    assert alone(item).roles == {"solver": 2.0, "critic": 0.0, "judge": None}
+    assert (beside(item).reward, beside(item).roles) == (1.5, {"solver": 2.5, "critic": 0.5, "judge": None})
+    shut = replace(item, info={**item.info, "a": 0.0})
+    assert beside(shut).roles == {}, "only the gate was asked, which tells no roles apart"
+    assert built(GATE, {"name": "b"})(item).roles == {}
+    assert beside(replace(item, roles=("critic",))).roles == {"critic": 0.5}, "who did not speak is left out"

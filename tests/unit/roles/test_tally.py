@@ -107,3 +107,25 @@ def test_names_with_ids_in_them_leave_room_for_the_others(caplog: pytest.LogCapt
     again = fit_names({**values, "loss": 1.0, "kl": 2.0})
     assert (again["loss"], len(again)) == (1.0, MAX_NAMES_OF_RECORD)
     assert again[NAMES_LEFT_OUT] == values[NAMES_LEFT_OUT] + 2, "which are own names"
+
+
+def test_a_group_has_a_spread_if_one_of_its_roles_has_one() -> None:
+    """As in games whose rewards add up to 0."""
+
+    def spread(*roles: dict[str, float | None], rewards: tuple[float, ...] = (0.0, 0.0)) -> float:
+        tally = Tally()
+        one = [replace(summary(reward), roles=own) for reward, own in zip(rewards, roles, strict=True)]
+        tally.group("sums", GroupResult.batched, one)
+        return 1.0 - tally.metrics()["zero_variance_share"]
+
+    assert spread({"a": 1.0, "b": -1.0}, {"a": -1.0, "b": 1.0})
+    assert spread({"a": 1.0}, {"a": 1.0}, rewards=(0.0, 1.0))
+    assert not spread({"a": 1.0, "judge": None}, {"a": 1.0})
+    assert not spread({"a": 1.0}, {"b": 0.0}), "nothing is compared with anything"
+    tally = Tally()
+    for reward in (1.0, 0.0):
+        body = verified("sums", a=1.0)
+        assert body.verdict is not None
+        tally.rollout(replace(body, verdict=replace(body.verdict, roles={"a": reward, "judge": None})), 5)
+    means = tally.metrics()
+    assert (means["role/a"], means["part/a"]) == (0.5, 1.0) and "role/judge" not in means

@@ -13,14 +13,22 @@ Options, also those of a single problem in its `info.options`:
 The reward comes with the last reply: the game's reward for the policy's player. textarena uses Python's global random
 generator. So each game keeps its own state of the generator, and only one game of a host moves at a time. The state
 between two turns is the list of all moves.
+
+`target = "textarena_self_play"` is an agent: the policy plays all seats, each with a conversation of its own, in the
+roles `player_0`, `player_1`, ... (`model = "policy:player_0"`). The reward of a role is the game's for this player. Its
+options are `id`, `settings`, `num_players` (2 by default), `instructions` and `seed`.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import random
 import threading
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,31 +37,36 @@ import textarena
 
 KNOWN = ("id", "settings", "num_players", "seat", "opponent", "instructions", "seed")
 ONE_MOVES = threading.Lock()
+NOT_NOW = (429, 503)
+"""Statuses of the gateway after which the same call is made again."""
 
 
 class TextArenaEnvironment:
     """One game of textarena, as a host calls it."""
 
+    known: tuple[str, ...] = KNOWN
+    num_players = 1
+
     def __init__(self, config: dict[str, Any], *, problem: dict[str, Any], seed: int) -> None:
         options = {**config, **problem["info"].get("options", {})}
-        if unknown := sorted(set(options) - set(KNOWN)):
-            raise ValueError(f"options: unknown key {unknown[0]!r}; known: {', '.join(KNOWN)}")
+        if unknown := sorted(set(options) - set(self.known)):
+            raise ValueError(f"options: unknown key {unknown[0]!r}; known: {', '.join(self.known)}")
         if "id" not in options:
             raise ValueError("options: missing id, as in id = 'GuessTheNumber-v0'")
         self._seed = seed = options.get("seed", seed)
         self._random = random.Random(seed).getstate()
         self._messages = problem["messages"]
         self._instructions = options.get("instructions", "")
-        self._num_players, self._seat = options.get("num_players", 1), options.get("seat", 0)
+        self._num_players, self._seat = options.get("num_players", self.num_players), options.get("seat", 0)
         self._opponent: Callable[[str, int, int], str] | None = None
         if "opponent" in options:
             module, _, name = options["opponent"].partition(":")
             self._opponent = getattr(importlib.import_module(module), name)
-        elif self._num_players > 1:
+        elif self._num_players > 1 and "opponent" in self.known:
             raise ValueError("options: missing opponent, as in opponent = 'my_players:careful'")
         self._moves: list[str] = []
         self._turns = 0
-        self._seen = ""
+        self._seen: dict[int, str] = {}
         with self._own_random():
             self._game = textarena.make(options["id"], **options.get("settings", {}))
 
@@ -117,11 +130,11 @@ class TextArenaEnvironment:
 
     def _observe(self) -> str:
         """Return the new part of the observation. Some games repeat everything before it; that part is removed."""
-        _, observation = self._game.get_observation()
+        player, observation = self._game.get_observation()
         text = observation if isinstance(observation, str) else "\n".join(str(one[1]) for one in observation)
-        new = text[len(self._seen) :] if text.startswith(self._seen) else text
-        self._seen = text
-        return new.strip()
+        seen = self._seen.get(player, "")
+        self._seen[player] = text
+        return (text[len(seen) :] if text.startswith(seen) else text).strip()
 
     @contextmanager
     def _own_random(self) -> Iterator[None]:
@@ -133,6 +146,64 @@ class TextArenaEnvironment:
             finally:
                 self._random = random.getstate()
                 random.setstate(outside)
+
+
+class SelfPlay(TextArenaEnvironment):
+    """One game in which the policy has all seats."""
+
+    known = ("id", "settings", "num_players", "instructions", "seed")
+    num_players = 2
+
+    def play(self, ask: Callable[[str, list[dict[str, Any]]], str]) -> dict[str, Any]:
+        """Play to the end, and return the reward of each player. `ask(role, messages)` returns a move."""
+        talks: dict[int, list[dict[str, Any]]] = {}
+        with self._own_random():
+            self._reset()
+        done = False
+        while not done:
+            with self._own_random():
+                player, text = self._game.state.current_player_id, self._observe()
+            first = [*filter(None, (*(one["content"] for one in self._messages), self._instructions))]
+            said = text if player in talks else "\n\n".join((*first, text)).strip()
+            talk = talks.setdefault(player, [])
+            talk.append({"role": "user", "content": said})
+            talk.append({"role": "assistant", "content": ask(role_of(player), talk)})
+            self._turns += 1
+            with self._own_random():
+                done = self._move(talk[-1]["content"])
+        with self._own_random():
+            rewards, info = self._game.close()
+        invalid = sum(bool(about.get("invalid_move")) for about in (info or {}).values())
+        return {
+            "roles": {role_of(player): reward for player, reward in sorted((rewards or {}).items())},
+            "metrics": {"moves": float(self._turns), "invalid_moves": float(invalid)},
+        }
+
+
+def role_of(player: int) -> str:
+    """Return the name of a player's role."""
+    return f"player_{player}"
+
+
+def self_play(
+    problem: dict[str, Any], base_url: str, api_key: str, seed: int, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Play one game with the policy in all seats, and return the reward of each."""
+
+    def ask(role: str, messages: list[dict[str, Any]]) -> str:
+        body = json.dumps({"model": f"policy:{role}", "messages": messages}).encode()
+        headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+        while True:
+            try:
+                request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
+                with urllib.request.urlopen(request) as answer:
+                    return str(json.load(answer)["choices"][0]["message"]["content"] or "")
+            except urllib.error.HTTPError as error:
+                if error.code not in NOT_NOW:
+                    raise RuntimeError(f"the gateway answered {error.code}: {error.read()[:500]!r}") from None
+                time.sleep(float(error.headers.get("retry-after") or 1))
+
+    return SelfPlay(options, problem=problem, seed=seed).play(ask)
 
 
 def tasks(options: dict[str, Any]) -> Iterator[dict[str, Any]]:

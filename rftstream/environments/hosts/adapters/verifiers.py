@@ -2,12 +2,16 @@
 
 Options:
 
-    env    the environment as verifiers' own run files have it in [env]: taskset, agent, harness. The agent's runtime is
+    env    the environment as verifiers' own run files have it in [env]: taskset, agents, harness. An agent's runtime is
            `subprocess` unless it is said otherwise; verifiers' own default is a cloud.
     model  the name of the model in requests, "policy" by default
 
 The problem's `info.idx` is the number of the task in the taskset. The reward is that of the trace, or the mean of
 several traces. In verifiers a failed trace has the reward 0; here it is an error, so its rollout is not trained on.
+
+An environment of several agents is an episode with a role for each, which has the name and the reward of its trace (the
+mean of its traces). An agent that verifiers does not train (`trainable = False`) is not trained here either. An agent
+with a model or a client of its own has no role.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from verifiers.v1.clients import EvalClientConfig, ModelContext
+from verifiers.v1.configs.agent import agent_config_fields
+from verifiers.v1.runtimes import SubprocessConfig
 from verifiers.v1.utils.loaders import load_environment, load_taskset, resolve_env_config
 
 os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", "")))  # uv may be there
@@ -32,9 +38,17 @@ class LoadedEnvironment:
     """A verifiers environment with its servers and the tasks used so far. There is one for each `env`."""
 
     def __init__(self, env: dict[str, Any]) -> None:
-        data = copy.deepcopy(env)
-        data.setdefault("agent", {}).setdefault("runtime", {"type": "subprocess"})
-        self.environment = load_environment(resolve_env_config(data))
+        config = resolve_env_config(copy.deepcopy(env))
+        agents = agent_config_fields(config)
+        own = [name for name, agent in agents.items() if agent.model is None and agent.client is None]
+        self.roles = own if len(agents) > 1 else []
+        """Agents that the policy plays, if there are several."""
+        changed = {}
+        for name, agent in agents.items():
+            here = {} if (env.get(name) or {}).get("runtime") else {"runtime": SubprocessConfig()}
+            model = {"model": f"policy:{name}"} if name in self.roles else {}
+            changed[name] = agent.model_copy(update={**here, **model})
+        self.environment = load_environment(config.model_copy(update=changed))
         self._tasks: dict[int, Any] = {}
         self._is_serving = asyncio.Event()
         self._server = asyncio.create_task(self._serve())
@@ -107,11 +121,11 @@ async def run(
     if not episode.ok:
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
         raise RuntimeError(f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode failed")
-    return result_of(episode.traces)
+    return result_of(episode.traces, loaded.roles)
 
 
-def result_of(traces: list[Any]) -> dict[str, Any]:
-    """Return the mean reward of the traces, with their parts and metrics."""
+def result_of(traces: list[Any], roles: list[str]) -> dict[str, Any]:
+    """Return the mean reward of the traces, with their parts and metrics, and the reward of each role."""
     parts: dict[str, list[float]] = {}
     metrics: dict[str, list[float]] = {}
     for trace in traces:
@@ -121,9 +135,19 @@ def result_of(traces: list[Any]) -> dict[str, Any]:
         for name, value in {**trace.metrics, "num_turns": trace.num_turns}.items():
             if value is not None:
                 metrics.setdefault(name, []).append(float(value))
-    scored = [trace.reward for trace in traces if any(reward is not None for reward in trace.rewards.values())]
+    scored = [trace for trace in traces if any(reward is not None for reward in trace.rewards.values())]
+    trained = [trace for trace in scored if trace.agent.trainable] if roles else scored
     return {
-        "reward": sum(scored) / len(scored) if scored else None,
+        "reward": mean([trace.reward for trace in trained]),
+        "roles": {
+            role: mean([trace.reward for trace in trained if trace.agent.name == role])
+            for role in dict.fromkeys(trace.agent.name for trace in traces if trace.agent.name in roles)
+        },
         "parts": {name: sum(values) / len(traces) for name, values in parts.items()},
         "metrics": {name: sum(values) / len(values) for name, values in metrics.items()},
     }
+
+
+def mean(rewards: list[float]) -> float | None:
+    """Return the mean of rewards; None if there are none."""
+    return sum(rewards) / len(rewards) if rewards else None

@@ -5,7 +5,7 @@ operators, outcomes and experiences see the judged reward."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from rftstream.config.role_sections import FeedbackSection
@@ -89,16 +89,25 @@ class JudgedRewards:
         if verdict is None:
             alone = Verdict(reward=human, scorer=SCORER, scorer_version="1", parts={HUMAN: human})
             return replace(verified, verdict=alone, reason=None, detail=None)
-        reward = self._mixed(verdict.reward, human)
-        return replace(verified, verdict=replace(verdict, reward=reward, parts={**verdict.parts, HUMAN: human}))
+        changed = replace(
+            verdict,
+            reward=self._mixed(verdict.reward, human),
+            parts={**verdict.parts, HUMAN: human},
+            roles=self._mixed_roles(verdict.roles, human),
+        )
+        return replace(verified, verdict=changed)
 
     def _sibling(self, sibling: Sibling) -> Sibling:
         human = self._rewards.get(sibling.summary.rollout_id)
         if human is None:
             return sibling
         reward = human if sibling.summary.reward is None else self._mixed(sibling.summary.reward, human)
-        summary = replace(sibling.summary, reward=reward, reason=None)
+        roles = self._mixed_roles(sibling.summary.roles, human)
+        summary = replace(sibling.summary, reward=reward, reason=None, roles=roles)
         return replace(sibling, summary=summary, parts={**sibling.parts, HUMAN: human})
+
+    def _mixed_roles(self, roles: Mapping[str, float | None], human: float) -> dict[str, float | None]:
+        return {role: None if one is None else self._mixed(one, human) for role, one in roles.items()}
 
     def _mixed(self, reward: float, human: float) -> float:
         weight = self._settings.weight

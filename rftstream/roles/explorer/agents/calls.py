@@ -192,7 +192,7 @@ class CallSampler:
         told = open_call.call.dialect.answer(result)
         answer = msgspec.json.encode(told)
         call = rollout.new_call(plan, open_call.call, completion, (open_call.started_at, now))
-        added = OpenSegment()
+        added = OpenSegment(role=open_call.call.role)
         added.prompt(plan.new_prompt)
         added.sampled(completion)
         saved = SavedCall(

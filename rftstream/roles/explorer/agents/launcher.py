@@ -182,6 +182,7 @@ def end_of_result(result: AgentResult) -> RolloutEnd:
     for name, numbers in (
         ("reward", {} if result.reward is None else {"reward": result.reward}),
         ("parts", result.parts),
+        ("roles", {role: reward for role, reward in result.roles.items() if reward is not None}),
         ("metrics", result.metrics),
     ):
         if len(numbers) > MAX_NUMBERS:
@@ -189,4 +190,6 @@ def end_of_result(result: AgentResult) -> RolloutEnd:
         for number in numbers.values():
             if not math.isfinite(number):
                 return RolloutEnd(error=f"agent.{name}: got {number}, expected finite numbers")
-    return RolloutEnd(reward=result.reward, parts=dict(result.parts), metrics=dict(result.metrics))
+    return RolloutEnd(
+        reward=result.reward, parts=dict(result.parts), roles=dict(result.roles), metrics=dict(result.metrics)
+    )

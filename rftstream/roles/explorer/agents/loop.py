@@ -328,8 +328,12 @@ class AgentLoop:
 
     def _end_by_word(self, session: AgentSession, end: RolloutEnd) -> None:
         word = digest(asdict(end))
-        gave = end.reward is not None or end.parts
-        posted = Posted(reward=end.reward, parts=named_by_people(end.parts), source="agent") if gave else None
+        gave = end.reward is not None or end.parts or end.roles
+        posted = (
+            Posted(reward=end.reward, parts=named_by_people(end.parts), source="agent", roles=dict(end.roles))
+            if gave
+            else None
+        )
         if end.error is not None and session.rollout.calls and (limit := session.limit_met):
             self._cut_short(session, f"{limit}, and then the agent failed: {end.error}", word)
         elif end.error is not None:

@@ -1,8 +1,8 @@
 """A rollout that an agent makes by its calls: its segments, and the tokens that each call adds to them.
 
-A call continues the segment of its parent call (history.py), if no other call has continued that segment. Otherwise, or
-if the tokens cannot be continued exactly, the call opens a new segment. The tokens that a branch repeats were sampled
-in another segment, so they are masked: each sampled token is trained once."""
+A call continues the segment of its parent call (history.py), if no other call has continued that segment and both have
+one role. Otherwise, or if the tokens cannot be continued exactly, the call opens a new segment. The tokens that a
+branch repeats were sampled in another segment, so they are masked: each sampled token is trained once."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ class AgentRollout:
             prompt = new_prompt = self._renderer.render(conversation.messages, conversation.tools)
             parent, segment = None, None
         else:
-            parent = next((parent for parent in parents if self._is_open(parent)), parents[-1])
+            parent = next((parent for parent in parents if self._is_open(parent, call.role)), parents[-1])
             conversation = Conversation(
                 messages=(*parent.conversation.messages, parent.said, *new), tools=parent.conversation.tools
             )
-            segment, opened, prompt, new_prompt = self._continue(parent, conversation)
+            segment, opened, prompt, new_prompt = self._continue(parent, conversation, call.role)
         if segment is not None:
             self._reserved.add(segment)
         return PlannedCall(
@@ -107,7 +107,7 @@ class AgentRollout:
         )
 
     def _continue(
-        self, parent: RecordedCall, conversation: Conversation
+        self, parent: RecordedCall, conversation: Conversation, role: str
     ) -> tuple[int | None, str, tuple[int, ...], tuple[int, ...]]:
         known = tuple(self._segments[parent.call.segment].token_ids[: parent.end])
         found = self._renderer.continue_prompt(known, parent.call.count, parent.conversation, conversation)
@@ -115,14 +115,15 @@ class AgentRollout:
             prompt = self._renderer.render(conversation.messages, conversation.tools)
             return None, str(found.break_reason), prompt, prompt
         prompt = known + found.token_ids
-        if not self._is_open(parent):
-            return None, "branch", prompt, prompt
+        if not self._is_open(parent, role):
+            return None, "branch" if self._segments[parent.call.segment].role == role else "role", prompt, prompt
         return parent.call.segment, "", prompt, found.token_ids
 
-    def _is_open(self, parent: RecordedCall) -> bool:
-        """Whether the segment ends with this call and no planned call continues it."""
+    def _is_open(self, parent: RecordedCall, role: str) -> bool:
+        """Whether the segment ends with this call, is of the role, and no planned call continues it."""
         number = parent.call.segment
-        return number not in self._reserved and len(self._segments[number].token_ids) == parent.end
+        segment = self._segments[number]
+        return number not in self._reserved and len(segment.token_ids) == parent.end and segment.role == role
 
     def release(self, plan: PlannedCall) -> None:
         """Drop a planned call that has no completion. Its prompt does not become part of the rollout."""
@@ -199,7 +200,7 @@ class AgentRollout:
 
     def _add(self, recorded: RecordedCall, added: OpenSegment) -> None:
         if recorded.call.segment == len(self._segments):
-            self._segments.append(OpenSegment())
+            self._segments.append(OpenSegment(role=added.role))
         self._segments[recorded.call.segment].append(added)
         self.num_tokens += recorded.call.count
         self._history.add(recorded)
@@ -254,14 +255,14 @@ class AgentRollout:
         self._add(recorded, OpenSegment.of(segment))
 
     def _check(self, call: AgentCall, saved: SavedCall, segment: Segment) -> None:
-        known = self._segments[call.segment].token_ids if call.segment < len(self._segments) else []
-        whole, sampled = len(known) + segment.token_ids.shape[0], int(segment.loss_mask.numpy().sum())
+        before = self._segments[call.segment] if call.segment < len(self._segments) else OpenSegment(role=segment.role)
+        whole, sampled = len(before.token_ids) + segment.token_ids.shape[0], int(segment.loss_mask.numpy().sum())
         if (
             call.number != len(self.calls)
             or call.dialect not in self._dialects
             or call.segment > len(self._segments)
             or (saved.parent is not None and saved.parent >= call.number)
-            or (call.start + call.count, call.count) != (whole, sampled)
+            or (call.start + call.count, call.count, before.role) != (whole, sampled, segment.role)
         ):
             raise CannotGoOnError(f"call {call.number} does not fit to those before it")
         oldest = min((span.version for span in segment.versions), default=None)

@@ -325,7 +325,7 @@ def test_a_start_or_an_interpreter_that_is_none(
         ("no/such/file.py:Game", "there is no file 'no/such/file.py'"),
         ("broken.py:Game", "importing .* failed: SyntaxError: "),
         ("leaving.py:Game", "importing .* failed: SystemExit: 4"),
-        ("Game", "expected module:Thing, file.py:Thing, or one of gymnasium, openenv, ors, textarena, verifiers"),
+        ("Game", "expected module:Thing, file.py:Thing, or one of gymnasium, openenv, ors, textarena, textarena_s"),
         ("", "target: missing"),
     ],
 )

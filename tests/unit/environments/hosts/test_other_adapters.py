@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -107,6 +108,33 @@ def test_a_game_of_two(arena: str, tmp_path: Path) -> None:
     first, replies = asyncio.run(play(own, "[3]", "[4]"))
     assert "Player 0 placed their symbol (O) in cell 0" in first
     assert [(reply.done, reply.reward) for reply in replies] == [(False, None), (True, -1.0)]
+
+
+def test_a_policy_plays_against_itself(arena: str) -> None:
+    """Each player has a conversation of its own, in a role of its own, and the game's reward for it."""
+    busy: list[str] = []
+
+    def first_free(asked: Asked) -> object:
+        busy.append(asked.value["model"])
+        if len(busy) == 2:
+            return 503, {"error": "not now"}, {"retry-after": "0"}
+        text = asked.value["messages"][-1]["content"]
+        move = re.findall(r"'(\[\d\])'", text.rpartition("Available Moves")[2])[0]
+        return 200, {"choices": [{"message": {"role": "assistant", "content": move}}]}
+
+    options = {"id": "TicTacToe-v0", "instructions": "Be bold."}
+    agent = HostedAgent(HostedAgentConfig(target="textarena_self_play", python=arena, options=options))
+    with HttpServer(first_free) as server:
+        work = AgentWork(problem=PROBLEM, base_url=f"{server.url}/v1", api_key="key", seed=3)
+        result = asyncio.run(agent.run(work))
+    assert result == AgentResult(
+        reward=None, roles={"player_0": 1.0, "player_1": -1.0}, metrics={"moves": 7.0, "invalid_moves": 0.0}
+    )
+    models = [one.value["model"] for one in server.asked]
+    assert models == [f"policy:player_{number}" for number in (0, 1, 1, 0, 1, 0, 1, 0)], "a call is made again"
+    begun = [one.value["messages"] for one in server.asked[:2]]
+    assert all(len(messages) == 1 and "Be bold." in messages[0]["content"] for messages in begun)
+    assert [one["role"] for one in server.asked[-1].value["messages"]] == ["user", "assistant"] * 3 + ["user"]
 
 
 @pytest.mark.parametrize(
@@ -468,3 +496,66 @@ def test_an_episode_of_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "no rule for this" in str(failed)
     asked = {one.key: one.value["messages"][-1]["content"] for one in server.asked}
     assert asked == {"Bearer key 2": "2+1?", "Bearer key 0": "0+1?"}
+
+
+DEBATE = """
+import verifiers.v1 as vf
+
+class DebateData(vf.TaskData):
+    answer: str = ""
+
+class DebateTask(vf.Task[DebateData]):
+    @vf.reward
+    async def right(self, trace) -> float:
+        return float(self.data.answer in trace.last_reply)
+
+class DebateTaskset(vf.Taskset[DebateTask]):
+    def load(self):
+        yield DebateTask(DebateData(prompt="2+1?", answer="3"), self.config.task)
+
+class DebateConfig(vf.EnvConfig):
+    solver: vf.AgentConfig = vf.AgentConfig()
+    critic: vf.AgentConfig = vf.AgentConfig()
+    judge: vf.AgentConfig = vf.AgentConfig()
+    other: vf.AgentConfig = vf.AgentConfig()
+
+class DebateEnv(vf.Env[DebateConfig]):
+    async def setup(self, agents):
+        agents.judge.trainable = False
+
+    async def run(self, task, agents):
+        for agent in (agents.solver, agents.solver, agents.critic, agents.judge, agents.other):
+            await agent.run(task)
+
+__all__ = ["DebateTaskset", "DebateEnv"]
+"""
+
+
+def test_each_agent_of_verifiers_has_a_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its own reward, unless verifiers trains it not; an agent with a model of its own has none."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("UV_SYSTEM_CERTS", "1")
+    (tmp_path / "debate.py").write_text(DEBATE)
+    harness = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+    agents = dict.fromkeys(("solver", "critic", "judge"), harness)
+    env = {"id": "debate", "taskset": {"id": "debate"}, **agents, "other": {**harness, "model": "mine"}}
+    agent = HostedAgent(
+        HostedAgentConfig(
+            target="verifiers", python=interpreter("verifiers==0.4.0"), path=(str(tmp_path),), options={"env": env}
+        )
+    )
+
+    def said(asked: Asked) -> object:
+        text = "It is 3." if asked.value["model"] in ("policy:solver", "policy:judge", "mine") else "It is 4."
+        choice = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "policy", "choices": [choice]}
+        return 200, f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n", {"Content-Type": "text/event-stream"}
+
+    problem = Problem(messages=(ChatMessage(role="user", content=""),), info={"idx": 0})
+    with HttpServer(said) as server:
+        work = AgentWork(problem=problem, base_url=f"{server.url}/v1", api_key="key", seed=0)
+        result = asyncio.run(agent.run(work))
+    assert result.roles == {"solver": 1.0, "critic": 0.0, "judge": None}
+    assert result.reward == pytest.approx(3 / 4), "the mean of those that are trained"
+    models = [one.value["model"] for one in server.asked]
+    assert models == ["policy:solver", "policy:solver", "policy:critic", "policy:judge", "mine"]
