@@ -21,6 +21,7 @@ REACHED: dict[str, str] = {
     "contracts/checks.py MAX_DEPTH": "tests/contracts/test_contract_damage.py",
     "contracts/dead.py MAX_ERROR": HERE,
     "contracts/codec.py _LONGEST_HEADERS _LONGEST_RUN": "tests/contracts/test_contract_limits.py",
+    "contracts/rollouts.py MAX_ROLE_CHARACTERS": "tests/unit/gateway/test_dialects.py",
     "contracts/tasks.py _MAX_SEED": "tests/contracts/test_contract_damage.py",
     "contracts/topics.py MAX_DEAD_BYTES": "tests/contracts/test_contract_limits.py",
     "contracts/topics.py MAX_RECORD_BYTES": "tests/contracts/test_contract_limits.py",

@@ -49,6 +49,7 @@ def refusal(dialect: Any, **values: Any) -> str:
         ({"n": 5}, "n: each call is one sample of its rollout; expected 1"),
         ({"model": "policy:a b"}, "model: got the role 'a b', expected 1 to 64 letters, digits, '_', '.' or '-'"),
         ({"model": "policy:"}, "model: got the role ''"),
+        ({"model": f"policy:{'a' * 65}"}, "model: got the role 'aaa"),
         ({"logprobs": True}, "logprobs: logprobs are not told"),
         ({"top_logprobs": 3}, "top_logprobs: only the sampled token"),
         ({"response_format": {"type": "xml"}}, "response_format: expected the type text, json_object, or json_schema"),
@@ -407,6 +408,12 @@ def test_large_settings_are_recorded_as_their_size() -> None:
 
 @each("dialect", (CHAT, RESPONSES, MESSAGES))
 def test_a_role_is_in_the_name_of_the_model(dialect: Any) -> None:
-    for model, role in (("policy:solver", "solver"), ("policy", ""), ("llama3:8b", ""), ("my-policy:x", "")):
+    for model, role in (
+        ("policy:solver", "solver"),
+        (f"policy:{'a' * 64}", "a" * 64),
+        ("policy", ""),
+        ("llama3:8b", ""),
+        ("my-policy:x", ""),
+    ):
         call = read(dialect, {**HI[dialect.name], "model": model})
         assert (call.model, call.role) == (model, role), "any other name is the policy"
