@@ -52,6 +52,8 @@ class Table(Generic[T]):
 
     def head(self, n: int = 5) -> Table[T]:
         """Return a table of the first `n` rows."""
+        if not isinstance(n, int) or n < 0:
+            raise ConfigError(f"{self.name}: head: got {n!r}, expected a number of rows, 0 or more")
         return replace(self, limit=n if self.limit is None else min(n, self.limit))
 
     def first(self) -> T | None:
@@ -97,6 +99,8 @@ class Table(Generic[T]):
 
     def _chosen(self, columns: Sequence[str] | None, known: Iterable[str]) -> list[str]:
         """Return the columns that are wanted of those that there are. ConfigError for one that is not there."""
+        if isinstance(columns, str):
+            raise ConfigError(f"{self.name}: columns: got the text {columns!r}, expected a list: [{columns!r}]")
         names = list(dict.fromkeys((*self.columns, *known)))
         if columns is None:
             return names

@@ -243,6 +243,8 @@ def find_run(run: str | Path, layers: Sequence[Path] = ()) -> tuple[RunFolder, R
     """Return the run that a user names: a run folder, or a run file with the `layers` that override it (then its newest
     run). The config is the run's if
     this host has it; for a run that was started elsewhere, it is the run file's."""
+    if not isinstance(run, str | Path):
+        raise ConfigError(f"run: got a {type(run).__name__}, expected the path of a run folder or of a run file")
     path = Path(run)
     if path.is_dir():
         folder = RunFolder(path.resolve())

@@ -241,6 +241,15 @@ WRONG: dict[str, tuple[Callable[[Run], object], str]] = {
     "filter": (lambda run: run.rollouts(fat="trained"), "rollouts: unknown filter 'fat'; did you mean 'fate'?"),  # type: ignore[arg-type]
     "fate": (lambda run: run.groups(fate="traind"), "groups: fate: unknown 'traind'; known: batched, dead, expired,"),
     "order": (lambda run: run.problems(order="hard"), "problems: order: unknown 'hard'; known: easiest, forgotten"),
+    "rows": (lambda run: run.problems().head(-1), "problems: head: got -1, expected a number of rows, 0 or more"),
+    "text for a list": (
+        lambda run: run.rollouts().to_pandas("reward"),
+        "columns: got the text 'reward', expected",
+    ),
+    "a run for its path": (
+        lambda run: rftstream.join(run, role="explorer"),
+        "run: got a Run, expected the path",
+    ),
     "column": (lambda run: run.rollouts().to_pandas(["rewrd"]), "did you mean 'reward'?"),
     "column of the log": (lambda run: run.problems().to_pandas(["promt"]), "did you mean 'prompt'?"),
     "column of rows": (lambda run: run.steps().to_pandas(["rewrd"]), "steps: column: unknown 'rewrd'"),
