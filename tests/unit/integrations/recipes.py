@@ -64,18 +64,7 @@ if __name__ == "__main__":
     )
     trainer.train()
 """
-RIGHT = """
-def last_number(text):
-    return text.split("####")[-1].strip()
-
-
-def right(completions, answer, **kwargs):
-    return [float(last_number(said[0]["content"]) == one) for said, one in zip(completions, answer)]
-
-
-def short(completions, **kwargs):
-    return [-len(said[0]["content"]) / 1000 for said in completions]
-"""
+SHORT = "def short(completions, **kwargs):\n    return [-len(str(said)) / 1000 for said in completions]\n"
 VERL_SCRIPT = """#!/bin/bash
 set -x
 n=${N:-5}
@@ -180,7 +169,7 @@ RECIPES = {
             "tasksets.train.reward": [{"name": "math", "weight": 1.0}, {"name": "my_rewards:short", "weight": 0.2}],
         },
         ("top_entropy_quantile",),
-        {"my_rewards.py": RIGHT},
+        {"my_rewards.py": SHORT},
     ),
     "trl-rloo": Recipe(
         "trl",
@@ -233,7 +222,7 @@ RECIPES = {
             "environments.tools.max_turns": 4, "tasksets.train.reward": "my_rewards:short",
         },
         (),
-        {"my_rewards.py": RIGHT},
+        {"my_rewards.py": SHORT},
     ),
     "trl-sft": Recipe(
         "trl",
