@@ -104,6 +104,10 @@ class ByTaskset:
             )
         return _alike(rows), whole
 
+    def in_order(self, batch: Sequence[Experience]) -> list[Experience]:
+        """Return the experiences in the order of their rows."""
+        return [one for _, _, own in self._split(batch) for one in own]
+
     def refine(
         self, rows: Sequence[TrainingRow], row_logprobs: Sequence[np.ndarray]
     ) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rftstream.algorithms.by_taskset import build_algorithm
+from rftstream.algorithms.by_taskset import ByTaskset, build_algorithm
 from rftstream.algorithms.roles import by_role
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
@@ -153,6 +153,8 @@ def compute_advantages(
             for experience in _experiences(transport, share, group.group_id if in_groups else None)
             if experience.loss_kind is LossKind.rl and experience.reward is not None
         ]
+        if isinstance(algorithm, ByTaskset):
+            batch = algorithm.in_order(batch)
         rows, _ = algorithm.prepare(batch)
     except (RftError, ValueError, TypeError, AttributeError) as error:
         return GroupAdvantages(by_rollout={}, experiences={}, how=f"not computed: {error}")

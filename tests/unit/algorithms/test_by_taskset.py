@@ -92,6 +92,15 @@ def test_each_algorithm_prepares_and_learns_from_its_own_rows(normalise: str) ->
     assert loss == pytest.approx(expected, rel=1e-5)
 
 
+def test_experiences_are_told_in_the_order_of_their_rows() -> None:
+    algorithm = split(Grpo(Grpo.Config()), maze=build("rloo"))
+    batch = [*of("maze", 2, 3), *of("sums", 2, 4), *of("maze", 2, 5)]
+    rows, _ = algorithm.prepare(batch)
+    tokens = [segment.token_ids.numpy() for one in algorithm.in_order(batch) for segment in one.segments]
+    assert all(np.array_equal(row.token_ids, found) for row, found in zip(rows, tokens, strict=True))
+    assert [one.ids.taskset for one in algorithm.in_order(batch)] != [one.ids.taskset for one in batch]
+
+
 def test_one_algorithm_under_two_names_is_that_algorithm() -> None:
     """Advantages are of groups, denominators of the whole: what is asked of two is what one gives."""
     algorithm, one = split(build("grpo"), words=build("grpo")), build("grpo")
