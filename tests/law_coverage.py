@@ -39,7 +39,7 @@ STOREYS: Mapping[str, tuple[str, ...]] = {
     "flow": ("flow",),
     "simulation": ("simulation",),
     "process": ("e2e",),
-    "broker": ("broker",),
+    "broker": ("broker", "kubernetes"),
     "faults": ("faults", "hosts"),
 }
 """Name -> folders of tests."""
