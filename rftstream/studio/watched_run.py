@@ -60,6 +60,9 @@ class RunSnapshot:
     """Counts of the catalog. None: there is no catalog, since the run has not begun."""
     share_read: float = 0.0
     """Share of the log that the catalog has read, 0 to 1."""
+    is_read: bool = False
+    """Whether the catalog has read all that the log held when the studio began. Until then a count of 0 and an empty
+    list say nothing."""
     num_texts_left: int = 0
     """Rollouts whose texts the catalog has still to read."""
     error: str = ""
@@ -163,7 +166,7 @@ class WatchedRun:
     def _look_at_it(self) -> RunSnapshot:
         if self._follower is None:
             self._follower = RunFollower(self._open())
-        found = self._follower.look(self._stopped.is_set)
+        found = self._follower.look(self._notes_progress)
         if found.has_more:
             self._wake.set()
         return replace(
@@ -171,9 +174,19 @@ class WatchedRun:
             status=found.status,
             counts=found.counts,
             share_read=found.share_read,
+            is_read=self.snapshot.is_read or found.is_read,
             num_texts_left=self._follower.updater.texts.num_left,
             error="",
         )
+
+    def _notes_progress(self) -> bool:
+        """Tell during the first look how much is read. Return whether the look should end early."""
+        follower, known = self._follower, self.snapshot
+        share = known.share_read if follower is None or not follower.updater.total else follower.share_read
+        if known.status is None and share != known.share_read:
+            self.snapshot = replace(known, share_read=share, revision=known.revision + 1, looked_at=time.time())
+            self.listener()
+        return self._stopped.is_set()
 
     def _close_followed(self) -> None:
         if self._follower is not None:

@@ -53,6 +53,8 @@ class Look:
     """Admission time of the oldest group without an outcome, in log time in seconds; None if there is none."""
     share_read: float
     """Share of the log that the catalog has read, 0 to 1."""
+    is_read: bool
+    """Whether the catalog has read all that the log held at the first look."""
     has_more: bool
     """Whether texts are still to be read; the next look reads on."""
 
@@ -68,6 +70,8 @@ class RunFollower:
         """Steps, evaluations and announcements so far."""
         self._control = ControlReader(run.transport)
         self._reader_of_operators = OperatorReader(Log(run.transport))
+        self._held_at_first: int | None = None
+        """Offsets of the log at the first look."""
         self._look_s = 0.0
         """Seconds that the last look took, without texts."""
         self._operators: tuple[float, OperatorTotals | None] | None = None
@@ -84,6 +88,8 @@ class RunFollower:
             history.read()
             if updater.done >= updater.total:
                 break
+        if self._held_at_first is None:
+            self._held_at_first = updater.total
         texts_from = time.monotonic()
         # Texts take as long as all else: a look at a slow log takes seconds, whatever it finds.
         until = texts_from + self._look_s
@@ -104,9 +110,15 @@ class RunFollower:
             status=status,
             counts=counts,
             oldest_open_at=oldest,
-            share_read=updater.done / updater.total if updater.total else 1.0,
+            share_read=self.share_read,
+            is_read=updater.done >= self._held_at_first,
             has_more=has_more,
         )
+
+    @property
+    def share_read(self) -> float:
+        """Return the share of the log that the catalog has read, also during a look."""
+        return self.updater.done / self.updater.total if self.updater.total else 1.0
 
     def look_at_all(self, wait_s: float = WAIT_S) -> Look:
         """Look until all that was on the log at first is counted. Another process may be the one that reads it into the

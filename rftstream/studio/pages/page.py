@@ -301,7 +301,12 @@ class RunPage:
             with page_of_run(request, only_now=self.fresh) as page:
                 if page.opened is None:
                     return page.answer("waiting.html", "", page.run.name)
-                return self.shown(page, self.make(page))
+                try:
+                    return self.shown(page, self.make(page))
+                except HTTPException as error:
+                    if error.status_code == 404 and not page.snapshot.is_read:
+                        error.detail += f"; {page.snapshot.share_read:.0%} of the log is read: try again in a moment"
+                    raise
 
         run: WatchedRun | None = request.app.state.runs.get(request.path_params["run"])
         if self.fresh or run is None:  # without the run, the page says so

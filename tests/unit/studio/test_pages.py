@@ -466,7 +466,7 @@ def test_a_run_that_has_not_begun(tmp_path: Path) -> None:
     watched = watch(MemoryRun(make_config(), folder=tmp_path))
     with client([watched]) as browser:
         assert browser.get("/").status_code == 302
-        assert "the first pages come in a moment" in browser.get("/runs/demo").text
+        assert "<b>reading the log</b> 0 %" in browser.get("/runs/demo").text
         watched.follow_once()
         for page in ("", "/groups", "/versions", "/charts.json"):
             assert "has not begun" in browser.get(f"/runs/demo{page}").text

@@ -1,0 +1,54 @@
+"""What pages say while the studio knows less than the log has: before it has read it, and behind a run that goes on."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rftstream.queries.catalog.updating import CatalogUpdater
+from rftstream.runs.folder import OpenRun
+from rftstream.testing import Simulation
+from tests.unit.studio.studio_scene import client, make_config, watch
+
+EMPTY = ("✓</span>", "No such", "nothing looks wrong", ">none<", "No checkpoint", "0 problems", ">0</a>", 'big">0<')
+"""Words for nothing."""
+
+
+@pytest.fixture
+def simulation(tmp_path: Path) -> Simulation:
+    simulation = Simulation(make_config(), folder=tmp_path, seed=3)
+    simulation.run()
+    return simulation
+
+
+def test_what_is_not_read_yet_is_not_nothing(simulation: Simulation) -> None:
+    """Another studio makes the catalog, and has read nothing so far."""
+    watched, second = watch(simulation), watch(simulation, "second")
+    with (
+        closing(CatalogUpdater(OpenRun(simulation.folder, simulation.config, simulation.transport("other")))) as other,
+        client([watched, second]) as browser,
+    ):
+        other.update(lambda: True)
+        watched.follow_once()
+        assert watched.snapshot.status is not None and not watched.snapshot.is_read
+        for page in ("", "/groups", "/rollouts", "/problems", "/dead", "/flow"):
+            text = browser.get(f"/runs/demo{page}").text
+            shown = text[text.index("<main") :]
+            assert "<b>reading the log</b> 0 %" in shown, page
+            assert not [word for word in EMPTY if word in shown], page
+        assert (
+            "not read yet" in browser.get("/runs/demo").text and "Not read yet" in browser.get("/runs/demo/groups").text
+        )
+        assert "0% of the log is read: try again" in browser.get("/runs/demo/problems/sums/0").text
+        listed = browser.get("/").text
+        assert '<td colspan="6">not read yet</td>' in listed, "the second one was not looked at"
+        other.update()
+        watched.follow_once()
+        assert watched.snapshot.is_read
+        for page in ("", "/groups", "/rollouts"):
+            text = browser.get(f"/runs/demo{page}").text.lower()
+            assert "not read yet" not in text and "reading the log" not in text, page
+    watched.stop()
+    second.stop()
