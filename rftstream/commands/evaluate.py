@@ -198,7 +198,10 @@ def _evaluate_models(
     from rftstream.preflight.plan import Purpose, plan
     from rftstream.queries.curves.evaluations import table
 
-    config = plan(config, Purpose.build, role=RoleName.evaluator).config
+    planned = plan(config, Purpose.build, role=RoleName.evaluator)
+    config = planned.config
+    for note in planned.notes:
+        say(note)
     found: list[Scored] = []
     goes_on = "the same command goes on" if out is not None else "with --out it would go on where it was"
     with _stopped(goes_on) as end:

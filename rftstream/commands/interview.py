@@ -15,6 +15,7 @@ import click
 from rftstream.errors import RftError
 from rftstream.preflight.first_file import check_model, held_out_count, usual_reward
 from rftstream.preflight.first_problems import FORMATS, MADE, FirstFile, missing_prompt, read_problems
+from rftstream.preflight.plan import add_import_paths
 
 SERVERS = re.compile(r"[\w.-]+:\d+(,\s*[\w.-]+:\d+)*")
 
@@ -116,7 +117,7 @@ def _known(kind: str, folder: Path) -> Callable[[str], str]:
 def _importable(folder: Path) -> Iterator[None]:
     """Let the user's modules be found in the current folder and in that of the run file, as a run finds them."""
     before = list(sys.path)
-    sys.path += [str(folder.resolve()), str(Path.cwd())]
+    add_import_paths(folder)
     try:
         yield
     finally:

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import at_work, can_dim, command, files_argument, json_option, load_run_file, set_option
+from rftstream.commands.options import (
+    at_work,
+    can_dim,
+    command,
+    files_argument,
+    json_option,
+    load_run_file,
+    say,
+    set_option,
+)
 from rftstream.contracts.role_names import RoleName
 
 
@@ -44,7 +53,10 @@ def try_(
     config = load_run_file(files, sets)
     from rftstream.preflight.plan import Purpose, plan
 
-    config = plan(config, Purpose.build, role=RoleName.explorer).config
+    planned = plan(config, Purpose.build, role=RoleName.explorer)
+    config = planned.config
+    for note in planned.notes:
+        say(note)
     from rftstream.commands.views import print_out
     from rftstream.preflight.trial import TrialReport, try_run
     from rftstream.queries.records.shown import CompletionReader

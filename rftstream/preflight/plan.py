@@ -32,6 +32,10 @@ STORE_PATIENCE_S = 5.0
 """Seconds to wait for a remote store during a report. A run waits as long as its config says."""
 
 
+_added: set[str] = set()
+"""Folders of run files that this process has added to its import paths."""
+
+
 class Purpose(Enum):
     """The purpose of planning a run. It decides which requirements are checked, and whether a problem is raised."""
 
@@ -64,9 +68,9 @@ class RunPlan:
     looked: tuple[Looked, ...] = ()
     """Findings on the checked requirements; empty for `build` and `join`."""
     modules: tuple[OwnModule, ...] = ()
-    """The user's own modules that the config names, for `begin`, `resume` and `report`."""
+    """The user's own modules that the config names, except for `make` and `join`."""
     notes: tuple[str, ...] = ()
-    """Notes to the user before the start: a line for each module that hides the one beside the run file."""
+    """Notes to the user before the start: a line for each module that hides another one of the user's."""
 
     @property
     def problems(self) -> tuple[Looked, ...]:
@@ -89,17 +93,17 @@ def plan(
 
     Raise a single problem itself, and several as one ConfigError. For a `report`, raise nothing.
     """
-    _add_import_paths(config)
+    add_import_paths(config.base)
     placement = _placed(config, purpose, role)
     config = placement.config
     if role is not None:
         limit_threads(getattr(getattr(config, role, None), "threads", 1))
     named = None if run_dir is None else Path(run_dir)
+    if purpose is Purpose.join:
+        return RunPlan(config=config, purpose=purpose, placement=placement, run_dir=named)
     if purpose is Purpose.build:
         check_part_names(config)
-    if purpose in (Purpose.build, Purpose.join):
-        return RunPlan(config=config, purpose=purpose, placement=placement, run_dir=named)
-    looked = _look(config, purpose, scratch)
+    looked = [] if purpose is Purpose.build else _look(config, purpose, scratch)
     if purpose is not Purpose.report:
         _refuse([one for one in looked if one.error is not None])
     if purpose is Purpose.begin and config.run.imported_from is not None:
@@ -134,12 +138,20 @@ def _placed(config: RunConfig, purpose: Purpose, role: str | None) -> Placement:
     return dataclasses.replace(placement, config=with_devices_of(placement.config, config))
 
 
-def _add_import_paths(config: RunConfig) -> None:
-    """Add the folder of the run file and the current one, which may have the user's modules. They come last, so that
-    they hide no other modules."""
-    for folder in (os.getcwd(), str(Path(config.base).resolve())):
-        if folder not in sys.path:
-            sys.path.append(folder)
+def add_import_paths(base: str | Path) -> None:
+    """Add the folder of the run file and the current one, which may have the user's modules.
+
+    They come last, so that they hide no other modules. The folder of the run file comes before the current one, also
+    where Python itself put that one first, and before the folders of other run files.
+    """
+    own, here = str(Path(base).resolve()), os.path.realpath(os.getcwd())
+    entries = [entry for entry in sys.path if entry != own or own not in _added]
+    places = [os.path.realpath(entry) for entry in entries]
+    first = next((n for n, place in enumerate(places) if place in {own, here, *_added}), len(places))
+    if first == len(places) or places[first] != own:
+        entries.insert(first, own)
+        _added.add(own)
+    sys.path[:] = entries if here in (own, *places) else [*entries, here]
 
 
 def _look(config: RunConfig, purpose: Purpose, scratch: Path | None) -> list[Looked]:

@@ -35,7 +35,7 @@ class OwnModule:
     digest: str
     """SHA-256 of its source, as hex digits."""
     hides: Path | None
-    """The file of the same name beside the run file, if this module hides it and differs from it."""
+    """Another file of the same name, beside the run file or in the current folder, that differs from this one."""
 
     @property
     def warning(self) -> str | None:
@@ -43,8 +43,8 @@ class OwnModule:
         if self.hides is None:
             return None
         return (
-            f"{self.name}: taken from {shown_path(self.file)}, which hides {shown_path(self.hides)} beside the run "
-            "file; remove or rename one of them"
+            f"{self.name}: taken from {shown_path(self.file)}; {shown_path(self.hides)} has other code, which is not "
+            "used; remove or rename one of them"
         )
 
 
@@ -65,10 +65,9 @@ def find_modules(config: RunConfig) -> list[OwnModule]:
             source = file.read_bytes()
         except OSError:
             continue
-        beside = _spec(name, [str(base)])
-        there = Path(beside.origin).resolve() if beside is not None and beside.origin is not None else file
+        others = [Path(one.origin).resolve() for root in roots if (one := _spec(name, [str(root)])) and one.origin]
         digest = hashlib.sha256(source).hexdigest()
-        hides = None if there == file or _is_copy(source, there) else there
+        hides = next((other for other in others if other != file and not _is_copy(source, other)), None)
         found[name] = OwnModule(name=name, file=file, digest=digest, hides=hides)
         if _is_below(file, roots):
             package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]

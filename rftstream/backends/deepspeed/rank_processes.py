@@ -156,7 +156,7 @@ class Ranks:
             "OMP_NUM_THREADS": str(threads),
             "TOKENIZERS_PARALLELISM": "false",
         }
-        command = [sys.executable, "-m", self.module]
+        command = [sys.executable, "-P", "-m", self.module]  # imports are looked up as here
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)
 
     # ------------------------------------------------------------------------------------------ calling

@@ -76,9 +76,14 @@ def own_folders() -> tuple[str, ...]:
 
 
 def places_of(path: str) -> list[Path]:
-    """Return the possible places of a relative path: in the working folder, and in the user's own folders."""
+    """Return the possible places of a relative path: in the user's own folders, and in the working folder."""
     here = Path(path).expanduser()
-    return [here.absolute(), *(Path(folder) / here for folder in own_folders() if not here.is_absolute())]
+    return [*(Path(folder) / here for folder in own_folders() if not here.is_absolute()), here.absolute()]
+
+
+def _folder(path: str) -> Path:
+    places = places_of(path)
+    return next((place for place in places if place.is_dir()), places[-1])
 
 
 class Host:
@@ -144,7 +149,7 @@ class Host:
             "runner": str(FOLDER / "runner.py"),
             "owner": os.getpid(),
             "descriptors": [requests_end, replies_end],
-            "path": [str(places_of(folder)[0]) for folder in settings.path] + list(own_folders()),
+            "path": [*(str(_folder(one)) for one in settings.path), *own_folders()],
             "max_frame_bytes": MAX_FRAME_BYTES,
             "close_s": CLOSE_S,
             "log": log,

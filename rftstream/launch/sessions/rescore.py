@@ -45,7 +45,10 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
     folder = RunFolder(into.resolve())
     by_people = reward == FEEDBACK
     config = _config(source, folder, None if by_people else reward, sets)
-    config = plan(config, Purpose.build).config
+    planned = plan(config, Purpose.build)
+    config = planned.config
+    for note in planned.notes:
+        say(note)
     for name, section in config.tasksets.items() if not by_people else ():  # before anything is made
         build_reward(section.reward, config, where=f"tasksets.{name}.reward", section=section)
     if not folder.exists():

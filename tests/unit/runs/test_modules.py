@@ -69,16 +69,31 @@ def test_what_is_named_is_found_with_what_it_imports_and_nothing_is_imported(
     assert "own_rewards" in {one.name for one in find_modules(source)}
 
 
-def test_a_module_in_the_current_folder_that_hides_the_one_beside_the_run_file_is_told(place: Path) -> None:
-    assert warnings_of(config(place)) == []
+@pytest.mark.parametrize("entry", [None, "", "."])
+def test_the_module_beside_the_run_file_is_taken_and_another_one_in_the_current_folder_is_told(
+    place: Path, entry: str | None
+) -> None:
+    """Also where Python itself looks in the current folder first, as for `python -m`."""
+    sys.path[:] = [one for one in sys.path if Path(one).resolve() != Path.cwd()]
+    if entry is not None:
+        sys.path.insert(0, entry)
+    before = [Path(one).resolve() for one in sys.path]
+    other = place.parent / "other"
+    other.mkdir()
+    (other / "own_rewards.py").write_text("def score(completion): return 2.0\n")
+    for base in (other, place, other, place):
+        assert warnings_of(config(base)) == []
+        assert [one.file.parent for one in find_modules(config(base)) if one.name == "own_rewards"] == [base]
     (Path.cwd() / "own_rewards.py").write_bytes((place / "own_rewards.py").read_bytes())
     assert warnings_of(config(place)) == [], "a copy hides nothing"
     (Path.cwd() / "own_rewards.py").write_text("def score(completion): return 0.0\n")
     (line,) = warnings_of(config(place))
     assert line == (
-        f"own_rewards: taken from own_rewards.py, which hides {place / 'own_rewards.py'} beside the run file; remove "
-        "or rename one of them"
+        f"own_rewards: taken from {place / 'own_rewards.py'}; own_rewards.py has other code, which is not used; "
+        "remove or rename one of them"
     )
+    after = [Path(one).resolve() for one in sys.path]
+    assert [one for one in after if one in before] == before, "whatever is installed stays where it was"
 
 
 def test_code_that_changed_since_the_last_start_is_told(place: Path, tmp_path: Path) -> None:
@@ -91,7 +106,7 @@ def test_code_that_changed_since_the_last_start_is_told(place: Path, tmp_path: P
     assert line.startswith(f"changed: the code of own_part.more in {place / 'own_part' / 'more.py'}; it is taken from")
     write_modules(made, folder)
     assert changes_of_modules(made, folder) == []
-    (Path.cwd() / "own_rewards.py").write_bytes((place / "own_rewards.py").read_bytes())
+    (place / "own_rewards.py").rename(Path.cwd() / "own_rewards.py")
     assert changes_of_modules(made, folder) == ["changed: own_rewards is taken from own_rewards.py, with the same code"]
     (Path.cwd() / "own_rewards.py").write_text("def score(completion): return 0.0\n")
     (line,) = changes_of_modules(made, folder)
@@ -100,13 +115,23 @@ def test_code_that_changed_since_the_last_start_is_told(place: Path, tmp_path: P
     assert changes_of_modules(made, folder) == []
 
 
-def test_check_prints_the_path_of_every_own_module(place: Path) -> None:
+def test_check_prints_the_path_of_every_own_module_and_try_takes_the_same(place: Path) -> None:
     (place / "own_part" / "__init__.py").write_text("")
     file = place / "own.toml"
     file.write_text(loader.to_toml(config(place)))
     (Path.cwd() / "own_part.py").write_text("from types import SimpleNamespace\nby = SimpleNamespace(points=len)\n")
     report = called("check", file)
     paths = {one["name"]: one["file"] for one in report["modules"]}
-    assert paths == {"own_rewards": str(place / "own_rewards.py"), "own_part": str(Path.cwd() / "own_part.py")}
-    assert any("which hides" in warning for warning in report["warnings"])
-    assert f"own_rewards  {place / 'own_rewards.py'}" in call("check", file, "-v").stdout
+    assert paths == {
+        "own_rewards": str(place / "own_rewards.py"),
+        "own_part": str(place / "own_part" / "__init__.py"),
+        "own_part.by": str(place / "own_part" / "by.py"),
+        "own_part.more": str(place / "own_part" / "more.py"),
+    }
+    told = f"own_part: taken from {place / 'own_part' / '__init__.py'}; own_part.py has other code"
+    assert any(warning.startswith(told) for warning in report["warnings"])
+    tried = call("try", file)
+    assert tried.exit_code == 0, tried.output
+    assert tried.stderr.startswith(told)
+    lines = [line.split() for line in call("check", file, "-v").stdout.splitlines()]
+    assert ["own_rewards", str(place / "own_rewards.py")] in lines
