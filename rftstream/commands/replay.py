@@ -276,4 +276,6 @@ def rescore(run: Path, reward: str, into: Path, sets: tuple[str, ...], as_json: 
     if as_json:
         print_out({"run_dir": str(new.folder.path), **comparison.to_json()})
     else:
-        print_out(f"{comparison.to_text()}\n\ntrain from it with: rftstream resume {into}")
+        is_default = new.config.trainer.algorithm == "grpo"
+        advised = " --set trainer.algorithm=topr (grpo stops learning early from old rollouts)" if is_default else ""
+        print_out(f"{comparison.to_text()}\n\ntrain from it with: rftstream resume {into}{advised}")

@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -51,6 +52,8 @@ FLUSH_S = 0.005
 """Largest number of seconds that results are held back, to be sent together."""
 MAX_DETAIL = 2000
 PR_SET_PDEATHSIG = 1
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+"""The folder of our own code."""
 
 
 def main() -> None:
@@ -120,7 +123,16 @@ def _reply(outcome: Score | BaseException) -> ScoreOutcome:
         case SystemExit():
             return ScoreOutcome(None, "error", f"the reward called sys.exit({repr(outcome.code)[:MAX_DETAIL]})")
         case _:
-            return ScoreOutcome(None, "error", "".join(traceback.format_exception(outcome, limit=-8))[-MAX_DETAIL:])
+            error = outcome.with_traceback(_of_the_user(outcome.__traceback__))
+            return ScoreOutcome(None, "error", "".join(traceback.format_exception(error, limit=-8))[-MAX_DETAIL:])
+
+
+def _of_the_user(frames: TracebackType | None) -> TracebackType | None:
+    """Return the frames without our own ones before the first of the user's; all if there is none of the user's."""
+    first = frames
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(PACKAGE):
+        first = first.tb_next
+    return first or frames
 
 
 def _score_all(

@@ -123,6 +123,21 @@ n = 2
 
     same = place.look("rescore", "runs/tiny", "--reward", "exact", "--into", "runs/again", "--json")
     assert same.result == table, "done again it changes nothing"
+    place.write("late_checks.py", BROKEN)
+    late = ("rescore", "runs/tiny", "--reward", "late_checks:score", *sets("verifier.max_dead_share=1"), "--into")
+    failed = place.look(*late, "runs/late")
+    assert failed.code == 0, failed.err
+    assert failed.err.count("RuntimeError: the checker is down") <= 3, "each kind of error is told once"
+    assert "rewards/functions.py" not in failed.err
+    assert "resume runs/late --set trainer.algorithm=topr (grpo stops" in failed.out
+    place.write("late_checks.py", FLAT)
+    mended = place.look(*late, "runs/late")
+    assert mended.code == 2
+    assert "was begun with scorer of sums -> score " in mended.err
+    assert "take another folder" in mended.err
+    assert place.look(*late, "runs/later").code == 0
+    once_more = place.look("rescore", "runs/tiny", "--reward", "flat_checks:score", "--into", "runs/flat")
+    assert "has scored tiny, too: nothing can change" in once_more.err
     other = place.look("rescore", "runs/tiny", "--reward", "flat_checks:score", "--into", "runs/again")
     assert other.code == 2
     assert "was begun with other settings: tasksets.sums.reward" in other.err

@@ -12,14 +12,17 @@ from pathlib import Path
 from rftstream.clock import SystemClock
 from rftstream.config.role_sections import FeedbackSection
 from rftstream.config.sections import RunConfig
+from rftstream.contracts.control import RunManifest
+from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import ConfigError
 from rftstream.preflight.plan import Purpose, plan
+from rftstream.queries.decoding import decoded
 from rftstream.queries.people.feedback import read_feedback
 from rftstream.queries.people.taints import judged_now
 from rftstream.replay.judged import JudgedImport
 from rftstream.rewards.resolve import build_reward
 from rftstream.roles.verifier import VERIFIER
-from rftstream.runs.folder import OpenRun, RunFolder, open_run
+from rftstream.runs.folder import OpenRun, RunFolder, open_run, shown_path
 from rftstream.runs.making.create import write_config
 from rftstream.runs.making.fork import begun_config, check_begun_with, derive_for_groups, differences
 from rftstream.runs.making.imported import RolloutImport, check_whole
@@ -27,12 +30,15 @@ from rftstream.runs.making.made_from import begun_log
 from rftstream.runs.manifest import data_digests, make_manifest
 from rftstream.runs.services import build_service, drive, role_context
 from rftstream.runs.writes.additions import Say
+from rftstream.service.control_view import read_manifest
 from rftstream.service.role import Log
 from rftstream.service.service import Service
 from rftstream.transport.base import Transport
 
 SCORED_BY = ("tasksets.", "rewards.", "verifier.", "feedback.")
 """Prefixes of the settings that verdicts may depend on."""
+SCORER = "scorer of "
+"""Beginning of a line of the manifest with a taskset's scorer and its version."""
 FEEDBACK = "feedback"
 """Used instead of a reward's name: the judgements of people."""
 
@@ -49,8 +55,7 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
     config = planned.config
     for note in planned.notes:
         say(note)
-    for name, section in config.tasksets.items() if not by_people else ():  # before anything is made
-        build_reward(section.reward, config, where=f"tasksets.{name}.reward", section=section)
+    scorers = {} if by_people else _scorers(config)  # before anything is made
     if not folder.exists():
         check_whole(source.transport, "tasks", "rollouts", *(("verified",) if by_people else ()))
     with folder.held():
@@ -60,11 +65,56 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
             if not folder.exists():
                 write_config(config, folder)
             copy = _import_of(source, transport, folder, say, by_people=by_people)
+            _check_scorers(read_manifest(transport), scorers, folder)
+            _say_same(source, scorers, say)
             said = ("verdicts of the scorer -> of people, where they judged",) if by_people else ()
-            changed = (*differences(source, config), *said)
+            changed = (*differences(source, config), *said, *_lines(scorers))
             copy.run(lambda: make_manifest(config, folder.run_id, data_digests(config, model), time.time(), changed))
             _score(config, folder, transport, say)
     return open_run(folder.path)
+
+
+def _scorers(config: RunConfig) -> dict[str, str]:
+    """Return the scorer of each taskset, with its version."""
+    scorers = {}
+    for name, section in config.tasksets.items():
+        reward = build_reward(section.reward, config, where=f"tasksets.{name}.reward", section=section)
+        scorers[name] = f"{reward.scorer} {reward.version}"
+    return scorers
+
+
+def _lines(scorers: dict[str, str]) -> list[str]:
+    return [f"{SCORER}{name} -> {scorer}" for name, scorer in scorers.items()]
+
+
+def _check_scorers(manifest: RunManifest | None, scorers: dict[str, str], folder: RunFolder) -> None:
+    """Raise ConfigError if the new run was begun with other code of a scorer, so that its verdicts would be mixed or
+    stale."""
+    before = [] if manifest is None else [line for line in manifest.changed if line.startswith(SCORER)]
+    now = _lines(scorers)
+    if before and before != now:
+        raise ConfigError(
+            f"--into {shown_path(folder.path)}: was begun with {'; '.join(one for one in before if one not in now)}, "
+            f"but found other code by now: {'; '.join(one for one in now if one not in before)}; nothing is scored "
+            "twice there, take another folder"
+        )
+
+
+def _say_same(source: OpenRun, scorers: dict[str, str], say: Say) -> None:
+    """Say which scorers are those that the source's rollouts were scored by."""
+    left = dict(scorers)
+    for record in Log(source.transport).read("verified") if left else ():
+        verified = decoded(record, VerifiedRollout)
+        if verified is None or verified.verdict is None or verified.ids.taskset not in left:
+            continue
+        scorer = left.pop(verified.ids.taskset)
+        if scorer == f"{verified.verdict.scorer} {verified.verdict.scorer_version}":
+            say(
+                f"{verified.ids.taskset}: {scorer} has scored {source.run_id}, too: nothing can change, except by what "
+                "its file imports or asks"
+            )
+        if not left:
+            return
 
 
 def _import_of(source: OpenRun, transport: Transport, folder: RunFolder, say: Say, *, by_people: bool) -> RolloutImport:

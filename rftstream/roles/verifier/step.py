@@ -330,10 +330,12 @@ class VerifierStep(ConcurrentStep):
         )
 
     def _say(self, rollout: Rollout, reply: ScoreReply) -> None:
-        """Log one line for a rollout without a reward. For the first error of a kind, log the full detail, too."""
+        """Log one line for a rollout without a reward: a warning with the full detail for the first error of a kind."""
         line = last_line(reply.detail)
-        more = "\n" + reply.detail.strip() if self._kinds.is_new(line) and line != reply.detail.strip() else ""
-        log.warning(
+        is_new = self._kinds.is_new(line)
+        more = "\n" + reply.detail.strip() if is_new and line != reply.detail.strip() else ""
+        log.log(
+            logging.WARNING if is_new else logging.INFO,
             "%s: no reward from %s after %d tries (%s): %s%s",
             rollout.ids.rollout_id,
             reply.scorer,
