@@ -183,18 +183,28 @@ class RolloutTable(Table[RunRollout]):
         best: int | None = None,
         margin: float = 0.0,
         tag: str = "",
+        scorer: str = "",
         tell: Callable[[int, int], None] | None = None,
     ) -> Export:
         """Write these rollouts as a data set that `datasets.load_dataset` opens, as `rftstream export` does.
 
         `form`: sft, pairs, openai, atif or parquet. `best`: only so many of each group, by reward. `margin`: least
-        distance of the rewards of a pair. `tag`: only rollouts, or groups, with this tag. `tell` is called with the
-        number of those written and of all. ConfigError if the folder is there already, or if there is no such rollout.
-        The run's log gets to know of it.
+        distance of the rewards of a pair. `tag`: only rollouts, or groups, with this tag. `scorer`: only
+        those of this version of the reward: newest, or the beginning of its digest. `tell` is called with the number of
+        those written and of all. ConfigError if the folder is there already, or if there is no such rollout. The run's
+        log gets to know of it.
         """
         from rftstream.queries.datasets.choosing import Conditions, export_rollouts
 
-        values = {"form": form, "best": best, "margin": margin, "tag": tag, "limit": self.limit, "order": self.order}
+        values = {
+            "form": form,
+            "best": best,
+            "margin": margin,
+            "tag": tag,
+            "scorer": scorer,
+            "limit": self.limit,
+            "order": self.order,
+        }
         wanted = Conditions.of({**_asked_for(self.wanted), **values}, where="rollouts")
         return export_rollouts(self.index, wanted, Path(folder), tell=tell or _tell_nobody)
 

@@ -18,6 +18,7 @@ from rftstream.queries.catalog.finding import GroupFilter
 from rftstream.queries.catalog.listing import RolloutFilter
 from rftstream.queries.catalog.run_index import RunIndex
 from rftstream.queries.datasets.exports import find_exports
+from rftstream.queries.datasets.scorers import NEWEST, newest_scorers, offsets_of, only_scored_by
 from rftstream.queries.datasets.writing import Chosen, Export, Tell, write_dataset
 from rftstream.runs.notes import RunNotes
 
@@ -40,6 +41,8 @@ class Conditions:
     taskset: str = ""
     problem: int | None = None
     batch: int | None = None
+    scorer: str = ""
+    """Only those that this version of the reward scored: `newest`, or the beginning of its digest."""
     best: Annotated[int, Meta(ge=1)] | None = None
     """Only so many of each group, by reward."""
     margin: float = 0.0
@@ -95,16 +98,21 @@ def export_rollouts(
     texts = bool(asked.text or asked.tool) or asked.version != (None, None)
     ends = sorted(run.transport.admin.end_offsets("verified").items())
     through = tuple(end for _, end in ends) if again is None else again.through
-    names = ("reward", "verified_offset")
+    names = ("reward", "verified_offset", "verified_at")
+    newest: dict[str, str] = {}
     with index.catalog(texts=texts) as opened:
         found: dict[str, Any] = {}
         if opened is not None:
             found = dict(read_columns(*opened, asked, order=wanted.order, names=names))
+            if wanted.scorer == NEWEST:
+                newest = newest_scorers(run, dict(read_columns(*opened, RolloutFilter(), names=names)), through)
     if not len(found.get("sequence", ())):
         raise ConfigError(f"{run.run_id}: no rollout meets these conditions, expected at least one; widen them")
-    offsets_N = np.nan_to_num(found["verified_offset"], nan=-1).astype(np.int64)
+    offsets_N = offsets_of(found)
     chosen = Chosen(sequences_N=found["sequence"], offsets_N=offsets_N, rewards_N=found["reward"])
     keep_N = offsets_N < np.asarray(through)[chosen.sequences_N % len(through)]
+    if wanted.scorer:
+        keep_N &= only_scored_by(run, wanted.scorer, found, newest)
     if wanted.limit is not None:
         keep_N &= np.cumsum(keep_N) <= wanted.limit
     if wanted.tag:

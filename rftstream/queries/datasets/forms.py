@@ -23,6 +23,7 @@ from rftstream.contracts.tasks import ChatMessage
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.models.calls.tool_calls import split_reasoning
 from rftstream.models.chat_template import with_thinking
+from rftstream.queries.datasets.scorers import scorer_of
 from rftstream.queries.plain import chat_row
 from rftstream.version import __version__
 
@@ -100,7 +101,7 @@ def lineage_of(verified: VerifiedRollout) -> Row:
         "versions": sorted({span.version for span in spans}),
         "reward": None if verdict is None else verdict.reward,
         "reward_parts": {} if verdict is None else dict(verdict.parts),
-        "scorer": None if verdict is None else f"{verdict.scorer} {verdict.scorer_version}",
+        "scorer": scorer_of(verified),
     }
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,22 +22,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rftstream.contracts import codec
 from rftstream.contracts.control import DatasetExported
-from rftstream.contracts.records import TopicPartition
-from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.data.tasksets.arrow_writer import write_parquet
-from rftstream.errors import ConfigError, ContractError
+from rftstream.errors import ConfigError
 from rftstream.queries.datasets.forms import FORMS, LEARNED, Row, pair_of
+from rftstream.queries.datasets.scorers import (
+    BODIES_AT_ONCE,
+    Scored,
+    is_mixed,
+    read_verified,
+    rollouts_by_scorer,
+    scorers_of_row,
+)
 from rftstream.queries.plain import Report
 from rftstream.runs.folder import OpenRun, naming
 from rftstream.runs.writes.requests import say, user_here
-from rftstream.service.reading import read_many
 
 ROWS_OF_A_FILE = 50_000
 """Most rows of one file of a data set."""
-BODIES_AT_ONCE = 64
-"""Records that are read together. Each is in memory as a whole."""
 
 Tell = Callable[[int, int], None]
 """Called with the rollouts read so far, and with their number."""
@@ -80,8 +83,12 @@ class Chosen:
 class Export(Report):
     """A data set that was written. `write_dataset` makes it."""
 
+    JSON = "* scored_by is_mixed"
+
     run: str
     folder: Path
+    files: tuple[Path, ...]
+    """The files with the rows."""
     form: str
     filters: Mapping[str, Any]
     """The conditions that the rollouts met, as they were asked for."""
@@ -95,13 +102,33 @@ class Export(Report):
     by: str
     at: float
     """Time in seconds since 1970."""
+    scored: Scored
+    """Taskset and scorer with its version -> rollouts in the rows."""
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether several versions of a taskset's reward scored its rollouts."""
+        return is_mixed(self.scored)
+
+    @property
+    def scored_by(self) -> dict[str, int]:
+        """Scorer with its version -> rollouts in the rows."""
+        return rollouts_by_scorer(self.scored)
+
+    @property
+    def scored_text(self) -> str:
+        """Which versions of the reward scored the rollouts."""
+        return ", ".join(f"{count:,} by {scorer}" for scorer, count in self.scored_by.items()) or "none"
 
     def to_text(self) -> str:
         """Return what was written, and what was not."""
         left = [f"{self.num_alike:,} alike"] * bool(self.num_alike)
         left += [f"{self.num_unreadable:,} without a text"] * bool(self.num_unreadable)
         lines = [f"{self.folder}: {self.num_rows:,} rows ({self.form}), {self.digest}"]
-        return "\n".join([*lines, *([f"left out: {', '.join(left)}"] if left else [])])
+        lines += [f"  {file}" for file in self.files]
+        lines += [f"left out: {', '.join(left)}"] if left else []
+        mixed = "; the reward was changed in between, so these do not compare: --scorer newest takes one version"
+        return "\n".join([*lines, f"scored: {self.scored_text}{mixed if self.is_mixed else ''}"])
 
 
 def write_dataset(
@@ -162,6 +189,8 @@ def _export(run: OpenRun, folder: Path, form: str, filters: Mapping[str, Any], w
         digest=digest,
         by=user_here(),
         at=time.time(),
+        files=tuple(folder / "data" / name for name in writer.names),
+        scored=writer.scored,
     )
 
 
@@ -189,10 +218,9 @@ def _rows(run: OpenRun, chosen: Chosen, form: str, tell: Tell) -> Iterator[Row |
     for partition in np.unique(partitions_N):
         offsets = chosen.offsets_N[partitions_N == partition].reshape(-1, step)
         offsets = offsets[np.argsort(offsets.min(axis=1), kind="stable")]
-        place = TopicPartition("verified", int(partition))
         for begin in range(0, len(offsets), BODIES_AT_ONCE):
             wanted = offsets[begin : begin + BODIES_AT_ONCE]
-            found = _read(run, place, wanted)
+            found = read_verified(run, int(partition), wanted)
             for one in wanted.tolist():
                 records = [found.get(offset) for offset in one]
                 if make is None:
@@ -204,18 +232,6 @@ def _rows(run: OpenRun, chosen: Chosen, form: str, tell: Tell) -> Iterator[Row |
             tell(done, len(chosen.offsets_N))
 
 
-def _read(run: OpenRun, place: TopicPartition, offsets: npt.NDArray[np.int64]) -> dict[int, VerifiedRollout]:
-    found = {}
-    for record in read_many(run.transport, place, set(offsets.reshape(-1).tolist())):
-        try:
-            message = codec.from_record(record)
-        except ContractError:
-            continue
-        if isinstance(message, VerifiedRollout):
-            found[record.offset] = message
-    return found
-
-
 class _RowWriter:
     """Writes rows as files of JSON lines, or of Parquet. `write_dataset` makes it, and calls `end` behind the rows."""
 
@@ -225,6 +241,8 @@ class _RowWriter:
         self._seen: set[bytes] = set()
         self._digest = hashlib.sha256()
         self._file: Any = None
+        self.names: list[str] = []
+        self.scored: Scored = Counter()
         self.suffix = "parquet" if self._is_parquet else "jsonl"
         self.num_rows = self.num_alike = self.num_unreadable = 0
 
@@ -242,10 +260,13 @@ class _RowWriter:
             self._seen.add(key)
         if self.num_rows % ROWS_OF_A_FILE == 0:
             self._end_file()
-            self._file = (self._folder / f"train-{self.num_rows // ROWS_OF_A_FILE:05}.jsonl").open("wb")
+            stem = f"train-{self.num_rows // ROWS_OF_A_FILE:05}"
+            self.names.append(f"{stem}.{self.suffix}")
+            self._file = (self._folder / f"{stem}.jsonl").open("wb")
         line = json.dumps(row).encode() + b"\n"
         self._digest.update(line)
         self._file.write(line)
+        self.scored.update(scorers_of_row(row))
         self.num_rows += 1
 
     def _end_file(self) -> None:
@@ -288,6 +309,7 @@ tags:
 # Rollouts of {export.run}
 
 {export.num_rows:,} rows in the form `{export.form}`, of the rollouts with: {said_of(export.filters)}.
+Rewards: {export.scored_text}{", versions that do not compare" if export.is_mixed else ""}.
 
 `rollout_id` names the rollout that a row is of: `rftstream trace RUN ROLLOUT_ID` shows where it came from and which
 versions learned from it. Digest of the rows: `{export.digest}`.

@@ -13,9 +13,10 @@ import pytest
 
 from rftstream.api.run import Run
 from rftstream.config import loader
+from rftstream.contracts import codec
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.assistant import ToolCall
-from rftstream.contracts.records import NewRecord
+from rftstream.contracts.records import NewRecord, Record
 from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment, Turn, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
@@ -305,8 +306,16 @@ def test_a_folder_that_is_there_is_not_written_over(run: Run, tmp_path: Path) ->
 # --------------------------------------------------------------------------------------------- a run in a folder
 
 
-def on_disk(run: Run, folder: Path) -> Path:
-    """The run's log in a run folder."""
+def scored_anew(record: Record, since: float) -> bytes:
+    """The record's body; a verdict from a time on has another version of the reward."""
+    message = codec.from_record(record) if record.topic == "verified" and record.timestamp_s >= since else None
+    if not isinstance(message, VerifiedRollout) or message.verdict is None:
+        return record.value
+    return codec.encode(replace(message, verdict=replace(message.verdict, scorer_version="mended")))
+
+
+def on_disk(run: Run, folder: Path, since: float = float("inf")) -> Path:
+    """The run's log in a run folder. `since`: the time at which its reward was changed."""
     opened, made = run._index.run, RunFolder(folder)
     made.path.mkdir(parents=True)
     transport = EmbeddedTransport(made.log)
@@ -316,11 +325,30 @@ def on_disk(run: Run, folder: Path) -> Path:
     for topic in set(opened.transport.admin.topics()) - {"summaries"}:
         records = list(Log(opened.transport).read(topic))
         records = [one for one in records if one.header("contract") != b"dataset_exported"]
-        producer.commit([NewRecord(one.topic, one.partition, one.key, one.value, one.headers) for one in records])
+        producer.commit(
+            [NewRecord(one.topic, one.partition, one.key, scored_anew(one, since), one.headers) for one in records]
+        )
     producer.close()
     transport.close()
     made.config_file.write_text(loader.to_toml(opened.config))
     return made.path
+
+
+def test_rewards_of_two_versions_are_told_apart(run: Run, tmp_path: Path) -> None:
+    times = sorted(one.verified_at for one in run.rollouts() if one.verified_at is not None)
+    changed = on_disk(run, tmp_path / "changed", since=times[len(times) // 2])
+    both = called("export", changed, tmp_path / "both", "--as", "atif")
+    assert both["is_mixed"] and len(both["scored_by"]) == 2
+    assert [Path(one).name for one in both["files"]] == ["train-00000.jsonl"]
+    old = next(name for name in both["scored_by"] if not name.endswith(" mended"))
+    for wanted, kept in {"newest": "mended", "mend": "mended", old.split()[1][:3]: old.split()[1]}.items():
+        said = call("export", changed, tmp_path / wanted, "--as", "atif", "--scorer", wanted).stdout
+        scorers = [row["extra"]["scorer"] for row in rows_in(tmp_path / wanted)]
+        assert {name.split()[1] for name in scorers} == {kept}, said
+        assert f"scored: {len(scorers):,} by " in said and "changed" not in said.split("scored:")[1]
+    assert "do not compare" in (tmp_path / "both" / "README.md").read_text()
+    refused = call("export", changed, tmp_path / "none", "--scorer", "zz")
+    assert (refused.exit_code, "expected newest or the beginning of one of:" in refused.stderr) == (2, True)
 
 
 SECOND = """

@@ -1,0 +1,115 @@
+"""Which versions of the reward scored rollouts: a reward that was changed inside a run gives other numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rftstream.contracts import codec
+from rftstream.contracts.records import TopicPartition
+from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.errors import ConfigError, ContractError
+from rftstream.runs.folder import OpenRun
+from rftstream.service.reading import read_many
+
+NEWEST = "newest"
+"""In place of a version: the newest one of each taskset."""
+BODIES_AT_ONCE = 64
+"""Records that are read together. Each is in memory as a whole."""
+Offsets = npt.NDArray[np.int64]
+Scored = Counter[tuple[str, str]]
+"""Taskset and scorer with its version -> rollouts."""
+
+
+def scorer_of(verified: VerifiedRollout) -> str | None:
+    """Return name and version of the scorer; None for a rollout without a verdict."""
+    verdict = verified.verdict
+    return None if verdict is None else f"{verdict.scorer} {verdict.scorer_version}"
+
+
+def scorers_of_row(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield taskset and scorer of each rollout of a row of a data set."""
+    named = row.get("extra", row)  # where a trajectory has them
+    for name, value in named.items():
+        if value is not None and name in ("scorer", "chosen_scorer", "rejected_scorer"):
+            yield str(named["taskset"]), str(value)
+
+
+def is_mixed(scored: Scored) -> bool:
+    """Return whether rollouts of one taskset were scored by several versions."""
+    return len({taskset for taskset, _ in scored}) < len(scored)
+
+
+def rollouts_by_scorer(scored: Scored) -> dict[str, int]:
+    """Return scorer with its version -> rollouts, most first."""
+    found: Counter[str] = Counter()
+    for (_, scorer), count in scored.items():
+        found[scorer] += count
+    return dict(found.most_common())
+
+
+def read_verified(run: OpenRun, partition: int, offsets: npt.NDArray[np.int64]) -> dict[int, VerifiedRollout]:
+    """Return the readable records of a partition of `verified` at some offsets."""
+    found = {}
+    for record in read_many(run.transport, TopicPartition("verified", partition), set(offsets.reshape(-1).tolist())):
+        try:
+            message = codec.from_record(record)
+        except ContractError:
+            continue
+        if isinstance(message, VerifiedRollout):
+            found[record.offset] = message
+    return found
+
+
+def scorers_at(run: OpenRun, sequences_N: Offsets, offsets_N: Offsets) -> npt.NDArray[Any]:
+    """Return the scorer of each of N rollouts, by their records on `verified`; empty for none."""
+    found_N = np.full(len(offsets_N), "", dtype=object)
+    partitions_N = sequences_N % run.config.transport.partitions
+    for partition in np.unique(partitions_N).tolist():
+        places = np.flatnonzero((partitions_N == partition) & (offsets_N >= 0))
+        for begin in range(0, len(places), BODIES_AT_ONCE):
+            some = places[begin : begin + BODIES_AT_ONCE]
+            bodies = read_verified(run, partition, offsets_N[some])
+            for place, offset in zip(some.tolist(), offsets_N[some].tolist(), strict=True):
+                found_N[place] = (scorer_of(bodies[offset]) if offset in bodies else None) or ""
+    return found_N
+
+
+def newest_scorers(run: OpenRun, every: Mapping[str, Any], through: Sequence[int]) -> dict[str, str]:
+    """Return taskset -> its newest scorer. `every`: columns of all rollouts; of these, those before the offsets
+    `through` count."""
+    sequences, offsets = every["sequence"], offsets_of(every)
+    counts = (offsets >= 0) & (every["unscored"].codes < 0) & (offsets < np.asarray(through)[sequences % len(through)])
+    codes = every["taskset"].codes
+    places = [np.flatnonzero(counts & (codes == code)) for code in np.unique(codes[counts])]
+    newest = np.asarray([one[np.argmax(every["verified_at"][one])] for one in places], dtype=np.int64)
+    names = (every["taskset"].words[code] for code in codes[newest])
+    return dict(zip(names, scorers_at(run, sequences[newest], offsets[newest]), strict=True))
+
+
+def offsets_of(columns: Mapping[str, Any]) -> Offsets:
+    """Return the offsets of rollouts on `verified`; -1 for none."""
+    offsets: Offsets = np.nan_to_num(columns["verified_offset"], nan=-1).astype(np.int64)
+    return offsets
+
+
+def only_scored_by(
+    run: OpenRun, wanted: str, columns: Mapping[str, Any], newest: Mapping[str, str]
+) -> npt.NDArray[np.bool_]:
+    """Return for each rollout whether this version scored it: NEWEST, or the beginning of its digest or name.
+    ConfigError names the versions if none begins so."""
+    found_N = scorers_at(run, columns["sequence"], offsets_of(columns))
+    if wanted == NEWEST:
+        tasksets = columns["taskset"]
+        return np.asarray(
+            [one == newest.get(tasksets.words[code]) for one, code in zip(found_N, tasksets.codes, strict=True)]
+        )
+    keep_N = np.asarray([any(text.startswith(wanted) for text in (one, *one.split()[-1:])) for one in found_N])
+    if not keep_N.any():
+        known = ", ".join(sorted({one for one in found_N if one})) or "none"
+        raise ConfigError(f"scorer: got {wanted!r}, expected {NEWEST} or the beginning of one of: {known}")
+    return keep_N
