@@ -259,12 +259,16 @@ def _short_text(report: CheckReport) -> list[str]:
 def _short_taskset_lines(line: TasksetLine) -> list[str]:
     """Return what the model sees, what the environment says, and what the reward gives."""
     head, *_ = _taskset_lines(line)
+    return [head, *_seen_lines(line)]
+
+
+def _seen_lines(line: TasksetLine) -> list[str]:
     if line.first is None or line.kind == "evaluation":
-        return [head]
+        return []
     prompt = "".join(line.first.pieces).replace("\n", LINE_END)
     half = SHOWN_CHARACTERS // 2
     text = prompt if len(prompt) <= SHOWN_CHARACTERS else f"{prompt[:half]} ... {prompt[-half:]}"
-    lines = [head, f"  the model sees, {plural(line.first.num_tokens, 'token')}: {text}"]
+    lines = [f"  the model sees, {plural(line.first.num_tokens, 'token')}: {text}"]
     if line.replied:
         lines.append(f"  the environment replies: {line.replied}")
     if line.scores is not None:
@@ -284,7 +288,7 @@ def _text(report: CheckReport) -> list[str]:
     if report.model is not None:
         lines += ["", _model_line(report)]
     for line in report.tasksets:
-        lines += ["", *_taskset_lines(line)]
+        lines += ["", *_taskset_lines(line), *_seen_lines(line)]
     if report.stages:
         lines += ["", "stages:", *columns([_stage_row(stage) for stage in report.stages], left=4, indent="  ")]
     if report.demonstrations is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from textwrap import shorten
 
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import RewardSpec
@@ -20,6 +22,10 @@ MAX_SCORED = 20
 """Most problems whose answers are scored."""
 LIMIT_S = 10.0
 """Seconds after which scoring is given up."""
+
+
+NUM_NAMED = 3
+"""Problems that are named whose answers got less than 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,8 @@ class ReferenceScores(Report):
     """Mean reward of empty answers. None if none could be scored."""
     raised: int = 0
     """Problems for which the reward raised, for their own answer or for an empty one."""
+    less: tuple[tuple[str, float], ...] = ()
+    """The first problems' answers that got less than 1, with what they got."""
     error: str = ""
     """The first error that the reward raised, or why there are no rewards."""
 
@@ -76,12 +84,19 @@ class ReferenceScores(Report):
         elif self.raised:
             yield (
                 f"raised for {self.raised} of {self.num_problems}: {self.error}; rollouts that meet it "
-                "have no reward, and their groups may die: catch the error, or return 0 for what cannot be read"
+                "have no reward, and their groups may die: catch what a wrong answer raises, and give that its "
+                "reward; leave the rest raised, since what could not be judged is no 0"
             )
         if self.reference == 0:
             yield (
                 f"0 for the own answers of all {self.num_problems} problems tried; if a completion may say the bare "
                 "answer, look at how the reward compares, and at which column is the answer (tasksets.NAME.columns)"
+            )
+        elif self.reference is not None and self.reference < 1 and self.have_answers:
+            some = ", ".join(f"{answer!r} got {number(reward)}" for answer, reward in self.less)
+            yield (
+                f"{number(self.reference)} in the mean for the problems' own answers, 1 expected: {some}; unless your "
+                "reward asks for more than the bare answer, it takes right answers for wrong ones"
             )
         if self.empty is not None and self.empty >= 1:
             yield (
@@ -136,6 +151,7 @@ def score_references(
         have_answers=have_answers,
         reference=_mean(right) if have_answers else None,
         empty=_mean(empty),
+        less=_less_than_one(asked, right) if have_answers else (),
         raised=sum(None in pair for pair in zip(right, empty, strict=True)),
         error="" if error is None else f"{type(error).__name__}: {error}",
     )
@@ -145,6 +161,15 @@ def _answered(problem: Problem, said: str) -> RewardInput:
     item = problem_input(problem)
     messages = (*item.messages, message_seen("assistant", said))
     return replace(item, completion=said, messages=messages, num_tokens=len(said.split()))
+
+
+def _less_than_one(asked: Sequence[Problem], rewards: Sequence[float | None]) -> tuple[tuple[str, float], ...]:
+    found = (
+        (shorten(problem.answer or "", 40, placeholder="..."), reward)
+        for problem, reward in zip(asked, rewards, strict=True)
+        if reward is not None and reward < 1
+    )
+    return tuple(islice(found, NUM_NAMED))
 
 
 def _mean(rewards: Sequence[float | None]) -> float | None:

@@ -33,6 +33,7 @@ SCORES = {
     "2: ValueError: invalid literal",
     "own_check_rewards:at_once": "1 for the problem's answer, 0 for an empty one, in 2 problems; raised for 1 of 2: "
     "KeyError: '2-1='",
+    "own_check_rewards:halved": "0.500 (1 expected) for the problem's answer, 0 for an empty one, in 2 problems",
     "own_check_rewards:never": "0 (1 expected) for the problem's answer, 0 for an empty one, in 2 problems",
 }
 DOUBTS = {
@@ -42,6 +43,9 @@ DOUBTS = {
     "own_check_rewards:lacking": ["raised for 1 of 2: KeyError: '2-1='"],
     "own_check_rewards:strict": ["raised for 2 of 2: ValueError: invalid literal for int() with base 10: ''"],
     "own_check_rewards:at_once": ["raised for 1 of 2: KeyError: '2-1='"],
+    "own_check_rewards:halved": [
+        "0.500 in the mean for the problems' own answers, 1 expected: '1' got 0.500, '1' got 0.500"
+    ],
     "own_check_rewards:never": ["0 for the own answers of all 2 problems tried"],
 }
 """Reward -> what `check` warns of."""
@@ -66,6 +70,7 @@ def test_the_short_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewar
         "def of_solution(completion, solution):\n    return float(completion == solution)\n\n"
         "def unwritten(completion, solution):\n    return float(ANSWER.search(completion) == solution)\n\n"
         "def never(completion, answer):\n    return 0.0\n\n"
+        "def halved(completion, answer):\n    return 0.5 * (completion == answer)\n\n"
         "def at_once(completions, prompts, answer):\n    return list(map(lacking, completions, answer, prompts))\n"
     )
     right = "solution" if reward.endswith(("of_solution", "unwritten")) else "answer"
@@ -79,5 +84,6 @@ def test_the_short_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewar
                           "  the model sees, 7 tokens: 1+1=↵Go"]  # fmt: skip
     assert lines[5].startswith(f"  reward: {SCORES[reward]}")
     assert ("ready to run" in lines) == (reward not in REFUSED) and len(lines) <= 16  # with devices and two warnings
+    assert set(lines[4:6]) <= set(report.to_text().splitlines())  # -v has what the short one has
     doubts = [one.removeprefix("tasksets.train.reward: ") for one in report.warnings if ".reward: " in one]
     assert [one.partition(";")[0] for one in doubts] == DOUBTS.get(reward, [])
