@@ -100,6 +100,14 @@ class RunFolder:
         """Return whether the folder is a run: whether it has a config.toml."""
         return self.config_file.is_file()
 
+    def config_stamp(self) -> tuple[int, int] | None:
+        """Return what differs once config.toml is written anew; None without one."""
+        try:
+            found = self.config_file.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino
+
     def is_live(self) -> bool:
         """Return whether a `run` or `resume` holds the lock."""
         try:

@@ -205,6 +205,8 @@ class WatchedRun:
             self._mine = self._open()
         if self._reader is None or self._reader is PLAIN:
             self._reader = open_reader(self._mine, dims=False)
+        if self.config is not None and self.config is not self._mine.config:  # as the follower knows them now
+            self._mine = replace(self._mine, config=self.config)
         return question(self._mine, self._reader)
 
     def people(self) -> FeedbackView:

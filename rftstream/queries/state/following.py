@@ -5,11 +5,12 @@ The studio and the exporter follow runs. Neither writes to the run, and nothing 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
@@ -26,7 +27,7 @@ from rftstream.queries.state.standstill import FailingTaskset, find_failing
 from rftstream.queries.state.status import NUM_DEAD_ERRORS, KnownFacts, Status, read_status
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
-from rftstream.runs.folder import OpenRun
+from rftstream.runs.folder import OpenRun, read_config
 from rftstream.service.control_view import ControlReader, ControlView
 from rftstream.service.role import Log
 
@@ -70,6 +71,7 @@ class RunFollower:
         """Steps, evaluations and announcements so far."""
         self._control = ControlReader(run.transport)
         self._reader_of_operators = OperatorReader(Log(run.transport))
+        self._config_stamp = run.folder.config_stamp()
         self._held_at_first: int | None = None
         """Offsets of the log at the first look."""
         self._look_s = 0.0
@@ -80,8 +82,9 @@ class RunFollower:
 
     def look(self, should_stop: Callable[[], bool] = lambda: False) -> Look:
         """Read the new records. `should_stop` can end it early, with the results so far."""
-        run, updater, history = self.run, self.updater, self.history
         started = time.monotonic()
+        self._read_config()
+        run, updater, history = self.run, self.updater, self.history
         began = run.folder.is_live(), self._control.read()  # first, in this order: see `KnownFacts`
         history.read()
         while updater.update(should_stop) and not should_stop():
@@ -114,6 +117,14 @@ class RunFollower:
             is_read=updater.done >= self._held_at_first,
             has_more=has_more,
         )
+
+    def _read_config(self) -> None:
+        """Read the run's settings anew if `resume --set` has changed them."""
+        stamp = self.run.folder.config_stamp()
+        if stamp != self._config_stamp:
+            with contextlib.suppress(ConfigError):  # of a newer release: what was known stays
+                self.run = replace(self.run, config=read_config(self.run.folder))
+            self._config_stamp = stamp
 
     @property
     def share_read(self) -> float:

@@ -9,6 +9,7 @@ import pytest
 
 from rftstream.queries.catalog.updating import CatalogUpdater
 from rftstream.runs.folder import OpenRun
+from rftstream.runs.making.create import write_config
 from rftstream.testing import Simulation
 from tests.unit.studio.studio_scene import client, make_config, watch
 
@@ -52,3 +53,15 @@ def test_what_is_not_read_yet_is_not_nothing(simulation: Simulation) -> None:
             assert "not read yet" not in text and "reading the log" not in text, page
     watched.stop()
     second.stop()
+
+
+def test_what_resume_sets_is_seen_by_an_open_studio(simulation: Simulation) -> None:
+    watched = watch(simulation)
+    watched.follow_once()
+    with client([watched]) as browser:
+        assert "of 6 steps" in browser.get("/runs/demo").text
+        write_config(make_config(run={"name": "demo", "steps": 260}), simulation.folder)
+        watched.follow_once()
+        assert "of 260 steps" in browser.get("/runs/demo").text
+        assert watched.look(lambda run, _: run.config.steps) == 260
+    watched.stop()
