@@ -13,7 +13,7 @@ import jinja2
 
 from rftstream.queries.catalog.finding import GroupRow
 from rftstream.queries.curves.evaluations import unscored_text
-from rftstream.queries.formatting import duration, number, size, staleness_text
+from rftstream.queries.formatting import duration, number, plural, size, staleness_text
 
 SIGNS = {"trained": "✓", "batched": "▸", "pending": "…", "filtered": "∅", "expired": "⌛", "dead": "✕"}
 """Sign before the name of a fate, so that fates differ in more than their colour."""
@@ -34,6 +34,7 @@ def environment() -> jinja2.Environment:
         "size": size,
         "duration": duration,
         "staleness": staleness_text,
+        "plural": plural,
         "count": lambda value: f"{value:,}",
         "moment": moment,
         "iso": iso,
