@@ -79,11 +79,15 @@ class ListedRollout:
     """A rollout with its texts, as lists show it."""
 
     row: RolloutRow
+    sequence: int
+    """Sequence number of its group."""
     group_id: str
     batch: int | None
     prompt: str
     """Last message of the user in its problem; empty until texts are read."""
     said: str
+    is_read: bool
+    """Whether it has no texts but those here. If not, the catalog has still to read them."""
     tools: tuple[str, ...]
     version: int | None
 
@@ -274,10 +278,12 @@ def _listed(row: Row, moment: Moment) -> ListedRollout:
     batch = row["batch"] if decided else None
     return ListedRollout(
         row=rollout_row(f"{row['group_id']}/{row['sibling']}", row["sibling"], row, batch, moment),
+        sequence=row["sequence"],
         group_id=row["group_id"],
         batch=batch,
         prompt=row["prompt"] or "",
         said=row["said"] or "",
+        is_read=row["said"] is not None or row["rollout_offset"] is None,
         tools=tuple((row["tools"] or "").split()),
         version=row["version"],
     )
@@ -299,6 +305,11 @@ class Extremes:
     def rollouts(self) -> list[ListedRollout]:
         """Return the best and the worst one; a single rollout is both."""
         return list({one.row.rollout_id: one for one in (self.best, self.worst) if one is not None}.values())
+
+    def filled(self, found: Mapping[str, ListedRollout]) -> Extremes:
+        """Return them with the rollouts that were found, by id, in place of those here."""
+        best, worst = (None if one is None else found.get(one.row.rollout_id, one) for one in (self.best, self.worst))
+        return Extremes(prompt=self.prompt or ("" if best is None else best.prompt), best=best, worst=worst)
 
 
 def find_extremes(catalog: CatalogReader, moment: Moment, wanted: Iterable[GroupFilter | int]) -> list[Extremes]:

@@ -47,6 +47,16 @@ def cut_text(text: str) -> str:
     return text if len(text) <= HEAD + TAIL else f"{text[:HEAD]} [...] {text[-TAIL:]}"
 
 
+def said_in(rollout: Rollout) -> str:
+    """Return what the policy said in a rollout, as a catalog keeps it."""
+    return cut_text("\n".join(turn.content for turn in rollout.turns if turn.role == "assistant"))
+
+
+def asked_in(rollout: Rollout) -> str:
+    """Return what a rollout was asked, as a catalog keeps it."""
+    return "" if rollout.problem is None else cut_text(text_of(rollout.problem))
+
+
 class TextReader:
     """Reads the texts of one run into its catalog. The catalog's updater makes it and calls `read`."""
 
@@ -137,14 +147,13 @@ def _write(db: Connection, records: list[Record]) -> None:
             continue
         names = dict.fromkeys(call.name for turn in rollout.turns for call in turn.tool_calls if call.name)
         tools.update(names)
-        said = "\n".join(turn.content for turn in rollout.turns if turn.role == "assistant")
         versions = [segment.versions[0].version for segment in rollout.segments if segment.versions]
         number = rollout.ids.sequence << SIBLING_BITS | rollout.ids.sibling
         in_spaces = f" {' '.join(names)} " if names else ""
-        texts.append((number, cut_text(said), in_spaces, versions[0] if versions else None))
+        texts.append((number, said_in(rollout), in_spaces, versions[0] if versions else None))
         ids = split_group_id(rollout.ids.group_id)
         if ids is not None and rollout.problem is not None:
-            prompts.append((ids[0], min(ids[2], 1 << 62), cut_text(text_of(rollout.problem))))
+            prompts.append((ids[0], min(ids[2], 1 << 62), asked_in(rollout)))
     db.executemany("INSERT OR IGNORE INTO texts VALUES (?, ?, ?, ?)", texts)
     db.executemany("INSERT OR IGNORE INTO prompts VALUES (?, ?, ?)", dict.fromkeys(prompts))
     db.executemany("INSERT OR IGNORE INTO tools VALUES (?)", [(name,) for name in tools])

@@ -6,7 +6,7 @@ Everything that a list filters by, and its order, stands in its address, so that
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -18,6 +18,8 @@ from rftstream.queries.catalog.listing import (
     FATES,
     ORDERS,
     Cursor,
+    Extremes,
+    ListedRollout,
     Range,
     RolloutFilter,
     find_extremes,
@@ -27,6 +29,7 @@ from rftstream.queries.catalog.listing import (
 )
 from rftstream.queries.catalog.samples import count_changes, find_extreme_samples, find_samples, list_evaluated
 from rftstream.queries.curves.evaluations import newest_and_best, shown_metrics
+from rftstream.queries.records.listed_texts import lacking_texts, read_texts
 from rftstream.studio.charts import evaluation_chart
 from rftstream.studio.pages.page import PageOfRun, Values
 
@@ -69,8 +72,10 @@ def rollouts(page: PageOfRun) -> Values:
     )
     order = page.asked("order") if page.asked("order") in ORDERS else "newest"
     found = find_rollouts(page.catalog, page.moment, wanted, order=order, after=_cursor(page.asked("after")))
+    texts = filled(page, found.rollouts)
     return {
         "found": found,
+        "listed": [texts.get(one.row.rollout_id, one) for one in found.rollouts],
         "wanted": wanted,
         "order": order,
         "fates": FATES,
@@ -79,6 +84,20 @@ def rollouts(page: PageOfRun) -> Values:
         "tasksets": list_tasksets(page.catalog),
         "after": "" if found.after is None else ",".join(map(repr, found.after)),
     }
+
+
+def filled(page: PageOfRun, listed: Sequence[ListedRollout]) -> dict[str, ListedRollout]:
+    """Return those of some rollouts, by id, whose texts the catalog has still to read, with their texts."""
+    if not (lacking := lacking_texts(listed)):
+        return {}
+    return page.run.look(lambda run, _: read_texts(run.transport, lacking, num_partitions=page.num_partitions))
+
+
+def extremes(page: PageOfRun, wanted: Iterable[GroupFilter | int]) -> list[Extremes]:
+    """Return the best and the worst rollout of each of some groups or filters, with their texts."""
+    lines = find_extremes(page.catalog, page.moment, wanted)
+    found = filled(page, [one for line in lines for one in line.rollouts])
+    return [line.filled(found) for line in lines] if found else lines
 
 
 def _cursor(text: str) -> Cursor | None:
@@ -93,7 +112,7 @@ def _cursor(text: str) -> Cursor | None:
 def with_lines(page: PageOfRun, groups: Sequence[GroupRow]) -> Values:
     """Return groups for their table, with the prompt and the best and worst rollout of each."""
     sequences = [group.sequence for group in groups]
-    lines = dict(zip(sequences, find_extremes(page.catalog, page.moment, sequences), strict=True))
+    lines = dict(zip(sequences, extremes(page, sequences), strict=True))
     return {"groups": groups, "lines": lines, "limits": reward_limits(groups)}
 
 

@@ -29,7 +29,6 @@ from rftstream.queries.catalog.finding import (
     find_put_back,
     list_tasksets,
 )
-from rftstream.queries.catalog.listing import find_extremes
 from rftstream.queries.catalog.samples import list_evaluated
 from rftstream.queries.curves.evaluations import newest_and_best
 from rftstream.queries.curves.history import History
@@ -40,7 +39,7 @@ from rftstream.queries.state.flow_map import flow_of, what_is_wrong
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 from rftstream.studio.charts import run_charts
-from rftstream.studio.pages.list_pages import asked_range, asked_text, versions_beside, with_lines
+from rftstream.studio.pages.list_pages import asked_range, asked_text, extremes, versions_beside, with_lines
 from rftstream.studio.pages.page import PageOfRun, Values
 
 VERSIONS_PAGE = 25
@@ -127,7 +126,7 @@ def problems(page: PageOfRun) -> Values:
     shown = found[:PAGE]
     which = [GroupFilter(taskset=one.taskset, problem=one.problem) for one in shown]
     return {
-        "problems": list(zip(shown, find_extremes(page.catalog, page.moment, which), strict=True)),
+        "problems": list(zip(shown, extremes(page, which), strict=True)),
         "num_problems": count_problems(page.catalog, page.moment, taskset=taskset),
         "taskset": taskset,
         "text": text,
@@ -175,7 +174,7 @@ def versions(page: PageOfRun) -> Values:
     evaluated = {step.name.version: _results_of(history, step.name.version) for step in steps}
     batches = [GroupFilter(batch=-1 if step.batch_sequence is None else step.batch_sequence) for step in steps]
     return {
-        "steps": list(zip(steps, find_extremes(page.catalog, page.moment, batches), strict=True)),
+        "steps": list(zip(steps, extremes(page, batches), strict=True)),
         "order": order,
         "metrics": METRICS,
         "announced": {} if page.run.history is None else page.run.history.announced,

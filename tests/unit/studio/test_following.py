@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 from rftstream.queries.catalog.updating import CatalogUpdater
+from rftstream.queries.records import listed_texts
 from rftstream.runs.folder import OpenRun
 from rftstream.runs.making.create import write_config
+from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing import Simulation
+from tests.suite.each import each
 from tests.unit.studio.studio_scene import client, make_config, watch
 
 EMPTY = ("✓</span>", "No such", "nothing looks wrong", ">none<", "No checkpoint", "0 problems", ">0</a>", 'big">0<')
@@ -64,4 +70,48 @@ def test_what_resume_sets_is_seen_by_an_open_studio(simulation: Simulation) -> N
         watched.follow_once()
         assert "of 260 steps" in browser.get("/runs/demo").text
         assert watched.look(lambda run, _: run.config.steps) == 260
+    watched.stop()
+
+
+@pytest.fixture
+def behind(simulation: Simulation) -> Iterator[tuple[WatchedRun, TestClient]]:
+    """A studio that knows all rollouts, and whose texts are read by another one, which has read none so far."""
+    watched = watch(simulation)
+    with (
+        closing(CatalogUpdater(OpenRun(simulation.folder, simulation.config, simulation.transport("other")))) as other,
+        client([watched]) as browser,
+    ):
+        other.update()
+        watched.follow_once()
+        yield watched, browser
+    watched.stop()
+
+
+@each(("address",), [("/rollouts?order=best",), ("/groups",), ("/problems",), ("",)])
+def test_rows_on_the_screen_have_their_texts_first(behind: tuple[WatchedRun, TestClient], address: str) -> None:
+    watched, browser = behind
+    assert watched.snapshot.num_texts_left
+    text = browser.get(f"/runs/demo{address}").text
+    said = re.findall(r'<a class="line"[^>]*>(.*?)</a>', text)
+    assert said and not [one for one in said if "not read yet" in one], said
+    assert re.search(r'class="asked"[^>]*>\d\+\d=<', text), "what they were asked, too"
+
+
+def test_texts_beyond_the_most_are_not_read_yet(
+    behind: tuple[WatchedRun, TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listed_texts, "MOST", 1)
+    text = behind[1].get("/runs/demo/rollouts").text
+    assert "text not read yet" in text and "no text" not in text
+
+
+def test_a_card_has_no_colour_that_looks_like_right_or_wrong(simulation: Simulation) -> None:
+    watched = watch(simulation)
+    watched.follow_once()
+    with client([watched]) as browser:
+        listed = browser.get("/runs/demo/problems").text
+        found = re.findall('href="(/runs/demo/problems/sums/[0-9]+)"', listed)
+        text = browser.get(found[0]).text
+        assert '<article class="sibling">' in text and 'class="sibling ' not in text
+        assert re.search("<span>[0-9]+ tokens?</span>", text) and not re.search(r"\b1 tokens", text)
     watched.stop()
