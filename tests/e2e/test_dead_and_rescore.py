@@ -127,7 +127,8 @@ n = 2
     late = ("rescore", "runs/tiny", "--reward", "late_checks:score", *sets("verifier.max_dead_share=1"), "--into")
     failed = place.look(*late, "runs/late")
     assert failed.code == 0, failed.err
-    assert failed.err.count("RuntimeError: the checker is down") <= 3, "each kind of error is told once"
+    assert failed.err.count("RuntimeError: the checker is down") <= 3, f"told once, and counted: {failed.err}"
+    assert " of them without a reward, error: RuntimeError: the checker is down" in failed.err
     assert "rewards/functions.py" not in failed.err
     assert "resume runs/late --set trainer.algorithm=topr (grpo stops" in failed.out
     place.write("late_checks.py", FLAT)

@@ -19,6 +19,7 @@ from rftstream.preflight.plan import Purpose, plan
 from rftstream.queries.decoding import decoded
 from rftstream.queries.people.feedback import read_feedback
 from rftstream.queries.people.taints import judged_now
+from rftstream.queries.records.dead import error_kinds, read_letters
 from rftstream.replay.judged import JudgedImport
 from rftstream.rewards.resolve import build_reward
 from rftstream.roles.verifier import VERIFIER
@@ -39,6 +40,8 @@ SCORED_BY = ("tasksets.", "rewards.", "verifier.", "feedback.")
 """Prefixes of the settings that verdicts may depend on."""
 SCORER = "scorer of "
 """Beginning of a line of the manifest with a taskset's scorer and its version."""
+NUM_KINDS = 3
+"""Most kinds of errors that are told after scoring."""
 FEEDBACK = "feedback"
 """Used instead of a reward's name: the judgements of people."""
 
@@ -158,3 +161,5 @@ def _score(config: RunConfig, folder: RunFolder, transport: Transport, say: Say)
             if all(done.get(place, -1) >= end for place, end in ends.items()):
                 break
     say(f"{total:,} rollouts scored")
+    for kind in error_kinds(read_letters(Log(transport)))[:NUM_KINDS]:
+        say(f"{kind.count:,} of them without a reward, {kind.reason}: {kind.error}")

@@ -255,7 +255,7 @@ def test_slow_items_are_not_taken_for_hanging_ones(make: Make) -> None:
         ("raise", "KeyError: 'no such thing'"),
         ("nan", "got nan, expected a finite number"),
         ("none", "got NoneType, expected a number"),
-        ("many metrics", "more than 200 parts and metrics"),
+        ("many metrics", "more than 200 parts, roles and metrics"),
         ("huge error", "xxxxxx"),
     ],
 )
