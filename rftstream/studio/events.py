@@ -55,6 +55,7 @@ class RunEvents:
                 try:
                     await asyncio.wait_for(waiting.wait(), ALIVE_S)
                 except TimeoutError:
-                    yield b": alive\n\n"
+                    # A page that is behind its run is rendered anew, to say so.
+                    yield f"event: changed\ndata: {revision}\n\n".encode() if run.behind_s() else b": alive\n\n"
         finally:
             self.num_listeners -= 1

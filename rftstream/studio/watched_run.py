@@ -45,6 +45,8 @@ IDLE_PERIOD_S = 15.0
 LOOKED_AT_S = 30.0
 """Seconds after a request for which a run counts as looked at."""
 NO_NOTES = RunNotes(RunFolder(Path(os.devnull)))
+BEHIND_S = 10.0
+"""Seconds behind a run that goes on from which pages say so."""
 PEOPLE_S = 10.0
 """Seconds after which votes are judged again, even without new ones."""
 
@@ -67,8 +69,8 @@ class RunSnapshot:
     """Rollouts whose texts the catalog has still to read."""
     error: str = ""
     """Why the run cannot be read now; empty if it can."""
-    looked_at: float = 0.0
-    """Time of this state."""
+    read_at: float = 0.0
+    """Time at which the newest look at the log began, in seconds since 1970; 0 before its end."""
 
 
 class WatchedRun:
@@ -159,13 +161,16 @@ class WatchedRun:
         except Exception as error:  # an error of ours must not end the pages of other runs
             log.exception("%s: cannot be looked at", self.name)
             found = replace(self.snapshot, error=f"{type(error).__name__}: {error}")
-        if _changed(self.snapshot, found):
-            self.snapshot = replace(found, revision=self.snapshot.revision + 1, looked_at=time.time())
+        if (self.behind_s() and not found.error) or _changed(self.snapshot, found):  # pages said that they were behind
+            self.snapshot = replace(found, revision=self.snapshot.revision + 1)
             self.listener()
+        else:
+            self.snapshot = replace(self.snapshot, read_at=found.read_at)
 
     def _look_at_it(self) -> RunSnapshot:
         if self._follower is None:
             self._follower = RunFollower(self._open())
+        began = time.time()
         found = self._follower.look(self._notes_progress)
         if found.has_more:
             self._wake.set()
@@ -177,14 +182,22 @@ class WatchedRun:
             is_read=self.snapshot.is_read or found.is_read,
             num_texts_left=self._follower.updater.texts.num_left,
             error="",
+            read_at=began,
         )
+
+    def behind_s(self) -> float:
+        """Return how many seconds a page is behind a run that goes on; 0 if they are few."""
+        snapshot = self.snapshot
+        since = time.time() - snapshot.read_at
+        goes_on = snapshot.status is not None and snapshot.status.state not in ("finished", "stopped")
+        return since if goes_on and since > BEHIND_S else 0.0
 
     def _notes_progress(self) -> bool:
         """Tell during the first look how much is read. Return whether the look should end early."""
         follower, known = self._follower, self.snapshot
         share = known.share_read if follower is None or not follower.updater.total else follower.share_read
         if known.status is None and share != known.share_read:
-            self.snapshot = replace(known, share_read=share, revision=known.revision + 1, looked_at=time.time())
+            self.snapshot = replace(known, share_read=share, revision=known.revision + 1)
             self.listener()
         return self._stopped.is_set()
 

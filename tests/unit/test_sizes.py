@@ -47,7 +47,7 @@ BUDGETS = {
     "runs": 2_600,
     "sandbox": 2_650,
     "service": 2_750,
-    "studio": 3_050,
+    "studio": 3_100,
     "testing": 2_000,
     "top": 800,
     "trackers": 550,

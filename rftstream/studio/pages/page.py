@@ -21,7 +21,7 @@ from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.curves.history import History, HistoryReader
 from rftstream.studio.access import StudioRole, Viewer
 from rftstream.studio.rendering import address, render
-from rftstream.studio.watched_run import RunSnapshot, WatchedRun
+from rftstream.studio.watched_run import BEHIND_S, RunSnapshot, WatchedRun
 
 TABS = {
     "": "Overview",
@@ -252,7 +252,7 @@ class PageCache:
             while len(self._locks) > 2 * MAX_CACHED:
                 self._locks.popitem(last=False)
         with lock:
-            revision = (run.snapshot.revision, run.notes.revision)
+            revision = (run.snapshot.revision, run.notes.revision, run.behind_s() // BEHIND_S)
             known = self._pages.get(key)
             if known is not None and known[0] == revision:
                 return known[1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,10 @@ from rftstream.queries.records import listed_texts
 from rftstream.runs.folder import OpenRun
 from rftstream.runs.making.create import write_config
 from rftstream.studio.watched_run import WatchedRun
-from rftstream.testing import Simulation
+from rftstream.testing import MemoryRun, Simulation
 from tests.suite.each import each
 from tests.unit.studio.studio_scene import client, make_config, watch
+from tests.unit.synthetic import SyntheticLog
 
 EMPTY = ("✓</span>", "No such", "nothing looks wrong", ">none<", "No checkpoint", "0 problems", ">0</a>", 'big">0<')
 """Words for nothing."""
@@ -114,4 +117,22 @@ def test_a_card_has_no_colour_that_looks_like_right_or_wrong(simulation: Simulat
         text = browser.get(found[0]).text
         assert '<article class="sibling">' in text and 'class="sibling ' not in text
         assert re.search("<span>[0-9]+ tokens?</span>", text) and not re.search(r"\b1 tokens", text)
+    watched.stop()
+
+
+def test_a_page_says_how_far_it_is_behind_a_run_that_goes_on(tmp_path: Path) -> None:
+    memory = MemoryRun(make_config(), folder=tmp_path)
+    memory.put_manifest()
+    SyntheticLog(memory.transport(), partitions=4).step(0, resumed=True)
+    watched = watch(memory)
+    with memory.folder.held(), client([watched]) as browser:
+        watched.follow_once()
+        assert " behind: " not in browser.get("/runs/demo").text
+        watched.snapshot = replace(watched.snapshot, read_at=watched.snapshot.read_at - 50)  # a look that takes long
+        since = datetime.fromtimestamp(watched.snapshot.read_at, UTC)
+        said = f"<b>as of {since:%H:%M:%S} UTC</b>"
+        assert said in browser.get("/runs/demo").text
+        revision = watched.snapshot.revision
+        watched.follow_once()
+        assert watched.snapshot.revision > revision and said not in browser.get("/runs/demo").text
     watched.stop()
