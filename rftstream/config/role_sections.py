@@ -134,7 +134,7 @@ class BufferSection(WorkerSection):
     """The buffer decides about each group and makes batches of those that are complete."""
 
     zero_variance: Literal["keep", "replace"] = "keep"
-    """Groups whose rewards are all equal carry no gradient: keep them in the batch, or filter and refill."""
+    """Groups whose rewards are all equal carry no gradient: they are kept, or filtered and refilled."""
     max_refill: Positive = 1000
     """With `replace`: the run ends with the reason no_signal after this many filtered groups without a full batch."""
     min_siblings: Positive = 2

@@ -107,6 +107,25 @@ def changes_of_modules(config: RunConfig, folder: RunFolder) -> list[str]:
     return lines
 
 
+def other_code(before: RunFolder, after: RunFolder) -> list[str]:
+    """Return a line for each module, such as a reward's, whose code differs between the last starts of two runs."""
+    then, now = (_recorded(folder) for folder in (before, after))
+    return [
+        f"code of {name} {then[name][:8]} -> {now[name][:8]}"
+        for name in then
+        if now.get(name, then[name]) != then[name]
+    ]
+
+
+def _recorded(folder: RunFolder) -> dict[str, str]:
+    """Return module -> digest at the last start; empty if the run recorded none."""
+    try:
+        found = json.loads(folder.modules_file.read_text(encoding="utf-8"))
+        return {name: str(one["sha256"]) for name, one in found.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
 # ------------------------------------------------------------------------------------------------ finding
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from rftstream.contracts import ids
 from rftstream.contracts.arrays import Array
@@ -135,9 +136,11 @@ class SyntheticLog:
         self.trained[batch + 1] = self.trained[batch] + len(sequences)
         self.put_all(entries)
 
-    def decide(self, sequence: int, result: GroupResult, *, only: Sequence[int] | None = None) -> None:
-        siblings = self.siblings(sequence)
-        self.put("outcomes", outcome([one for one in siblings if only is None or one.sibling in only], result))
+    def decide(
+        self, sequence: int, result: GroupResult, *, only: Sequence[int] | None = None, reason: str = "test"
+    ) -> None:
+        siblings = [one for one in self.siblings(sequence) if only is None or one.sibling in only]
+        self.put("outcomes", replace(outcome(siblings, result), reason=reason))
 
     def late(self, sequence: int, sibling: int, result: GroupResult = GroupResult.expired) -> None:
         self.put("outcomes", outcome([self.siblings(sequence)[sibling]], result, late=True))

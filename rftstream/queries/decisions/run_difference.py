@@ -8,6 +8,7 @@ from rftstream.queries.decisions.side_by_side import SideBySide, compare_runs
 from rftstream.queries.plain import Report
 from rftstream.runs.folder import OpenRun
 from rftstream.runs.manifest import changed_settings
+from rftstream.runs.modules import other_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class RunDifference(Report):
     """The difference between two runs. `compare` makes it."""
 
     settings: tuple[str, ...]
-    """Settings that differ, as `key before -> after`."""
+    """Settings that differ, and code of the user's own such as a reward, as `key before -> after`."""
     sides: SideBySide
 
     def to_text(self) -> str:
@@ -27,4 +28,5 @@ class RunDifference(Report):
 def compare(before: OpenRun, after: OpenRun) -> RunDifference:
     """Compare two runs, which need not have anything in common."""
     sides = compare_runs((before.run_id, before.transport), (after.run_id, after.transport))
-    return RunDifference(tuple(changed_settings(before.config, after.config)), sides)
+    settings = [*changed_settings(before.config, after.config), *other_code(before.folder, after.folder)]
+    return RunDifference(tuple(settings), sides)

@@ -152,9 +152,10 @@ class RunFollower:
         kinds, dead = count_letters(catalog, moment), Counter[str]()
         for kind in kinds:
             dead[kind.reason] += kind.count
-        results = Counter[str]()
-        for (result, _), count in counts.reasons.items():
+        results, filtered = Counter[str](), Counter[str]()
+        for (result, reason), count in counts.reasons.items():
             results[result] += count
+            filtered[reason] += count if result == "filtered" else 0
         if self._operators is None or time.monotonic() - self._operators[0] > OPERATORS_S:
             self._operators = (time.monotonic(), self._reader_of_operators.read(began[1]))
         return KnownFacts(
@@ -162,6 +163,7 @@ class RunFollower:
             control=began[1],
             history=self.history.glance(),
             groups={result: results[result] for result in ("batched", "filtered", "expired", "dead")},
+            filtered={reason: count for reason, count in filtered.most_common() if count},
             newest_batch=counts.newest_batch,
             dead_letters=dict(dead.most_common()),
             dead_errors=tuple(kind for kind in kinds if kind.error)[:NUM_DEAD_ERRORS],

@@ -13,7 +13,7 @@ from rftstream.algorithms.reward_signs import Sign, find_reward_signs
 from rftstream.config.stages import stage_line
 from rftstream.contracts.control import DesiredState
 from rftstream.contracts.outcomes import GroupResult
-from rftstream.queries.audits.group_counts import count_outcomes, feeder_cursor
+from rftstream.queries.audits.group_counts import count_outcomes, feeder_cursor, filtered_rows, why_filtered
 from rftstream.queries.audits.operator_totals import OperatorReader, OperatorTotals
 from rftstream.queries.catalog.counts import ErrorKind
 from rftstream.queries.curves.evaluations import mean_text, newest_and_best, result_numbers
@@ -24,6 +24,7 @@ from rftstream.queries.plain import Report, pick
 from rftstream.queries.records.dead import error_kinds, read_dead
 from rftstream.queries.records.growth_report import GrowthReport, read_growth
 from rftstream.queries.state.disk import DiskRoom, disk_bytes, disk_room
+from rftstream.queries.state.reward_change import reward_changes
 from rftstream.queries.state.standstill import (
     Elsewhere,
     FailingTaskset,
@@ -59,8 +60,8 @@ class Status(Report):
         "run run_dir=folder state live elsewhere stopped desired finished=finished_to_json origin "
         "exports=exports_to_json created_at=control.manifest.created_at version=history.version trainer_epoch "
         "step=history.num_steps steps=num_steps stage reward no_signal training_signs reward_signs spent=history.spent "
-        "staleness failing standstill evaluations=evaluations_to_json groups left_out operators growing deleted lag "
-        "lost dead_letters dead_errors disk_bytes=disk_bytes_with_total disk_room "
+        "reward_changes staleness failing standstill evaluations=evaluations_to_json groups filtered left_out "
+        "operators growing deleted lag lost dead_letters dead_errors disk_bytes=disk_bytes_with_total disk_room "
         "claims=claims_to_json workers=workers_to_json"
     )
 
@@ -83,6 +84,8 @@ class Status(Report):
     stage: str | None
     """Current stage; None in a run without stages."""
     groups: Mapping[str, int]
+    filtered: Mapping[str, int]
+    """Operator or rule -> groups that it filtered, among the newest."""
     left_out: int
     """Problems that the feeder left out because their prompts are too long."""
     operators: OperatorTotals | None
@@ -108,6 +111,8 @@ class Status(Report):
     """Signs of training problems."""
     reward_signs: tuple[Sign, ...]
     """Signs of reward hacking."""
+    reward_changes: tuple[str, ...]
+    """Tasksets whose reward was changed, since which version."""
     failing: tuple[FailingTaskset, ...]
     """Tasksets whose newest rollouts fail."""
     standstill: Standstill | None
@@ -202,11 +207,14 @@ class KnownFacts:
     history: History
     groups: Mapping[str, int]
     """Result -> decided groups."""
+    filtered: Mapping[str, int]
+    """Why groups were filtered -> groups, among the newest."""
     newest_batch: int
     """Number of the newest batch. -1: there is none yet."""
     dead_letters: Mapping[str, int]
     dead_errors: tuple[ErrorKind, ...]
     operators: OperatorTotals | None
+    reward_changes: tuple[str, ...] = ()
     failing: tuple[FailingTaskset, ...] | None = None
     """Tasksets whose newest rollouts fail. None: nobody has looked."""
     all_put_back: bool = False
@@ -256,6 +264,7 @@ def read_status(
             "trained": 0 if history.current is None else history.current.trained_groups,
             **known.groups,
         },
+        filtered=known.filtered,
         left_out=sum(cursor.get("left_out", {}).values()),
         operators=known.operators,
         growing=read_growth(log, run.config, cursor),
@@ -270,6 +279,7 @@ def read_status(
         no_signal=find_no_signal(history.steps[-1].metrics, run.config) if history.steps else None,
         training_signs=find_training_signs(history.steps, history.evaluations, run.config),
         reward_signs=find_reward_signs(history.metrics, history.evaluations, run.config),
+        reward_changes=known.reward_changes,
         failing=find_failing(run.transport) if known.failing is None else known.failing,
         standstill=None if movement is None else find_standstill(movement),
     )
@@ -300,10 +310,12 @@ def _facts_of(run: OpenRun, log: Log, doing: Callable[[str], object]) -> KnownFa
         control=control,
         history=read_glance(log),
         groups=outcomes.num_groups,
+        filtered=why_filtered(log) if outcomes.num_groups.get(GroupResult.filtered) else {},
         newest_batch=outcomes.newest_batch,
         dead_letters=dict(Counter(letter.reason for letter in dead.letters).most_common()),
         dead_errors=tuple(error_kinds(reversed(dead.letters))[:NUM_DEAD_ERRORS]),
         operators=OperatorReader(log).read(control),
+        reward_changes=reward_changes(run.transport),
         all_put_back=bool(outcomes.num_groups.get(GroupResult.dead))
         and all(one.state == "put_back" for one in dead.groups),
     )
@@ -372,13 +384,15 @@ def _training(status: Status, now: float) -> Iterator[tuple[str, str]]:
         num_steps = min(NUM_SMOOTHED, len(history.rewards()))
         mean = f", mean of the last {num_steps} steps {number(reward[f'mean_{NUM_SMOOTHED}'])}"
         yield "reward", number(reward["last"]) + (mean if num_steps > 1 else "")
+    yield from (("scorer", line) for line in status.reward_changes)
     if status.no_signal is not None:
         yield "no signal", f"for {status.no_signal.steps:,} steps: {status.no_signal.cause}"
     yield from ((sign.heading, sign.to_text()) for sign in (*status.training_signs, *status.reward_signs))
     if staleness := staleness_text(status.staleness["tokens"]):
         yield "staleness", f"of trained tokens: {staleness}"
     if spent := history.spent():
-        yield "judges", _spent_sentence(spent)
+        amounts = ", ".join(f"{number(value)} {kind.replace('_', ' ')}" for kind, value in sorted(spent.items()))
+        yield "judges", f"{amounts} for the rollouts of batches"
     for name, pair in newest_and_best(history.evaluations).items():
         newest, best = (f"{mean_text(result)} at version {result.name.version}" for result in pair)
         yield f"eval {name}", f"{newest}, best {best}"
@@ -386,6 +400,7 @@ def _training(status: Status, now: float) -> Iterator[tuple[str, str]]:
 
 def _flow(status: Status) -> Iterator[tuple[str, str]]:
     yield "groups", listed(status.groups)
+    yield from filtered_rows(status.groups, status.filtered)
     if status.left_out:
         yield "left out", f"{plural(status.left_out, 'problem')} with too long prompts"
     yield from () if status.operators is None else status.operators.status_rows()
@@ -404,11 +419,6 @@ def _flow(status: Status) -> Iterator[tuple[str, str]]:
     yield "disk", f"{size(sum(status.disk_bytes.values()))} ({disk})"
     if status.disk_room.is_little:
         yield "free", status.disk_room.to_text()
-
-
-def _spent_sentence(spent: Mapping[str, float]) -> str:
-    amounts = ", ".join(f"{number(value)} {kind.replace('_', ' ')}" for kind, value in sorted(spent.items()))
-    return f"{amounts} for the rollouts of batches"
 
 
 def _state_sentence(status: Status) -> str:

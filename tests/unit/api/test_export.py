@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -347,6 +348,9 @@ def test_rewards_of_two_versions_are_told_apart(run: Run, tmp_path: Path) -> Non
         assert {name.split()[1] for name in scorers} == {kept}, said
         assert f"scored: {len(scorers):,} by " in said and "changed" not in said.split("scored:")[1]
     assert "do not compare" in (tmp_path / "both" / "README.md").read_text()
+    (line,) = called("status", changed)["reward_changes"]
+    assert re.match(rf"sums: {re.escape(old)} -> .* mended since version [1-3];", line)
+    assert called("status", on_disk(run, tmp_path / "same"))["reward_changes"] == []
     refused = call("export", changed, tmp_path / "none", "--scorer", "zz")
     assert (refused.exit_code, "expected newest or the beginning of one of:" in refused.stderr) == (2, True)
 

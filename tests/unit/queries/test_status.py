@@ -182,6 +182,18 @@ def test_a_run_in_the_middle(log: SyntheticLog, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_why_most_groups_were_filtered(log: SyntheticLog, tmp_path: Path) -> None:
+    log.flow(0, 1, 2, 3)
+    log.batch(0, [0])
+    for group in (1, 2, 3):
+        log.decide(group, GroupResult.filtered, reason="zero_variance" if group < 3 else "overlong")
+    found = status(log, tmp_path)
+    assert found.to_json()["filtered"] == {"zero_variance": 2, "overlong": 1}
+    lines = [re.sub(" +", " ", line.strip()) for line in found.to_text().splitlines()]
+    assert "filtered 75% of the decided groups; of the newest of these 67% zero_variance, 33% overlong" in lines
+    assert any(line.startswith("look at zero_variance: all rewards of a group were equal") for line in lines)
+
+
 def test_what_judges_cost_is_summed_over_steps(log: SyntheticLog, tmp_path: Path) -> None:
     assert "for the rollouts of batches" not in status(log, tmp_path).to_text()
     for version, requests in enumerate([8.0, 1200.0], start=1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.runs.folder import RunFolder
-from rftstream.runs.modules import changes_of_modules, find_modules, write_modules
+from rftstream.runs.modules import changes_of_modules, find_modules, other_code, write_modules
 from tests.commands import call, called
 
 RUN: dict[str, Any] = {
@@ -104,8 +105,13 @@ def test_code_that_changed_since_the_last_start_is_told(place: Path, tmp_path: P
     (place / "own_part" / "more.py").write_text("WORTH = 2\n")
     (line,) = changes_of_modules(made, folder)
     assert line.startswith(f"changed: the code of own_part.more in {place / 'own_part' / 'more.py'}; it is taken from")
+    other = RunFolder(tmp_path / "other")
+    other.path.mkdir()
+    write_modules(made, other)
+    (line,) = other_code(folder, other)  # as `compare` says it
+    assert re.fullmatch("code of own_part.more [0-9a-f]{8} -> [0-9a-f]{8}", line)
     write_modules(made, folder)
-    assert changes_of_modules(made, folder) == []
+    assert changes_of_modules(made, folder) == other_code(folder, other) == []
     (place / "own_rewards.py").rename(Path.cwd() / "own_rewards.py")
     assert changes_of_modules(made, folder) == ["changed: own_rewards is taken from own_rewards.py, with the same code"]
     (Path.cwd() / "own_rewards.py").write_text("def score(completion): return 0.0\n")
