@@ -101,7 +101,8 @@ def studio(
         from rftstream.studio.plot_page import write_report
 
         with at_work("reading the log"):
-            click.echo(f"{report}: {size(write_report(open_run(runs[0]), report))}")
+            num_bytes = write_report(open_run(runs[0]), report)
+        click.echo(f"{report}: {size(num_bytes)}")
         return
     if local_name is not None:
         check_name(local_name, "--local-name")

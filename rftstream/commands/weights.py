@@ -67,15 +67,18 @@ def verify(ctx: click.Context, run: Path, as_json: bool) -> None:
 
     damaged = num = 0
     with opened_run(run) as opened:
-        published = read_published(opened)
-        with at_work("reading the store"):
-            for one, problem in verified(published):
-                num, damaged = num + 1, damaged + (problem is not None)
-                if as_json:
-                    said = pick(one, "version=name.version trainer_epoch=name.trainer_epoch object")
-                    print_out({**said, "good": problem is None, "problem": problem})
-                elif problem is not None:
-                    click.echo(f"version {one.name.version}: {problem}")
+        found = verified(read_published(opened))
+        while True:
+            with at_work("reading the store"):
+                one, problem = next(found, (None, None))
+            if one is None:
+                break
+            num, damaged = num + 1, damaged + (problem is not None)
+            if as_json:
+                said = pick(one, "version=name.version trainer_epoch=name.trainer_epoch object")
+                print_out({**said, "good": problem is None, "problem": problem})
+            elif problem is not None:
+                click.echo(f"version {one.name.version}: {problem}")
     if not as_json:
         click.echo(f"{num - damaged} of {num} versions are good" + ("" if damaged else ", bit for bit"))
     if damaged:

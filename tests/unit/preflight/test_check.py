@@ -338,9 +338,9 @@ def test_a_reward_that_could_score_no_problem(
     write: Write, tmp_path: Path, reward: Any, rows: list[dict[str, Any]], said: str
 ) -> None:
     (tmp_path / "own_check_columns.py").write_text(
-        "def ours(completion, solution):\n    return 0.5\n"
-        "def verl(data_source, solution_str, ground_truth, extra_info=None):\n    return 0.5\n"
-        "def trl(completions, solution, **kwargs):\n    return [0.5 for _ in completions]\n"
+        "def ours(completion, solution):\n    return float(completion != '')\n"
+        "def verl(data_source, solution_str, ground_truth, extra_info=None):\n    return float(solution_str != '')\n"
+        "def trl(completions, solution, **kwargs):\n    return [float(one != '') for one in completions]\n"
     )
     config = write(tasksets__train__reward=reward)
     write_rows(tmp_path, *rows)
@@ -526,7 +526,8 @@ def test_a_function_that_is_given_no_answer(write: Write, tmp_path: Path) -> Non
     (tmp_path / "own_check_answer.py").write_text("def score(completion, answer):\n    return answer is None\n")
     config = write(sampling__max_tokens=8, tasksets__train__reward="own_check_answer:score")
     write_rows(tmp_path, {"solution": "2"})
-    (warning,) = fine(config).warnings
+    warning, of_empty = fine(config).warnings
+    assert "1 for completions that say nothing" in of_empty
     assert "own_check_answer:score takes `answer`, which is None in all 1 problems looked at" in warning
     assert warning.endswith("beside the prompt the first has solution")
     write_rows(tmp_path, {"answer": "2"}, {"answer": None}, {"answer": None})

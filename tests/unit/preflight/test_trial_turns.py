@@ -120,5 +120,6 @@ def test_rewards_of_turns_and_a_new_segment(folder: Path) -> None:
         "source": "environment",
         "error": None,
         "reached": [],
+        "roles": {},
     }
     assert (shown["reward"], shown["segments"][1][0]["text"]) == (0.5, "1+1=")
