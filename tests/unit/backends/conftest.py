@@ -69,8 +69,9 @@ def kept(imported):
 
 
 @pytest.fixture
-def open_kept(kept, open_alone, monkeypatch):
-    """Opens a backend, whose ranks are the kept ones if it has several, and closes the one before."""
+def open_kept(kept, monkeypatch, open_alone):
+    """Opens a backend, whose ranks are the kept ones if it has several, and closes the one before. What a test patches
+    is undone after the last one is closed: a close puts back the functions that were there when it was opened."""
 
     def ranks(processes, **settings):
         return Ranks(processes, **settings) if processes == 1 else kept(processes)

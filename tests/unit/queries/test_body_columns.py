@@ -48,7 +48,10 @@ def test_values_are_those_of_the_message(name: str) -> None:
         ("completion", lambda one: record(one, lambda fields: fields["turns"][0].update(content=3))),
         ("prompt", lambda one: record(one, lambda fields: fields.pop("problem"))),
         ("logprobs", lambda one: record(one, lambda fields: None, ("contract", b"task"))),
-        ("logprobs", lambda one: record(one, lambda fields: None, ("contract_version", b"99"))),
+        (
+            "logprobs",
+            lambda one: record(one, lambda fields: None, ("contract_version", b"99"), ("readable_since", b"99")),
+        ),
         ("logprobs", lambda one: Record("rollouts", 0, 7, 0.0, b"key", b"\xc1", record(one).headers)),
         ("logprobs", lambda one: Record("rollouts", 0, 7, 0.0, b"key", None, record(one).headers)),
     ],
