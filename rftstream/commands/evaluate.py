@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rftstream.commands.options import command, json_option, load_run_file, say, set_option
+from rftstream.commands.options import command, json_option, load_run_file, planned_parts, say, set_option
 from rftstream.commands.param_types import AnyPath, RunPath
 from rftstream.contracts.role_names import RoleName
 
@@ -195,13 +195,9 @@ def _evaluate_models(
 ) -> None:
     from rftstream.commands.views import print_out
     from rftstream.launch.sessions.model_evaluation import Scored, evaluate_model, result_row
-    from rftstream.preflight.plan import Purpose, plan
     from rftstream.queries.curves.evaluations import table
 
-    planned = plan(config, Purpose.build, role=RoleName.evaluator)
-    config = planned.config
-    for note in planned.notes:
-        say(note)
+    config = planned_parts(config, RoleName.evaluator)
     found: list[Scored] = []
     goes_on = "the same command goes on" if out is not None else "with --out it would go on where it was"
     with _stopped(goes_on) as end:

@@ -16,6 +16,7 @@ from rftstream.errors import ConfigError
 
 if TYPE_CHECKING:
     from rftstream.config.sections import RunConfig
+    from rftstream.contracts.role_names import RoleName
     from rftstream.launch.result import RunResult
 
 DEFAULT_FILE = "rftstream.toml"
@@ -135,6 +136,17 @@ def column_pairs(pairs: tuple[str, ...], example: str) -> dict[str, str]:
     if wrong := [pair for pair in pairs if not pair.partition("=")[2]]:
         raise click.UsageError(f"--column {wrong[0]}: expected OURS=THEIRS, e.g. {example}")
     return found
+
+
+def planned_parts(config: RunConfig, role: RoleName) -> RunConfig:
+    """Return the config with the parts of a role ready to be built in this process, and say which modules of the user
+    hide others."""
+    from rftstream.preflight.plan import Purpose, plan
+
+    planned = plan(config, Purpose.build, role=role)
+    for note in planned.notes:
+        say(note)
+    return planned.config
 
 
 def say(text: str) -> None:

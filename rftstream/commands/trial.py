@@ -15,7 +15,7 @@ from rftstream.commands.options import (
     files_argument,
     json_option,
     load_run_file,
-    say,
+    planned_parts,
     set_option,
 )
 from rftstream.contracts.role_names import RoleName
@@ -51,12 +51,7 @@ def try_(
     rollout could be scored.
     """
     config = load_run_file(files, sets)
-    from rftstream.preflight.plan import Purpose, plan
-
-    planned = plan(config, Purpose.build, role=RoleName.explorer)
-    config = planned.config
-    for note in planned.notes:
-        say(note)
+    config = planned_parts(config, RoleName.explorer)
     from rftstream.commands.views import print_out
     from rftstream.preflight.trial import TrialReport, try_run
     from rftstream.queries.records.shown import CompletionReader

@@ -38,6 +38,11 @@ class Verdict:
     roles: dict[str, float | None] = field(default_factory=dict)
     """Reward of each role of the rollout's segments. None: the role is not trained. Empty: all have `reward`."""
 
+    @property
+    def scored_by(self) -> str:
+        """Return the name and the version of the scorer. Rewards of two versions do not compare."""
+        return f"{self.scorer} {self.scorer_version}"
+
 
 def spent_amounts(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return what a verdict cost, by kind such as `requests`: the sums over all its rewards."""

@@ -80,20 +80,23 @@ def reply_from_plain(value: Any) -> Reply:
 
 def numbers_from_plain(value: Any, *, what: str) -> dict[str, float]:
     """Return named numbers. HostedCodeError if the value holds none."""
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise HostedCodeError(f"{what}: got {_shown(value)}, expected a dict of numbers")
-    return {_clean(str(name)): _number(number, f"{what}.{name}") for name, number in value.items()}
+    return {_clean(str(name)): _number(number, f"{what}.{name}") for name, number in _named(value, what).items()}
 
 
 def roles_from_plain(value: Any, *, what: str) -> dict[str, float | None]:
     """Return the rewards of roles; None of a role is None. HostedCodeError if the value holds something else."""
-    given = value if isinstance(value, dict) else {}
-    untrained = {name for name, reward in given.items() if reward is None}
-    if untrained:
-        value = {name: reward for name, reward in given.items() if name not in untrained}
-    return {**numbers_from_plain(value, what=what), **{_clean(str(name)): None for name in untrained}}
+    return {
+        _clean(str(name)): None if number is None else _number(number, f"{what}.{name}")
+        for name, number in _named(value, what).items()
+    }
+
+
+def _named(value: Any, what: str) -> dict[Any, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise HostedCodeError(f"{what}: got {_shown(value)}, expected a dict of numbers")
+    return value
 
 
 def _message(value: Any, what: str) -> ChatMessage:

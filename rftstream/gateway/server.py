@@ -337,26 +337,31 @@ def _rollout_end(body: Mapping[str, Any]) -> RolloutEnd:
     for name in body:
         if name not in ("reward", "parts", "roles", "metrics", "error"):
             _refuse(400, f"{name}: unknown; expected reward, parts, roles, metrics or error")
-    error, roles = body.get("error"), body.get("roles")
-    given = roles if isinstance(roles, dict) else {}
-    untrained = {name: None for name, reward in given.items() if reward is None}
-    if untrained:
-        roles = {name: reward for name, reward in given.items() if reward is not None}
+    error = body.get("error")
     return RolloutEnd(
         reward=None if body.get("reward") is None else _number(body["reward"], "reward"),
         parts=_numbers(body.get("parts"), "parts"),
-        roles={**_numbers(roles, "roles"), **untrained},
+        roles=_optional_numbers(body.get("roles"), "roles"),
         metrics=_numbers(body.get("metrics"), "metrics"),
         error=None if error is None else str(error)[:2000],
     )
 
 
 def _numbers(value: Any, name: str) -> dict[str, float]:
+    return {key: _number(number, f"{name}.{key}") for key, number in _object(value, name).items()}
+
+
+def _optional_numbers(value: Any, name: str) -> dict[str, float | None]:
+    given = _object(value, name).items()
+    return {key: None if number is None else _number(number, f"{name}.{key}") for key, number in given}
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict) or len(value) > MAX_PARTS:
         _refuse(400, f"{name}: got {kind(value)}, expected an object of at most {MAX_PARTS} numbers")
-    return {key: _number(number, f"{name}.{key}") for key, number in value.items()}
+    return value
 
 
 def _number(value: Any, name: str) -> float:

@@ -94,7 +94,7 @@ class TriedRollout(Report):
     def scorer(self) -> str | None:
         """Name and version of the scorer."""
         verdict = self.verified.verdict
-        return None if verdict is None else f"{verdict.scorer} {verdict.scorer_version}"
+        return None if verdict is None else verdict.scored_by
 
     @property
     def seconds(self) -> float:

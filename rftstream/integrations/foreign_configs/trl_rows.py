@@ -40,16 +40,6 @@ class Values(Protocol):
     def resolved(self, node: ast.AST, scope: Scope) -> tuple[ast.AST, Scope]:
         """Follow names to their value, and return the node with the scope in which to evaluate it."""
 
-    def inside(
-        self,
-        node: ast.FunctionDef,
-        call: ast.Call | None = None,
-        caller: Scope | None = None,
-        *,
-        outer: Scope | None = None,
-    ) -> Scope:
-        """Return the scope of a function, with its parameters bound by a call or by their defaults."""
-
 
 class DatasetReader:
     """Reads the datasets of one script, for its ScriptReader."""
@@ -79,7 +69,7 @@ class DatasetReader:
             columns = {**before.get("dataset.columns", {}), **changed.get("dataset.columns", {})}
             return {**before, **changed, **({"dataset.columns": columns} if columns else {})}
         if isinstance(function, ast.FunctionDef):
-            inside = self._reader.inside(function, node, scope)
+            inside = self._reader.scope.inside(function, node, scope)
             returned = [one.value for one in ast.walk(function) if isinstance(one, ast.Return) and one.value]
             if len(returned) == 1:
                 return self.read(returned[0], inside)
@@ -135,7 +125,7 @@ class DatasetReader:
         """Return the columns, system prompt, template and answer marker that a function over rows produces."""
         row = function.args.args[0].arg
         if isinstance(function, ast.FunctionDef):
-            scope = self._reader.inside(function, outer=scope)
+            scope = scope.inside(function)
         made: dict[str, ast.AST] = {}
         for node in ast.walk(function):
             if isinstance(node, ast.Dict) and not any(

@@ -73,7 +73,21 @@ class Scope:
         found = [one for one in self.bound if one.name == name.id]
         if found and not found[-1].in_branch:
             return found[-1].value, found[-1].scope
-        raise UnreadableExpression(name, "which is bound in a branch" if found else "")
+        if found or self.outer is None:
+            raise UnreadableExpression(name, "which is bound in a branch" if found else "")
+        return self.outer.seen_from_inside(name)
+
+    def inside(self, node: ast.FunctionDef, call: ast.Call | None = None, caller: Scope | None = None) -> Scope:
+        """Return the scope of a function that is bound in this one, with its parameters bound by a call, whose
+        arguments the scope `caller` evaluates, or by their defaults."""
+        scope = Scope(self)
+        names = [one.arg for one in node.args.args]
+        given: dict[str, ast.expr] = dict(zip(reversed(names), reversed(node.args.defaults), strict=False))
+        if call is not None:
+            given |= dict(zip(names, call.args, strict=False))
+            given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        scope.bound += [Binding(name, value, node, caller or self) for name, value in given.items()]
+        return scope.add(node.body)
 
 
 def named(node: ast.AST, scope: Scope) -> ast.AST | None:

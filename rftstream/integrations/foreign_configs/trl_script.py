@@ -23,7 +23,6 @@ from rftstream.integrations.foreign_configs.trl_rows import DatasetReader
 from rftstream.integrations.foreign_configs.trl_scopes import (
     DEFINITIONS,
     UNKNOWN,
-    Binding,
     Scope,
     UnreadableExpression,
     last_name,
@@ -146,28 +145,7 @@ class ScriptReader:
         yield self.scope, self._tree.body
         for node in ast.walk(self._tree):
             if isinstance(node, ast.FunctionDef):
-                yield self.inside(node), node.body
-
-    def inside(
-        self,
-        node: ast.FunctionDef,
-        call: ast.Call | None = None,
-        caller: Scope | None = None,
-        *,
-        outer: Scope | None = None,
-    ) -> Scope:
-        """Return the scope of a function, with its parameters bound by a call or by their defaults. `outer`: the scope
-        around the function, default: the module's."""
-        scope = Scope(outer or self.scope)
-        names = [one.arg for one in node.args.args]
-        defaults = dict(zip(reversed(names), reversed(node.args.defaults), strict=False))
-        given: dict[str, ast.expr] = {}
-        if call is not None:
-            given |= dict(zip(names, call.args, strict=False))
-            given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
-        around = self.scope if caller is None else caller
-        scope.bound += [Binding(name, value, node, around) for name, value in {**defaults, **given}.items()]
-        return scope.add(node.body)
+                yield self.scope.inside(node), node.body
 
     def resolved(self, node: ast.AST, scope: Scope) -> tuple[ast.AST, Scope]:
         """Follow names to their value, and return the node with the scope in which to evaluate it."""

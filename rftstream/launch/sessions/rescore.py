@@ -111,7 +111,7 @@ def _say_same(source: OpenRun, scorers: dict[str, str], say: Say) -> None:
         if verified is None or verified.verdict is None or verified.ids.taskset not in left:
             continue
         scorer = left.pop(verified.ids.taskset)
-        if scorer == f"{verified.verdict.scorer} {verified.verdict.scorer_version}":
+        if scorer == verified.verdict.scored_by:
             say(
                 f"{verified.ids.taskset}: {scorer} has scored {source.run_id}, too: nothing can change, except by what "
                 "its file imports or asks"

@@ -22,8 +22,6 @@ MAX_SCORED = 20
 """Most problems whose answers are scored."""
 LIMIT_S = 10.0
 """Seconds after which scoring is given up."""
-
-
 NUM_NAMED = 3
 """Problems that are named whose answers got less than 1."""
 
@@ -92,7 +90,7 @@ class ReferenceScores(Report):
                 f"0 for the own answers of all {self.num_problems} problems tried; if a completion may say the bare "
                 "answer, look at how the reward compares, and at which column is the answer (tasksets.NAME.columns)"
             )
-        elif self.reference is not None and self.reference < 1 and self.have_answers:
+        elif self.reference is not None and self.reference < 1:
             some = ", ".join(f"{answer!r} got {number(reward)}" for answer, reward in self.less)
             yield (
                 f"{number(self.reference)} in the mean for the problems' own answers, 1 expected: {some}; unless your "

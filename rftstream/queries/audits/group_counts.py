@@ -18,8 +18,6 @@ from rftstream.service.role import Log
 
 NUM_NEWEST = 1_000
 """Newest outcomes of a partition that are asked why they filtered."""
-
-
 MUCH_FILTERED = 0.5
 """Share of filtered groups above which a status says what to look at."""
 FLAT = "zero_variance"

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rftstream.contracts import codec
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.verdicts import VerifiedRollout
-from rftstream.errors import ConfigError, ContractError
+from rftstream.errors import ConfigError
+from rftstream.queries.decoding import decoded
 from rftstream.runs.folder import OpenRun
 from rftstream.service.reading import read_many
 
@@ -28,7 +28,7 @@ Scored = Counter[tuple[str, str]]
 def scorer_of(verified: VerifiedRollout) -> str | None:
     """Return name and version of the scorer; None for a rollout without a verdict."""
     verdict = verified.verdict
-    return None if verdict is None else f"{verdict.scorer} {verdict.scorer_version}"
+    return None if verdict is None else verdict.scored_by
 
 
 def scorers_of_row(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -56,11 +56,7 @@ def read_verified(run: OpenRun, partition: int, offsets: npt.NDArray[np.int64]) 
     """Return the readable records of a partition of `verified` at some offsets."""
     found = {}
     for record in read_many(run.transport, TopicPartition("verified", partition), set(offsets.reshape(-1).tolist())):
-        try:
-            message = codec.from_record(record)
-        except ContractError:
-            continue
-        if isinstance(message, VerifiedRollout):
+        if (message := decoded(record, VerifiedRollout)) is not None:
             found[record.offset] = message
     return found
 

@@ -2,85 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from rftstream.contracts import codec
-from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.verdicts import VerifiedRollout
-from rftstream.errors import ContractError
+from rftstream.queries.decoding import decoded
 from rftstream.service.reading import read_between
 from rftstream.transport.base import Transport
 
-LOOKED_AT = 8
-"""Records that are read at each place where a verdict is looked for."""
+LOOKED_AT = 4
+"""Records that are read at each place where verdicts are looked for: a rollout may be large."""
+
+Scored = dict[str, tuple[str, int]]
+"""Taskset -> name and version of its scorer, and the version of the weights that sampled."""
 
 
 def reward_changes(transport: Transport) -> tuple[str, ...]:
     """Return a line for each taskset whose newest scorer is not its oldest one, as far as the log goes back: since
-    which version it scores. Few records are read: the first and the newest, and those where a search by halves looks.
-    """
-    found: dict[str, tuple[int, str]] = {}
+    which version of the weights it scores.
+
+    A change is seen by all partitions, so the fullest is looked at alone, and few of its records are read: the first
+    and the newest, and where a scorer changed, those at which a search by halves looks."""
     begins, ends = transport.admin.begin_offsets("verified"), transport.admin.end_offsets("verified")
-    for place, end in ends.items():
-        begin = begins[place]
-        oldest = {one.ids.taskset: scorer_of(one) for _, one in reversed(_scored(transport, place, begin, end))}
-        newest = _scored(transport, place, max(begin, end - LOOKED_AT), end)
-        for taskset, scorer in {one.ids.taskset: scorer_of(one) for _, one in newest}.items():
-            if taskset in oldest and oldest[taskset] != scorer:
-                version, before = _changed_at(transport, place, range(begin, end), taskset, scorer)
-                line = f"{taskset}: {before} -> {scorer} since version {version:,}; older rewards do not compare"
-                if taskset not in found or version < found[taskset][0]:
-                    found[taskset] = version, line
-    return tuple(line for _, line in found.values())
+    place = max(ends, key=lambda one: ends[one] - begins[one], default=None)
+    if place is None:
+        return ()
+    begin, end = begins[place], ends[place]
+    oldest = _scored_at(transport, place, begin, end)
+    newest = _scored_at(transport, place, max(begin, end - LOOKED_AT), end)
+    lines = []
+    for taskset, (scorer, version) in newest.items():
+        if taskset in oldest and oldest[taskset][0] != scorer:
+            before, version = _change_of(transport, place, range(begin, end), taskset, (scorer, version))
+            text = f"{before or oldest[taskset][0]} -> {scorer} since version {version:,}"
+            lines.append(f"{taskset}: {text}; older rewards do not compare")
+    return tuple(lines)
 
 
-def scorer_of(verified: VerifiedRollout) -> str:
-    """Return name and version of the scorer of a rollout with a verdict."""
-    assert verified.verdict is not None, "only those with a verdict are looked at"
-    return f"{verified.verdict.scorer} {verified.verdict.scorer_version}"
-
-
-def _changed_at(
-    transport: Transport, place: TopicPartition, offsets: range, taskset: str, newest: str
-) -> tuple[int, str]:
-    """Return the version that sampled the first rollout of the newest scorer, and the scorer before it."""
-    low, high, before, version = offsets.start, offsets.stop, "", 0
+def _change_of(
+    transport: Transport, place: TopicPartition, offsets: range, taskset: str, newest: tuple[str, int]
+) -> tuple[str, int]:
+    """Return the scorer before the newest one, and the version of the first rollouts of the newest one that are
+    found. Places without the taskset count as the newest one's."""
+    low, high, before, version = offsets.start, offsets.stop, "", newest[1]
     while low < high:
         middle = (low + high) // 2
-        own = _next_of(transport, place, range(middle, high), taskset)
-        if own is not None and scorer_of(own[1]) != newest:
-            before, low = scorer_of(own[1]), own[0] + 1
+        scorer, sampled = _scored_at(transport, place, middle, high).get(taskset, (newest[0], version))
+        if scorer == newest[0]:
+            high, version = middle, sampled
         else:
-            version, high = (version if own is None else _version_of(own[1])), middle
-    return version, before
+            low, before = middle + 1, scorer
+    return before, version
 
 
-def _next_of(
-    transport: Transport, place: TopicPartition, offsets: range, taskset: str
-) -> tuple[int, VerifiedRollout] | None:
-    """Return the first rollout of a taskset with a verdict among these offsets; None if there is none."""
-    for begin in offsets[::LOOKED_AT]:
-        for offset, one in _scored(transport, place, begin, offsets.stop):
-            if one.ids.taskset == taskset:
-                return offset, one
-    return None
-
-
-def _version_of(verified: VerifiedRollout) -> int:
-    segments = () if verified.rollout is None else verified.rollout.segments
-    return max((span.version for segment in segments for span in segment.versions), default=0)
-
-
-def _scored(transport: Transport, place: TopicPartition, begin: int, end: int) -> list[tuple[int, VerifiedRollout]]:
-    """Return the next rollouts with a verdict, at most LOOKED_AT, with their offsets."""
-    return list(_verdicts(read_between(transport, {place: begin}, {place: min(end, begin + LOOKED_AT)})))
-
-
-def _verdicts(records: Iterator[Record]) -> Iterator[tuple[int, VerifiedRollout]]:
-    for record in records:
-        try:
-            message = codec.from_record(record)
-        except ContractError:
-            continue
-        if isinstance(message, VerifiedRollout) and message.verdict is not None:
-            yield record.offset, message
+def _scored_at(transport: Transport, place: TopicPartition, begin: int, end: int) -> Scored:
+    """Return who scored the first rollout of each taskset, among the next LOOKED_AT records."""
+    found: Scored = {}
+    for record in read_between(transport, {place: begin}, {place: min(end, begin + LOOKED_AT)}):
+        one = decoded(record, VerifiedRollout)
+        if one is not None and one.verdict is not None and one.ids.taskset not in found:
+            segments = () if one.rollout is None else one.rollout.segments
+            version = max((span.version for segment in segments for span in segment.versions), default=0)
+            found[one.ids.taskset] = one.verdict.scored_by, version
+    return found

@@ -279,4 +279,4 @@ def _verdict_facts(verified: VerifiedRollout) -> dict[str, Any]:
     if verdict is None:
         return {"unscorable": verified.reason, "why": verified.detail}
     roles = {"roles": role_numbers(verdict.roles)} if verdict.roles else {}
-    return {"reward": verdict.reward, "by": f"by {verdict.scorer} {verdict.scorer_version}", **verdict.parts, **roles}
+    return {"reward": verdict.reward, "by": f"by {verdict.scored_by}", **verdict.parts, **roles}

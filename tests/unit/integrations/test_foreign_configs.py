@@ -140,6 +140,22 @@ def test_a_script_that_makes_its_config_elsewhere_is_completed_by_a_yaml(tmp_pat
     assert tomllib.loads(done["run_file"])["run"]["steps"] == 5
 
 
+def test_a_function_in_another_one_reads_names_of_the_module(tmp_path: Path) -> None:
+    script = (
+        f"{HEAD}SYSTEM = 'Answer shortly.'\n{OWN}"
+        "def main():\n"
+        "    def talk(row):\n"
+        "        asked = {'role': 'user', 'content': row['question']}\n"
+        "        return {'prompt': [{'role': 'system', 'content': SYSTEM}, asked]}\n"
+        f"    GRPOTrainer(model='{MODEL}', reward_funcs=accuracy_reward, args=GRPOConfig('out'),"
+        f" train_dataset={ROWS}.map(talk))\n"
+        "main()\n"
+    )
+    done = called("convert-config", "trl", *written(tmp_path, {"train.py": script}))
+    section = tomllib.loads(done["run_file"])["tasksets"]["train"]
+    assert (section["source"], section["system"]) == ("jsonl:rows.jsonl", "Answer shortly.")
+
+
 HEAD = "import os\nfrom datasets import Dataset, load_dataset\nfrom trl import GRPOConfig, GRPOTrainer\n"
 TRL = "from trl.rewards import accuracy_reward\n"
 OWN = "def accuracy_reward(completions, **kwargs):\n    return [0.0 for _ in completions]\n"
