@@ -10,6 +10,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,17 @@ from rftstream.config.data_pipelines.pipelines import operator_places
 from rftstream.config.loader import sampling_for
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_names import PART_CHECKS, named_parts
-from rftstream.config.parts.part_specs import BackendSpec, PolicySpec
-from rftstream.config.sections import RunConfig, name_of_part
+from rftstream.config.parts.part_specs import BackendSpec, PolicySpec, TasksetSpec
+from rftstream.config.parts.reward_uses import reward_uses
+from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.token_values import EXPERTS
 from rftstream.data.operators.pipeline import ExperiencePipeline
-from rftstream.errors import ConfigError, RftError
+from rftstream.data.tasksets import TASKSETS
+from rftstream.data.tasksets.open import grows, open_taskset
+from rftstream.data.tasksets.rows import first_rows
+from rftstream.errors import ConfigError, MissingChecker, RftError
 from rftstream.models.devices import check_device
 from rftstream.models.folders import rounded
 from rftstream.models.folders.folder import FAKE, check_complete, prepare_model
@@ -35,9 +40,11 @@ from rftstream.models.rendering import open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_tokens import ImageTokens, check_takes_images
 from rftstream.policies.grammars import check_forms
+from rftstream.preflight.checks.check_rewards import LOOKED_AT, check_needs
 from rftstream.preflight.checks.dependencies import isolations, look_at_sandbox, look_at_servers
 from rftstream.preflight.estimate import beside_bytes
 from rftstream.preflight.in_hand import TOKEN_BYTES
+from rftstream.rewards.resolve import build_reward
 from rftstream.roles.explorer.fit_to_record import MAX_BODY_BYTES
 from rftstream.runs.folder import RunFolder, candidates_here, check_transport, open_store, store_place
 from rftstream.runs.making.init_from import fetch_initial
@@ -114,6 +121,8 @@ def requirements(
         yield Requirement("environment", lambda where=where: _environment(config, where))  # type: ignore[misc]
     for where, named in config.algorithms_named().items():
         yield Requirement("algorithm", lambda where=where, named=named: _algorithm(config, where, named))  # type: ignore[misc]
+    for place, section in _sections(config) if here else ():
+        yield Requirement(place, lambda place=place, section=section: _problems(config, place, section))  # type: ignore[misc]
     yield Requirement("forms", lambda: check_forms(config))
     yield Requirement("pipeline", lambda: _pipelines(config))
     yield Requirement("algorithm", lambda: _demands(config))
@@ -196,6 +205,40 @@ def _pipelines(config: RunConfig) -> str | None:
         names.append(f"{place.name} ({place.side} side)")
     ExperiencePipeline.of(config)
     return f"{', '.join(names)} can be used" if names else None
+
+
+def _sections(config: RunConfig) -> Iterator[tuple[str, TasksetSection | EvaluationSection]]:
+    for name, section in config.tasksets.items():
+        yield f"tasksets.{name}", section
+    for name, evaluation in config.evaluations.items():
+        yield f"evaluations.{name}", evaluation
+
+
+def _problems(config: RunConfig, place: str, section: TasksetSection | EvaluationSection) -> str | None:
+    """Open a taskset and read its first problems. Tasksets that would be fetched from the hub, and those that another
+    interpreter lists, are left to `check` and to the workers."""
+    scheme, _, location = section.source.partition(":")
+    spec = registry.find_spec(TasksetSpec, scheme if scheme in TASKSETS else section.source)
+    if grows(section.source) or spec.venv or (scheme == "hf" and _is_on_hub(location)):
+        return None
+    skip = section.options.get("skip", 0)
+    with first_rows(LOOKED_AT + (skip if isinstance(skip, int) else 0)):
+        taskset = open_taskset(place.partition(".")[2], section, config)
+        problems = [taskset.problem(index) for index in range(min(len(taskset), LOOKED_AT))]
+    where = f"{place}.reward"
+    own = [registry.resolve("reward", use.name) for use in reward_uses(section.reward, where) if ":" in use.name]
+    if any(isinstance(one, type) for one in own):  # a class may load a model when it is built
+        return "can be read"
+    if own or problems[0].answer is None:
+        with suppress(MissingChecker):  # its rollouts wait for the package, among the dead letters
+            check_needs(place, build_reward(section.reward, config, where=where, section=section), problems)
+    return "can be read"
+
+
+def _is_on_hub(location: str) -> bool:
+    from rftstream.data.tasksets.hf import is_on_hub
+
+    return is_on_hub(location)
 
 
 def _demands(config: RunConfig) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rftstream.data.tasksets.columns import TableRow
-from rftstream.data.tasksets.rows import RowReader
+from rftstream.data.tasksets.rows import RowReader, are_enough
 from rftstream.errors import ConfigError, importing
 
 if TYPE_CHECKING:
@@ -49,11 +49,13 @@ class ArrowRows:
         for path in self._paths:
             with _reading(path):
                 before = _state(path)
-                digests.append(_digest(path))
                 store = self._take_in(path, columns, store)
+                digests.append("" if are_enough(self._num_rows) else _digest(path))
                 if _state(path) != before:
                     raise ConfigError(f"{path}: changed while it was read; try again when it is complete")
             self._ends.append(self._num_rows)
+            if are_enough(self._num_rows):
+                break
         if store is not None:
             store.finish()
         self.digest = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
@@ -98,6 +100,8 @@ class ArrowRows:
             self._slices.append((store, store.add(batch)))
             self._starts.append(self._num_rows)
             self._num_rows += batch.num_rows
+            if are_enough(self._num_rows):
+                break
         return store
 
 

@@ -56,13 +56,19 @@ def find_data(config: HfTaskset.Config, location: str, source: str) -> list[Path
         return _saved(folder, config, source) or _in_folder(folder, config, source)
     if folder.exists():
         raise ConfigError(f"{source}: is a file, expected a folder or a name on the hub; write parquet:, or jsonl:")
-    if location.startswith((".", "/", "~")) or location.count("/") > 1 or not location:
+    if not is_on_hub(location):
         raise ConfigError(f"{source}: no such folder; give a folder, or a name on the hub like openai/gsm8k")
     from rftstream.data.tasksets.hub import fetch_split
 
     wanted = Wanted(subset=config.subset, split=config.split, folders_are_subsets=config.revision == CONVERTED)
     _, fetched, files = fetch_split(location, config.revision, wanted)
     return [fetched / name for name in files]
+
+
+def is_on_hub(location: str) -> bool:
+    """Return whether the location can be a name on the hub, and is nothing on this machine."""
+    is_name = bool(location) and not location.startswith((".", "/", "~")) and location.count("/") <= 1
+    return is_name and not Path(location).expanduser().exists()
 
 
 def _in_folder(folder: Path, config: HfTaskset.Config, source: str) -> list[Path]:

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from codecs import BOM_UTF8
 from collections.abc import Iterator, KeysView, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Protocol
@@ -26,6 +27,25 @@ from rftstream.errors import ConfigError
 
 CHECKED_AT_ONCE = 1_000
 """Number of rows that one call of `check_some` checks."""
+
+_most: ContextVar[int | None] = ContextVar("most rows of a file", default=None)
+
+
+@contextmanager
+def first_rows(count: int) -> Iterator[None]:
+    """Open only about the first `count` rows of files in this block, to see quickly whether they can be read. Lengths
+    and digests are those of these rows."""
+    token = _most.set(count)
+    try:
+        yield
+    finally:
+        _most.reset(token)
+
+
+def are_enough(num_rows: int) -> bool:
+    """Return whether no further rows of a file are wanted. Sources of rows ask it while they read."""
+    most = _most.get()
+    return most is not None and num_rows >= most
 
 
 class RowReader(Protocol):
@@ -137,6 +157,8 @@ class JsonLines(_PlacedRows):
                 index.offsets.append(offset)
                 index.lines.append(number)
             offset += len(line)
+            if are_enough(len(index.offsets)):
+                break
         if not index.offsets:
             raise ConfigError(f"{self._path}: is empty, expected one JSON object a line")
         index.digest = sha256.hexdigest()
@@ -185,6 +207,8 @@ class JsonList:
             row = self.row(index)
             columns.check_names(list(row), self.where(index))
             columns.check(row, self.where(index), len(bytes(self._rows[index])))
+            if are_enough(index + 1):
+                break
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -222,6 +246,8 @@ class Csv(_PlacedRows):
                     row = self._named(cells, self.where(len(self) - 1))
                     columns.check(row, self.where(len(self) - 1), sum(map(len, cells)))
                 offset = lines.offset
+                if are_enough(len(self)):
+                    break
             self._state = _state(file)
         if not self._offsets:
             raise ConfigError(f"{path}: has no rows, expected a line with the names of columns and one for each row")

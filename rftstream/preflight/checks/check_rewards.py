@@ -57,6 +57,12 @@ def check_columns(place: str, reward: CompositeReward, taskset: Taskset, num_pro
     ]
 
 
+def check_needs(place: str, reward: CompositeReward, problems: Sequence[Problem]) -> None:
+    """Raise ConfigError if the reward can score none of these problems, since they lack a field that it needs."""
+    for one in reward.rewards:
+        list(_doubts(place, one, problems))
+
+
 def doubts_about_length(place: str, reward: CompositeReward, max_tokens: int) -> list[str]:
     """Return a sentence for each reward that cannot read a completion of up to `max_tokens` tokens."""
     contexts = [context for one in reward.rewards if (context := getattr(one, "context", None)) is not None]

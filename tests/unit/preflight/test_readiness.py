@@ -94,6 +94,48 @@ def test_a_gpu_that_is_not_there(config: RunConfig) -> None:
     plan(loader.replace(config, trainer__device=GPU), Purpose.make)  # others start the workers
 
 
+OWN_TASKSET = """
+class Broken:
+    def __init__(self, config, *, location, columns, system):
+        raise OSError("no licence for these problems")
+"""
+
+
+@each(
+    ("changes", "said"),
+    [
+        ({"source": "jsonl:absent.jsonl"}, "absent.jsonl: no such file; expected a file of JSON lines"),
+        ({"source": "parquet:parts/*.parquet"}, "parts/*.parquet: nothing matches"),
+        ({"source": "hf:./absent"}, "no such folder"),
+        ({"source": "jsonl:empty.jsonl"}, "empty.jsonl: is empty, expected one JSON object a line"),
+        ({"columns": {"prompt": "qestion"}}, "no column 'qestion'; found question, solution_text; did you mean"),
+        ({"source": "jsonl:late.jsonl", "options": {"skip": 500}}, "late.jsonl:1201: the prompt is a number"),
+        ({}, "tasksets.sums.reward: exact: the problem has no answer; name its column"),
+        ({"source": "own_problems:Broken"}, "tasksets.sums: OSError: no licence for these problems"),
+    ],
+)
+def test_problems_that_cannot_be_read(config: RunConfig, changes: dict[str, Any], said: str) -> None:
+    base = Path(config.base)
+    rows = [json.dumps({"question": f"{n}+1=", "solution_text": str(n + 1)}) for n in range(1_200)]
+    (base / "problems.jsonl").write_text("\n".join(rows))
+    (base / "late.jsonl").write_text("\n".join([*rows, '{"question": 1}']))
+    (base / "empty.jsonl").touch()
+    (base / "own_problems.py").write_text(OWN_TASKSET)
+    taskset = {"source": "jsonl:problems.jsonl", "columns": {"prompt": "question"}, "reward": "exact", **changes}
+    refused_by_all(small_run(**{**loader.to_dict(config), "base": str(base), "tasksets": {"sums": taskset}}), said)
+
+
+def test_only_what_is_quick_is_looked_at_before_a_run(tmp_path: Path) -> None:
+    """The first rows of large files, and nothing on the hub or of another interpreter."""
+    (tmp_path / "problems.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 1_000 + "no JSON")
+    for source in ("jsonl:problems.jsonl", "hf:nobody/has-this", "gymnasium:Nowhere-v0"):
+        config = small_run(
+            base=str(tmp_path), run={"name": "tiny", "steps": 1}, explorer={"policy": "fake"},
+            trainer={"backend": "fake"}, tasksets={"sums": {"source": source, "reward": "exact"}},
+        )  # fmt: skip
+        assert not plan(config, Purpose.report).problems
+
+
 @each("device", ["cuda:x", "cuda:0,", GPU, f"cuda:0,{GPU[5:]}"])
 def test_devices_that_are_refused(device: str) -> None:
     with pytest.raises(ConfigError, match=r"here: .*'cuda:"):
