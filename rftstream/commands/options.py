@@ -117,17 +117,18 @@ def can_dim() -> bool:
 
 
 @contextmanager
-def at_work(what: str) -> Iterator[None]:
-    """Show on a terminal which work takes time inside the block. What a user's own code prints meanwhile goes to
-    stderr, since scripts read stdout."""
+def at_work(what: str, *, lines: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal which work takes time inside the block. Yield a function that names the next phase of it,
+    which elsewhere becomes a line on stderr with `lines`. What a user's own code prints meanwhile goes to stderr, since
+    scripts read stdout."""
     with redirect_stdout(sys.stderr):
         if not sys.stderr.isatty():
-            yield
+            yield (lambda phase: say(f"{phase} ...")) if lines else (lambda phase: None)
             return
         from rich.console import Console
 
-        with Console(stderr=True).status(f"{what} ..."):
-            yield
+        with Console(stderr=True).status(f"{what} ...") as status:
+            yield lambda phase: status.update(f"{phase} ...")
 
 
 def column_pairs(pairs: tuple[str, ...], example: str) -> dict[str, str]:

@@ -56,13 +56,13 @@ def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool, verbose
     unintended, and estimates memory, disk and time. Exit 2 if the run could not start.
     """
     config = load_run_file(files, sets)
-    with at_work("looking at model, tasks and parts"):
+    with at_work("looking at model, tasks and parts", lines=not as_json) as doing:
         from rftstream.threads import limit_threads
 
         limit_threads(1)
         from rftstream.preflight.checks.check import check as look
 
-        report = look(config)
+        report = look(config, doing)
     print_out(report.to_json() if as_json else report.to_text() if verbose else report.to_short_text())
     sys.exit(0 if report.ok else 2)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,8 +63,9 @@ NO_STOP = (
 )
 
 
-def check(config: RunConfig) -> CheckReport:
-    """Check a run file, and return the findings. Errors in the file are findings, and nothing is raised for them."""
+def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) -> CheckReport:
+    """Check a run file, and return the findings. Errors in the file are findings, and nothing is raised for them.
+    `doing` is called with the name of each phase before it begins."""
     report = CheckReport(run=config.run.name)
     collect = _Collector(report.errors)
     with collect("stages"):
@@ -74,6 +75,7 @@ def check(config: RunConfig) -> CheckReport:
         *config.evaluations.items(),
     ]
     with tempfile.TemporaryDirectory(prefix="rftstream-check-") as scratch:
+        doing("devices, parts and places")
         planned = plan(config, Purpose.report, scratch=Path(scratch))
         config, report.devices = planned.config, planned.placement.to_text()
         report.parts = list(_parts(config))
@@ -84,6 +86,7 @@ def check(config: RunConfig) -> CheckReport:
         report.modules = list(planned.modules)
         report.errors += [problem.found for problem in planned.problems]
         rendering = None
+        doing("the model's tokenizer and template")
         with collect("model"):
             report.model = prepare_model(config.model, Path(scratch) / "model", config.run.seed, weights=False)
             rendering = Rendering.of(report.model)
@@ -91,7 +94,9 @@ def check(config: RunConfig) -> CheckReport:
             if not rendering.renderer.stop_token_ids:
                 report.warnings.append(NO_STOP)
             report.warnings += check_computed(config, report.model)
-        report.tasksets = [_taskset(config, name, section, rendering, collect) for name, section in sections]
+        for name, section in sections:
+            doing(f"the {_kind_of(section)} {name}: its problems, environment and reward")
+            report.tasksets.append(_taskset(config, name, section, rendering, collect))
         trained = {asked for line in report.tasksets if line.kind == "taskset" for asked in line.asked or ()}
         for line in report.tasksets:
             if line.kind == "evaluation":
@@ -100,6 +105,7 @@ def check(config: RunConfig) -> CheckReport:
             report.demonstrations = demonstrations_line(
                 config, report.model, rendering.show if rendering is not None else str
             )
+        doing("memory, disk and time")
         with collect("disk"):
             report.disk = disk_of(config, report)
             report.about_s = None if report.disk is None else estimate_seconds(report.disk)
@@ -113,6 +119,7 @@ def check(config: RunConfig) -> CheckReport:
     report.warnings += memory_warnings(report.memory)
     report.warnings += sandbox_warnings(config)
     if not any(error.startswith("transport") for error in report.errors):
+        doing("the log")
         problems, report.no_answer = look_at_topics(config)
         report.errors += problems
         report.warnings += [report.no_answer] if report.no_answer else []
@@ -191,6 +198,11 @@ def _settings(options: Any) -> str:
 # --------------------------------------------------------------------------------------------- tasksets
 
 
+def _kind_of(section: TasksetSection | EvaluationSection) -> str:
+    """Return what a section defines: a taskset or an evaluation."""
+    return "taskset" if isinstance(section, TasksetSection) else "evaluation"
+
+
 def _taskset(
     config: RunConfig,
     name: str,
@@ -198,7 +210,7 @@ def _taskset(
     rendering: Rendering | None,
     collect: _Collector,
 ) -> TasksetLine:
-    kind = "taskset" if isinstance(section, TasksetSection) else "evaluation"
+    kind = _kind_of(section)
     line = TasksetLine(
         name=name, source=section.source, kind=kind, reward=reward_formula(reward_uses(section.reward, name))
     )

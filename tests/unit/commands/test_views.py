@@ -157,4 +157,9 @@ def test_check(run_file: Path) -> None:
     assert report["ok"] is True
     assert report["tasksets"][0]["first_prompt"]["num_tokens"] == 4
     assert called("check", run_file, "--set", "trainer.algorithm=gpro", code=2)["ok"] is False
-    assert "did you mean 'grpo'" in call("check", run_file, "--set", "trainer.algorithm=gpro").stdout
+    told = call("check", run_file, "--set", "trainer.algorithm=gpro")
+    assert "did you mean 'grpo'" in told.stdout
+    phases = told.stderr.splitlines()
+    assert phases[0] == "devices, parts and places ..." and phases[-1] == "the log ..."
+    assert len(phases) == 4 + len(report["tasksets"])
+    assert not call("check", run_file, "--json").stderr
