@@ -29,7 +29,8 @@ def trace(run: Path, name: str, as_json: bool, no_index: bool) -> None:
     """Follow a rollout, a group, a batch or a version up and down the log.
 
     Task, rollout with the versions that sampled it, verdict, outcome, batch, step, weights, evaluations, dead letters:
-    each with topic, partition, offset and time. A record that exists twice is marked TWIN.
+    each with topic, partition, offset and time. Of a batch the best, a middling and the worst rollout have their texts.
+    A record that exists twice is marked TWIN.
 
     ID is as the other commands print it: a rollout (sums/0/17/0/3), a group (sums/0/17/0), a batch (batch:17), a
     version (v12; 1/12 for the one of trainer epoch 1; or its object in the store), a problem that joined while the run

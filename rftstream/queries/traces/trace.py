@@ -67,7 +67,7 @@ class _Tracer:
         self._run = run
         self._records = TraceRecords(run, index)
         self._versions = VersionTracer(self._records)
-        self._batches = BatchTracer(self._records, self._versions)
+        self._batches = BatchTracer(self._records, self._versions, reader)
         self._problems = ProblemTracer(run)
         self._groups = GroupTracer(self._records, self._versions, self._batches, reader)
 

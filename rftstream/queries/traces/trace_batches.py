@@ -12,18 +12,25 @@ from rftstream.contracts.dead import DeadLetter
 from rftstream.contracts.demonstrations import Demonstration
 from rftstream.contracts.ids import split_group_id
 from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ConfigError
+from rftstream.queries.records.problem_list import text_of
+from rftstream.queries.records.shown import CompletionReader
 from rftstream.queries.traces.lineage import Headers, Node, Target, header, last_line, number, sampled_by
 from rftstream.queries.traces.trace_records import TraceRecords, VersionTracer
+
+SAMPLE_CHARACTERS = 60
+"""Most characters of a prompt and of a completion that are shown of a batch."""
 
 
 class BatchTracer:
     """Makes the nodes of batches, with their steps below them. `trace` makes one for each call."""
 
-    def __init__(self, records: TraceRecords, versions: VersionTracer) -> None:
+    def __init__(self, records: TraceRecords, versions: VersionTracer, reader: CompletionReader) -> None:
         self._records = records
         self._versions = versions
+        self._reader = reader
 
     def batch_of_target(self, batch: int | None, target: Target) -> list[Node]:
         """Return the batch of a rollout or group, with only its experiences."""
@@ -55,7 +62,8 @@ class BatchTracer:
         return node
 
     def batch(self, batch: int) -> Node | None:
-        """Return manifests, then groups with their outcomes and experiences; None if there is no such batch."""
+        """Return manifests, some rollouts as text, then groups with their outcomes and experiences; None if there is no
+        such batch."""
         records = self._records_of(batch)
         if not records:
             return None
@@ -75,9 +83,10 @@ class BatchTracer:
             if isinstance(message, BatchManifest):
                 facts |= {"max_staleness": message.max_staleness, "last": "yes" if message.last else None}
             node.children.append(Node("manifest", "", record, facts, twin=shares[i] in shares[:i]))
+        groups = []
         for group, own in by_group.items():
             outcome = outcomes.get(group)
-            node.children.append(
+            groups.append(
                 Node(
                     "group",
                     group,
@@ -86,7 +95,34 @@ class BatchTracer:
                     children=self._experiences_of(own),
                 )
             )
+        node.children += [*self._samples(groups), *groups]
         return node
+
+    def _samples(self, groups: list[Node]) -> Iterator[Node]:
+        """Yield the best, a middling and the worst rollout of a batch with their texts."""
+        scored = [one for group in groups for one in group.children if one.facts.get("reward") is not None]
+        ranked = sorted(scored, key=lambda one: one.facts["reward"], reverse=True)
+        for place in sorted({0, len(ranked) // 2, len(ranked) - 1} if ranked else ()):
+            experience = ranked[place]
+            rollout = self._rollout_of(experience)
+            if rollout is not None:
+                asked = "" if rollout.problem is None else text_of(rollout.problem)
+                said = self._reader.said(rollout.turns, rollout.segments, SAMPLE_CHARACTERS, rollout.calls)
+                prompt = self._reader.one_line([(asked, False)], SAMPLE_CHARACTERS)
+                facts = {"reward": experience.facts["reward"], "prompt": prompt, "said": said}
+                yield Node("sample", experience.name, facts=facts)
+
+    def _rollout_of(self, experience: Node) -> Rollout | None:
+        record = experience.record
+        assert record is not None, "each experience is a record"
+        group, rollout = record.header("group_id"), record.header("rollout_id")
+        places = self._records.places("rollouts")
+        places = places[(number(record, "sequence") or 0) % len(places) :][:1]
+        indexed, start = self._records.of_group(places, group or b"")
+        found = itertools.chain(indexed, self._records.scan(places, start=start))
+        whole = next((one for one in found if one.header("rollout_id") == rollout), None)
+        message = None if whole is None else self._records.message_of(whole)
+        return message if isinstance(message, Rollout) else None
 
     def _outcomes_of(self, batch: int) -> Iterator[Record]:
         places = self._records.places("outcomes")

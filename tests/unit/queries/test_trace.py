@@ -181,6 +181,11 @@ def test_a_batch_and_the_version_that_it_made(scene: Scene) -> None:
     assert [one.name for one in all_of(batch, "group")] == ["sums/0/0/0", "sums/0/1/0"]
     assert len(all_of(batch, "experience")) == 4
     assert [one.name for one in all_of(batch, "step")] == ["1/1"]
+    samples = all_of(batch, "sample")
+    assert [one.name for one in samples] == ["sums/0/0/0/0", "sums/0/1/0/0", "sums/0/1/0/1"]
+    assert {(one.facts["reward"], one.facts["prompt"], one.facts["said"]) for one in samples} == {
+        (1.0, "1+2=", "\x03\x04")
+    }
     version = scene.trace("v1")
     assert [one.name for one in all_of(version, "batch")] == ["batch:0"]
     for text in ("1/1", "version:1", "versions/000001-00000001.safetensors", "steps[0]@1", "weights[0]@1"):
