@@ -140,6 +140,7 @@ def _audit(transport: Transport, index: Index, said: Trimmed) -> AuditReport:
         twins={topic: twins[topic].total() for topic in TOPICS if topic in twins},
         foreign={topic: count for topic in TOPICS if (count := foreign.get(topic, 0) + copies.get(topic, 0))},
         lengths=fates.lengths,
+        filtered=dict(index.rows(_FILTERED_GROUPS)),
         unreadable={topic: count for topic in flow if (count := _count_unreadable(index, topic))},
         problems=(*contradictions, *twin_sentences(log, twins)),
         balanced=fates.rollouts.balanced
@@ -209,6 +210,10 @@ SELECT stage, count(*) FROM (
     WHERE NOT EXISTS (SELECT 1 FROM outcomes o WHERE o.grp = t.grp) GROUP BY grp
 ) GROUP BY stage
 """
+_FILTERED_GROUPS = (
+    f"SELECT reason, count(*) AS found FROM (SELECT grp, fate, reason, min(offset) FROM decided GROUP BY grp)"
+    f" WHERE fate = {FILTERED} GROUP BY reason ORDER BY found DESC, reason"
+)
 _DECIDED_GROUPS = "SELECT fate, count(*) FROM (SELECT grp, fate, min(offset) FROM outcomes GROUP BY grp) GROUP BY fate"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rftstream.queries.audits.group_counts import filtered_rows
 from rftstream.queries.audits.operator_totals import OperatorTotals
 from rftstream.queries.decisions.recomputation import Recomputation
 from rftstream.queries.facts.database import Index
@@ -73,6 +74,16 @@ class Balance(Report):
         return sum(self.pending_by_stage.values())
 
     @property
+    def decided(self) -> dict[str, int]:
+        """Return the fates of those that have an outcome, and how many had each."""
+        return {
+            "batched": self.trained + self.pending_by_stage["batched"],
+            "expired": self.expired,
+            "filtered": self.filtered,
+            "dead": self.dead,
+        }
+
+    @property
     def balanced(self) -> bool:
         """Return whether the law holds."""
         return self.admitted == self.pending + self.trained + self.expired + self.filtered + self.dead
@@ -93,8 +104,8 @@ class AuditReport(Report):
     """The findings of an audit. `audit` makes it; commands print it as text or JSON."""
 
     JSON = (
-        "balanced trainer_epoch version rollouts groups experts=demonstrations? reused=reuse? operators? people? "
-        "decisions=recomputation? twins lengths foreign unreadable deleted.groups=deleted_groups "
+        "balanced trainer_epoch version rollouts groups filtered experts=demonstrations? reused=reuse? operators? "
+        "people? decisions=recomputation? twins lengths foreign unreadable deleted.groups=deleted_groups "
         "deleted.rollouts=deleted_rollouts deleted.earliest_version=earliest_version undeleted problems"
     )
 
@@ -107,6 +118,8 @@ class AuditReport(Report):
     """Topic -> number of extra records."""
     lengths: Mapping[str, Lengths]
     """Completion lengths by outcome; pending rollouts are included."""
+    filtered: Mapping[str, int] = field(default_factory=dict)
+    """Operator or rule -> groups that it filtered, most first."""
     foreign: Mapping[str, int] = field(default_factory=dict)
     """Topic -> records that another writer added: not in force, or copies of existing records. They are not counted."""
     unreadable: Mapping[str, int] = field(default_factory=dict)
@@ -167,6 +180,9 @@ def _text(report: AuditReport) -> list[str]:
             ),
         ),
     ]
+    filtered = filtered_rows(report.groups.decided, report.filtered, of_all=True)
+    if rows := [": ".join(row) for row in filtered]:
+        lines += ["", *rows]
     for part in (report.reuse, report.operators, report.people):
         lines += [] if part is None else ["", *filter(None, [part.to_text()])]
     return [*lines, *_exceptions(report)]

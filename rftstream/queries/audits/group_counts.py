@@ -11,6 +11,7 @@ from typing import Any
 
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import TopicPartition
+from rftstream.queries.formatting import listed
 from rftstream.roles.feeder import FEEDER
 from rftstream.service.records.outcomes_in_force import OutcomesInForce, outcome_of_headers
 from rftstream.service.records.summaries import begin_with_summary
@@ -44,13 +45,17 @@ def why_filtered(log: Log) -> dict[str, int]:
     return dict(found.most_common())
 
 
-def filtered_rows(groups: Mapping[str, int], filtered: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Yield rows for a status: the share of `groups` that was filtered, why, and what to look at if it is large."""
+def filtered_rows(
+    groups: Mapping[str, int], filtered: Mapping[str, int], *, of_all: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Yield rows for people: the share of `groups` that was filtered, why, and what to look at if it is large.
+    `of_all`: the reasons are those of all filtered groups, not of the newest."""
     if not filtered:
         return
     share = groups.get("filtered", 0) / max(1, sum(groups.get(str(result), 0) for result in GroupResult))
-    reasons = ", ".join(f"{count / sum(filtered.values()):.0%} {reason}" for reason, count in filtered.items())
-    yield "filtered", f"{share:.0%} of the decided groups; of the newest of these {reasons}"
+    parts = ", ".join(f"{count / sum(filtered.values()):.0%} {reason}" for reason, count in filtered.items())
+    reasons = f": {listed(filtered)}" if of_all else f"; of the newest of these {parts}"
+    yield "filtered", f"{share:.0%} of the decided groups{reasons}"
     if share > MUCH_FILTERED:
         flat = "all rewards of a group were equal: tasks too easy or too hard, or a reward that tells nothing apart"
         first = next(iter(filtered))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from rftstream.contracts.topics import TOPICS
 from rftstream.queries.catalog.database import Connection
 
-FORMAT = 7
+FORMAT = 8
 """Version of the tables and of the rows' meaning. A file of another version is made anew."""
 
 BITS = 20
@@ -80,7 +80,8 @@ CREATE TABLE on_outcomes(
     offset INTEGER PRIMARY KEY, key BLOB NOT NULL, grp INTEGER,  -- NULL: what a batch has once more
     sequence INTEGER NOT NULL, batch INTEGER NOT NULL, epoch INTEGER NOT NULL,
     result INTEGER NOT NULL, late INTEGER NOT NULL,
-    seen INTEGER NOT NULL  -- whether operators looked at the group
+    seen INTEGER NOT NULL,  -- whether operators looked at the group
+    reason TEXT NOT NULL  -- of a filtered group
 );
 CREATE INDEX outcomes_by_group ON on_outcomes(grp);
 CREATE INDEX outcomes_by_batch ON on_outcomes(batch);

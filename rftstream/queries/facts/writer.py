@@ -8,7 +8,7 @@ from typing import Any
 
 from rftstream.contracts import codec
 from rftstream.contracts.messages import CONTRACTS_ON
-from rftstream.contracts.outcomes import BatchReuse, GroupOutcome, OperatorDecision, ReuseKind
+from rftstream.contracts.outcomes import BatchReuse, GroupOutcome, GroupResult, OperatorDecision, ReuseKind
 from rftstream.contracts.records import Record
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError
@@ -122,7 +122,8 @@ class FactsWriter:
         result, late = RESULTS.index(outcome.result), bool(outcome.late)
         group = self._names.group(outcome.group_id.encode(), sequence)
         seen = outcome.seen is not None
-        rows["on_outcomes"].append((record.offset, key, group, sequence, batch, epoch, result, late, seen))
+        reason = outcome.reason if outcome.result is GroupResult.filtered else ""
+        rows["on_outcomes"].append((record.offset, key, group, sequence, batch, epoch, result, late, seen, reason))
         for place, decision in enumerate(outcome.decisions):
             rows["on_decisions"].append((record.offset, place, self._decision(decision)))
         for place, one in enumerate(outcome.rollouts):
@@ -148,7 +149,7 @@ class FactsWriter:
 
     def _reuse(self, rows: dict[str, list[Any]], record: Record, key: bytes, reuse: BatchReuse) -> None:
         batch = min(reuse.batch_sequence, MOST)
-        rows["on_outcomes"].append((record.offset, key, None, -1, batch, -1, 0, False, False))
+        rows["on_outcomes"].append((record.offset, key, None, -1, batch, -1, 0, False, False, ""))
         for place, use in enumerate(reuse.uses):
             sequence, operator, number = (min(one, MOST) for one in (use.sequence, use.operator, use.use))
             group = self._names.group(use.group_id.encode(), sequence)

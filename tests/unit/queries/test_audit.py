@@ -76,6 +76,8 @@ def test_every_stage_and_outcome(log: SyntheticLog) -> None:
     log.decide(5, GroupResult.expired)
     log.decide(6, GroupResult.dead)
     report = balanced(log)
+    assert report.filtered == {"test": 1}
+    assert "\n\nfiltered: 14% of the decided groups: 1 test\n" in report.to_text()
     assert counts(report.groups) == {
         "admitted": 10, "to_be_sampled": 1, "sampled": 1, "verified": 1, "batched": 2,
         "trained": 2, "filtered": 1, "expired": 1, "dead": 1,
