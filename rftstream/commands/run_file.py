@@ -22,17 +22,19 @@ WIDTH = 110
     "rftstream explain trainer.lr",
     "rftstream explain algorithms.grpo",
     "rftstream explain OOM",
+    "rftstream explain 'reward hacking'",
     "rftstream explain trainer --json | jq -r '.[].settings[].key'",
 )
 @click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=complete_key)
 @json_option
 def explain(keys: tuple[str, ...], as_json: bool) -> None:
-    """Explain a setting, a section or a part, or list the settings of a theme such as OOM.
+    """Explain a setting, a section or a part, or list the settings for a theme or some words, such as OOM.
 
     KEY is a setting (trainer.lr), a section (trainer, tasksets.NAME), a part (algorithms.grpo, or grpo), a setting of a
     part (algorithms.grpo.clip_low), a kind of parts (algorithms), another tool's name of a setting (num_generations),
-    or a theme (OOM, gpu, resume, speed, dead): then the settings that matter, with a line each. Part names may be
-    `module:Class` of your own. Without KEY: the sections of a run file, the parts and the themes.
+    or a theme (OOM, gpu, resume, speed, dead): then the settings that matter, with a line each. Other words ("reward
+    hacking") list the settings that mention them. Part names may be `module:Class` of your own. Without KEY: the
+    sections of a run file, the parts and the themes.
     """
     from rftstream.commands.views import print_out
     from rftstream.queries.reference import explain as asked

@@ -136,7 +136,7 @@ SETTINGS = {name: tuple(here.split()) for here, names in _SETTINGS.items() for n
 
 def meant(name: str) -> tuple[str, ...]:
     """Return the setting here for a name elsewhere, dotted or not. The longest listed end of the name decides."""
-    words = name.lower().replace("-", "_").split(".")
+    words = name.lower().replace("-", "_").replace(" ", "_").split(".")
     ends = (".".join(words[start:]) for start in range(len(words)))
     return next((SETTINGS[end] for end in ends if end in SETTINGS), ())
 

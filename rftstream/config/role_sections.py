@@ -24,8 +24,8 @@ class FeederSection:
     group_size: Positive = 8
     """Rollouts of each problem."""
     max_staleness: Count = 2
-    """Most versions between the policy that sampled a token and the version at which the token is trained. 0: strictly
-    in turn."""
+    """Most versions between the policy that sampled a token and the version at which the token is trained: how far
+    off-policy training may be. 0: strictly in turn."""
     on_stale: Literal["wait", "drop"] = "wait"
     """`wait`: batches take groups in the order of admission, and wait for the next one. `drop`: batches take groups as
     they become ready; groups that are then too old expire."""
@@ -206,8 +206,8 @@ class TrainerSection(WorkerSection):
     lr: NotNegative = 1e-6
     """Learning rate of AdamW."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Schedule from lr, after the warm-up, to `min_lr_share` of it at `run.steps`. Without `run.steps` each schedule is
-    constant."""
+    """Schedule of the learning rate from lr, after the warm-up, to `min_lr_share` of it at `run.steps`. Without
+    `run.steps` each schedule is constant."""
     warmup_steps: Count = 0
     """Versions over which the learning rate rises from 0 to lr. A share (`warmup_ratio`) becomes share x run.steps."""
     min_lr_share: Fraction = 0.0

@@ -44,7 +44,7 @@ class RunSection:
     hours: AboveZero | None = None
     """The run ends at the first step after this many hours."""
     stop_reward: float | None = None
-    """The run ends when the mean reward of the last `stop_reward_over` steps reaches this."""
+    """The run ends early when the mean reward of the last `stop_reward_over` steps reaches this."""
     stop_reward_over: Positive = 10
     """Steps that the mean for `stop_reward` is taken over."""
     stop_on: tuple[RewardSign, ...] = ()
@@ -218,7 +218,7 @@ class DemonstrationsSection:
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSection:
     """Problems that versions are evaluated on during the run. Their samples are not trained on. The problems are held
-    out if no taskset has the same ones, which `check` verifies."""
+    out if no taskset has the same ones, which `check` verifies; only then do they show overfitting."""
 
     source: str
     """Source of the problems, written as in a taskset."""

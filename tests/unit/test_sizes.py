@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_000,
-    "queries": 13_350,
+    "queries": 13_450,
     "replay": 800,
     "rewards": 8_250,
     "roles": 10_400,

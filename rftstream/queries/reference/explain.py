@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -16,18 +15,21 @@ from rftstream.config.loader import split_key
 from rftstream.config.parts import registry
 from rftstream.errors import ConfigError
 from rftstream.queries.formatting import columns
-from rftstream.queries.reference import settings
+from rftstream.queries.reference import search, settings
 from rftstream.queries.reference.setting_types import toml
 from rftstream.queries.reference.settings import Setting, SettingSection
-from rftstream.queries.reference.themes import THEMES, Theme, theme_named
+from rftstream.queries.reference.themes import THEMES, Theme, theme_named, themes_in
 
 KINDS = {word: kind for kind in registry.KINDS for word in (kind, settings.plural_of(kind))}
 KINDS[settings.PIPELINE] = "operator"
 """First word of a key -> the kind of parts that the key may name."""
 
 MOST_PROPOSED = 6
-MOST_MENTIONED = 12
-"""Most settings that are listed because their meaning has the word."""
+MENTION, MENTION_SOME, NAMED = (
+    "settings that mention it:",
+    "nothing mentions all of it; settings that mention a part of it:",
+    "settings whose names have the word:",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,14 @@ class Explained:
     """The theme that the word stands for; then the setting is one of several."""
     line: str = ""
     """The reason to look at the setting, if it is one of several."""
+    found_by: str = ""
+    """Heading of those that were found by words and not by a name."""
 
 
 def explain(key: str) -> list[Explained]:
     """Return the meanings of a key: a setting (`trainer.lr`), a section (`trainer`), a part (`algorithms.grpo`,
-    `grpo`), a kind of parts (`algorithms`), a setting of another tool (`learning_rate`), a theme (`OOM`), or a word of
-    settings' meanings. If there are none, ConfigError, which proposes similar names."""
+    `grpo`), a kind of parts (`algorithms`), a setting of another tool (`learning_rate`), a theme (`OOM`), or words of
+    settings' names and meanings. If there are none, ConfigError, which proposes similar names."""
     text = key.strip().strip("[]").partition("=")[0].strip()
     words = split_key(text)
     if not words:
@@ -58,7 +62,13 @@ def explain(key: str) -> list[Explained]:
     elif not found and words[0] not in (section.key for section in settings.run_file_sections()):
         found = [one for here in aliases.meant(text) for one in explain(here)]
     if not themed and not found and len(words) == 1:
-        found = list(_mentioning(text))
+        content = search.content_words(text)
+        if content and len(content) < len(text.split()):
+            return explain(" ".join(content))
+        found = [one for theme in themes_in(text) for one in _of_theme(theme.name)]
+        hits, are_whole = search.search(text)
+        if are_whole or not found:
+            found = [*_listed(hits, MENTION if are_whole else MENTION_SOME), *found]
     if not themed and not found:
         raise ConfigError(f"{text}: no such setting, section or part; {_proposal(words)}")
     return [*themed, *found]
@@ -76,17 +86,8 @@ def _exactly(key: str) -> list[Explained]:
     return list(_in_run_file(words)) or list(_in_parts(words))
 
 
-def _mentioning(word: str) -> Iterator[Explained]:
-    """Yield some settings whose name or meaning has this word, or its plural."""
-    begins = re.compile(rf"\b{re.escape(word.removesuffix('s'))}s?\b", re.IGNORECASE)
-    every = [*settings.run_file_sections(), *settings.parts()] if len(word) > 2 else []
-    named = (
-        Explained(section, setting, line=_first_sentence(setting.meaning))
-        for section in every
-        for setting in section.settings
-        if begins.search(f"{setting.name.replace('_', ' ')} {setting.meaning}")
-    )
-    yield from itertools.islice(named, MOST_MENTIONED)
+def _listed(hits: Sequence[search.Hit], heading: str) -> list[Explained]:
+    return [Explained(hit.section, hit.setting, line=hit.line, found_by=heading) for hit in hits]
 
 
 def _in_run_file(words: Sequence[str]) -> Iterator[Explained]:
@@ -151,13 +152,20 @@ def _setting_in(section: SettingSection, words: Sequence[str]) -> Explained | No
 
 
 def _by_one_word(word: str) -> Iterator[Explained]:
-    """Yield the parts of this name; else the settings that other tools call so; else the only setting of this name."""
+    """Yield the parts of this name; else the settings that other tools call so; else the only setting of this name. For
+    a part or a setting, also yield the settings whose names have the word."""
+    keys = _keys_named(word)
     if parts := _by_part(word):
         yield from map(Explained, parts)
     elif meant := aliases.meant(word):
         yield from (found for key in meant for found in explain(key))
-    elif len(keys := _keys_named(word)) == 1:
+        return
+    elif len(keys) == 1:
         yield from explain(keys[0])
+    else:
+        return
+    others = [hit for hit in search.named_with(word) if hit.setting and hit.setting.key not in keys]
+    yield from _listed([hit for hit in others if hit.section not in parts], NAMED)
 
 
 def _by_part(name: str) -> list[SettingSection]:
@@ -202,7 +210,8 @@ def _near_last(words: Sequence[str], known: Sequence[str]) -> list[str]:
     by_last: dict[str, list[str]] = {}
     for key in known:
         by_last.setdefault(key.rpartition(".")[2], []).append(key)
-    return [key for last in difflib.get_close_matches(words[-1], list(by_last), n=2) for key in by_last[last]]
+    near = difflib.get_close_matches(words[-1], list(by_last), n=2, cutoff=0.75)
+    return [key for last in near for key in by_last[last]]
 
 
 # -------------------------------------------------------------------------------------------------------- as text
@@ -243,11 +252,12 @@ def _setting_json(setting: Setting, section: SettingSection) -> dict[str, Any]:
 def to_text(found: Sequence[Explained], width: int = 100) -> str:
     """Return the findings as text. Several parts are shown by their summaries; a single part with its settings. The
     settings of a theme have a line each."""
-    listed = [one for one in found if one.line]
-    if listed:
-        texts = [_listed_text(theme, list(some)) for theme, some in itertools.groupby(listed, lambda one: one.theme)]
-        rest = [one for one in found if not one.line]
-        return "\n\n".join([*texts, *([to_text(rest, width)] if rest else [])])
+    if any(one.line for one in found):
+        groups = itertools.groupby(found, lambda one: (one.theme, one.found_by, bool(one.line)))
+        return "\n\n".join(
+            _listed_text(theme, heading, list(some)) if is_listed else to_text(list(some), width)
+            for (theme, heading, is_listed), some in groups
+        )
     if len(found) > 1 and not any(one.setting for one in found):
         rows = [(_title(one.section), one.section.about) for one in found]
         return "\n".join(columns(rows, left=2))
@@ -258,12 +268,12 @@ def to_text(found: Sequence[Explained], width: int = 100) -> str:
     return "\n\n".join(texts)
 
 
-def _listed_text(theme: Theme | None, found: Sequence[Explained]) -> str:
+def _listed_text(theme: Theme | None, heading: str, found: Sequence[Explained]) -> str:
     rows = []
     for one in found:
         default = one.setting.default_text if one.setting else ""
-        rows.append((one.setting.key if one.setting else one.section.key, default, one.line))
-    title = f"{theme.name}: {theme.about}" if theme else "settings that mention it:"
+        rows.append((key_of(one), default, one.line))
+    title = f"{theme.name}: {theme.about}" if theme else heading
     more = f"`rftstream explain {rows[0][0]}` says more about a setting"
     return "\n".join([title, "", *columns(rows, left=3, indent="  "), "", more])
 
@@ -284,6 +294,16 @@ def sections_to_json() -> list[dict[str, Any]]:
         {"section": section.key, "place": section.place, "meaning": section.about}
         for section in settings.run_file_sections()
     ]
+
+
+def key_of(found: Explained) -> str:
+    """Return the key by which `explain` finds a setting, a section or a part."""
+    section, setting = found.section, found.setting
+    if section.kind == "operator":
+        return ".".join([settings.PIPELINE, section.part, *([setting.name] if setting else [])])
+    if setting is None and section.part and not section.key.endswith(f".{section.part}"):
+        return section.part  # its settings are in the table of whatever names it
+    return setting.key if setting else section.key
 
 
 def _title(section: SettingSection) -> str:

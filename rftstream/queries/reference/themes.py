@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -181,6 +182,12 @@ THEMES = (
         },
     ),
 )
+
+
+def themes_in(text: str) -> list[Theme]:
+    """Return the themes of which a text has a word, with all its parts."""
+    there = set(re.findall(r"\w+", text.lower().replace("_", " ")))
+    return [theme for theme in THEMES if any(there.issuperset(one.split("_")) for one in (theme.name, *theme.words))]
 
 
 def theme_named(word: str) -> Theme | None:
