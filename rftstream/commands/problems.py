@@ -23,10 +23,11 @@ from rftstream.commands.views import opened_run, print_out
 
 @group("rftstream problems add runs/a --from more.jsonl", "rftstream problems list runs/a --last 20")
 def problems() -> None:
-    """Add problems to a taskset while the run goes on.
+    """Add problems to solve to a taskset while the run goes on, and list them.
 
     A run file declares such a taskset by `source = "log:problems"`. People and programs add problems with this command.
-    The role `synthesiser` has a model make problems.
+    The role `synthesiser` has a model make problems. What is wrong with a run is said by `rftstream status RUN` and
+    `audit RUN`.
     """
 
 
@@ -96,8 +97,8 @@ def add(
 @click.option("--last", type=click.IntRange(min=1), metavar="NUM", help="Only the newest so many.")
 @json_option
 def list_(run: Path, taskset: str | None, rejected: bool, last: int | None, as_json: bool) -> None:
-    """List the problems that have joined, in order: who made each, of which problem, and how many attempts at it had
-    its answer."""
+    """List the problems to solve that have joined a run, in order: who made each, of which problem, and how many
+    attempts at it had its answer."""
     from rftstream.data.tasksets.open import grows
     from rftstream.queries.records.problem_list import list_problems
     from rftstream.runs.writes.add_problems import choose_growing

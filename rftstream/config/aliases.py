@@ -148,7 +148,7 @@ _COMMANDS = {
     "resume": "continue restart",
     "check": "validate lint verify plan",
     "try": "test sample generate",
-    "status": "state info show ps top watch",
+    "status": "state info show ps top watch errors issues health",
     "inspect": "log tail cat dump view",
     "audit": "count",
     "evaluate": "eval score benchmark",

@@ -14,6 +14,10 @@ from rftstream.queries.plain import Report
 from rftstream.service.records.problem_records import read_problems
 from rftstream.service.role import Log
 
+NONE_GROWS = (
+    "this run has no taskset that grows, so no problems to solve have joined it; what is wrong with a run, "
+    "`rftstream status RUN` says"
+)
 TEXT_WIDTH = 70
 """Most characters of a problem, or of a model's text, on a line."""
 
@@ -66,7 +70,7 @@ class ProblemList(Report):
         if self.lines:
             rows = [("problem", "kind", "made of", "made by", "agreed", "answer", "text"), *map(_row, self.lines)]
             lines += ["", *columns(rows, left=7, indent="  ")]
-        return "\n".join(lines) or "this run has no taskset that grows"
+        return "\n".join(lines) or NONE_GROWS
 
 
 def list_problems(
