@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -152,17 +153,31 @@ def _explain(text: str, values: Any, target: Any, keys: list[str]) -> str:
         return f"got {found!r}; {suggest(str(found), choices)}"
     if "matching regex '" in text:
         return f"got {found!r}, expected {_form(wanted, text)}"
-    expected = re.sub(r"^Expected ", "", text).partition(", got")[0].replace("`", "").replace(" | null", "")
+    expected = re.sub(r"^Expected ", "", text).partition(", got")[0]
     if text.startswith("Object missing required field"):
         return f"missing {text.rpartition(' ')[2].strip('`')!r}; it has no default"
-    if isinstance(found, dict) and expected.startswith("array"):
+    if isinstance(found, dict) and expected.startswith("`array"):
         return f"got a section, expected a list; of sections each begins with two brackets, [[{'.'.join(keys)}]]"
-    expected = re.sub(r"^(object|array)\b", lambda kind: IN_TOML[kind[1]], expected)
-    return f"got {found!r}, expected {expected[:1].lower() + expected[1:]}"
+    expected = re.sub(r"`(.+?)`", lambda types: _types_in_words(types[1], choices), expected)
+    expected = re.sub(r"(\d)\.0\b", r"\1", expected)
+    if expected == IN_TOML["array"] and isinstance(found, str):
+        expected += f", as in {json.dumps([found], ensure_ascii=False)}"
+    shown = str(found).lower() if isinstance(found, bool) else repr(found)
+    return f"got {shown}, expected {expected[:1].lower() + expected[1:]}"
 
 
-IN_TOML = {"object": "a section", "array": "a list"}
-"""msgspec's JSON name of a type -> its name for users of TOML."""
+IN_TOML = {
+    "object": "a section", "array": "a list", "str": "text", "int": "a whole number", "float": "a number",
+    "bool": "true or false",
+}  # fmt: skip
+"""msgspec's name of a type -> its name for users of TOML."""
+
+
+def _types_in_words(types: str, choices: list[str]) -> str:
+    """Return `a whole number or 'auto'` for `int | str | null`, of which the texts are these choices, if any."""
+    words = [IN_TOML.get(name, name) for name in types.split(" | ") if name != "null"]
+    texts = [f"'{choice}'" for choice in choices] or ["text"]
+    return " or ".join(word for one in words for word in (texts if one == "text" else [one]))
 
 
 def check_keys(values: Any, target: Any, where: str, root: Any = None) -> None:
@@ -190,7 +205,7 @@ def check_numbers(values: Any, where: str) -> None:
     elif isinstance(values, float) and not math.isfinite(values):
         raise ConfigError(f"{where}: got {values}, expected a finite number")
     elif isinstance(values, int) and not -(2**63) <= values < 2**63:
-        raise ConfigError(f"{where}: got {values}, expected an integer of at most 64 bits")
+        raise ConfigError(f"{where}: got {values}, expected a whole number of at most 64 bits")
 
 
 def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:

@@ -63,6 +63,13 @@ tasksets.sums = { source = "arithmetic", reward = "exact" }
         ("trainer.adam_betas=[1]", r"^--set trainer\.adam_betas: got \[1\], expected a list of length 2$"),
         ("stages=3", r"^--set stages: got 3, expected a list$"),
         ("stages.steps=3", r"^--set stages: got a section, expected a list; .* \[\[stages\]\]$"),
+        ("trainer.lr=fast", r"^--set trainer\.lr: got 'fast', expected a number$"),
+        ("run.steps=1.5", r"^--set run\.steps: got 1\.5, expected a whole number$"),
+        ("run.name=3", r"^--set run\.name: got 3, expected text$"),
+        ("tasksets.sums.shuffle=yes", r"^--set tasksets\.sums\.shuffle: got 'yes', expected true or false$"),
+        ("explorer.devices=cpu", r"^--set explorer\.devices: got 'cpu', expected a list, as in \[\"cpu\"\]$"),
+        ("explorer.count=1.5", r"^--set explorer\.count: got 1\.5, expected a whole number or 'auto'$"),
+        ("verifier.tries=true", r"^--set verifier\.tries: got true, expected a whole number$"),
         ("trainer.lr=inf", r"^--set trainer\.lr: got inf, expected a finite number$"),
         (
             "tasksets.sums.options.low=[1, nan]",
@@ -72,9 +79,9 @@ tasksets.sums = { source = "arithmetic", reward = "exact" }
         ("log.level=INFO", r"^--set log\.level: got 'INFO'; known: .*; did you mean 'info'\?$"),
         (
             "run.seed=9223372036854775808",
-            r"^--set run\.seed: got 9223372036854775808, expected an integer of at most 64 bits$",
+            r"^--set run\.seed: got 9223372036854775808, expected a whole number of at most 64 bits$",
         ),
-        ("trainer.adam_betas=[0.9, 1.0]", r"^--set trainer\.adam_betas\.1: got 1\.0, expected float < 1\.0$"),
+        ("trainer.adam_betas=[0.9, 1.0]", r"^--set trainer\.adam_betas\.1: got 1\.0, expected a number < 1$"),
         ("transport.servers=x:1", r"^--set transport\.servers: given without transport\.kind, .* add kind = \"kafka\""),
         ("transport.options.acks=1", r"^--set transport\.options: given without transport\.kind"),
         (".=3", r"^--set \.=3: expected section\.key=value$"),
@@ -146,7 +153,7 @@ def test_what_is_not_toml_is_told_with_its_line_and_its_key(tmp_path: Path, text
 @pytest.mark.parametrize(
     ("more", "env", "sets", "said"),
     [
-        ("trainer.lr = -1", {}, [], r"^{file}: trainer\.lr: got -1, expected float >= 0\.0$"),
+        ("trainer.lr = -1", {}, [], r"^{file}: trainer\.lr: got -1, expected a number >= 0$"),
         ("trainer.lr = -1", {}, ["trainer.device=cpu"], r"^{file}: trainer\.lr: got -1"),
         ("trainer.lr = 1", {"RFTSTREAM__TRAINER__LR": "-2"}, [], r"^RFTSTREAM__TRAINER__LR: trainer\.lr: got -2"),
         ("trainer.lr = 1", {"RFTSTREAM__TRAINER__LR": "-2"}, ["trainer.lr=-3"], r"^--set trainer\.lr: got -3"),

@@ -153,7 +153,7 @@ def test_a_users_environment_may_have_more_turns_than_the_one_it_inherits_from()
 
 @pytest.mark.usefixtures("own_parts")
 def test_a_declaration_of_another_type_is_an_error() -> None:
-    expected = "parts_for_specs:Wrong.loads_model: got 'yes', expected bool"
+    expected = "parts_for_specs:Wrong.loads_model: got 'yes', expected true or false"
     with pytest.raises(ConfigError, match=expected):
         registry.spec(PolicySpec, "parts_for_specs:Wrong")
     with pytest.raises(ConfigError, match=expected):
