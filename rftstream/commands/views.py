@@ -25,12 +25,14 @@ from rftstream.commands.options import (
     load_run_file,
     no_index_option,
     run_argument,
+    say,
     set_option,
 )
-from rftstream.commands.param_types import KINDS, AnyPath, Word, complete_topic
-from rftstream.errors import pip_install
+from rftstream.commands.param_types import KINDS, AnyPath, RunPath, Word, complete_topic
+from rftstream.errors import RftError, pip_install
 
 if TYPE_CHECKING:
+    from rftstream.queries.audits.balance import AuditReport
     from rftstream.queries.facts.database import Index
     from rftstream.queries.state.status import Status
     from rftstream.runs.folder import OpenRun
@@ -98,12 +100,13 @@ def status(run: Path, layers: tuple[Path, ...], as_json: bool, within_s: float) 
     "rftstream audit examples/runs/arithmetic",
     "rftstream audit examples/runs/arithmetic --json | jq .rollouts",
     "rftstream audit examples/runs/arithmetic --decisions",
+    "rftstream audit runs/*",
 )
-@run_argument
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @json_option
 @no_index_option
 @click.option("--decisions", is_flag=True, help="Compute every decision of the run's operators again, too.")
-def audit(run: Path, as_json: bool, no_index: bool, decisions: bool) -> None:
+def audit(runs: tuple[Path, ...], as_json: bool, no_index: bool, decisions: bool) -> None:
     """Count from the log what became of every rollout and every group.
 
     admitted = pending + trained + expired + filtered + dead, also while the run is live. It shows the lengths of the
@@ -111,8 +114,27 @@ def audit(run: Path, as_json: bool, no_index: bool, decisions: bool) -> None:
     is kept in RUN/index (safe to delete), so that the next audit reads only new records. With --decisions the operators
     of the run file decide again about every problem and every group, with the facts that the log recorded for them. Any
     different answer is shown, with exit 1. This reads the whole log, and opens tasksets and operators. RUN is a run
-    folder, or a run file (then its newest run).
+    folder, or a run file (then its newest run). Several runs are counted one after the other, with --json as an object
+    a line with the name; the exit code is the worst.
     """
+    if len(runs) == 1:
+        report = _audit(runs[0], no_index, decisions)
+        print_out(report.to_json() if as_json else report.to_text())
+        sys.exit(0 if report.fine else 1)
+    codes = []
+    for run in runs:
+        try:
+            report = _audit(run, no_index, decisions)
+        except RftError as error:
+            say(f"rftstream: {error}")
+            codes.append(error.exit_code)
+            continue
+        print_out({"run": str(run), **report.to_json()} if as_json else f"{run}\n\n{report.to_text()}\n")
+        codes.append(0 if report.fine else 1)
+    sys.exit(max(codes))
+
+
+def _audit(run: Path, no_index: bool, decisions: bool) -> AuditReport:
     from rftstream.queries.audits.audit import audit as count
     from rftstream.queries.decisions.recompute import recompute_run
 
@@ -122,8 +144,7 @@ def audit(run: Path, as_json: bool, no_index: bool, decisions: bool) -> None:
         if decisions:
             with at_work("asking the operators again"):
                 report = replace(report, recomputation=recompute_run(opened))
-    print_out(report.to_json() if as_json else report.to_text())
-    sys.exit(0 if report.fine else 1)
+    return report
 
 
 @command(

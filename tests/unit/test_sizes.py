@@ -26,7 +26,7 @@ BUDGETS = {
     "api": 1_000,
     "algorithms": 2_050,
     "backends": 4_650,
-    "commands": 3_250,
+    "commands": 3_300,
     "config": 2_250,
     "contracts": 2_450,
     "core": 1_250,

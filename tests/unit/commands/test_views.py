@@ -42,6 +42,16 @@ def run(run_file: Path, tmp_path: Path) -> Path:
     return folder.path
 
 
+def test_audit_of_several_ends_with_the_worst_code(run: Path, tmp_path: Path) -> None:
+    told = call("audit", run, run, "--json")
+    assert told.exit_code == 0
+    assert [json.loads(line) for line in told.stdout.splitlines()] == [{"run": str(run), **called("audit", run)}] * 2
+    absent = tmp_path / "runs" / "absent"
+    told = call("audit", run, absent, run)
+    assert told.exit_code == 2
+    assert told.stdout.count(f"{run}\n\nbalanced: ") == 2 and f"{absent}: no such file" in told.stderr
+
+
 def change(run: Path, how: Any) -> None:
     transport = EmbeddedTransport(run / "log")
     how(SyntheticLog(transport))
