@@ -37,8 +37,8 @@ kafka-stop:  ## ends it; its data stays in .cache/kafka/local
 test: .venv/.developer lint types  ## set up, check everything, run all tests, on a real Kafka, too (ARGS="-k word" picks, LOAD=4 busy processes beside, ORDER=random)
 	$(SUITE) -m "not gpu and not long and not vllm" $(ARGS)
 
-slurm: .venv/.developer  ## the written batch script on a real SLURM of two nodes (make test draws two of these)
-	$(BIN)/python -m pytest -v --durations=0 tests/e2e/test_slurm.py $(ARGS)
+slurm: .venv/.developer  ## the written batch script on a real SLURM of two nodes (make test draws two of these); then a table
+	$(BIN)/python -m tests.slurm_cluster $(ARGS)
 
 test-long: .venv/.developer  ## tests left out of make test: every mutant, and what takes many minutes
 	$(BIN)/python -m pytest -m long $(ARGS)

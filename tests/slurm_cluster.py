@@ -1,4 +1,7 @@
-"""A real SLURM of two nodes on this machine, with its own folder, ports and keys: its daemons run as whoever tests."""
+"""A real SLURM of two nodes on this machine, with its own folder, ports and keys: its daemons run as whoever tests.
+
+python -m tests.slurm_cluster runs all tests on it, and says what ran for real and how long it took.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.loopback import free_ports
+from tests.suite.told import run_and_tell
 
 PATIENCE_S = 240.0
 CPUS, GPUS = 8, 3
@@ -174,3 +179,11 @@ def _wait_until_idle(cluster: SlurmCluster) -> None:
             return
         assert time.monotonic() < until, said.stdout + said.stderr + cluster.logs()
         time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    sys.exit(run_and_tell(
+        Path(__file__).parent / "e2e" / "test_slurm.py",
+        "machines: both nodes are daemons on this one",
+        "GPUs: SLURM deals out three a node that are none; workers that need one were stand-ins",
+    ))  # fmt: skip

@@ -1,4 +1,4 @@
-"""What ran for real and how long it took, as a table: the end of `make containers` and `make kubernetes`."""
+"""What ran for real and how long it took, as a table: the end of `make containers`, `kubernetes` and `slurm`."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Table:
             self.rows[-1][2].extend(str(value) for key, value in report.user_properties if key == "said")
 
 
-def run_and_tell(folder: Path, *closing: str) -> int:
-    """Run the tests of a folder until one fails, with what the command line says, and print the table. Return pytest's
-    exit code. `closing`: what could not run at all, and why."""
+def run_and_tell(tests: Path, *closing: str) -> int:
+    """Run the long and the sampled tests of a folder or a file until one fails, with what the command line says, and
+    print the table. Return pytest's exit code. `closing`: what could not run at all, and why."""
     table = Table()
     begun = time.monotonic()
-    code = pytest.main(["-q", "-x", "-m", "long", str(folder), *sys.argv[1:]], plugins=[table])
+    code = pytest.main(["-q", "-x", "-m", "long", str(tests), *sys.argv[1:]], plugins=[table])
     print(f"\non {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}; {time.monotonic() - begun:.0f} s in all")
     for name, seconds, said in table.rows:
         print(f"{seconds:6.0f} s  {name}")
