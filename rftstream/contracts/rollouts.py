@@ -299,7 +299,7 @@ class StoredState:
 
 @message(
     "partial_rollout",
-    version=8,
+    version=9,
     readable_since=7,
     skippable=lambda partial: is_without_roles(partial.segments, partial.posted),
     topic="partials",
@@ -356,6 +356,8 @@ class PartialRollout(Message):
     """More of these calls, one for each."""
     stored_state: StoredState | None = None
     """Reference to a large saved state of the environment, as an object that is stored before this record."""
+    beside_before: dict[str, TokenValues] = field(default_factory=dict)
+    """Kind -> values beside the last tokens before this piece, where they became known after these were saved."""
 
 
 @rule(

@@ -22,9 +22,10 @@ from tests.simulation.grid import check_seed, draw_config, draw_faults, is_deter
 from tests.simulation.laws import Laws
 from tests.simulation.seeds import seeds
 
-FOUND = (121, 14723)
-"""By these a buffer was found that was killed while its claim was open and hid what others committed from then on, and
-a version that was never announced, for which an evaluator waited for ever."""
+FOUND = (121, 14723, 257897)
+"""By these a buffer was found that was killed while its claim was open and hid what others committed from then on; a
+version that was never announced, for which an evaluator waited for ever; and a rollout that was saved twice in one turn
+and lost what stood beside the tokens before it."""
 KINDS = [name for name in Faults.__slots__ if name not in ("share", "roles")]
 EVERYTHING = Faults(share=0.03, kills=4, pauses=3, restarts=2, takeovers=2, joins=1, aborts=2, unknowns=2,
                     silences=2, user_pauses=1)  # fmt: skip

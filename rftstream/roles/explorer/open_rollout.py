@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from rftstream.contracts.assistant import AssistantMessage
+from rftstream.contracts.beside import cut_columns, wire_columns
 from rftstream.contracts.rollouts import ImageSpan, Posted, Segment, StoredState, Turn
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
+from rftstream.contracts.token_values import TokenValues
 from rftstream.models.rendering import Renderer, image_spans
 from rftstream.models.splice import BreakReason, Conversation
 from rftstream.policies.base import Completion
@@ -26,6 +28,7 @@ class Increment:
     turns: tuple[Turn, ...]
     segments: tuple[Segment, ...]
     continues: bool
+    beside_before: dict[str, TokenValues]
     num_tokens: int
     kept_messages: int
     messages: tuple[ChatMessage, ...]
@@ -71,6 +74,8 @@ class _Mark:
     segment: int = 0
     """Number of the last segment that has a saved part."""
     num_in_segment: int = 0
+    num_bare: int = 0
+    """Number of the last tokens in it that were saved without values beside them."""
     messages: tuple[ChatMessage, ...] = ()
     environment_turn: int = -1
     """Number of the turn before which the environment's state was last saved."""
@@ -228,10 +233,12 @@ class OpenRollout:
             return None
         if self.phase is Phase.replying and self.end_of_saved() is None:
             return None
-        new = [segments[mark.segment].from_token(mark.num_in_segment), *segments[mark.segment + 1 :]]
+        grown = segments[mark.segment]
+        new = [grown.from_token(mark.num_in_segment), *segments[mark.segment + 1 :]]
         continues = mark.num_in_segment > 0
         if not new[0].token_ids:
             new, continues = new[1:], False
+        bare = cut_columns(grown.beside, mark.num_in_segment - mark.num_bare, mark.num_in_segment)
         kept = 0
         while kept < min(len(mark.messages), len(self.messages)) and mark.messages[kept] == self.messages[kept]:
             kept += 1
@@ -239,6 +246,7 @@ class OpenRollout:
             turns=tuple(self.turns[mark.num_turns :]),
             segments=tuple(segment.close() for segment in new),
             continues=continues,
+            beside_before=wire_columns(bare),
             num_tokens=sum(segment.num_sampled() for segment in new),
             kept_messages=kept,
             messages=tuple(self.messages[kept:]),
@@ -248,15 +256,16 @@ class OpenRollout:
             started_at=self.started_at,
             posted=self.posted,
         )
-        self.saved(len(segments[-1].token_ids), environment=state is not None or mark.environment_turn == self.turn)
+        self.saved(segments[-1], environment=state is not None or mark.environment_turn == self.turn)
         return found
 
-    def saved(self, num_in_segment: int, *, environment: bool) -> None:
-        """Record that all of the rollout is saved, with this number of tokens in the last segment."""
+    def saved(self, last: OpenSegment, *, environment: bool) -> None:
+        """Record that all of the rollout is saved, with the last segment as it is given."""
         self._mark = _Mark(
             len(self.turns),
             len(self.segments) - 1,
-            num_in_segment,
+            len(last.token_ids),
+            last.num_bare(),
             tuple(self.messages),
             self.turn if environment else -1,
         )

@@ -61,7 +61,11 @@ class OpenSegment:
         self.logprobs.frombytes(_bytes_of(completion.behavior_logprobs, np.float32))
         self.mask.frombytes(b"\x01" * len(completion.token_ids))
         self._stamp(completion.versions, start)
-        self.beside = fill_columns(self.beside, len(self.token_ids), completion.beside)
+        self.fill(completion.beside)
+
+    def fill(self, columns: Columns) -> None:
+        """Add values beside the last tokens, for those without any."""
+        self.beside = fill_columns(self.beside, len(self.token_ids), columns)
 
     def append(self, added: OpenSegment) -> None:
         """Add the tokens of a segment that continues this one."""
@@ -86,6 +90,11 @@ class OpenSegment:
     def num_sampled(self, start: int = 0) -> int:
         """Return the number of sampled tokens from position `start` on."""
         return int(np.count_nonzero(np.frombuffer(self.mask, np.uint8)[start:]))
+
+    def num_bare(self) -> int:
+        """Return the number of the last tokens without values beside them."""
+        ends = [int(np.max(np.flatnonzero(column.counts_T), initial=-1)) + 1 for column in self.beside.values()]
+        return len(self.token_ids) - max(ends, default=0)
 
     def _show(self, spans: Sequence[ImageSpan], start: int) -> None:
         self.images.extend(replace(span, start=start + span.start) for span in spans)

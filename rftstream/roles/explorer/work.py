@@ -80,6 +80,7 @@ class RolloutInHand:
             sampler_state=new.sampler_state,
             saved_at=now,
             continues=new.continues,
+            beside_before=new.beside_before,
             kept_messages=new.kept_messages,
             messages=new.messages,
             metrics=new.metrics,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rftstream.contracts.beside import columns_of
 from rftstream.contracts.rollouts import PartialRollout, Posted, Segment, StoredState, Turn
 from rftstream.contracts.tasks import ChatMessage, Task
 from rftstream.models.splice import Conversation
@@ -47,6 +48,7 @@ def join_pieces(task: Task, pieces: Sequence[PartialRollout]) -> SavedRollout:
         turns += piece.turns
         new = list(piece.segments)
         if piece.continues:
+            segments[-1].fill(columns_of(piece.beside_before))
             segments[-1].extend(new.pop(0))
         segments += map(OpenSegment.of, new)
         messages = messages[: piece.kept_messages] + piece.messages
@@ -83,7 +85,7 @@ def go_on_from(state: OpenRollout, saved: SavedRollout) -> None:
     state.num_tokens, state.carried, state.sampler_state = saved.num_tokens, saved.carried, saved.sampler_state
     state.turn, state.messages = num_finished(saved.turns), list(saved.messages)
     state.asked = Conversation(messages=saved.messages, tools=state.tools)
-    state.saved(len(state.segments[-1].token_ids), environment=saved.environment_state is not None)
+    state.saved(state.segments[-1], environment=saved.environment_state is not None)
 
 
 def _check(piece: PartialRollout, number: int, task: Task, *, known: int, continues: bool) -> None:
