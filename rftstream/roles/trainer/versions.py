@@ -31,6 +31,8 @@ class Versions:
         """Announced versions in force, from the oldest kept anchor on."""
         self._parents: dict[VersionName, VersionName] = {}
         """Version that is only a delta -> its parent, as long as the version exists."""
+        self._first: VersionName | None = None
+        """The first version 0 that was announced."""
         self._due: set[tuple[str, VersionName]] = set()
         """Evaluations that are due and have no result."""
         self._evaluated: dict[tuple[str, int], list[VersionName]] = {}
@@ -91,6 +93,8 @@ class Versions:
     def _announce(self, name: VersionName, parent: VersionName | None) -> None:
         if parent is not None:  # also out of force: the best by an evaluation may be of another lineage
             self._parents[name] = parent
+        if name.version == 0 and self._first is None:
+            self._first = name
         if not self._lineage.in_force(name):
             return
         if self._newest and name.trainer_epoch != self._newest[-1].trainer_epoch:
@@ -160,6 +164,7 @@ class Versions:
             kept_checkpoints=filter(stays, kept_checkpoints),
             due_evaluations=[due for _, due in self._due if stays(due)],
             best=[best for best in self._best.values() if not self._was_given_up(best)],
+            first=None if self._first is None or self._was_given_up(self._first) else self._first,
         )
         self._gone.intersection_update(gone)  # missing objects need not be remembered
         return tuple(gone)

@@ -47,6 +47,8 @@ def test_versions_out_of_force_go_and_the_first_beginning_stays() -> None:
     assert deleted(objects, in_force=in_force, newest_keep=2) == versions(1, 1, 2, 3, 4)
     restarted = [*versions(1, 0), *versions(2, 0, 1, 2)]
     assert deleted(restarted, in_force=restarted, newest_keep=2) == versions(2, 0)
+    assert deleted(restarted, in_force=restarted[1:], newest_keep=2) == versions(1, 0), "it was never announced"
+    assert deleted(restarted, in_force=restarted[1:], newest_keep=2, first=name(1, 0)) == versions(2, 0)
 
 
 def test_what_is_newer_than_the_newest_known_is_never_touched() -> None:
