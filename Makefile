@@ -78,6 +78,7 @@ histories: .venv/.developer  ## random histories of agents and environments, rep
 simulate: .venv/.developer  ## all roles in one process, faults from seeds, all laws checked (SEEDS=0:20000, JOBS=)
 	$(BIN)/python -m tests.simulation $(or $(SEEDS),0:1000) --jobs $(JOBS)
 	$(BIN)/python -m tests.simulation $(or $(SEEDS),0:5000) --jobs $(JOBS) --pipelines
+	$(BIN)/python -m tests.simulation $(or $(SEEDS),0:1000) --jobs $(JOBS) --ranks
 
 fmt: .venv/.checks  ## put code into its form
 	$(BIN)/ruff check --fix-only --quiet .

@@ -38,6 +38,8 @@ class FakeBackend:
         """Learning rate of the skill. The run's own lr is for real models."""
         elements: Annotated[int, Meta(ge=8)] = 64
         """Number of filler elements. One eighth of them changes with each batch."""
+        fillers: Annotated[int, Meta(ge=1)] = 1
+        """Number of tensors in which they lie."""
         nan_at: tuple[int, ...] = ()
         """Batches, counted from 0 since version 0, that give a NaN."""
         step_s: Annotated[float, Meta(ge=0)] = 0.0
@@ -93,8 +95,10 @@ class FakeBackend:
     def served_tensors(self) -> Mapping[str, RawTensor]:
         """Return the skill and the filler in the served dtype."""
         skill = np.asarray([self._skill], dtype=np.float32)
+        names = [fake_model.FILLER, *(f"{fake_model.FILLER}.{number}" for number in range(1, self._config.fillers))]
+        fillers = zip(names, np.array_split(self._filler, len(names)), strict=True)
         return {
-            fake_model.FILLER: fake_model.serve(self._filler, self._spec.dtype),
+            **{name: fake_model.serve(filler, self._spec.dtype) for name, filler in fillers},
             fake_model.SKILL: fake_model.serve(skill, self._spec.dtype),
         }
 

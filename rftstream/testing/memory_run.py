@@ -93,6 +93,9 @@ class MemoryStore(ObjectStore):
         """Called as fault("before_versions") and fault("after_versions") when an object is put into the folder
         `versions`, and likewise for other folders; and as fault("before_delete") for each object. Its exception is
         raised by the call."""
+        self.is_hidden: Callable[[str], bool] | None = None
+        """Asked whether whoever looks for the object of this name does not see it yet, as on a file system that hosts
+        have in their caches."""
         self._files = _MemoryFiles(self)
 
 
@@ -223,7 +226,8 @@ class _MemoryFiles:
         return len(self._get(name))
 
     def walk(self, folder: str) -> Iterator[str]:
-        yield from [name for name in self._store.objects if name.startswith(f"{folder}/" if folder else "")]
+        names = [name for name in self._store.objects if name.startswith(f"{folder}/" if folder else "")]
+        yield from [name for name in names if not self._is_hidden(name)]
 
     def delete(self, name: str) -> None:
         self._fault("before_delete")
@@ -231,10 +235,12 @@ class _MemoryFiles:
         del self._store.objects[name]
 
     def _get(self, name: str) -> bytes:
-        try:
-            return self._store.objects[name]
-        except KeyError:
-            raise FileNotFoundError(name) from None
+        if name not in self._store.objects or self._is_hidden(name):
+            raise FileNotFoundError(name)
+        return self._store.objects[name]
+
+    def _is_hidden(self, name: str) -> bool:
+        return self._store.is_hidden is not None and self._store.is_hidden(name)
 
     def _fault(self, point: str) -> None:
         if self._store.fault is not None:

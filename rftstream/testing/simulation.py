@@ -91,9 +91,9 @@ class Simulation(MemoryRun):
         self._agenda = Agenda()
         self.asked = DesiredState.running
         """State of the run that the user requested last."""
-        self._faults = FaultInjector(self)
-        self.log.fault = self._faults.at_producer
-        self.store.fault = self._faults.at
+        self.faults = FaultInjector(self)
+        self.log.fault = self.faults.at_producer
+        self.store.fault = self.faults.at
         self.device = MemoryDevice()
         """The device of all processes, if they share one (`trainer.colocate`)."""
         self._own_roles = {spec.name: spec for spec in roles}
@@ -163,7 +163,7 @@ class Simulation(MemoryRun):
         """Call `what` a number of seconds from now, as a user outside of the run. This caller has no faults."""
 
         def do() -> None:
-            with self._faults.spared():
+            with self.faults.spared():
                 what()
 
         self._agenda.add(self.clock.now() + seconds, do)
@@ -185,27 +185,27 @@ class Simulation(MemoryRun):
         """Write a user's request for a state of the run."""
         self.asked = state
         self.note(f"the user: {state}")
-        with self._faults.spared():
+        with self.faults.spared():
             self.put("control", RunState(state=state, by="user", since=self.clock.now()))
 
     # ------------------------------------------------------------------------------------------ processes
 
     def _tick(self, process: SimulatedProcess) -> None:
         self.num_ticks += 1
-        with self._faults.befalling(process):
+        with self.faults.befalling(process):
             try:
                 if process.service is None:
                     self._start(process)
                 if process.service is not None:
                     idle = process.service.tick()
                     process.wake_at = self.clock.now() + idle
-                    self._faults.at(BETWEEN)
+                    self.faults.at(BETWEEN)
             except Kill as kill:
                 self.kill(process, f"killed {kill}")
             except PowerLoss as loss:
-                if self._faults.num_held:  # others are halted in the middle of a step, outside this one
+                if self.faults.num_held:  # others are halted in the middle of a step, outside this one
                     raise
-                self._faults.lose_power(loss)
+                self.faults.lose_power(loss)
             except RftError as error:
                 self._failed(process, error)
         if process.service is not None:
@@ -310,7 +310,8 @@ class FaultInjector:
 
     def __init__(self, simulation: Simulation) -> None:
         self._run = simulation
-        self._current: SimulatedProcess | None = None
+        self.current: SimulatedProcess | None = None
+        """The process that faults befall now; None if they befall nobody."""
         self.num_held = 0
         """Number of processes that are halted in the middle of a step."""
         self._foreign = ForeignWriter(
@@ -320,11 +321,11 @@ class FaultInjector:
     @contextmanager
     def befalling(self, process: SimulatedProcess | None) -> Iterator[None]:
         """Direct the faults inside this block to `process`, or to no process."""
-        before, self._current = self._current, process
+        before, self.current = self.current, process
         try:
             yield
         finally:
-            self._current = before
+            self.current = before
 
     def spared(self) -> AbstractContextManager[None]:
         """Prevent faults inside this block, for actions from outside of the run."""
@@ -332,7 +333,7 @@ class FaultInjector:
 
     def at_producer(self, point: str, process: str) -> None:
         """Pass a point of this process's producer, if the process is the one that is ticking."""
-        if self._current is None or process != self._current.name:  # the caller only reads
+        if self.current is None or process != self.current.name:  # the caller only reads
             return
         if point == AFTER_COMMIT and self._run.watch is not None:
             self._run.watch()
@@ -340,7 +341,7 @@ class FaultInjector:
 
     def at(self, point: str) -> None:
         """Pass a point of a possible fault for the current process."""
-        process = self._current
+        process = self.current
         if process is None:  # not a process of the run
             return
         match self._run.plan.draw(point, process.role):

@@ -21,13 +21,14 @@ def main() -> int:
     parser.add_argument("--pipelines", action="store_true", help="the same runs with operators of data pipelines")
     parser.add_argument("--joined", action="store_true", help="the same runs with loops of users (rftstream.join)")
     parser.add_argument("--compared", action="store_true", help="the same runs with a reward that compares siblings")
+    parser.add_argument("--ranks", action="store_true", help="the same runs with versions in parts, one of each rank")
     parser.add_argument("--keep-going", action="store_true", help="after a failing seed, too")
     parser.add_argument("--verbose", action="store_true", help="with the story of each seed, and what the roles log")
     parser.add_argument("--jobs", type=int, default=1, help="processes that play them")
     arguments = parser.parse_args()
     first, colon, end = arguments.seeds.partition(":")
     seeds = range(int(first), int(end) if colon else int(first) + 1)
-    kinds = {name: getattr(arguments, name) for name in ("calm", "verbose", "pipelines", "joined", "compared")}
+    kinds = {name: getattr(arguments, name) for name in ("calm", "verbose", "pipelines", "joined", "compared", "ranks")}
     one = partial(play, **kinds)
     failing: list[int] = []
     happened: Counter[str] = Counter()

@@ -12,7 +12,7 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced
 from rftstream.weights.checkpoints import CheckpointStore, is_gone
 from rftstream.weights.lineage import Lineage
-from rftstream.weights.version_parts import parse_object_name
+from rftstream.weights.version_parts import objects_of, parse_object_name
 
 if TYPE_CHECKING:
     from tests.simulation.laws import Laws
@@ -31,6 +31,10 @@ class Deletions:
         self._newest: WeightsAnnounced | None = None
         self._parents: dict[VersionName, VersionName | None] = {}
         """Of announced versions that were not given up; None: an anchor."""
+        self._objects: dict[VersionName, list[str]] = {}
+        """Of the same versions: all from which they are made, beside their parents."""
+        self._there: set[VersionName] = set()
+        """Versions that had objects when the newest one was announced."""
         self.num_deltas = 0
         self.said: Trimmed | None = None
         self.num_deleted = 0
@@ -53,14 +57,24 @@ class Deletions:
             self._lineage.start(step.name)
         self._recorded.add(step.name)
 
-    def announced(self, message: WeightsAnnounced) -> None:
-        """What stays can still be made: nothing that it is made from goes."""
+    def announced(self, message: WeightsAnnounced, *, again: bool) -> None:
+        """What stays can still be made: nothing that it is made from goes. What was stored when the version before was
+        announced, and is no version, goes: parts of one that was never completed, or that came too late. `again`: read
+        once more, with what is stored now."""
         assert all(name != message.name for name in message.gone)
+        there = set() if again else {parse_object_name(one) for one in self._laws.simulation.store.objects}
+        is_next = self._newest is not None and self._newest.name.trainer_epoch == message.name.trainer_epoch
+        for name in sorted(self._there & there) if is_next else ():
+            is_known = name in self._parents or name in message.gone or name > message.name
+            assert is_known, f"objects of {name}, which is no version, were there at the one before and stay"
+        self._there = {name for name in there if name is not None}
         self._newest = message
         self._parents[message.name] = message.parent
+        self._objects[message.name] = [one.object for one in objects_of(message)]
         self.num_deltas += message.parent is not None
         for name in message.gone:
             self._parents.pop(name, None)
+            self._objects.pop(name, None)
         for name, parent in self._parents.items():
             assert parent is None or parent in self._parents, f"{name} stays, its parent {parent} goes"
 
@@ -89,10 +103,10 @@ class Deletions:
         """After every change of the log."""
         laws, said = self._laws, self.said
         if self._newest is not None:
-            objects = {parse_object_name(name) for name in laws.simulation.store.objects}
             name: VersionName | None = self._newest.name
             while name is not None:
-                assert name in objects, f"{name}, which the newest weights are made from, is gone"
+                gone = [one for one in self._objects[name] if one not in laws.simulation.store.objects]
+                assert not gone, f"{gone} of {name}, which the newest weights are made from, are gone"
                 name = self._parents[name]
         if said is not None:
             for name in said.checkpoints:

@@ -26,6 +26,7 @@ from tests.simulation.games import draw_games
 from tests.simulation.joined import with_joined
 from tests.simulation.laws import Judge, Laws
 from tests.simulation.pipelines import uses_facts, with_pipelines
+from tests.simulation.ranks import SimulatedRanks, with_ranks
 from tests.simulation.staged import PAIRS, TAKES
 
 SLOW = 20.0
@@ -293,10 +294,12 @@ def simulate(
     joined: bool = False,
     compared: bool = False,
     savers: bool = False,
+    ranks: bool = False,
 ) -> tuple[Simulation, Laws]:
     """The run of this seed, to its end, all laws checked. `calm`: the same run with nothing going wrong; `faults`: with
     these instead of those of the seed. `pipelines`: with operators. `joined`: with users' loops for samplers and
-    trainer. `compared`: with a reward that compares siblings. `savers`: with long rollouts that are saved often."""
+    trainer. `compared`: with a reward that compares siblings. `savers`: with long rollouts that are saved often.
+    `ranks`: with versions that several ranks publish, each its part."""
     random = Random(f"grid {seed}")
     config, drawn = draw_config(random), draw_faults(random)
     if pipelines:
@@ -307,6 +310,8 @@ def simulate(
         config = with_joined(config)
     if compared:
         config = with_compared(config, seed)
+    if ranks:
+        config = with_ranks(config, seed)
     if calm or isinstance(faults, FaultScript):
         drawn = Faults()
     elif faults is not None:
@@ -320,11 +325,16 @@ def simulate(
         simulation.plan = faults
     simulation.watch = laws = Laws(simulation, judge_by(config))
     try:
-        with some_transactions_small(seed) if compared else contextlib.nullcontext():
+        with contextlib.ExitStack() as played:
+            if compared:
+                played.enter_context(some_transactions_small(seed))
+            if ranks:
+                laws.ranks = SimulatedRanks(simulation, seed, calm=calm)
+                played.enter_context(laws.ranks.playing(lambda name: laws.weights_digests[name]))
             simulation.run(max_ticks or (MAX_TICKS_OF_PIPELINES if pipelines else MAX_TICKS))
         laws.check_end()
     except BaseException as error:
-        kinds = {"calm": calm, "pipelines": pipelines, "joined": joined, "compared": compared}
+        kinds = {"calm": calm, "pipelines": pipelines, "joined": joined, "compared": compared, "ranks": ranks}
         again = f"python -m tests.simulation {seed}" + "".join(f" --{kind}" for kind, is_so in kinds.items() if is_so)
         error.add_note(f"{loader.to_toml(config)}\n{simulation.to_text()}\n\nagain: {again}")
         raise
@@ -341,9 +351,10 @@ def check_seed(
     joined: bool = False,
     compared: bool = False,
     savers: bool = False,
+    ranks: bool = False,
 ) -> Simulation:
     """The run of this seed; where nothing that goes wrong may change batches or weights, compared with a calm one."""
-    more = {"pipelines": pipelines, "compared": compared, "savers": savers}
+    more = {"pipelines": pipelines, "compared": compared, "savers": savers, "ranks": ranks}
     simulation, laws = simulate(seed, folder, faults=faults, max_ticks=max_ticks, joined=joined, **more)
     if is_deterministic(simulation.config) and not laws.num_retried:
         _, calm = simulate(seed, folder / "calm", calm=True, **more)  # by our own roles

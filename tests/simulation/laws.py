@@ -22,7 +22,7 @@ from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus,
 from rftstream.contracts.tasks import RolloutIds, Task
 from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.verdicts import VerifiedRollout
-from rftstream.contracts.versions import StepRecord, WeightsAnnounced
+from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced
 from rftstream.errors import TransportError
 from rftstream.policies.fake_model import values_beside
 from rftstream.testing import Simulation
@@ -33,6 +33,7 @@ from tests.simulation.compared import ComparedLaws, compares
 from tests.simulation.deletions import Deletions
 from tests.simulation.demonstrations import Demonstrations
 from tests.simulation.people import PeopleLaws
+from tests.simulation.ranks import SimulatedRanks
 from tests.simulation.reused import Reused
 from tests.simulation.staged import batches_of
 from tests.simulation.unfinished import Unfinished
@@ -67,6 +68,8 @@ class Laws:
         self._audit_at = AUDIT_EVERY
         self._reads_again = False
         """After a loss of power: objects may be gone that were there."""
+        self.ranks: SimulatedRanks | None = None
+        """In runs whose versions have parts."""
         self._published_by: dict[int, str] = {}
         """Trainer epoch -> the process that published under it, also if the power took that from the log."""
         simulation.forgot = self._begin_anew
@@ -115,6 +118,8 @@ class Laws:
         self.without_signal: dict[int, float] = {0: 0.0}
         """By version: steps in a row without a learning signal."""
         self.announced: set[tuple[int, int]] = set()
+        self.weights_digests: dict[VersionName, str] = {}
+        """Of announced versions, as their announcements have them."""
         self.epoch_announced = 0
         self.claims: dict[str, int] = {}
         self._claimers: dict[str, list[str]] = defaultdict(list)
@@ -463,7 +468,8 @@ class Laws:
         first = self._published_by.setdefault(name.trainer_epoch, holder)
         assert first == holder, f"{holder} publishes under epoch {name.trainer_epoch}, which {first} has used"
         self.announced.add((name.trainer_epoch, name.version))
-        self.deletions.announced(message)
+        self.weights_digests[name] = message.weights_digest
+        self.deletions.announced(message, again=self._reads_again)
         there = self.simulation.store.objects
         assert self._reads_again or all(one.object in there for one in objects_of(message)), "the objects come first"
 

@@ -63,6 +63,7 @@ from tests.simulation import (
     people_mutants,
     piece_mutants,
     pipeline_mutants,
+    rank_mutants,
     reuse_mutants,
 )
 from tests.simulation import (
@@ -93,6 +94,8 @@ class Mutant:
     """Whether its runs are those with people."""
     compared: bool = False
     """Whether its runs have a reward that compares siblings."""
+    ranks: bool = False
+    """Whether its runs have versions in parts."""
 
     def run(self, seed: int, *, changed: bool, joined: bool = False) -> None:
         change = self.change() if changed else contextlib.nullcontext()
@@ -107,7 +110,8 @@ class Mutant:
         faults = self.faults() if callable(self.faults) else self.faults
         with tempfile.TemporaryDirectory() as folder, change:
             more = {"pipelines": self.pipelines, "compared": self.compared, "savers": self.faults is SAVERS}
-            check_seed(seed, Path(folder), faults=faults, max_ticks=MAX_TICKS, joined=joined, **more)
+            more |= {"ranks": self.ranks, "joined": joined}
+            check_seed(seed, Path(folder), faults=faults, max_ticks=MAX_TICKS, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,6 +487,7 @@ MUTANTS: Mapping[str, Mutant] = {
         name: Mutant(law, what, change, WORKERS, compared=True)
         for name, (law, what, change) in group_mutants.RULES.items()
     },
+    **{name: Mutant(law, what, change, ranks=True) for name, (law, what, change) in rank_mutants.RULES.items()},
 }  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def watching(simulation: Simulation, laws: Callable[[], None]) -> Callable[[], N
 def lasting(simulation: Simulation, random: Random) -> Callable[..., Any]:
     """An update that takes its time now and then, and in which the trainer may be killed or stopped. The others go on
     meanwhile."""
-    update, injector = FakeBackend.update, simulation._faults
+    update, injector = FakeBackend.update, simulation.faults
 
     def update_for_a_while(self: FakeBackend, *arguments: Any) -> Any:
         engines, _ = on_device(simulation)

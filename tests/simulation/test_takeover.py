@@ -27,7 +27,7 @@ def test_the_newcomer_wins_however_slow_it_is(tmp_path: Path, seed: int, role: s
     simulation.watch = laws = Laws(simulation)
     simulation.run(until=lambda: laws.version >= 4)
     old, newcomer = simulation.find(f"{role}-0"), simulation.add(role)
-    random, faults, starts = Random(f"slow {seed}"), simulation._faults, 0
+    random, faults, starts = Random(f"slow {seed}"), simulation.faults, 0
 
     def be_slow(point: str, process: str) -> None:
         nonlocal starts
