@@ -130,6 +130,8 @@ def draw_games(values: dict[str, Any]) -> None:
     wall_time_matters = values["policies"]["fake"]["answer_depends_on"] != "task"
     if wall_time_matters and own.random() < 0.3:
         values["explorer"]["rollout_timeout_s"] = own.choice([2.0, 10.0])
+    if values["buffer"].get("group_deadline_s", 10.0) < 10.0 and values["environments"][NAME]["reply_s"] == 1.0:
+        values["environments"][NAME]["reply_s"] = 0.05  # else no group is whole in time, and nothing is ever trained
 
 
 def check_rollout(config: RunConfig, task: Task, rollout: Rollout) -> None:
