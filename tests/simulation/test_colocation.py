@@ -81,8 +81,8 @@ def lasting(simulation: Simulation, random: Random) -> Callable[..., Any]:
         assert not engines, f"at once: {engines} and an update"
         self.is_on_device = True
         injector.at("in an update")
-        if injector._current is not None and random.random() < 0.3:
-            injector._hold(injector._current, random.uniform(0.01, 3.0), "in an update")
+        if injector.current is not None and random.random() < 0.3:
+            injector._hold(injector.current, random.uniform(0.01, 3.0), "in an update")
         return update(self, *arguments)
 
     return update_for_a_while
