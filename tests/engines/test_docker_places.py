@@ -24,6 +24,7 @@ from tests.loopback import Asked, HttpServer
 from tests.surroundings import ROOT
 from tests.unit.data.test_harbor_tasks import EXAMPLES, NAMES, task_at
 from tests.unit.data.test_tasksets_sources import open_source
+from tests.unit.environments.places.test_bubblewrap import program_of_another_processor
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.anyio, pytest.mark.timeout(1200)]
@@ -150,6 +151,9 @@ BAD: dict[str, tuple[dict[str, str], str, str | float]] = {
     "a Dockerfile that does not build": (
         {"dockerfile": f"FROM {IMAGE}\nRUN echo no such; false"}, ASK, "does not build: .*returned a non-zero code: 1",
     ),
+    "an image of another architecture": (
+        {"dockerfile": "FROM scratch\nCOPY sh /bin/sh"}, ASK, "is not for this engine's processor: .*exec format error",
+    ),
     "an image that is nowhere": (
         {"toml": '[environment]\ndocker_image = "localhost:1/none:1"'}, ASK, "localhost:1/none:1 cannot be pulled",
     ),
@@ -164,6 +168,11 @@ BAD: dict[str, tuple[dict[str, str], str, str | float]] = {
     "no call": ({}, "echo thinking", "the agent never called the model: exit code 0: thinking"),
     "a command that is not there": ({}, "no-such-agent", "never called the model: exit code 127: .*not found"),
     "a network that it does not get": ({}, f"{ASK}; pip download -q --retries 0 six || exit 9", 0.0),
+    "a call after its end": (
+        {"test": "#!/bin/sh\nuntil [ -e /late ]; do sleep 0.1; done\ngrep -c asked /late > /logs/verifier/reward.txt"},
+        f"{ASK}; (until [ -e /tests/test.sh ]; do sleep 0.1; done; {ASK} >/tmp/late 2>&1; mv /tmp/late /late) &",
+        0.0,
+    ),
     "a full disk": ({}, f"{ASK}; {MANY}", "the place was ended: it wrote .* MB, expected at most 64"),
     "forks without end": ({}, f"{ASK}; f() {{ f | f & }}; f; sleep 5", "no more commands|cannot be prepared|no reward"),
     "an agent that hangs": ({"toml": "[agent]\ntimeout_sec = 30.0"}, f"{ASK}; sleep 600", 0.0),
@@ -174,13 +183,19 @@ BAD: dict[str, tuple[dict[str, str], str, str | float]] = {
 @pytest.mark.parametrize("case", BAD)
 async def test_bad_input_ends_with_a_reason(tmp_path: Path, model: HttpServer, case: str) -> None:
     files, command, expected = BAD[case]
-    problem = open_source(f"harbor:{task_at(tmp_path / 'task', **files)}").problem(0)
+    folder = task_at(tmp_path / "task", **files)
+    if "architecture" in case:
+        (folder / "environment" / "sh").write_bytes(program_of_another_processor())
+        (folder / "environment" / "sh").chmod(0o755)
+    problem = open_source(f"harbor:{folder}").problem(0)
     settings: dict[str, Any] = {"disk_mb": 64, "pids": 100, "memory_mb": 400}
     settings |= {"install": "exit 7"} if "install" in case else {}
     if isinstance(expected, float):
-        assert (await attempted(problem, model, command, **settings)).reward == expected
+        found = await attempted(problem, model, command, **settings)
+        assert found.reward == expected
+        assert found.metrics.get("agent_late_calls", 0.0) == float(case == "a call after its end")
     else:
-        with pytest.raises(HostedCodeError, match=expected):
+        with pytest.raises(HostedCodeError, match=f"(?i){expected}"):
             await attempted(problem, model, command, **settings)
 
 

@@ -159,8 +159,11 @@ class HarborAgent:
         took_s = time.monotonic() - began
         if not place.has_called:
             raise HostedCodeError(f"the agent never called the model: {ran.summary}")
+        place.end_calls()  # what the agent has left in the background is not judged, so it is not sampled
         found = await self._judged(place, task)
         metrics = {"agent_s": took_s, "agent_timed_out": float(ran.exit_code is None)}
+        if late := place.end_calls():
+            metrics["agent_late_calls"] = float(late)
         if ran.exit_code is not None:
             metrics["agent_exit_code"] = float(ran.exit_code)
         return AgentResult(reward=found.reward, parts=found.parts, metrics=metrics)

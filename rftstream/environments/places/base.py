@@ -104,6 +104,10 @@ class Place(Protocol):
     def has_called(self) -> bool:
         """Return whether anything in the place has connected to the model."""
 
+    def end_calls(self) -> int:
+        """Close the connections to the model, and refuse later ones. Return the number of connections that were refused
+        since the first call of this."""
+
     async def put(self, source: Path, target: str) -> None:
         """Copy the files of a folder into a folder of the place, which is made."""
 

@@ -177,6 +177,13 @@ class BubblewrapPlace:
         """Return whether anything in the place has connected to the model."""
         return self._tunnel is not None and self._tunnel.newest > 0
 
+    def end_calls(self) -> int:
+        """Close the connections to the model, and refuse later ones."""
+        if self._tunnel is None:
+            return 0
+        self._tunnel.end_calls()
+        return self._tunnel.num_late
+
     async def put(self, source: Path, target: str) -> None:
         """Copy the files of a folder into a folder of the place. They are unpacked in it: its links lead nowhere
         else."""

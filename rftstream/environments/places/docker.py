@@ -37,6 +37,8 @@ FAILURE_S = 60.0
 DISK_LOOK_S = 5.0
 """Seconds between two looks at how much a place has written."""
 CPU_PERIOD_US = 100_000
+WRONG_MACHINE = "exec format error"
+"""Words of the kernel for programs of another processor."""
 READY = "rftstream-ready"
 KEEPER = f"echo {READY}; exec cat >/dev/null"
 """First process of a container. It ends with its stdin, and the container with it."""
@@ -275,7 +277,10 @@ class DockerPlace:
             if line.strip() == READY.encode():
                 break
         else:  # the image's entry point may have printed anything, also what an engine says
-            raise HostError(f"the container of {image} ended at once: {last_lines(seen.decode(errors='replace'))}")
+            said = last_lines(seen.decode(errors="replace"))
+            if WRONG_MACHINE in said.lower():
+                raise HostedCodeError(f"{image} is not for this engine's processor: {said}; name an image that is")
+            raise HostError(f"the container of {image} ended at once: {said}")
         self._tasks.append(asyncio.create_task(drain(process.stdout)))
         self._tasks.append(asyncio.create_task(self._watch_disk()))
 
@@ -315,6 +320,13 @@ class DockerPlace:
     def has_called(self) -> bool:
         """Return whether anything in the container has connected to the model."""
         return self._tunnel is not None and self._tunnel.newest > 0
+
+    def end_calls(self) -> int:
+        """Close the connections to the model, and refuse later ones."""
+        if self._tunnel is None:
+            return 0
+        self._tunnel.end_calls()
+        return self._tunnel.num_late
 
     async def put(self, source: Path, target: str) -> None:
         """Copy the files of a folder into a folder of the container."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import struct
 from urllib.parse import urlsplit
 
@@ -66,8 +67,11 @@ class Tunnel:
         self._host, self._port = address.hostname or "", address.port or 80
         self._connections: dict[int, asyncio.Queue[bytes]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._takes_no_more = False
         self.newest = 0
         """Number of the newest connection."""
+        self.num_late = 0
+        """Number of connections that came after `end_calls`."""
 
     async def ready(self) -> None:
         """Return when the relay listens. IncompleteReadError if it ends before."""
@@ -81,20 +85,26 @@ class Tunnel:
                 data = await self._reader.readexactly(length)
                 if number > self.newest:  # an older number without a connection is of a closed one
                     self.newest = number
-                    if len(self._connections) < MAX_CONNECTIONS:
+                    self.num_late += self._takes_no_more
+                    if not self._takes_no_more and len(self._connections) < MAX_CONNECTIONS:
                         self._connections[number] = asyncio.Queue(MAX_WAITING)
                         task = asyncio.create_task(self._connect(number, self._connections[number]))
                         self._tasks.add(task)
-                        task.add_done_callback(self._tasks.discard)
+                        task.add_done_callback(functools.partial(self._ended, number))
                     else:
                         self._writer.write(HEAD.pack(number, 0))
                 if number in self._connections:
                     await self._connections[number].put(data)
 
-    async def close(self) -> None:
-        """End all connections."""
+    def end_calls(self) -> None:
+        """End all connections, and refuse later ones."""
+        self._takes_no_more = True
         for task in self._tasks:
             task.cancel()
+
+    async def close(self) -> None:
+        """End all connections."""
+        self.end_calls()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _connect(self, number: int, sent: asyncio.Queue[bytes]) -> None:
@@ -109,7 +119,11 @@ class Tunnel:
                 for task in both:
                     task.cancel()
                 writer.close()
-        del self._connections[number]
+
+    def _ended(self, number: int, task: asyncio.Task[None]) -> None:
+        """Forget a connection whose task has ended, also before it began, and close it in the place."""
+        self._tasks.discard(task)
+        sent = self._connections.pop(number)
         while not sent.empty():  # `run` may wait for room
             sent.get_nowait()
         self._writer.write(HEAD.pack(number, 0))

@@ -29,6 +29,7 @@ class ToldPlaces:
     """A kind of place that does nothing and gives what it was told: the ends of commands, and files."""
 
     has_called = True
+    num_late = 0
 
     def __init__(
         self, *, ends: Mapping[str, Ran | Exception] | None = None, files: Mapping[str, bytes] | None = None
@@ -64,6 +65,10 @@ class ToldPlaces:
     async def get(self, path: str, *, max_bytes: int) -> bytes | None:
         return self.files.get(path)
 
+    def end_calls(self) -> int:
+        self.done.append("end calls")
+        return self.num_late
+
     async def close(self) -> None:
         self.done.append("close")
 
@@ -85,11 +90,14 @@ REWARD = {"/logs/verifier/reward.json": b'{"reward": 0.5, "style": 1}'}
 async def test_the_agent_and_then_the_tests(tmp_path: Path) -> None:
     problem = problem_at(tmp_path)
     places = ToldPlaces(files=REWARD, ends={"solve": Ran(exit_code=3, output="")})
+    places.num_late = 2
     found = await run(problem, places, variables={"MORE": "1"}, memory_mb=100)
     assert (found.reward, found.parts) == (0.5, {"style": 1.0})
     assert found.metrics["agent_exit_code"] == 3.0 and found.metrics["agent_timed_out"] == 0.0
+    assert found.metrics["agent_late_calls"] == 2.0
     assert places.done == [
-        "mkdir 120 0", "solve 9 me", "mkdir 120 0", "put tests /tests", "chmod 120 0", "/tests/test.sh 600", "close"
+        "mkdir 120 0", "solve 9 me", "end calls", "mkdir 120 0", "put tests /tests", "chmod 120 0",
+        "/tests/test.sh 600", "end calls", "close",
     ]  # fmt: skip
     assert places.variables["INSTRUCTION"] == problem.messages[0].content
     assert (places.variables["OPENAI_API_KEY"], places.variables["MORE"]) == ("the key", "1")
@@ -197,14 +205,19 @@ import json, os, sys
 words = sys.argv[1:]
 with open(sys.argv[0] + ".asked", "a") as file:
     file.write(json.dumps([words, {{name: os.environ.get(name) for name in ("KEY", "XDG_CONFIG_HOME")}}]) + "\\n")
-if words[0] == "run" and os.path.exists(sys.argv[0] + ".entry"):
-    print(open(sys.argv[0] + ".entry").read())
+for word in ("run", "build"):
+    if words[0] == word and os.path.exists(sys.argv[0] + "." + word):
+        print(open(sys.argv[0] + "." + word).read())
+        sys.exit(1)
+if words[:2] == ["image", "inspect"] and "rftstream-place" in words[-1]:
+    print("No such image")
     sys.exit(1)
 if words[0] == "run":
     print("rftstream-ready", flush=True)
     sys.stdin.read()
 """
-"""An engine that notes what it was asked for, and from which variables. Its containers print `.entry`, or live."""
+"""An engine that notes what it was asked for, and from which variables. It has all images but those of places. It
+prints `.run` or `.build` and fails, or its containers live."""
 
 
 @pytest.fixture
@@ -261,10 +274,22 @@ async def test_a_prompt_that_no_command_can_have_ends_its_rollout_alone(engine: 
 
 
 @pytest.mark.process
-async def test_what_an_entry_point_prints_is_not_taken_for_the_engine(engine: Path) -> None:
-    (engine.parent / "engine.entry").write_text("Cannot connect to the database")
-    with pytest.raises(HostError, match="the container of x ended at once: Cannot connect to the database"):
-        await DockerPlaces(PlaceSettings(engine=str(engine))).create(PlaceOrder(source=PlaceSource(image="x")))
+@pytest.mark.parametrize(
+    ("word", "said", "kind", "error"),
+    [
+        ("run", "Cannot connect to the database", HostError, "container of x ended at once: Cannot connect to the"),
+        ("run", "exec /bin/sh: exec format error", HostedCodeError, "x is not for this engine's processor: exec /bin/"),
+        ("build", "no such package", HostedCodeError, "/Dockerfile does not build: no such package"),
+    ],
+)
+async def test_what_a_place_cannot_be_made_of(
+    engine: Path, word: str, said: str, kind: type[Exception], error: str
+) -> None:
+    """What an entry point prints is not taken for the engine's words."""
+    Path(f"{engine}.{word}").write_text(said)
+    source = PlaceSource(image="x") if word == "run" else PlaceSource(folder=engine.parent)
+    with pytest.raises(kind, match=error):
+        await DockerPlaces(PlaceSettings(engine=str(engine))).create(PlaceOrder(source=source))
 
 
 async def test_the_folder_of_a_known_task_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,25 @@ def _programs() -> list[str]:
     return sorted({*programs, *named, *real, *links})
 
 
+def program_of_another_processor() -> bytes:
+    """Return this machine's shell with the number of another processor in its head, BPF's, that no machine emulates."""
+    data = bytearray(Path("/bin/sh").read_bytes())
+    data[18:20] = (247).to_bytes(2, "little")
+    return bytes(data)
+
+
+async def test_a_root_of_another_processor_is_the_reason(tmp_path: Path, model: HttpServer) -> None:
+    programs = tmp_path / "root" / "usr" / "bin"
+    programs.mkdir(parents=True)
+    (tmp_path / "root" / "bin").symlink_to("usr/bin")
+    (programs / "sh").write_bytes(program_of_another_processor())
+    (programs / "sh").chmod(0o755)
+    problem = open_source(f"harbor:{task_at(tmp_path / 'task')}").problem(0)
+    agent = HarborAgent(HarborConfig(place="bubblewrap", root=str(tmp_path / "root"), command="true"))
+    with pytest.raises(HostedCodeError, match=r"the place cannot be prepared: .*Exec format error"):
+        await agent.run(AgentWork(problem=problem, base_url=f"{model.url}/v1", api_key="k", seed=0))
+
+
 @pytest.mark.parametrize(
     ("settings", "order", "said"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 
 import pytest
@@ -19,9 +20,10 @@ LARGE = bytes(range(256)) * 8192
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Send back what comes, twice, and close at the end of a line."""
-    line = await reader.readuntil(b"\n")
-    writer.write(line + line)
-    await writer.drain()
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        line = await reader.readuntil(b"\n")
+        writer.write(line + line)
+        await writer.drain()
     writer.close()
 
 
@@ -62,10 +64,19 @@ async def test_connections_pass_through_at_once_and_are_closed_with_their_partne
     assert await kept_reader.read() == b"one goes on\n" * 2
     kept.close()
 
-    server.close()
-    await server.wait_closed()
     tunnel._port = silent
     assert await asked(port, b"anybody?") == b"", "nobody is there: closed, and the relay goes on"
+
+    tunnel._port = address
+    late_reader, late = await asyncio.open_connection("127.0.0.1", port)
+    late.write(b"in the middle ")
+    await asyncio.to_thread(wait_until, lambda: list(tunnel._connections) == [12])
+    tunnel.end_calls()
+    assert await late_reader.read() == b"" and tunnel.num_late == 0, "what is open is closed"
+    assert await asked(port, b"and now?") == b"" and tunnel.num_late == 1
+    late.close()
+    server.close()
+    await server.wait_closed()
 
     process.stdin.close()
     assert await process.wait() == 0, "it ends with its stdin"
