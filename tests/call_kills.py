@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from rftstream import faults
-from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment
 from rftstream.contracts.tasks import Task
 from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys
 from tests.agents_elsewhere import (
@@ -25,11 +25,14 @@ from tests.agents_elsewhere import (
     Gateways,
     RolloutIsOverError,
     check_calls,
+    texts_of,
 )
 from tests.e2e.workplace import FAKE, LONG_S, RunView, Workplace
 
 POINTS = ("call_received", "call_sampled", "call_committed", "call_answered")
 NUM_CALLS = 4
+ROLES = ("asker", "solver")
+"""Who speaks in turn in the rollouts of agents in hosts: each has two calls."""
 ROUNDS = tuple(
     tuple(f"explorer:{POINTS[(number + shift) % len(POINTS)]}:{number + 1}" for number in range(NUM_CALLS))
     for shift in range(len(POINTS))
@@ -67,11 +70,13 @@ async def work(problem, base_url, api_key, seed, options):
             continue
         die = place
         break
-    messages, texts = [{"role": "user", "content": problem["messages"][-1]["content"]}], []
+    question, rewards = problem["messages"][-1]["content"], {}
+    talks = {role: [{"role": "user", "content": question}] for role in options["roles"]}
     for number in range(calls):
+        role = options["roles"][number % len(talks)]
         if die == f"before.{number}":
             os.kill(os.getpid(), signal.SIGKILL)
-        body = asyncio.ensure_future(asyncio.to_thread(ask, base_url, api_key, messages))
+        body = asyncio.ensure_future(asyncio.to_thread(ask, base_url, api_key, f"policy:{role}", talks[role]))
         if die == f"during.{number}":
             await asyncio.sleep(options["during_s"])
             os.kill(os.getpid(), signal.SIGKILL)
@@ -81,15 +86,16 @@ async def work(problem, base_url, api_key, seed, options):
             log.write(json.dumps(note) + "\\n")
         if die == f"after.{number}":
             os.kill(os.getpid(), signal.SIGKILL)
-        texts.append(json.loads(body)["choices"][0]["message"]["content"])
-        messages += [{"role": "assistant", "content": texts[-1]}, {"role": "user", "content": f"{number + 1}+1="}]
-    return len(texts[-1]) / 8
+        text = json.loads(body)["choices"][0]["message"]["content"]
+        rewards[role] = len(text) / 8
+        talks[role] += [{"role": "assistant", "content": text}, {"role": "user", "content": f"{number + 1}+1="}]
+    return {"roles": rewards}
 
 
-def ask(base_url, api_key, messages):
+def ask(base_url, api_key, model, messages):
     request = urllib.request.Request(
         f"{base_url}/chat/completions",
-        json.dumps({"model": "policy", "messages": messages}).encode(),
+        json.dumps({"model": model, "messages": messages}).encode(),
         {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request) as response:
@@ -177,11 +183,15 @@ def _check_rewards(view: RunView, rewards: dict[str, float]) -> None:
 
 
 def kill_under_hosted(place: Workplace, name: str, told: Sequence[str], transport: str) -> None:
-    """Agents in hosts make four calls in each rollout. Their explorer dies at each call, once, as it is told; if it is
-    told nothing their hosts die at each call, once before it, once while it is sampled, and once after it."""
+    """Agents in hosts make four calls in each rollout, two of each role. Their explorer dies at each call, once, as it
+    is told; if it is told nothing their hosts die at each call, once before it, once while it is sampled, and once
+    after it."""
     kills, log = place.folder / "kills", place.folder / "told.jsonl"
     kills.mkdir()
-    options = {"calls": NUM_CALLS, "kills": not told, "folder": str(kills), "log": str(log), "during_s": 0.02}
+    options = {
+        "calls": NUM_CALLS, "kills": not told, "folder": str(kills), "log": str(log), "during_s": 0.02,
+        "roles": list(ROLES),
+    }  # fmt: skip
     table = ", ".join(f"{key} = {json.dumps(value)}" for key, value in options.items())
     target = f'[environments.hosted_agent]\ntarget = "agents_here:work"\noptions = {{ {table} }}\n'
     # A rollout whose host dies three times fails: one at a time, none meets more than its own.
@@ -214,6 +224,30 @@ def kill_under_hosted(place: Workplace, name: str, told: Sequence[str], transpor
     assert len(completed) >= 12
     assert all(len(one.calls) == NUM_CALLS for one in completed)
     assert {one.status for one in rollouts.values()} <= {RolloutStatus.completed, RolloutStatus.skipped}
+    _check_roles(view, completed)
     place.assert_nobody_left()
     hosts = {line["host"] for line in lines}
     place.wait_for(lambda: not any(psutil.pid_exists(host) for host in hosts), "the end of every host")
+
+
+def _check_roles(view: RunView, completed: Sequence[Rollout]) -> None:
+    """Check that each role's tokens are trained once, with the reward that its agent gave the role."""
+    sampled, rewards = {}, {}
+    for rollout in completed:
+        sampled[rollout.ids.rollout_id] = _tokens_of_roles(rollout.segments)
+        texts = zip(texts_of(rollout), ROLES * NUM_CALLS, strict=False)
+        rewards[rollout.ids.rollout_id] = {role: len(text) / 8 for text, role in texts}
+    trained = Counter(one.ids.rollout_id for one in view.experiences())
+    assert trained and set(trained.values()) == {1} and set(trained) <= set(sampled)
+    for experience in view.experiences():
+        rollout_id = experience.ids.rollout_id
+        assert _tokens_of_roles(experience.segments) == sampled[rollout_id] and len(sampled[rollout_id]) == len(ROLES)
+        assert experience.roles == rewards[rollout_id]
+
+
+def _tokens_of_roles(segments: Sequence[Segment]) -> dict[str, list[int]]:
+    """Return the sampled tokens of each role."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for segment in segments:
+        found[segment.role] += segment.token_ids.numpy()[segment.loss_mask.numpy().astype(bool)].tolist()
+    return dict(found)

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
+from tests.broker.conftest import run_id, servers  # noqa: F401  the fixtures of a real broker
 from tests.docker_engine import docker, places_left, start_engine
 from tests.e2e.workplace import Workplace
 from tests.surroundings import ROOT
-from tests.unit.data.test_harbor_tasks import EXAMPLES, task_at
+from tests.unit.data.test_harbor_tasks import task_at
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
@@ -20,7 +21,7 @@ LONG_S = 1800.0
 
 RUN = """
 [run]
-name = "harbor"
+name = "{name}"
 steps = 8
 [model]
 path = "fake"
@@ -65,6 +66,8 @@ mean_tokens = 8.0
 sigma = 0.4
 [trainer]
 backend = "fake"
+[transport]
+{transport}
 """
 
 
@@ -73,17 +76,25 @@ def engine() -> None:
     start_engine()
 
 
-def write_run(place: Workplace, tasks: Path) -> None:
-    place.write("harbor.toml", RUN.format(tasks=tasks))
+def write_run(place: Workplace, tasks: Path, name: str = "harbor", transport: str = "") -> None:
+    place.write("harbor.toml", RUN.format(tasks=tasks, name=name, transport=transport))
 
 
 @pytest.mark.law("lost", "twice")
-def test_explorers_and_containers_are_killed_at_twenty_moments(place: Workplace) -> None:
+@pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning")  # the client of Kafka leaves sockets to the gc
+@pytest.mark.parametrize("log", ["embedded", pytest.param("kafka", marks=pytest.mark.broker)])
+def test_explorers_and_containers_are_killed_at_twenty_moments(
+    place: Workplace, log: str, request: pytest.FixtureRequest
+) -> None:
     """Each rollout that ends well has two calls and is trained once; no container is left."""
-    rng = random.Random(5)
-    write_run(place, task_at(place.folder / "tasks" / "find-token").parent)
+    rng, name, transport = random.Random(5), "harbor", ""
+    if log == "kafka":
+        name = request.getfixturevalue("run_id")()
+        broker = request.getfixturevalue("servers")
+        transport = f'kind = "kafka"\nservers = "{broker}"\nsession_timeout_s = 6.0'
+    write_run(place, task_at(place.folder / "tasks" / "find-token").parent, name, transport)
     run = place.start("run", "harbor.toml", "--json")
-    view = place.view("runs/harbor")
+    view = place.view(f"runs/{name}")
     for number in range(MOMENTS):
         wanted = rng.choice((1, 2, 4))
         place.wait_for(lambda wanted=wanted: len(places_left()) >= wanted or not run.alive, "places", LONG_S)
@@ -119,7 +130,9 @@ def test_check_runs_a_solution_and_try_shows_rollouts(place: Workplace) -> None:
     assert (
         "the solution of the task 'find-token' gets the reward 0.0, expected 1; mend it, or its tests" in doubtful.out
     )
-    place.write("harbor.toml", RUN.format(tasks=EXAMPLES).replace("places = 3", 'engine = "no-such-engine"'))
+    place.write(
+        "harbor.toml", (place.folder / "harbor.toml").read_text().replace("places = 3", 'engine = "no-such-engine"')
+    )
     missing = place.call("check", "harbor.toml")
     assert missing.code != 0 and "'no-such-engine' cannot be run" in missing.out + missing.err
     assert "install Docker or Podman, or name the command" in missing.out + missing.err
