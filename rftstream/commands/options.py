@@ -97,6 +97,7 @@ def run_files(files: Sequence[Path]) -> tuple[Path, ...]:
     if Path(DEFAULT_FILE).is_file():
         return (Path(DEFAULT_FILE),)
     here = sorted(path.name for path in Path().glob("*.toml") if path.name != "pyproject.toml")
+    here = here or sorted(map(str, Path().glob(f"*/{DEFAULT_FILE}")))
     way = f"name one, {', '.join(here[:3])} here" if here else "`rftstream init` writes a first one"
     raise ConfigError(f"no run file: none given, RFTSTREAM_CONFIG is not set and there is no ./{DEFAULT_FILE}; {way}")
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -64,7 +66,7 @@ class WrittenFiles(Report):
         """Return which files were written, and what to do next."""
         place = self.run_file.parent
         file = self.run_file.name if place.resolve() == Path.cwd() else str(self.run_file)
-        argument = "" if file == RUN_FILE else f" {file}"
+        argument = "" if file == RUN_FILE else f" {shlex.quote(file)}"
         return "\n".join(
             [
                 *(f"wrote {file}" for file in self.files),
@@ -85,6 +87,7 @@ def write(wanted: FirstFile) -> WrittenFiles:
     check_free(wanted)
     if wanted.answer_format not in FORMATS:
         raise ConfigError(f"--answer-format: got {wanted.answer_format!r}, expected one of {', '.join(FORMATS)}")
+    is_new = not wanted.folder.exists()
     wanted.folder.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []
     try:
@@ -100,6 +103,9 @@ def write(wanted: FirstFile) -> WrittenFiles:
     except BaseException:
         for path in made:
             path.unlink(missing_ok=True)
+        if is_new:
+            with suppress(OSError):  # somebody has put something there
+                wanted.folder.rmdir()
         raise
     return WrittenFiles(wanted.folder / RUN_FILE, tuple(reversed(made)), copied)
 

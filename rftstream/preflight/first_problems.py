@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rftstream.config import loader
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import TasksetSpec
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.tasks import ChatMessage, Problem
-from rftstream.data.tasksets.columns import USUAL_COLUMNS, found_columns
+from rftstream.data.tasksets.columns import OUR_COLUMNS, USUAL_COLUMNS, found_columns
 from rftstream.data.tasksets.open import open_taskset
+from rftstream.data.tasksets.rows import RowReader, first_rows, near_file
 from rftstream.errors import ConfigError
 
 SAMPLE = "problems.jsonl"
+FOLDER_ONLY = (".csv", ".tsv")
+"""Endings of files that are read only from a folder of a data set."""
+ALONE = "put the file alone into a folder, and name that"
 MADE = "made"
 """Answer for a small new model."""
 
@@ -100,12 +105,12 @@ def find_source(wanted: FirstFile) -> str:
     elif not path.is_file():
         raise ConfigError(
             f"--tasks: {text}: no such file, and no source; expected a file of JSON lines or Parquet, a folder of a "
-            f"data set, or one of {', '.join(known)}"
+            f"data set, or one of {', '.join(known)}{near_file(path)}"
         )
     if ending not in known:
-        raise ConfigError(
-            f"--tasks: {text}: got a file .{ending}, expected .jsonl or .parquet; say what it is, jsonl:{text}"
-        )
+        way = ALONE if path.suffix in FOLDER_ONLY else f"say what it is, jsonl:{text}"
+        found = f"a file {path.suffix or 'without an ending'}"
+        raise ConfigError(f"--tasks: {text}: got {found}, expected .jsonl or .parquet; {way}")
     return f"{ending}:{relative_to(path, wanted.folder)}"
 
 
@@ -114,31 +119,42 @@ def relative_to(path: Path, folder: Path) -> str:
     return os.path.relpath(path, folder) if path.is_relative_to(folder) else str(path)
 
 
-def _first_row(wanted: FirstFile, source: str) -> dict[str, object] | None:
-    """Return the first row of a file of JSON lines; None for another source."""
+class _AnyColumns(RowReader):
+    """Accepts rows with whatever columns."""
+
+    def check_names(self, names: Sequence[str], where: str) -> None:
+        """Accept the names."""
+
+    def check(self, row: Mapping[str, Any], where: str, num_bytes: int = 0) -> None:
+        """Accept the row."""
+
+
+def _first_row(wanted: FirstFile, source: str) -> Mapping[str, Any] | None:
+    """Return the first row of a file or a data set; None for another source."""
     scheme, _, place = source.partition(":")
-    path = wanted.folder / place
     spec = registry.built_in(TasksetSpec).get(scheme)
-    if spec is None or not spec.has_rows or not path.is_file() or path.suffix not in (".jsonl", ".json"):
+    if spec is None or not spec.has_rows:
         return None
-    with path.open(encoding="utf-8") as file:
-        first = next((line for line in file if line.strip()), "")
+    part, path = registry.resolve("taskset", scheme, where="--tasks"), wanted.folder / place
+    location = str(path) if spec.location == "path" or path.exists() else place
     try:
-        row = json.loads(first)
-    except json.JSONDecodeError:
-        row = None
-    if not isinstance(row, dict):
-        raise ConfigError(f"--tasks: {place}: its first line is no JSON object; expected one object a line")
-    return row
+        with first_rows(1):
+            return part.open_rows(part.Config(), location, _AnyColumns()).row(0)  # type: ignore[no-any-return]
+    except ConfigError as error:
+        way = f"; for a list, {ALONE}" if "found a list" in str(error) else ""
+        raise ConfigError(f"--tasks: {error}{way}") from None
 
 
-def _has_prompt(wanted: FirstFile, row: Mapping[str, object]) -> bool:
+def _has_prompt(wanted: FirstFile, row: Mapping[str, Any]) -> bool:
     usual = any(name in row for name in USUAL_COLUMNS["prompt"])
     return usual or "prompt" in wanted.columns or "messages" in {*row, *wanted.columns}
 
 
 def find_columns(wanted: FirstFile, source: str) -> dict[str, str]:
     """Return the columns whose names differ from ours. If none fits, ConfigError names the existing columns."""
+    for ours in wanted.columns:
+        if ours not in OUR_COLUMNS:
+            raise ConfigError(f"--column {ours}: unknown; {registry.suggest(ours, list(OUR_COLUMNS))}; OURS=THEIRS")
     found, row, place = dict(wanted.columns), _first_row(wanted, source), source.partition(":")[2]
     if row is None:
         return found

@@ -262,9 +262,8 @@ def find_run(run: str | Path, layers: Sequence[Path] = ()) -> tuple[RunFolder, R
                 "was making it, which goes on, or remove the folder"
             )
         if not folder.exists():
-            raise ConfigError(
-                f"{path}: no config.toml in it, so it is not a run folder; name runs/<name> or a run file"
-            )
+            what = "no config.toml in it, so it is not a run folder; name one, or a run file"
+            raise ConfigError(f"{path}: {what}{_nearest(path / '?')}")
         return folder, read_config(folder)
     if not path.exists():
         raise ConfigError(f"{path}: no such file, expected a run folder or a run file{_nearest(path)}")
@@ -299,7 +298,7 @@ def _writer_of(folder: RunFolder) -> str | None:
 
 
 def _nearest(path: Path) -> str:
-    """Return a hint for a misspelt RUN: the nearest run folder or run file beside it, or run folder in ./runs."""
+    """Return a hint for a wrong RUN: the nearest run folder or run file beside it, or run folder in runs/ there."""
     beside = path.parent
     known = [
         *(one for one in _listed(beside) if one.suffix == ".toml" or RunFolder(one).exists()),

@@ -137,7 +137,7 @@ def test_a_built_in_source(here: Path) -> None:
         (["--algorithm", "sft"], "nothing is written"),
         (["--reward", "exct"], "did you mean 'exact'?"),
         (["--reward", "no_such_module_here:score"], "no module named"),
-        (["--tasks", "missing.jsonl"], "no such file"),
+        (["--tasks", "row.jsonl"], "no such file, and no source; .* did you mean rows.jsonl?"),
         (["--tasks", "my_scores.py"], "expected .jsonl or .parquet"),
         (["--tasks", "rows.jsonl"], "found the columns text, next"),
         (["--tasks", "rows.jsonl", "--column", "prompt"], "expected OURS=THEIRS"),
@@ -146,18 +146,35 @@ def test_a_built_in_source(here: Path) -> None:
         (["--name", "My Run"], "run.name"),
         (["--tasks", "squares"], "and images"),
         (["--tasks", "long.jsonl"], "too much for a small made model"),
-        (["--tasks", "broken.jsonl"], "no JSON object"),
-        (["--tasks", "empty.jsonl"], "empty.jsonl"),
+        (["--tasks", "rows.jsonl", "--column", "question=text"], "--column question: unknown; known: answer, "),
+        (["--tasks", "broken.jsonl"], "broken.jsonl:1: not JSON"),
+        (["--tasks", "empty.jsonl"], "empty.jsonl: is empty, expected one JSON object a line"),
+        (["--tasks", "latin.jsonl"], "latin.jsonl:1: not JSON: 'utf-8' codec"),
+        (["--tasks", "list.json"], "list.json:1: found a list, .*; for a list, put the file alone into a folder"),
+        (["--tasks", "table.csv"], "got a file .csv, expected .*; put the file alone into a folder"),
     ],
 )
 def test_wrong_answers_leave_nothing(arguments: list[str], said: str, here: Path) -> None:
     (here / "long.jsonl").write_text(json.dumps({"prompt": "x" * 2000, "answer": "y"}) + "\n")
     (here / "broken.jsonl").write_text("prompt,answer\n1,2\n")
     (here / "empty.jsonl").write_text("")
+    (here / "latin.jsonl").write_bytes(b'{"prompt": "caf\xe9", "answer": "2"}\n')
+    (here / "list.json").write_text('[{"prompt": "1+1=", "answer": "2"}]')
+    (here / "table.csv").write_text("prompt,answer\n1+1=,2\n")
     done = call("init", "new", *arguments)
     assert done.exit_code == 2, done.output
-    assert said in done.stderr
-    assert not (here / "new").exists() or not list((here / "new").iterdir())
+    assert re.search(re.escape(said).replace(r"\.\*", ".*"), done.stderr), done.stderr
+    assert not (here / "new").exists()
+
+
+def test_a_folder_of_a_data_set(here: Path) -> None:
+    """Its columns are found as those of a file are."""
+    (here / "set").mkdir()
+    (here / "set" / "train.csv").write_text("question,answer\n" + "".join(f"{n}+1=,{n + 1}\n" for n in range(9)))
+    assert call("init", "new", "--tasks", "set", "--reward", "exact").exit_code == 0
+    assert tomllib.loads((here / "new" / "rftstream.toml").read_text())["tasksets"]["set"]["columns"] == {
+        "prompt": "question"
+    }
 
 
 def test_nothing_is_written_over(here: Path) -> None:

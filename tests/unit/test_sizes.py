@@ -39,7 +39,7 @@ BUDGETS = {
     "launch": 3_500,
     "models": 4_100,
     "policies": 5_050,
-    "preflight": 4_000,
+    "preflight": 4_050,
     "queries": 13_450,
     "replay": 800,
     "rewards": 8_250,
