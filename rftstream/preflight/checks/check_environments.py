@@ -6,10 +6,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rftstream.config.parts import registry
@@ -26,6 +24,7 @@ from rftstream.environments.harbor.agent import HarborAgent
 from rftstream.environments.launched_agents import agent_of
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostStartTimeout, HostTimeout
 from rftstream.gateway.addresses import parse_address
+from rftstream.preflight.checks.places import place_of
 from rftstream.roles.explorer.environment_session import CallFailure, EnvironmentSession, Opening
 
 WAIT_S = 0.05
@@ -177,15 +176,5 @@ def _words(settings: str, failure: CallFailure) -> str:
         return f"{text}; mend what hangs, or raise {settings}.timeout_s"
     if isinstance(error, HostError):
         return f"{text}; it has to be there when the run starts"
-    return f"{text}{_place_of(error)}; mend it, and check again"
-
-
-def _place_of(error: BaseException) -> str:
-    """Return the line that raised the error. Lines of rftstream that checked a returned value are skipped."""
-    package = Path(__file__).parents[2]
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if package not in Path(frame.filename).parents and not frame.filename.startswith("<")
-    ]
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    place = place_of(error)
+    return f"{text}{place and f' ({place})'}; mend it, and check again"

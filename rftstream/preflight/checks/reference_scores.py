@@ -12,6 +12,7 @@ from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import RewardSpec
 from rftstream.config.parts.reward_uses import RewardNamed, reward_uses
 from rftstream.contracts.tasks import Problem
+from rftstream.preflight.checks.places import place_of
 from rftstream.queries.formatting import number, plural
 from rftstream.queries.plain import Report
 from rftstream.rewards.base import RewardGroup, RewardInput, message_seen, problem_input
@@ -24,6 +25,15 @@ LIMIT_S = 10.0
 """Seconds after which scoring is given up."""
 NUM_NAMED = 3
 """Problems that are named whose answers got less than 1."""
+FORMS = (
+    "Answer: {}",
+    "The answer is {}.",
+    "#### {}",
+    "\\boxed{{{}}}",
+    "= {}",
+    "<think>...</think>\n<answer>{}</answer>",
+)
+"""How completions often say an answer. They are scored if the bare answers get less than 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +54,8 @@ class ReferenceScores(Report):
     """Problems for which the reward raised, for their own answer or for an empty one."""
     less: tuple[tuple[str, float], ...] = ()
     """The first problems' answers that got less than 1, with what they got."""
+    form: tuple[str, float] | None = None
+    """The first problem's answer in the form that got most, with its mean reward. None if the bare answers got 1."""
     error: str = ""
     """The first error that the reward raised, or why there are no rewards."""
 
@@ -69,7 +81,8 @@ class ReferenceScores(Report):
             for found, expected in ((self.reference, 1), (self.empty, 0))
         )
         raised = f"; raised for {self.raised} of {self.num_problems}: {self.error}" if self.raised else ""
-        return f"{right} for the problem's answer, {empty} for an empty one, in {scored}{raised}"
+        form = f", {number(self.form[1])} for {self.form[0]!r}" if self.form and self.form[1] > 0 else ""
+        return f"{right} for the problem's answer{form}, {empty} for an empty one, in {scored}{raised}"
 
     def doubts(self) -> Iterator[str]:
         """Yield what people should look at before they start, and what to do."""
@@ -85,10 +98,13 @@ class ReferenceScores(Report):
                 "have no reward, and their groups may die: catch what a wrong answer raises, and give that its "
                 "reward; leave the rest raised, since what could not be judged is no 0"
             )
-        if self.reference == 0:
+        if self.form is not None and self.form[1] >= 1:
+            pass  # it asks for more than the bare answer, and gives 1 to who does what it asks for
+        elif self.reference == 0:
+            form = f", and at most {number(self.form[1])} in a usual form ({self.form[0]!r})" if self.form else ""
             yield (
-                f"0 for the own answers of all {self.num_problems} problems tried; if a completion may say the bare "
-                "answer, look at how the reward compares, and at which column is the answer (tasksets.NAME.columns)"
+                f"0 for the own answers of all {self.num_problems} problems tried{form}; unless it asks for another "
+                "form, look at how it reads and compares, and at which column is the answer (tasksets.NAME.columns)"
             )
         elif self.reference is not None and self.reference < 1:
             some = ", ".join(f"{answer!r} got {number(reward)}" for answer, reward in self.less)
@@ -120,6 +136,7 @@ def score_references(
     items = [_answered(problem, said) for problem in asked for said in (problem.answer or "", "")]
     groups = [(right, right, empty) for right, empty in zip(items[::2], items[1::2], strict=True)]
     found: list[object] = []
+    formed: list[tuple[str, float]] = []
 
     def score() -> None:
         try:
@@ -132,8 +149,12 @@ def score_references(
                 reward.score_all([item])[0] if isinstance(one, BatchFailed) else one
                 for item, one in zip(items, scored, strict=True)
             )
+            if have_answers and (_mean(_rewards(found[::2])) or 0.0) < 1:
+                for form in FORMS:
+                    scored = reward.score_all([_answered(one, form.format(one.answer)) for one in asked])
+                    formed.append((form.format(asked[0].answer), _mean(_rewards(scored)) or 0.0))
         except Exception as error:  # a user's reward may raise anything
-            found[:] = [error] * len(items)
+            found[:] = found if len(found) == len(items) else [error] * len(items)
 
     thread = threading.Thread(target=score, name="score references", daemon=True)
     thread.start()
@@ -142,7 +163,7 @@ def score_references(
         return ReferenceScores(
             num_problems=len(asked), have_answers=have_answers, error=f"no answer within {LIMIT_S:g} s"
         )
-    right, empty = ([getattr(one, "reward", None) for one in found[side::2]] for side in (0, 1))
+    right, empty = _rewards(found[::2]), _rewards(found[1::2])
     error = next((one for one in (*found[::2], *found[1::2]) if isinstance(one, BaseException)), None)
     return ReferenceScores(
         num_problems=len(asked),
@@ -151,8 +172,18 @@ def score_references(
         empty=_mean(empty),
         less=_less_than_one(asked, right) if have_answers else (),
         raised=sum(None in pair for pair in zip(right, empty, strict=True)),
-        error="" if error is None else f"{type(error).__name__}: {error}",
+        form=max(formed, key=lambda one: one[1], default=None),
+        error="" if error is None else _told(error),
     )
+
+
+def _told(error: BaseException) -> str:
+    place = place_of(error)
+    return f"{type(error).__name__}: {error}{place and f' at {place}'}"
+
+
+def _rewards(scored: Sequence[object]) -> list[float | None]:
+    return [getattr(one, "reward", None) for one in scored]
 
 
 def _answered(problem: Problem, said: str) -> RewardInput:

@@ -35,23 +35,36 @@ SCORES = {
     "KeyError: '2-1='",
     "own_check_rewards:halved": "0.500 (1 expected) for the problem's answer, 0 for an empty one, in 2 problems",
     "own_check_rewards:never": "0 (1 expected) for the problem's answer, 0 for an empty one, in 2 problems",
+    "own_check_rewards:labelled": "0 (1 expected) for the problem's answer, 1 for 'Answer: 1', 0 for an empty one",
+    "own_check_rewards:spaceless": "0 (1 expected) for the problem's answer, 0.200 for 'Answer: 1', 0 for an empty one",
 }
 DOUBTS = {
     "own_check_rewards:kind": ["1 for completions that say nothing"],
     "own_check_rewards:asleep": ["no answer of a problem could be scored (no answer within 0.2 s)"],
-    "own_check_rewards:unwritten": ["no empty completion could be scored (NameError: name 'ANSWER' is not defined)"],
-    "own_check_rewards:lacking": ["raised for 1 of 2: KeyError: '2-1='"],
-    "own_check_rewards:strict": ["raised for 2 of 2: ValueError: invalid literal for int() with base 10: ''"],
-    "own_check_rewards:at_once": ["raised for 1 of 2: KeyError: '2-1='"],
+    "own_check_rewards:unwritten": [
+        "no empty completion could be scored (NameError: name 'ANSWER' is not defined at own_check_rewards.py:22, in "
+        "unwritten)"
+    ],
+    "own_check_rewards:lacking": ["raised for 1 of 2: KeyError: '2-1=' at own_check_rewards.py:13, in lacking"],
+    "own_check_rewards:strict": [
+        "raised for 2 of 2: ValueError: invalid literal for int() with base 10: '' at own_check_rewards.py:16, "
+        "in strict"
+    ],
+    "own_check_rewards:at_once": ["raised for 1 of 2: KeyError: '2-1=' at own_check_rewards.py:13, in lacking"],
     "own_check_rewards:halved": [
         "0.500 in the mean for the problems' own answers, 1 expected: '1' got 0.500, '1' got 0.500"
     ],
-    "own_check_rewards:never": ["0 for the own answers of all 2 problems tried"],
+    "own_check_rewards:never": [
+        "0 for the own answers of all 2 problems tried, and at most 0 in a usual form ('Answer: 1')"
+    ],
+    "own_check_rewards:spaceless": [
+        "0 for the own answers of all 2 problems tried, and at most 0.200 in a usual form ('Answer: 1')"
+    ],
 }
 """Reward -> what `check` warns of."""
 REFUSED = {
     "own_check_rewards:broken": "tasksets.train.reward: no answer of a problem could be scored (TypeError: unsupported "
-    "operand type(s) for /: 'str' and 'str')",
+    "operand type(s) for /: 'str' and 'str' at own_check_rewards.py:10, in broken)",
 }
 """Reward -> the error, where it fails for whatever is said."""
 
@@ -61,7 +74,7 @@ def test_the_short_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewar
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(reference_scores, "LIMIT_S", 0.2 if "asleep" in reward else 60.0)
     (tmp_path / "own_check_rewards.py").write_text(
-        "import time\n\n"
+        "import re, time\n\n"
         "def kind(completion, answer):\n    return 1.0\n\n"
         "def asleep(completion, answer):\n    time.sleep(3600)\n\n"
         "def broken(completion, answer):\n    return completion / answer\n\n"
@@ -70,6 +83,10 @@ def test_the_short_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewar
         "def of_solution(completion, solution):\n    return float(completion == solution)\n\n"
         "def unwritten(completion, solution):\n    return float(ANSWER.search(completion) == solution)\n\n"
         "def never(completion, answer):\n    return 0.0\n\n"
+        "def labelled(completion, answer):\n"
+        "    return float(re.findall(r'Answer: *(\\d+)', completion) == [answer])\n\n"
+        "def spaceless(completion, answer):\n"
+        "    return 0.2 * ('Answer' in completion) + (re.findall(r'Answer:(\\d+)', completion) == [answer])\n\n"
         "def halved(completion, answer):\n    return 0.5 * (completion == answer)\n\n"
         "def at_once(completions, prompts, answer):\n    return list(map(lacking, completions, answer, prompts))\n"
     )
