@@ -87,7 +87,9 @@ THROTTLED = _gauge(
 REBALANCES = _counter("rftstream_rebalances", "Changes of the partitions that this worker owns.", ["role"])
 PARTITIONS = _gauge("rftstream_partitions", "Partitions that this worker owns.", ["role"])
 VERSION = _gauge("rftstream_policy_version", "Version of the weights: trained, or sampled with.", ["role"])
-PUBLISHED = _gauge("rftstream_published_version", "Newest version that this trainer has published.")
+PUBLISHED = _gauge(
+    "rftstream_published_version", "Newest version that was published, as the trainer knows it.", ["role"]
+)
 PROGRESS = _gauge(
     "rftstream_progress_timestamp_seconds",
     "When this worker last put something on the log, in seconds since 1970.",

@@ -82,7 +82,8 @@ DASHBOARD = Dashboard(
         "Weights": (
             Panel(
                 title="Versions",
-                about="Published, and sampled with. A gap that grows: weights are refused or cannot be fetched.",
+                about="Published, and sampled with. A gap that grows: weights are refused or cannot be fetched. "
+                "Published ends where no trainer answers.",
                 queries=(
                     newest("rftstream_published_version", legend="published"),
                     newest("rftstream_policy_version", where=OF_EXPLORERS, legend="newest explorer"),

@@ -63,7 +63,8 @@ DASHBOARD = Dashboard(
             ),
             Panel(
                 title="Trained and published",
-                about="They part only between two steps. If they stay apart, the object store refuses.",
+                about="They part only between two steps. If they stay apart, the object store refuses. Published ends "
+                "where no trainer answers.",
                 queries=(
                     newest("rftstream_run_version", legend="trained"),
                     newest("rftstream_published_version", legend="published"),

@@ -235,6 +235,7 @@ class TrainerStep(SingleStep):
                 self._updates.hacked.record(step)
             case WeightsAnnounced() as announced:
                 self._versions.announce(announced)
+                metrics.PUBLISHED.labels(TRAINER.name).set(announced.name.version)
             case EvalResult() as result:
                 self._versions.evaluate(result)
                 self._updates.hacked.evaluate(result)
@@ -379,7 +380,7 @@ class TrainerStep(SingleStep):
                     show_in_metrics(step, self._progress)
                 case WeightsAnnounced() as announced:
                     self._versions.announce(announced)
-                    metrics.PUBLISHED.set(announced.name.version)
+                    metrics.PUBLISHED.labels(TRAINER.name).set(announced.name.version)
                     self._deletions.delete_weights(announced.gone)
                 case RunFinished():
                     finished = True
