@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from rftstream.algorithms.reward_changes import by_newest_scorer
 from rftstream.config.parts.reward_uses import RewardUse, part_names, reward_uses
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import EvalResult
@@ -129,7 +130,7 @@ def _means(steps: Steps) -> dict[str, float]:
 
 def _canaries(evaluations: Sequence[EvalResult], config: RunConfig) -> Iterator[Sign]:
     for name, section in config.evaluations.items():
-        means = [result.metrics["mean"] for result in evaluations if result.evaluation == name and _has_mean(result)]
+        means = [result.metrics["mean"] for result in _results(name, evaluations)]
         if not section.canary or not means:
             continue
         risen = means[-1] - means[0] if len(means) > 1 else means[-1]
@@ -238,14 +239,15 @@ def _unscored(windows: _Windows) -> Iterator[Sign]:
 
 def _rise(name: str, windows: _Windows, evaluations: Sequence[EvalResult]) -> float | None:
     """Return the rise of an evaluation from the first window to the newest, or None if it was not done there."""
-    results = [evaluation for evaluation in evaluations if evaluation.evaluation == name and _has_mean(evaluation)]
+    results = _results(name, evaluations)
     early = [result for result in results if result.name.version <= windows.first_version]
     late = [result for result in results if result.name.version >= windows.last_version]
     return late[-1].metrics["mean"] - early[0].metrics["mean"] if early and late else None
 
 
-def _has_mean(result: EvalResult) -> bool:
-    return "mean" in result.metrics
+def _results(name: str, evaluations: Sequence[EvalResult]) -> list[EvalResult]:
+    """Return the results of an evaluation that have a mean and compare: those by its newest scorer."""
+    return by_newest_scorer([one for one in evaluations if one.evaluation == name and "mean" in one.metrics])
 
 
 def _uses(config: RunConfig) -> Iterator[tuple[str, RewardUse]]:

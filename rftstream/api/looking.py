@@ -41,7 +41,7 @@ from rftstream.runs.published import read_published
 from rftstream.service.role import Log
 
 STEP = "version=name.version trainer_epoch=name.trainer_epoch batch=batch_sequence recorded_at"
-EVALUATION = "evaluation version=name.version num_tasks num_samples num_unscored evaluated_at"
+EVALUATION = "evaluation version=name.version num_tasks num_samples num_unscored evaluated_at scored_by"
 VOTE = "rollout_id kind reward choice correction annotator"
 JUDGED = "effect=judgement.effect at=record.timestamp_s recorded"
 INTERNAL = ("siblings", "task_offset", "outcome_offset")

@@ -245,8 +245,8 @@ class TrainerSection(WorkerSection):
     """The checkpoints of versions that are a multiple of this are kept, too. It is itself a multiple of
     `checkpoint_every`."""
     keep_best: str | None = None
-    """Name of an evaluation. The checkpoint with its best mean is kept, too. Let the evaluation's `every` be a multiple
-    of `checkpoint_every`."""
+    """Name of an evaluation. The checkpoint with its best mean is kept, too; only results by the newest version of its
+    reward compare. Let the evaluation's `every` be a multiple of `checkpoint_every`."""
     publish_every: Positive = 1
     """Versions between two publications; at most max_staleness + 1."""
     peak_tflops: AboveZero | None = None

@@ -121,7 +121,8 @@ def _manifest_headers(manifest: BatchManifest) -> Facts:
 
 @message(
     "batch_manifest",
-    version=3,
+    version=4,
+    readable_since=3,
     topic="batches",
     key=lambda manifest: f"{manifest.batch_sequence}",
     id=lambda manifest: "manifest",
@@ -158,6 +159,9 @@ class BatchManifest(Message):
     """Demonstrations in all batches up to and including this one; one that came in two passes counts twice."""
     reused: tuple[str, ...] = ()
     """Groups that were decided before and are in this share once more, in order. `num_groups` does not count them."""
+    scorers: dict[str, str] = field(default_factory=dict)
+    """Taskset -> name and version of the reward that scored the newest of its rollouts in the batch, over all shares.
+    Rewards of two versions do not compare."""
 
 
 @rule(BatchManifest)

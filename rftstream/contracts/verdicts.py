@@ -19,6 +19,10 @@ SPENT = "spent_"
 """Prefix of the names of metrics that are amounts, such as `spent_requests`: these are summed, too."""
 
 
+PEOPLE = "feedback"
+"""Name of the scorer of a verdict that only annotators gave."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """A reward and how it came about."""

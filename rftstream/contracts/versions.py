@@ -199,7 +199,7 @@ def _step_headers(step: StepRecord) -> Facts:
 
 @message(
     "step_record",
-    version=4,
+    version=5,
     readable_since=2,
     topic="steps",
     key=lambda step: _version_key(step.name),
@@ -245,6 +245,8 @@ class StepRecord(Message):
     totals: StepTotals | None = None
     """Totals of this step and all before it that are in force. None in a run that a release without them has
     trained."""
+    scorers: dict[str, str] = field(default_factory=dict)
+    """Taskset -> name and version of the reward that scored the newest of its rollouts, as the batch has it."""
 
 
 @rule(
@@ -263,6 +265,8 @@ def _check_step_record(step: StepRecord) -> Violation | None:
 
 @message(
     "eval_result",
+    version=2,
+    readable_since=1,
     topic="evals",
     key=lambda result: f"{result.evaluation}/{_version_key(result.name)}",
     headers=lambda result: _version_headers(result.name),
@@ -288,6 +292,15 @@ class EvalResult(Message):
     request_id: str | None = None
     """The request that asked for it; None when it was due by itself."""
     best: bool = False
-    """Best mean of this evaluation so far."""
+    """Best mean of this evaluation so far, among those by the same scorer."""
     evaluated_at: float = 0.0
     """When it was done."""
+    scorer: str = ""
+    """Name of the reward that scored the samples; empty if none could be scored."""
+    scorer_version: str = ""
+    """Version of that reward. Results of two versions do not compare."""
+
+    @property
+    def scored_by(self) -> str:
+        """Return the name and the version of the scorer; empty if it is not known."""
+        return f"{self.scorer} {self.scorer_version}" if self.scorer else ""

@@ -28,7 +28,7 @@ class RunResult:
     """Steps trained in all, those before a resume included."""
     version: int
     reward_first: float | None
-    """Mean over the first tenth of the steps, of at most 100; None if nothing was scored."""
+    """Mean over the first tenth of the steps, of at most 100; None if nothing was scored, or by another reward."""
     reward_last: float | None
     wall_s: float
     """Seconds that this command took, with the start of the processes."""
@@ -55,6 +55,8 @@ class RunResult:
         lines = [f"{folder}: {self.steps} steps in {self.wall_s:.1f} s; ended by: {self.reason}"]
         if self.reward_first is not None and self.reward_last is not None:
             lines.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} (first and last tenth)")
+        elif self.reward_last is not None:
+            lines.append(f"reward {self.reward_last:.3f} (last tenth; another reward scored the first steps)")
         for name, result in self.evaluations.items():
             first, last = ("-" if mean is None else f"{mean:.3f}" for mean in (result["first"], result["last"]))
             lines.append(

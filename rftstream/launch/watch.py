@@ -125,11 +125,13 @@ class Watch:
 
     def look(self) -> None:
         """Refresh what is due: signs in the steps and, from the log, lags, a completion and a standstill."""
-        now = time.monotonic()
+        now, curve = time.monotonic(), self.observer.curve
         try:
             if now >= self._lag_at:
                 self._lag_at = now + LAG_EVERY_S
-                self.signs = find_training_signs(self.observer.curve.steps(), self._results, self.config)
+                since = curve.changed_at
+                steps = [step for step in curve.steps() if step.name.version >= since]
+                self.signs = find_training_signs(steps, self._results, self.config)
                 admin = self._transport.admin
                 self.lags = {topic: sum(admin.lag(group, topic).values()) for topic, group in LAGS.items()}
                 self.num_loaded = self._count_loaded()

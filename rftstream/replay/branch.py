@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL
+from rftstream.algorithms.reward_changes import changed_at, find_reward_changes
 from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest, Experience
 from rftstream.contracts.messages import Message
@@ -258,6 +259,8 @@ class BatchImport(Import):
     def _progress(self, positions: tuple[int, ...]) -> TrainerProgress:
         """Return the trainer's progress at the first version."""
         steps = [step for version, step in sorted(self._recorded.steps.items()) if version <= self._extent.first]
+        since = changed_at(find_reward_changes((step.name.version, step.scorers) for step in steps))
+        kept = min(self._rewards_kept, sum(step.name.version >= since for step in steps))
         skips_in_a_row = next((n for n, step in enumerate(reversed(steps)) if not step.skipped), len(steps))
         return TrainerProgress(
             version=self._extent.first,
@@ -266,7 +269,8 @@ class BatchImport(Import):
             trained_rollouts=steps[-1].trained_rollouts,
             skips_in_a_row=skips_in_a_row,
             steps_without_signal=int(steps[-1].metrics.get(STEPS_WITHOUT_SIGNAL, 0)),
-            rewards=tuple(self._extent.rewards[-self._rewards_kept :]),
+            rewards=tuple(self._extent.rewards[-kept:]),
+            scorers={taskset: scorer for step in steps for taskset, scorer in step.scorers.items()},
         )
 
     def _claim(self) -> None:

@@ -4,9 +4,7 @@ the run."""
 from __future__ import annotations
 
 import contextlib
-import json
 import re
-import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -160,17 +158,6 @@ def _in_stages(settings: Mapping[str, Any]) -> bool:
 def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:
     """Return the settings that differ, as lines for people: `key before -> after`."""
     return _differences(_flat(to_dict(before)), _flat(to_dict(after)), "")
-
-
-def options_for(before: RunConfig, after: RunConfig) -> dict[str, str]:
-    """Return setting -> option of a command line that gives it the value that it has in `before`, for each one that
-    differs. A setting that is unset there has none, nor has a reward, which `rescore` takes by another option."""
-    then, now = _flat(to_dict(before)), _flat(to_dict(after))
-    return {
-        key: f"--set {shlex.quote(f'{key}={json.dumps(value, ensure_ascii=False)}')}"
-        for key, value in then.items()
-        if value != now.get(key) and not key.endswith(".reward")
-    }
 
 
 def changes_of_resume(before: RunConfig, after: RunConfig) -> list[str]:

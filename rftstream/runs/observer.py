@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from rftstream.algorithms.reward_changes import by_newest_scorer, changed_at, find_reward_changes
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.service.control_view import ControlView
@@ -86,17 +87,24 @@ class Curve:
         newest = self.recent[0].name.version if self.recent else math.inf
         return [*(step for step in self._first if step.name.version < newest), *self.recent]
 
+    @property
+    def changed_at(self) -> int:
+        """Return the version since which another reward scores; 0 if the reward never changed."""
+        return changed_at(find_reward_changes((step.name.version, step.scorers) for step in self.steps()))
+
     def rewards(self) -> list[float]:
-        """Return the rewards of the kept steps that have one, in order of versions."""
-        return _rewards(self.steps())
+        """Return the rewards of the kept steps that have one, in order of versions, since the reward changed last."""
+        since = self.changed_at
+        return _rewards(step for step in self.steps() if step.name.version >= since)
 
     def reward_first(self) -> float | None:
-        """Return the mean reward of the first tenth of the steps, of at most MOST_AVERAGED."""
-        return _mean(_rewards(self._first)[: self._num_averaged()])
+        """Return the mean reward of the first tenth of the steps, of at most MOST_AVERAGED. None without a reward, or
+        if another one scores now."""
+        return None if self.changed_at else _mean(_rewards(self._first)[: self._num_averaged()])
 
     def reward_last(self) -> float | None:
-        """Return the mean reward of the last tenth of the steps, of at most MOST_AVERAGED."""
-        return _mean(_rewards(self.recent)[-self._num_averaged() :])
+        """Return the mean reward of the last tenth of the steps, of at most MOST_AVERAGED, by the reward of now."""
+        return _mean(self.rewards()[-self._num_averaged() :])
 
     def _num_averaged(self) -> int:
         return num_averaged(self.num_steps)
@@ -125,7 +133,7 @@ class Observer:
         self.control = ControlView()
         self.curve = Curve()
         self.evaluations: dict[str, tuple[EvalResult, EvalResult]] = {}
-        """The first and the newest result of each evaluation."""
+        """The first and the newest result of each evaluation, both by the newest reward."""
         self._rule = RecordsInForce(transport)
         control = self._rule.begin_control()
         positions = {TopicPartition(topic, 0): 0 for topic in OBSERVED} | {CONTROL: control.offset}
@@ -163,7 +171,7 @@ class Observer:
                     self.control.absorb(record.key, message)
                 elif isinstance(message, EvalResult):
                     first, _ = self.evaluations.get(message.evaluation, (message, message))
-                    self.evaluations[message.evaluation] = (first, message)
+                    self.evaluations[message.evaluation] = (by_newest_scorer([first, message])[0], message)
                     news.append(message)
                 elif isinstance(message, StepRecord) and self.curve.absorb(message):
                     news.append(message)

@@ -5,26 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from rftstream.queries.curves.history import History
-from rftstream.queries.curves.panels import (
-    COLORS,
-    MAX_LINES,
-    THEMES,
-    Axis,
-    Line,
-    Panel,
-    evaluation_panel,
-    over_steps,
-    over_time,
-    panels,
+from rftstream.queries.curves.lines import COLORS, Axis, Line, over_steps, over_time
+from rftstream.queries.curves.panels import MAX_LINES, THEMES, Panel, evaluation_panel, panels
+from rftstream.queries.curves.plot import (
+    MAX_POINTS,
+    REWARD_CHANGED,
+    goes_wide,
+    log_view,
+    smoothed_by_stage,
+    thinned,
+    view,
+    window,
 )
-from rftstream.queries.curves.plot import MAX_POINTS, goes_wide, log_view, smoothed_by_stage, thinned, view, window
 from rftstream.queries.formatting import number
 
 FLAT_RATIO = 20
@@ -59,6 +58,8 @@ class Chart:
     label: str
     """Label of the horizontal axis."""
     curves: tuple[DrawnCurve, ...]
+    changes: tuple[tuple[str, str], ...]
+    """Position in the view box of each change of the reward, and words about it."""
     low: str
     high: str
     """Limits of the vertical axis, as text."""
@@ -139,11 +140,15 @@ def runs_chart(title: str, runs: Mapping[str, History], *, by_time: bool = False
                 lines += [replace(line, label=name, color=COLORS[i % len(COLORS)]) for line in main]
     axis = axis or over_steps(History(steps=(), resumes=(), evaluations=(), current=None))
     none = np.empty(0)
-    return make_chart(replace(panel, lines=lines, right_unit=""), replace(axis, stages=none, resumes=none))
+    axis = replace(axis, stages=none, resumes=none)
+    return make_chart(replace(panel, lines=lines, right_unit=""), axis, of_runs=True)
 
 
-def make_chart(panel: Panel, axis: Axis, *, width: int | None = None, most_points: int = MAX_POINTS) -> Chart:
-    """Return a panel as a chart. `width`: number of values in the running means, 1 for none; None: 4 % of them."""
+def make_chart(
+    panel: Panel, axis: Axis, *, width: int | None = None, most_points: int = MAX_POINTS, of_runs: bool = False
+) -> Chart:
+    """Return a panel as a chart. `width`: number of values in the running means, 1 for none; None: 4 % of them.
+    `of_runs`: each line is of another run, by its name."""
     left = [line for line in panel.lines if not line.right][:MAX_LINES]
     right = [line for line in panel.lines if line.right] if left else []
     left = left or [line for line in panel.lines if line.right][:MAX_LINES]
@@ -170,15 +175,18 @@ def make_chart(panel: Panel, axis: Axis, *, width: int | None = None, most_point
             "suffix": _suffix(line, mean, panel.right_unit if i >= len(left) else panel.unit),
             "limits": [boxes[i].low, boxes[i].high] if i < len(boxes) else None,
             "range": f"{number(boxes[i].low)} to {number(boxes[i].high)}" if i < len(boxes) else "",
+            "gaps": [_numbers(line.x[place - 1 : place + 1]) for place in line.gaps],
         }
         for line, i, mean in drawn
     ]
+    changes = _marked_changes(lines, of_runs=of_runs)
     return Chart(
         title=panel.title,
         theme=panel.theme,
         unit=panel.unit if left and not left[0].right else panel.right_unit or panel.unit,
         label=axis.label,
         curves=tuple(curve for line, i, mean in drawn for curve in _curves(line, mean, _color(line, i), frames[i])),
+        changes=tuple((box.across(x), f"{text} at {number(x)}") for x, text in changes),
         low="" if boxes else number(box.low),
         high="" if boxes else number(box.high),
         begin=number(box.begin),
@@ -193,11 +201,22 @@ def make_chart(panel: Panel, axis: Axis, *, width: int | None = None, most_point
             "fromZero": panel.from_zero,
             "range": log_view(values) if is_log else view(left),
             "marks": [float(x) for x in (*axis.resumes[-100:], *axis.stages[-100:])],
+            "changes": [{"x": x, "text": text} for x, text in changes],
             "lines": entries,
         },
         num_more=max(0, sum(line.right == left[0].right for line in panel.lines) - MAX_LINES) if left else 0,
         empty=panel.empty,
     )
+
+
+def _marked_changes(lines: Sequence[Line], *, of_runs: bool) -> list[tuple[float, str]]:
+    """Return the positions from which on another reward scores, with the words beside them."""
+    found = {
+        (float(x), f"{line.label}: {REWARD_CHANGED}" if of_runs else REWARD_CHANGED)
+        for line in lines
+        for x in line.x[line.gaps]
+    }
+    return sorted(found)
 
 
 def _suffix(line: Line, mean: Any, unit: str) -> str:
@@ -271,9 +290,12 @@ class _Box:
         """Return the position of a point in the picture."""
         low, high = (math.log(self.low), math.log(self.high)) if self.is_log else (self.low, self.high)
         y = min(max(math.log(y) if self.is_log else y, low), high)
-        across = (x - self.begin) / (self.end - self.begin)
         up = (y - low) / ((high - low) or 1.0)
-        return f"{MARGIN + across * (WIDTH - 2 * MARGIN):.1f},{HEIGHT - MARGIN - up * (HEIGHT - 2 * MARGIN):.1f}"
+        return f"{self.across(x)},{HEIGHT - MARGIN - up * (HEIGHT - 2 * MARGIN):.1f}"
+
+    def across(self, x: float) -> str:
+        """Return how far to the right a position of the axis is in the picture."""
+        return f"{MARGIN + (x - self.begin) / (self.end - self.begin) * (WIDTH - 2 * MARGIN):.1f}"
 
 
 MAX_DRAWN = 400
@@ -281,12 +303,13 @@ MAX_DRAWN = 400
 
 
 def _curves(line: Line, mean: Any, color: int, box: _Box) -> list[DrawnCurve]:
-    def drawn(y: Any, *, faint: bool) -> DrawnCurve:
-        part = slice(None, None, max(1, len(y) // MAX_DRAWN))
+    def drawn(y: Any, *, faint: bool) -> Iterator[DrawnCurve]:
+        one_in = max(1, len(y) // MAX_DRAWN)
         least = box.low if box.is_log else -math.inf
-        places = [(float(a), float(b)) for a, b in zip(line.x[part], y[part], strict=True) if b >= least]
-        points = " ".join(box.point(a, b) for a, b in places)
-        return DrawnCurve(points=points, color=color, dash=line.dash, faint=faint)
+        for xs, ys in zip(np.split(line.x, line.gaps), np.split(y, line.gaps), strict=True):
+            places = zip(xs[::one_in].tolist(), ys[::one_in].tolist(), strict=True)
+            points = " ".join(box.point(a, b) for a, b in places if b >= least)
+            yield DrawnCurve(points=points, color=color, dash=line.dash, faint=faint)
 
-    raw = [] if mean is line.y else [drawn(line.y, faint=True)]
-    return [*raw, drawn(mean, faint=False)]
+    raw = [] if mean is line.y else drawn(line.y, faint=True)
+    return [*raw, *drawn(mean, faint=False)]

@@ -139,9 +139,10 @@ class Scene(MemoryRun):
         last: bool = False,
         reward: float | None = None,
         metrics: Mapping[str, float] | None = None,
+        scorer: str = "exact 1",
     ) -> None:
-        """Batch `number` of groups that all have these rewards; `reward`: the metric of the manifest; `metrics`: more
-        of them."""
+        """Batch `number` of groups that all have these rewards, by this scorer; `reward`: the metric of the manifest;
+        `metrics`: more of them."""
         shares = self.config.trainer.shares
         count = self.config.feeder.groups_per_batch if groups is None else groups
         self.total_groups += count
@@ -162,6 +163,7 @@ class Scene(MemoryRun):
                 groups=tuple(dict.fromkeys(one.ids.group_id for one in experiences)), num_groups=count,
                 total_groups=self.total_groups, last=last, admitted=self.total_groups if last else None,
                 metrics={"reward": sum(rewards) / len(rewards) if reward is None else reward, **(metrics or {})},
+                scorers={experiences[0].ids.taskset: scorer} if experiences else {},
             ))  # fmt: skip
         self.put("batches", *messages)
 

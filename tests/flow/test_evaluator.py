@@ -196,6 +196,21 @@ def test_the_best_is_remembered(tmp_path: Path, restarts: bool) -> None:
     assert [one.best for one in results_of(scene)] == [True, True, False, False]
 
 
+def test_the_best_is_the_best_by_the_same_reward(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path, evaluations={"held-out": {**HELD_OUT, "every": 1, "options": {"size": 20}}})
+    scene.put("evals", EvalResult(
+        evaluation="held-out", name=VersionName(trainer_epoch=1, version=0), num_tasks=20, num_samples=1,
+        num_unscored=0, metrics={"mean": 1.0}, generations=None, best=True, scorer="exact", scorer_version="another",
+    ))  # fmt: skip
+    driver = RoleDriver(scene, "evaluator")
+    for version, skill in enumerate((0.0, 0.0, -9.0)):
+        scene.announce(version, skill=skill)
+        driver.work()
+    first, *made = results_of(scene)
+    assert [(one.name.version, one.scorer, one.best) for one in made] == [(1, "exact", True), (2, "exact", False)]
+    assert made[0].metrics["mean"] < 1 and first.scored_by != made[0].scored_by == made[1].scored_by
+
+
 def picky(completion: str, prompt: str) -> float:
     if "1" in prompt:
         raise RewardError("not with a 1 in it")

@@ -352,18 +352,22 @@ def test_it_ends_after_so_many_hours(tmp_path: Path, num_more: int) -> None:
     assert announced_of(scene)[-1] == (1, 1 + num_more), "who evaluates the last version has to know it"
 
 
-@pytest.mark.parametrize("restarts", [False, True])
-def test_it_ends_when_the_reward_is_reached(tmp_path: Path, restarts: bool) -> None:
+@pytest.mark.parametrize(("restarts", "changed"), [(False, False), (False, True), (True, False), (True, True)])
+def test_it_ends_when_the_reward_is_reached(tmp_path: Path, restarts: bool, changed: bool) -> None:
+    """Rewards before a change of the reward do not count."""
     scene = Scene(tmp_path, run__stop_reward=0.8, run__stop_reward_over=3, trainer__checkpoint_every=1)
     trainer = RoleDriver(scene, "trainer")
-    for number, reward in enumerate((1.0, 0.0, 0.9, 0.9, 0.5, 0.9, 1.2)):
+    for number, reward in enumerate((1.0, 0.0, 0.9, 0.9, 0.5, 0.9, 1.2, *([0.9] if changed else []))):
         assert not trainer.done
-        scene.batch(number, reward=reward)
+        scene.batch(number, reward=reward, scorer=f"exact {1 + (changed and number >= 5)}")
         trainer.work()
         if restarts and not trainer.done:
             trainer.restart()
             trainer.work()
-    assert ended_of(scene) == ("reward", 7)
+    assert ended_of(scene) == ("reward", 8 if changed else 7)
+    assert {step.scorers["sums"] for step in steps_of(scene) if step.name.version == 6 and step.scorers} == {
+        f"exact {1 + changed}"
+    }
 
 
 @pytest.mark.parametrize("settings", [{"run__steps": 2}, {"run__stop_reward": 0.5, "run__stop_reward_over": 2}])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rftstream.algorithms.reward_changes import comparable_results
 from rftstream.contracts.versions import EvalResult
 from rftstream.queries.formatting import columns, number, plural
 from rftstream.queries.plain import pick
@@ -33,13 +34,12 @@ def result_numbers(result: EvalResult) -> dict[str, float]:
 
 
 def newest_and_best(results: Iterable[EvalResult]) -> dict[str, tuple[EvalResult, EvalResult]]:
-    """Return evaluation -> its newest and its best result. `results` are in order of versions."""
-    found: dict[str, tuple[EvalResult, EvalResult]] = {}
-    for result in results:
-        best = found[result.evaluation][1] if result.evaluation in found else result
-        better = result.metrics.get("mean", -math.inf) > best.metrics.get("mean", -math.inf)
-        found[result.evaluation] = (result, result if better else best)
-    return found
+    """Return evaluation -> its newest and its best result, of those by its newest scorer. `results` are in order of
+    versions."""
+    return {
+        name: (some[-1], max(some, key=lambda one: one.metrics.get("mean", -math.inf)))
+        for name, some in comparable_results(results).items()
+    }
 
 
 def result_to_json(result: EvalResult) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def result_to_json(result: EvalResult) -> dict[str, Any]:
     return pick(
         result,
         "evaluation version=name.version trainer_epoch=name.trainer_epoch num_tasks num_samples num_unscored metrics "
-        "generations best request_id evaluated_at",
+        "generations best request_id evaluated_at scorer scorer_version",
     )
 
 
@@ -58,12 +58,14 @@ def results_to_text(results: Iterable[EvalResult]) -> str:
 
 
 def table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], EvalResult]]) -> str:
-    """Return a table of results. Each row gives the text of its first columns, and the result."""
+    """Return a table of results. Each row gives the text of its first columns, and the result. If several rewards
+    scored the results of an evaluation, the last column names them."""
     metrics = shown_metrics([result.metrics for _, result in rows])
     unscored = any(result.num_unscored for _, result in rows)
-    lines: list[Sequence[object]] = [
-        (*heads, *(name.removeprefix("metric/") for name in metrics), "samples", *(["unscored"] if unscored else []))
-    ]
+    results = [result for _, result in rows]
+    scored = sum(map(len, comparable_results(results).values())) < len(results)
+    more = [*(["unscored"] if unscored else []), *(["reward"] if scored else [])]
+    lines: list[Sequence[object]] = [(*heads, *(name.removeprefix("metric/") for name in metrics), "samples", *more)]
     for cells, result in rows:
         lines.append(
             (
@@ -71,6 +73,7 @@ def table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], EvalResult]]
                 *(number(result.metrics.get(name)) for name in metrics),
                 f"{result.num_tasks:,} x {result.num_samples:,}",
                 *([f"{result.num_unscored:,}"] if unscored else []),
+                *([result.scored_by] if scored else []),
             )
         )
     return "\n".join(columns(lines))

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from rftstream.algorithms.reward_changes import RewardChange, changed_at, comparable_results, find_reward_changes
 from rftstream.contracts.messages import Message
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, StepRecord, StepTotals, VersionName, WeightsAnnounced
+from rftstream.queries.curves.reward_search import search_reward_changes
 from rftstream.runs.observer import num_averaged
 from rftstream.service.records import steps_glance
 from rftstream.service.role import Log
@@ -116,6 +118,8 @@ class History:
 
     passed_over: int = 0
     """Number of steps in force that are not in `steps`."""
+    reward_changes: tuple[RewardChange, ...] = ()
+    """Tasksets that another reward scores since some version, in order of versions."""
 
     @property
     def num_steps(self) -> int:
@@ -157,15 +161,28 @@ class History:
                 totals = totals.plus(step.metrics, step.token_staleness, step.group_staleness)
         return totals
 
+    def comparable(self) -> History:
+        """Return the history since the reward changed last, whose rewards compare, with the results of each evaluation
+        by its newest scorer."""
+        since = changed_at(self.reward_changes)
+        results = [one for some in comparable_results(self.evaluations).values() for one in some]
+        return replace(
+            self,
+            steps=tuple(step for step in self.steps if step.name.version >= since),
+            evaluations=tuple(sorted(results, key=lambda one: (one.name.version, one.evaluation))),
+        )
+
     def rewards(self) -> list[float]:
-        """Return the rewards of the steps that have one."""
-        rewards = (step.metrics.get("reward", math.nan) for step in self.steps)
+        """Return the rewards of the steps that have one, since the reward changed last."""
+        since = changed_at(self.reward_changes)
+        rewards = (step.metrics.get("reward", math.nan) for step in self.steps if step.name.version >= since)
         return [reward for reward in rewards if math.isfinite(reward)]
 
     def reward_ends(self) -> tuple[float, float, int]:
-        """Return the first and the last mean reward, as the end of a run tells them, and the number of steps in each;
-        `rewards` may not be empty."""
-        rewards, count = self.rewards(), num_averaged(self.num_steps)
+        """Return the first and the last mean reward since the reward changed last, as the end of a run tells them, and
+        the number of steps in each; `rewards` may not be empty."""
+        since = changed_at(self.reward_changes)
+        rewards, count = self.rewards(), num_averaged(self.version - since + 1 if since else self.num_steps)
         first, last = rewards[:count], rewards[-count:]
         return sum(first) / len(first), sum(last) / len(last), len(last)
 
@@ -265,7 +282,10 @@ def read_glance(log: Log) -> History:
     results = [result for _, result in log.in_force("evals") if isinstance(result, EvalResult)]
     found = _fold(steps, results)
     totals = None if found.current is None else found.current.totals
-    return read_history(log) if totals is None else replace(found, passed_over=totals.steps - len(found.steps))
+    if totals is None:
+        return read_history(log)
+    changes = search_reward_changes(log) if found.reward_changes else ()
+    return replace(found, passed_over=totals.steps - len(found.steps), reward_changes=changes or found.reward_changes)
 
 
 def _fold(records: Iterable[StepRecord | VersionName], evaluations: Iterable[EvalResult]) -> History:
@@ -326,8 +346,10 @@ class _Fold:
 
     def history(self) -> History:
         """Return the history in force now."""
+        steps = tuple(self._steps[version] for version in sorted(self._steps))
         return History(
-            steps=tuple(self._steps[version] for version in sorted(self._steps)),
+            steps=steps,
+            reward_changes=find_reward_changes((step.name.version, step.scorers) for step in steps),
             resumes=tuple(self._resumes),
             evaluations=tuple(self._results[key] for key in sorted(self._results)),
             current=self._current,

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
+from rftstream.algorithms.reward_changes import changed_at
 from rftstream.config.secrets import hidden
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import RunFinished, RunManifest
@@ -145,7 +146,9 @@ def result_facts(history: History, counts: CatalogCounts, finished: RunFinished 
     facts = [("version", f"{history.version:,}", f"ended by: {finished.reason}" if finished else "not finished")]
     if history.rewards():
         first, last, _ = history.reward_ends()
-        facts.append(("reward", number(last), f"mean of the last tenth of the steps; {number(first)} of the first"))
+        since = f" since it changed at version {at:,}" if (at := changed_at(history.reward_changes)) else ""
+        note = f"mean of the last tenth of the steps; {number(first)} of the first{since}"
+        facts.append(("reward", number(last), note))
     for name, (newest, best) in newest_and_best(history.evaluations).items():
         note = f"best {number(best.metrics.get('mean'))} at v{best.name.version}"
         facts.append((f"evaluation {name}", number(newest.metrics.get("mean")), note))
@@ -164,6 +167,7 @@ def lineage_facts(manifest: RunManifest | None, history: History, counts: Catalo
         facts += [("run", manifest.run), ("began (UTC)", f"{began:%Y-%m-%d %H:%M}")]
         facts += [("rftstream", manifest.rftstream_version), ("seed", str(manifest.seed))]
         facts += [(f"digest of {name}", digest) for name, digest in sorted(manifest.digests.items())]
+        facts += [("reward changed", change.to_text()) for change in history.reward_changes]
         facts += [("differs from the run it was made of", hidden(change)) for change in manifest.changed]
     if (step := history.current) is not None:
         facts.append(("newest version", f"v{step.name.version}, trainer epoch {step.name.trainer_epoch}"))

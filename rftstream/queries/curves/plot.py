@@ -15,23 +15,22 @@ from typing import Any
 
 import numpy as np
 
+from rftstream.algorithms.reward_changes import changed_at
 from rftstream.config.parts.registry import suggest
 from rftstream.errors import ConfigError, importing
 from rftstream.queries.curves.history import History
-from rftstream.queries.curves.panels import (
+from rftstream.queries.curves.lines import (
     COLORS,
     INK,
-    MAX_LINES,
     Axis,
     Floats,
     Line,
-    Panel,
     evaluations,
     metric,
     over_steps,
     over_time,
-    panels,
 )
+from rftstream.queries.curves.panels import MAX_LINES, Panel, panels
 from rftstream.queries.formatting import duration, number, plural
 
 NUM_MARKED = 40
@@ -53,6 +52,8 @@ STROKES = {
     "longdashdot": (0, (8, 1.5, 1, 1.5)),
 }
 """Strokes for the names in panels.DASHES."""
+REWARD_CHANGED = "reward changed"
+"""Words beside the line from which on another reward scores."""
 DPI = 110
 MAX_POINTS = 2_000
 """Most points of a line on a page. A longer line is drawn by the means of equal parts, so that the page opens
@@ -137,8 +138,8 @@ def smoothed(values: Floats, width: int) -> Floats:
 
 
 def smoothed_by_stage(line: Line, values: Floats, width: int, stages: Floats) -> Floats:
-    """Smooth each stage separately, since the loss of one stage says nothing about the next."""
-    parts = np.split(values, np.searchsorted(line.x, stages, side="right"))
+    """Smooth each stage separately, since the loss of one stage says nothing about the next; so for each reward."""
+    parts = np.split(values, sorted({*np.searchsorted(line.x, stages, side="right").tolist(), *line.gaps}))
     return np.concatenate([smoothed(part, width) for part in parts])
 
 
@@ -201,8 +202,9 @@ def subtitle(history: History) -> str:
     facts = [plural(len(history.steps), "step")]
     if rewards := history.rewards():
         first, last = map(number, history.reward_ends()[:2])
+        since = f" since it changed at version {at:,}" if (at := changed_at(history.reward_changes)) else ""
         long = len(rewards) >= 10
-        facts.append(f"reward {first} in the first tenth, {last} in the last" if long else f"reward {last}")
+        facts.append((f"reward {first} in the first tenth, {last} in the last" if long else f"reward {last}") + since)
     if len(history.steps) > 1:
         first_s, last_s = (history.at_work_s(history.steps[place].recorded_at) for place in (0, -1))
         facts.append(duration(last_s - first_s) + (" without pauses" if history.pauses else ""))
@@ -288,6 +290,10 @@ def _panel(ax: Any, axis: Axis, panel: Panel) -> Any:
         ax.set_ylabel(unit, color=COLORS[0], fontsize=8)
         ax.tick_params(axis="y", colors=COLORS[0])
         handles += twin.get_lines()
+    changes = sorted({position for line in lines for position in line.x[line.gaps].tolist()})
+    for x in changes:
+        ax.axvline(x, color=INK, linewidth=0.8, zorder=1)
+    _label(ax, REWARD_CHANGED, changes[:12], at_top=False)
     if len(left) > MAX_LINES:
         handles += ax.plot([], [], linestyle="none", label=f"+{len(left) - MAX_LINES:,} more")
     if shown := [handle for handle in handles if not handle.get_label().startswith("_")]:
@@ -359,11 +365,11 @@ def _draw_lines(
         if width > 1:
             faint = {"color": color, "alpha": 0.3 if len(line.y) < 1000 else 0.18, "linewidth": 0.8, "label": "_"}
             raw = above(line, log_view(values)[0]) if is_log else line
-            ax.plot(raw.x, raw.y, **faint)
+            ax.plot(*_with_gaps(raw, raw.y), **faint)
             usual = line.y if limits is None or is_log else np.clip(line.y, *limits)
-            ax.plot(line.x, smoothed_by_stage(line, usual, width, stages), linewidth=1.8, **style)
+            ax.plot(*_with_gaps(line, smoothed_by_stage(line, usual, width, stages)), linewidth=1.8, **style)
         else:
-            ax.plot(line.x, line.y, linewidth=1.5, marker="o" if marked else None, markersize=4, **style)
+            ax.plot(*_with_gaps(line, line.y), linewidth=1.5, marker="o" if marked else None, markersize=4, **style)
     if is_log:
         ax.set_yscale("log")
         low, high = log_view(values)
@@ -375,6 +381,11 @@ def _draw_lines(
     if from_zero and len(values) and values.min() >= 0:
         top = ax.get_ylim()[1]
         ax.set_ylim(0, 1.04 * top if top > 0 and values.max() > 0 else 1)
+
+
+def _with_gaps(line: Line, values: Floats) -> tuple[Floats, Floats]:
+    """Return positions and values of a line, with a NaN in each gap."""
+    return np.insert(line.x, line.gaps, line.x[line.gaps]), np.insert(values, line.gaps, math.nan)
 
 
 def _draw_area(ax: Any, line: Line, color: str, stages: Floats, below: Floats | None) -> Floats:
@@ -400,16 +411,16 @@ def _x_limits(ax: Any, axis: Axis) -> None:
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
 
 
-def _label(ax: Any, text: str, places: Floats) -> None:
+def _label(ax: Any, text: str, places: Sequence[float] | Floats, *, at_top: bool = True) -> None:
     for x in places:
         ax.annotate(
             text,
-            (x, 1),
+            (x, 1 if at_top else 0),
             xycoords=("data", "axes fraction"),
-            xytext=(3, -4),
+            xytext=(3, -4 if at_top else 4),
             textcoords="offset points",
             rotation=90,
-            va="top",
+            va="top" if at_top else "bottom",
             fontsize=7,
             color=FAINT,
         )

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL, WARN_AFTER_STEPS, likely_cause
+from rftstream.algorithms.reward_changes import by_newest_scorer
 from rftstream.algorithms.reward_signs import Sign
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import EvalResult, StepRecord
@@ -112,9 +113,7 @@ def _length(steps: Sequence[StepRecord]) -> Iterator[Sign]:
 def _evaluations(steps: Sequence[StepRecord], evaluations: Sequence[EvalResult], config: RunConfig) -> Iterator[Sign]:
     """Yield the evaluations that are below their best by more than chance although the reward rose."""
     for name, section in config.evaluations.items():
-        results = [
-            evaluation for evaluation in evaluations if evaluation.evaluation == name and "mean" in evaluation.metrics
-        ]
+        results = by_newest_scorer([one for one in evaluations if one.evaluation == name and "mean" in one.metrics])
         if section.canary or not results:
             continue
         best, newest = max(results, key=lambda result: result.metrics["mean"]), results[-1]

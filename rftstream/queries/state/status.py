@@ -24,7 +24,6 @@ from rftstream.queries.plain import Report, pick
 from rftstream.queries.records.dead import error_kinds, read_dead
 from rftstream.queries.records.growth_report import GrowthReport, read_growth
 from rftstream.queries.state.disk import DiskRoom, disk_bytes, disk_room
-from rftstream.queries.state.reward_change import reward_changes
 from rftstream.queries.state.standstill import (
     Elsewhere,
     FailingTaskset,
@@ -111,8 +110,6 @@ class Status(Report):
     """Signs of training problems."""
     reward_signs: tuple[Sign, ...]
     """Signs of reward hacking."""
-    reward_changes: tuple[str, ...]
-    """Tasksets whose reward was changed, since which version."""
     failing: tuple[FailingTaskset, ...]
     """Tasksets whose newest rollouts fail."""
     standstill: Standstill | None
@@ -140,6 +137,11 @@ class Status(Report):
             "last": rewards[-1] if rewards else None,
             f"mean_{NUM_SMOOTHED}": sum(recent) / len(recent) if recent else None,
         }
+
+    @property
+    def reward_changes(self) -> tuple[str, ...]:
+        """The newest change of the reward of each taskset, since which version."""
+        return tuple({change.taskset: change.to_text() for change in self.history.reward_changes}.values())
 
     @property
     def staleness(self) -> dict[str, list[int]]:
@@ -214,7 +216,6 @@ class KnownFacts:
     dead_letters: Mapping[str, int]
     dead_errors: tuple[ErrorKind, ...]
     operators: OperatorTotals | None
-    reward_changes: tuple[str, ...] = ()
     failing: tuple[FailingTaskset, ...] | None = None
     """Tasksets whose newest rollouts fail. None: nobody has looked."""
     all_put_back: bool = False
@@ -231,6 +232,7 @@ def read_status(
     avoids reading topics that grow with the run. `doing` is called with the name of each request to the log."""
     log = Log(run.transport)
     known = _facts_of(run, log, doing) if known is None else known
+    compared = known.history.comparable()
     live, control, history, newest_batch = known.live, known.control, known.history, known.newest_batch
     doing("what waits on each topic")
     lag = _lag_of(run) | {"batches": max(0, newest_batch + 1 - history.version)}
@@ -277,9 +279,8 @@ def read_status(
         disk_room=disk_room(run.folder, used, history),
         workers=workers,
         no_signal=find_no_signal(history.steps[-1].metrics, run.config) if history.steps else None,
-        training_signs=find_training_signs(history.steps, history.evaluations, run.config),
-        reward_signs=find_reward_signs(history.metrics, history.evaluations, run.config),
-        reward_changes=known.reward_changes,
+        training_signs=find_training_signs(compared.steps, compared.evaluations, run.config),
+        reward_signs=find_reward_signs(compared.metrics, compared.evaluations, run.config),
         failing=find_failing(run.transport) if known.failing is None else known.failing,
         standstill=None if movement is None else find_standstill(movement),
     )
@@ -315,7 +316,6 @@ def _facts_of(run: OpenRun, log: Log, doing: Callable[[str], object]) -> KnownFa
         dead_letters=dict(Counter(letter.reason for letter in dead.letters).most_common()),
         dead_errors=tuple(error_kinds(reversed(dead.letters))[:NUM_DEAD_ERRORS]),
         operators=OperatorReader(log).read(control),
-        reward_changes=reward_changes(run.transport),
         all_put_back=bool(outcomes.num_groups.get(GroupResult.dead))
         and all(one.state == "put_back" for one in dead.groups),
     )

@@ -347,6 +347,7 @@ class BufferStep(SingleStep):
             max_staleness=max(0, max(staleness, default=0)),
             metrics=values,
             total_experts=cursor.total,
+            scorers=progress.tally.scorers(),
         )
         positions = progress.positions(self._groups.low_waters(), cursor, next_batch=batch + 1, last=last)
         outputs = (*batch_records(experiences_of, groups_of, reused_of, manifest), *reuse, *outcomes, *letters)

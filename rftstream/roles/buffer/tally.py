@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rftstream import metrics
 from rftstream.contracts.outcomes import GroupResult, RolloutSummary
 from rftstream.contracts.rollouts import RolloutStatus
-from rftstream.contracts.verdicts import VerifiedRollout, spent_amounts
+from rftstream.contracts.verdicts import PEOPLE, VerifiedRollout, spent_amounts
 from rftstream.core.samples import plain_sum
 
 
@@ -37,6 +37,8 @@ class Tally:
         self._groups: dict[str, int] = defaultdict(int)
         self._spent: dict[str, float] = defaultdict(float)
         """Cost of the verdicts of the batch, by kind."""
+        self._scorers: dict[str, tuple[float, str]] = {}
+        """Taskset -> when the newest of its rollouts of the batch was scored, and by which reward."""
 
     def group(self, taskset: str, result: GroupResult, rollouts: Sequence[RolloutSummary]) -> None:
         """Count a group by its outcome alone, so that a successor counts the same."""
@@ -67,12 +69,19 @@ class Tally:
                 self._add(of_taskset, value)
         for name, value in {**rollout.metrics, **verdict.metrics}.items():
             self._add(f"metric/{name}", value)
+        scored = verified.verified_at, verdict.scored_by
+        if verdict.scorer != PEOPLE:
+            self._scorers[verified.ids.taskset] = max(scored, self._scorers.get(verified.ids.taskset, scored))
         for kind, amount in spent_amounts(verdict.metrics).items():
             self._spent[f"spent/{kind}"] += amount
         versions = [span.version for segment in rollout.segments for span in segment.versions if span.count]
         if versions and batch is not None:
             self._add("staleness_in_flight", max(versions) - min(versions))
             self._add("staleness_in_queue", batch - max(versions))
+
+    def scorers(self) -> dict[str, str]:
+        """Return taskset -> name and version of the reward that scored the newest of its rollouts."""
+        return {taskset: scorer for taskset, (_, scorer) in sorted(self._scorers.items())}
 
     def _add(self, name: str, value: float) -> None:
         if math.isfinite(value):

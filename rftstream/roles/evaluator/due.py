@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from rftstream.algorithms.reward_changes import by_newest_scorer
 from rftstream.clock import Clock
 from rftstream.config.loader import sampling_for
 from rftstream.config.sections import EvaluationSection, RunConfig
@@ -94,8 +95,8 @@ class DueEvaluations:
     _answered: set[str] = field(default_factory=set, init=False)
     """Requests with a result, as request/evaluation."""
     _requests: dict[str, Request] = field(default_factory=dict, init=False)
-    _best: dict[str, float] = field(default_factory=dict, init=False)
-    """Evaluation -> its best mean so far."""
+    _made: dict[str, list[EvalResult]] = field(default_factory=dict, init=False)
+    """Evaluation -> its results, in the order of the log."""
     _finished: RunFinished | None = field(default=None, init=False)
     """The record of the run's end; None before."""
     _skipped: set[tuple[str, VersionName]] = field(default_factory=set, init=False)
@@ -124,16 +125,17 @@ class DueEvaluations:
         self._results.note(result)
         if result.request_id:
             self._answered.add(f"{result.request_id}/{result.evaluation}")
-        mean = result.metrics.get("mean", -math.inf)
-        self._best[result.evaluation] = max(self._best.get(result.evaluation, -math.inf), mean)
+        self._made.setdefault(result.evaluation, []).append(result)
 
     def skip(self, due: DueEvaluation) -> None:
         """Skip this evaluation of this version."""
         self._skipped.add((due.evaluation.name, due.announced.name))
 
-    def is_best(self, evaluation: str, mean: float) -> bool:
-        """Whether a mean is better than all earlier ones."""
-        return mean > self._best.get(evaluation, -math.inf)
+    def is_best(self, result: EvalResult) -> bool:
+        """Whether the mean of a new result is better than all earlier ones by the same scorer."""
+        compared = by_newest_scorer([*self._made.get(result.evaluation, ()), result])
+        means = [one.metrics.get("mean", -math.inf) for one in compared if one is not result]
+        return result.metrics.get("mean", -math.inf) > max(means, default=-math.inf)
 
     def is_all_done(self) -> bool:
         """Whether the run is finished and no evaluation is due."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -321,7 +320,9 @@ class EvaluatorStep(SingleStep):
         evaluation = due.evaluation.name
         for name, value in values.items():
             metrics.set_named(metrics.EVALUATION, value, evaluation, name)
-        return EvalResult(
+        replies = (sample.reply for sample in running.samples.values() if sample.reply is not None)
+        scorer, scorer_version = next(((one.scorer, one.scorer_version) for one in replies if one.scorer), ("", ""))
+        result = EvalResult(
             evaluation=evaluation,
             name=due.announced.name,
             num_tasks=due.evaluation.num_tasks,
@@ -330,9 +331,11 @@ class EvaluatorStep(SingleStep):
             metrics=values,
             generations=self._store_generations(running),
             request_id=due.request_id,
-            best=self._due.is_best(evaluation, values.get("mean", -math.inf)),
             evaluated_at=self._clock.now(),
+            scorer=scorer,
+            scorer_version=scorer_version,
         )
+        return replace(result, best=self._due.is_best(result))
 
     def _store_generations(self, running: _Running) -> str:
         """Store every completion with its reward, one JSON object a line. The claim's epoch in the name distinguishes a

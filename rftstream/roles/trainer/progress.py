@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from rftstream.algorithms.reward_changes import is_changed
 from rftstream.config.role_sections import TrainerSection
 from rftstream.contracts.versions import StepTotals, VersionName
 from rftstream.errors import StopRule
@@ -27,7 +28,9 @@ class TrainerProgress:
     steps_without_signal: int = 0
     """Number of consecutive steps without a learning signal."""
     rewards: tuple[float, ...] = ()
-    """Mean rewards of the latest steps, for stop_reward."""
+    """Mean rewards of the latest steps, for stop_reward. Those before a change of the reward are not among them."""
+    scorers: dict[str, str] = field(default_factory=dict)
+    """Taskset -> name and version of the reward that scored it last."""
     last_admitted: int | None = None
     """Total number of groups, if the last batch was marked as the run's last; otherwise None."""
     totals: StepTotals | None = field(default_factory=StepTotals)
@@ -45,7 +48,7 @@ class TrainerProgress:
     def after(self, batch: Batch, *, skipped: bool, without_signal: bool, rewards_kept: int) -> TrainerProgress:
         """Return the progress after the batch is trained."""
         manifest = batch.manifest
-        rewards = self.rewards
+        rewards = () if is_changed(self.scorers, manifest.scorers) else self.rewards
         if "reward" in manifest.metrics:
             rewards = (*rewards, manifest.metrics["reward"])
         return TrainerProgress(
@@ -58,6 +61,7 @@ class TrainerProgress:
             rewards=rewards[-rewards_kept:],
             last_admitted=manifest.admitted if manifest.last else None,
             totals=self.totals,
+            scorers={**self.scorers, **manifest.scorers},
         )
 
     def to_state(self) -> dict[str, Any]:

@@ -76,6 +76,7 @@ class TrainedBatch:
             token_staleness=self.staleness.tokens,
             group_staleness=self.staleness.groups,
             totals=self.progress.totals,
+            scorers=self.update.batch.manifest.scorers,
         )
 
 
@@ -151,7 +152,7 @@ class UpdateCycle:
             values["stage"] = stage.number + 1.0
         if self.held_out is not None and self.held_out.due(stage, progress.version, last=end_reason is not None):
             values |= self.backend.asked(self.held_out.look)(stage)
-        ruled = self.signal.look(values) or self.hacked.look(progress.version, values)
+        ruled = self.signal.look(values) or self.hacked.look(progress.version, values, batch.manifest.scorers)
         return TrainedBatch(
             update=pending,
             training=training,

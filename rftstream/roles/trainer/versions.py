@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
+from rftstream.algorithms.reward_changes import by_newest_scorer
 from rftstream.config.sections import EvaluationSection
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.summaries import StepsSummary, WeightsSummary
@@ -37,8 +38,8 @@ class Versions:
         """Evaluations that are due and have no result."""
         self._evaluated: dict[tuple[str, int], list[VersionName]] = {}
         self._best: dict[str, VersionName] = {}
-        self._means: dict[tuple[str, int], tuple[float, VersionName]] = {}
-        """Evaluation and version -> its newest mean."""
+        self._results: dict[str, dict[int, EvalResult]] = {}
+        """Evaluation -> version -> its newest result that has a mean."""
         self._gone: set[VersionName] = set()
         """Versions whose objects were given up and may still exist."""
         self._begun_with: set[VersionName] | None = None
@@ -119,21 +120,18 @@ class Versions:
         """Apply the result of an evaluation."""
         self._evaluated.setdefault((result.evaluation, result.name.version), []).append(result.name)
         self._due = {due for due in self._due if not self._has_result(*due)}
-        mean = result.metrics.get("mean", math.nan)
-        if not math.isnan(mean):
-            self._means[result.evaluation, result.name.version] = mean, result.name
+        if not math.isnan(result.metrics.get("mean", math.nan)):
+            self._results.setdefault(result.evaluation, {})[result.name.version] = result
         if result.best:
             self._best[result.evaluation] = result.name
 
     def best_or_due(self, evaluation: str, names: Collection[VersionName]) -> set[VersionName]:
         """Return the best of these versions by an evaluation (the newest of several equal ones), and the versions that
-        it has not evaluated yet."""
+        it has not evaluated yet. Only results by its newest scorer compare."""
         due = {name.version for judge, name in self._due if judge == evaluation}
-        means: dict[VersionName, tuple[float, int]] = {}
-        for name in names:
-            mean, judged = self._means.get((evaluation, name.version), (0.0, None))
-            if judged is not None and self._lineage.in_force(judged):
-                means[name] = mean, name.version
+        results = by_newest_scorer([*self._results.get(evaluation, {}).values()])
+        found = {one.name.version: one.metrics["mean"] for one in results if self._lineage.in_force(one.name)}
+        means = {name: (found[name.version], name.version) for name in names if name.version in found}
         best = {max(means, key=means.__getitem__)} if means else set()
         return best | {name for name in names if name.version in due}
 

@@ -20,7 +20,7 @@ from rftstream.runs.folder import (
     read_config,
     shown_path,
 )
-from rftstream.runs.manifest import changed_settings, options_for
+from rftstream.runs.manifest import changed_settings
 from rftstream.service.control_view import read_manifest
 
 OWN = ("run.name", "run.imported_from", "run.imported_versions", "explorer.count", "verifier.count")
@@ -109,14 +109,12 @@ def check_begun_with(
     begun: RunConfig | None, config: RunConfig, folder: RunFolder, matters: Callable[[str], bool] = bool
 ) -> None:
     """Raise ConfigError if a run was begun with other settings. `matters` picks among lines `key before -> after`."""
-    if begun is None or not (differing := [line for line in changed_settings(begun, config) if matters(line)]):
-        return
-    options = options_for(begun, config)
-    asked = " ".join(options[key] for key in (line.partition(" ")[0] for line in differing) if key in options)
-    raise ConfigError(
-        f"--into {shown_path(folder.path)}: was begun with other settings: {'; '.join(differing)}; take the same "
-        f"ones to go on{f' ({asked})' if asked else ''}, or another folder"
-    )
+    lines = changed_settings(begun, config) if begun is not None else ()
+    if differing := [line for line in lines if matters(line)]:
+        raise ConfigError(
+            f"--into {shown_path(folder.path)}: was begun with other settings: {'; '.join(differing)}; take the same "
+            "ones to go on, or another folder"
+        )
 
 
 def copy_model(source: RunFolder, target: RunFolder) -> None:

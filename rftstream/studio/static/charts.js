@@ -27,7 +27,7 @@ const charts = (() => {
     const tables = [], series = [{}], bands = [];
     for (const [place, line] of panel.lines.entries()) {
       const stroke = color("--c" + line.color), scale = line.right ? "right" : line.limits ? "own" + place : "y";
-      const style = { scale, stroke, dash: dashes[line.dash], spanGaps: true };
+      const style = { scale, stroke, dash: dashes[line.dash], spanGaps: panel.log, gaps: gapsOf(panel, place) };
       if (line.mean) {
         tables.push([line.x, line.y]);
         series.push({ ...style, label: "", width: 1, alpha: 0.28, points: { show: false } });
@@ -41,6 +41,10 @@ const charts = (() => {
       }
     }
     return { data: tables.length ? uPlot.join(tables) : null, series, bands };
+  }
+
+  function gapsOf(panel, place) { // where another reward scores; what the table of all lines left empty is no gap
+    return (plot) => panel.lines[place].gaps.map((ends) => ends.map((x) => Math.round(plot.valToPos(x, "x", true))));
   }
 
   function axisOf(more) {
@@ -140,6 +144,16 @@ const charts = (() => {
         if (x < bbox.left || x > bbox.left + bbox.width) continue;
         ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
       }
+      ctx.setLineDash([]);
+      ctx.fillStyle = color("--faint");
+      ctx.font = `${11 * devicePixelRatio}px system-ui`;
+      for (const [place, { x: at, text }] of panel.changes.entries()) {
+        const x = Math.round(plot.valToPos(at, "x", true)), wide = ctx.measureText(text).width, room = 4 * devicePixelRatio;
+        if (x < bbox.left || x > bbox.left + bbox.width) continue;
+        ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
+        const begins = x + room + wide > bbox.left + bbox.width ? x - room - wide : x + room;
+        ctx.fillText(text, begins, bbox.top + (12 + 13 * (place % 3)) * devicePixelRatio);
+      }
       ctx.restore();
     };
     const fit = (range) => (_, low, high) => {
@@ -214,6 +228,7 @@ const charts = (() => {
         if (known && data && series.length === known.plot.series.length) {
           known.panel.lines = panel.lines;
           known.panel.marks = panel.marks;
+          known.panel.changes = panel.changes;
           known.panel.range = panel.range;
           const { min, max } = known.plot.scales.x, kept = isZoomed(known.plot);
           known.plot.setData(data);

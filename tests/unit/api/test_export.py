@@ -21,6 +21,7 @@ from rftstream.contracts.records import NewRecord, Record
 from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment, Turn, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
+from rftstream.contracts.versions import StepRecord
 from rftstream.data.demonstrations.rows import DemonstrationColumns
 from rftstream.errors import ConfigError
 from rftstream.launch.start import create
@@ -308,11 +309,13 @@ def test_a_folder_that_is_there_is_not_written_over(run: Run, tmp_path: Path) ->
 
 
 def scored_anew(record: Record, since: float) -> bytes:
-    """The record's body; a verdict from a time on has another version of the reward."""
-    message = codec.from_record(record) if record.topic == "verified" and record.timestamp_s >= since else None
-    if not isinstance(message, VerifiedRollout) or message.verdict is None:
-        return record.value
-    return codec.encode(replace(message, verdict=replace(message.verdict, scorer_version="mended")))
+    """The record's body; verdicts and steps from a time on have another version of the reward."""
+    match codec.from_record(record) if record.topic in ("verified", "steps") and record.timestamp_s >= since else None:
+        case VerifiedRollout(verdict=Verdict() as verdict) as message:
+            return codec.encode(replace(message, verdict=replace(verdict, scorer_version="mended")))
+        case StepRecord() as step:
+            return codec.encode(replace(step, scorers={name: f"{one} mended" for name, one in step.scorers.items()}))
+    return record.value
 
 
 def on_disk(run: Run, folder: Path, since: float = float("inf")) -> Path:

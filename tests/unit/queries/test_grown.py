@@ -118,6 +118,24 @@ def test_a_glance_says_what_the_whole_history_says(log: SyntheticLog) -> None:
     assert (some.reward_first(), every.reward_first()) == pytest.approx((0.01, 0.03)), "of three and of seven"
 
 
+def test_a_glance_finds_where_the_reward_changed(log: SyntheticLog) -> None:
+    """Also among steps that it passes over."""
+    log.step(0, resumed=True)
+    for version in range(1, 121):
+        log.trained[version] = version
+        scorers = {"sums": f"exact {1 + (version > 40) + (version > 70)}", **({"maze": "goal"} if version % 2 else {})}
+        log.step(version, metrics={"reward": float(version)}, scorers=scorers)
+    summarise(log)
+    glance, whole = read_glance(Log(log.transport)), read_history(Log(log.transport))
+    assert len(glance.steps) < len(whole.steps)
+    assert [(one.version, one.after) for one in whole.reward_changes] == [(41, "exact 2"), (71, "exact 3")]
+    assert glance.reward_changes == whole.reward_changes
+    assert whole.rewards() == [*range(71, 121)] and whole.reward_ends() == (73, 118, 5)
+    assert whole.comparable().steps == whole.steps[70:]
+    curve = observed(log.transport).curve
+    assert curve.reward_first() is None and curve.rewards()[-2:] == [119, 120]
+
+
 def test_who_looks_again_reads_of_control_what_is_new(log: SyntheticLog, monkeypatch: pytest.MonkeyPatch) -> None:
     read, look = count_reads(monkeypatch), ControlReader(log.transport)
     assert read_manifest(log.transport) is None

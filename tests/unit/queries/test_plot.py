@@ -12,12 +12,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from rftstream.algorithms.reward_changes import find_reward_changes
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.queries.curves import page_facts, panels, plot
 from rftstream.queries.curves.history import History
+from rftstream.queries.curves.lines import (
+    COLORS,
+    Floats,
+    Line,
+    evaluations,
+    metric,
+    over_steps,
+    over_time,
+    per_taskset,
+    rates,
+)
 from rftstream.queries.formatting import number
 from rftstream.runs.observer import Curve
-from rftstream.studio.charts import run_charts
+from rftstream.studio.charts import run_charts, runs_chart
 from rftstream.studio.plot_page import write_page
 from tests.configs import small_run
 
@@ -46,11 +58,11 @@ def history(
 
 def test_lines_leave_out_what_is_missing() -> None:
     found = history(step(1, reward=0.5), step(2), step(3, reward=math.nan), step(4, reward=1.0))
-    axis = panels.over_steps(found)
-    (line,) = panels.metric(found, axis, "reward", "reward", scale=100)
+    axis = over_steps(found)
+    (line,) = metric(found, axis, "reward", "reward", scale=100)
     assert line.x.tolist() == [1, 4]
     assert line.y.tolist() == [50, 100]
-    assert panels.metric(found, axis, "loss", "loss") == []
+    assert metric(found, axis, "loss", "loss") == []
 
 
 def test_first_and_last_rewards_are_those_of_the_runs_end() -> None:
@@ -72,15 +84,43 @@ def test_a_chart_draws_all_that_its_legend_names() -> None:
     assert (staleness.low, staleness.high) == ("0", "1")
 
 
+def test_lines_have_a_gap_where_the_reward_changed() -> None:
+    """Steps from version 21 on, and the evaluations of versions 30 and 40, are by another reward."""
+    pytest.importorskip("matplotlib")
+    steps = [
+        replace(step(v, reward=0.1 + 0.8 * (v > 20), loss=1.0), scorers={"sums": f"a {v > 20}"}) for v in range(1, 41)
+    ]
+    results = [replace(evaluation(v, mean=0.5), scorer="a", scorer_version=str(v > 20)) for v in range(0, 41, 10)]
+    changes = find_reward_changes((one.name.version, one.scorers) for one in steps)
+    found = replace(history(*steps, evaluations=tuple(results)), reward_changes=changes)
+    reward, evaluated, loss = run_charts(found, titles=("Reward", "Evaluations", "Loss"))
+    for chart, gap in ((reward, [20.0, 21.0]), (evaluated, [20.0, 30.0])):
+        assert chart.data["changes"] == [{"x": gap[1], "text": "reward changed"}]
+        assert [line["gaps"] for line in chart.data["lines"]] == [[gap]]
+        assert [words for _, words in chart.changes] == [f"reward changed at {gap[1]:.0f}"]
+    assert reward.data["lines"][0]["mean"] == [0.1] * 20 + [0.9] * 20, "the running mean of one has none of the other"
+    assert len(reward.curves) == 4, "values and running mean, each in two parts"
+    assert not loss.data["changes"] and not loss.data["lines"][0]["gaps"]
+    assert "reward 0.900 in the first tenth, 0.900 in the last since it changed at version 21" in plot.subtitle(found)
+    shown = panels.panels(found, over_time(found))
+    first, second = (one for one in shown if one.title in ("Reward", "Evaluations"))
+    figure = plot._figure(found, over_time(found), "demo", [first, second])
+    for ax, gap_at in zip(figure.axes, (20, 3), strict=True):
+        assert "reward changed" in [text.get_text() for text in ax.texts]
+        assert all(np.flatnonzero(np.isnan(line.get_ydata())).tolist() == [gap_at] for line in ax.get_lines()[:1])
+    (compared,) = [runs_chart("Reward", {"one": found, "other": history(*steps[:5])}).data["changes"]]
+    assert compared == [{"x": 21.0, "text": "one: reward changed"}]
+
+
 def test_wall_time_begins_with_the_first_steps_work() -> None:
     found = history(step(1, step_s=30.0, wait_s=10.0), step(2), resumes=(step(1, resumed=True, at=1090.0),))
-    axis = panels.over_time(found)
+    axis = over_time(found)
     assert axis.label == "wall time (s)"
     assert axis.steps.tolist() == [40, 100]
     assert axis.resumes.tolist() == [70]
     assert axis.of_evaluation(evaluation(0)) == 0
     assert axis.of_evaluation(evaluation(2)) == 100
-    assert panels.over_time(history(step(1), step(200))).label == "wall time (h)"
+    assert over_time(history(step(1), step(200))).label == "wall time (h)"
 
 
 def test_pauses_take_no_time() -> None:
@@ -89,7 +129,7 @@ def test_pauses_take_no_time() -> None:
     found = replace(
         history(step(1), step(2), step(3, at=41180.0), resumes=(step(2, resumed=True, at=41120.0),)), pauses=(night,)
     )
-    axis = panels.over_time(found)
+    axis = over_time(found)
     assert (axis.label, axis.steps.tolist(), axis.resumes.tolist()) == ("time without pauses (s)", [0, 60, 120], [60])
     assert axis.of_evaluation(evaluation(3)) == 120
     assert "2 min without pauses" in plot.subtitle(found)
@@ -98,7 +138,7 @@ def test_pauses_take_no_time() -> None:
 def test_pass_at_k_is_drawn_where_it_says_more_than_the_mean() -> None:
     results = [evaluation(v, **{"mean": v / 10, "pass@1": v / 10, "pass@4": v / 5, "length_mean": 9.0}) for v in (0, 4)]
     found = history(step(1), evaluations=(*results, evaluation(4, "other", mean=0.5)))
-    lines = panels.evaluations(found, panels.over_steps(found))
+    lines = evaluations(found, over_steps(found))
     assert [(line.label, line.dash) for line in lines] == [
         ("held-out", "solid"), ("other", "solid"), ("held-out pass@4", "dash"),
     ]  # fmt: skip
@@ -108,19 +148,19 @@ def test_pass_at_k_is_drawn_where_it_says_more_than_the_mean() -> None:
 def test_best_and_worst_are_drawn_of_the_most_samples() -> None:
     metrics = {"mean": 0.5, "pass@1": 0.5, "pass@4": 0.8, "best@2": 0.6, "best@4": 0.9, "worst@2": 0.3, "worst@4": 0.1}
     found = history(step(1), evaluations=(evaluation(0, **metrics),))
-    labels = [line.label for line in panels.evaluations(found, panels.over_steps(found))]
+    labels = [line.label for line in evaluations(found, over_steps(found))]
     assert labels == ["held-out", "held-out pass@4", "held-out best@4", "held-out worst@4"]
     binary = history(step(1), evaluations=(evaluation(0, **{**metrics, "best@4": 0.8}),))
-    assert "held-out best@4" not in [line.label for line in panels.evaluations(binary, panels.over_steps(binary))]
+    assert "held-out best@4" not in [line.label for line in evaluations(binary, over_steps(binary))]
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "b")])
 def test_no_two_lines_of_the_evaluations_look_the_same(names: tuple[str, ...]) -> None:
     metrics = {"mean": 0.5, "pass@2": 0.6, "pass@4": 0.8, "best@4": 0.9, "worst@4": 0.1}
     found = history(step(1), evaluations=tuple(evaluation(1, name, **metrics) for name in names))
-    lines = panels.evaluations(found, panels.over_steps(found))
+    lines = evaluations(found, over_steps(found))
     assert len(lines) == 5 * len(names)
-    looks = [(line.color or panels.COLORS[place], line.dash) for place, line in enumerate(lines)]
+    looks = [(line.color or COLORS[place], line.dash) for place, line in enumerate(lines)]
     assert len(set(looks)) == len(lines)
     by_label = {line.label: look for line, look in zip(lines, looks, strict=True)}
     (one, one_dash), (other, other_dash) = by_label["a pass@4"], by_label["a worst@4"]
@@ -139,19 +179,19 @@ def test_parts_of_the_staleness_stand_upon_each_other() -> None:
 
 def test_rates_are_computed_where_they_are_not_recorded() -> None:
     found = history(step(1, rollouts=10.0, step_s=1.0, wait_s=3.0), step(2, rollouts=10.0))
-    axis = panels.over_steps(found)
-    (line,) = panels.rates(found, axis, "rollouts_per_s", "rollouts", "rollouts/s")
+    axis = over_steps(found)
+    (line,) = rates(found, axis, "rollouts_per_s", "rollouts", "rollouts/s")
     assert (line.x.tolist(), line.y.tolist()) == ([1], [2.5])
     found = history(step(1, rollouts_per_s=7.0, rollouts=10.0, step_s=1.0))
-    (line,) = panels.rates(found, panels.over_steps(found), "rollouts_per_s", "rollouts", "rollouts/s")
+    (line,) = rates(found, over_steps(found), "rollouts_per_s", "rollouts", "rollouts/s")
     assert line.y.tolist() == [7]
 
 
 def test_tasksets_are_drawn_only_if_there_are_several() -> None:
     one = history(step(1, **{"reward": 0.5, "reward/sums": 0.5}))
     two = history(step(1, **{"reward": 0.5, "reward/sums": 0.25, "reward/maze": 0.75}))
-    assert panels.per_taskset(one, panels.over_steps(one)) == []
-    assert [line.label for line in panels.per_taskset(two, panels.over_steps(two))] == ["maze", "sums"]
+    assert per_taskset(one, over_steps(one)) == []
+    assert [line.label for line in per_taskset(two, over_steps(two))] == ["maze", "sums"]
 
 
 def test_the_running_mean_by_hand() -> None:
@@ -162,29 +202,29 @@ def test_the_running_mean_by_hand() -> None:
 
 def test_stages_are_marked_and_smoothed_each_by_itself() -> None:
     found = history(*[step(v, loss=4.0 if v <= 8 else 0.0, stage=1.0 if v <= 8 else 2.0) for v in range(1, 17)])
-    axis = panels.over_steps(found)
+    axis = over_steps(found)
     assert axis.stages.tolist() == [8]
-    assert panels.over_time(found).stages.tolist() == [7]  # minutes
-    (line,) = panels.metric(found, axis, "loss", "")
+    assert over_time(found).stages.tolist() == [7]  # minutes
+    (line,) = metric(found, axis, "loss", "")
     assert plot.smoothed_by_stage(line, line.y, 5, axis.stages).tolist() == [4.0] * 8 + [0.0] * 8
     assert plot.smoothed(line.y, 5)[7] != 4
 
 
 def test_of_demonstrations_alone_nothing_about_rollouts_is_drawn() -> None:
     found = history(step(1, loss=2.0, held_out_loss=2.5, step_s=1.0, tokens=5.0, rollouts=0.0))
-    shown = [one for one in panels.panels(found, panels.over_steps(found)) if one.lines or not one.optional]
+    shown = [one for one in panels.panels(found, over_steps(found)) if one.lines or not one.optional]
     assert [one.title for one in shown] == ["Loss", "Gradient norm", "Entropy", "Rates", "Time of a step"]
     assert shown[0].marks_skipped
     assert [line.label for one in shown if one.title == "Rates" for line in one.lines] == ["tokens/s"]
     none_yet = history()
-    assert panels.panels(none_yet, panels.over_steps(none_yet))[0].title == "Reward"
+    assert panels.panels(none_yet, over_steps(none_yet))[0].title == "Reward"
 
 
 def test_outliers_do_not_dictate_the_view() -> None:
     calm = np.sin(np.arange(500.0))
 
-    def view(y: panels.Floats) -> tuple[float, float] | None:
-        return plot.view([panels.Line(x=np.arange(float(len(y))), y=y, label="")])
+    def view(y: Floats) -> tuple[float, float] | None:
+        return plot.view([Line(x=np.arange(float(len(y))), y=y, label="")])
 
     assert view(calm) is None
     assert view(calm[:20] * 100) is None
@@ -199,8 +239,8 @@ def test_outliers_do_not_dictate_the_view() -> None:
 
 
 def test_a_short_run_beside_a_long_one_is_in_view() -> None:
-    long = panels.Line(x=np.arange(500.0), y=np.sin(np.arange(500.0)), label="")
-    short = panels.Line(x=np.arange(4.0), y=np.asarray([90.0, 95.0, 97.0, 99.0]), label="")
+    long = Line(x=np.arange(500.0), y=np.sin(np.arange(500.0)), label="")
+    short = Line(x=np.arange(4.0), y=np.asarray([90.0, 95.0, 97.0, 99.0]), label="")
     assert plot.view([long, short]) is None
     wild = replace(long, y=np.where(long.x == 7, 1e6, long.y))
     assert plot.view([wild, short]) == pytest.approx((-1, 99), abs=0.1)
@@ -208,7 +248,7 @@ def test_a_short_run_beside_a_long_one_is_in_view() -> None:
 
 @pytest.mark.parametrize(("values", "limits"), [([1e-15, 2e-3, 1e-2], (1e-6, 1e-2)), ([0.5, 20.0, 60.0], (0.5, 60.0))])
 def test_rounding_does_not_dictate_a_logarithmic_axis(values: list[float], limits: tuple[float, float]) -> None:
-    line = panels.Line(x=np.arange(3.0), y=np.asarray(values), label="")
+    line = Line(x=np.arange(3.0), y=np.asarray(values), label="")
     assert plot.goes_wide(line.y)
     assert plot.log_view(line.y) == pytest.approx(limits)
     assert plot.above(line, limits[0]).y.tolist() == [value for value in values if value >= limits[0]]
@@ -217,7 +257,7 @@ def test_rounding_does_not_dictate_a_logarithmic_axis(values: list[float], limit
 def test_what_is_rarely_not_0_is_in_view() -> None:
     rare = np.zeros(500)
     rare[100] = 5.0
-    assert plot.view([panels.Line(x=np.arange(500.0), y=rare, label="")]) is None
+    assert plot.view([Line(x=np.arange(500.0), y=rare, label="")]) is None
 
 
 @pytest.mark.slow
@@ -226,7 +266,7 @@ def test_an_evaluation_that_lacks_a_number_here_and_there_is_drawn(tmp_path: Pat
     results = [evaluation(v, **{"mean": 0.5, "pass@4" if v < 30 else "pass@8": 0.75} if v != 50 else {"length_mean": 1})
                for v in range(60)]  # fmt: skip
     found = history(step(1), evaluations=tuple(results))
-    lines = {line.label: line for line in panels.evaluations(found, panels.over_steps(found))}
+    lines = {line.label: line for line in evaluations(found, over_steps(found))}
     assert lines["held-out pass@4"].x.tolist() == [*range(30)]
     assert lines["held-out"].x.tolist() == [v for v in range(60) if v != 50]
     assert len(plot.plot(found, run="demo", folder=tmp_path)) == 2
@@ -235,7 +275,7 @@ def test_an_evaluation_that_lacks_a_number_here_and_there_is_drawn(tmp_path: Pat
 def test_of_many_evaluations_every_mean_comes_first() -> None:
     metrics = {"mean": 0.5, "pass@4": 0.8, "pass@8": 0.9, "best@8": 0.95, "worst@8": 0.1}
     found = history(step(1), evaluations=tuple(evaluation(1, name, **metrics) for name in ("a", "b", "c")))
-    labels = [line.label for line in panels.evaluations(found, panels.over_steps(found))]
+    labels = [line.label for line in evaluations(found, over_steps(found))]
     assert (labels[:4], len(labels)) == (["a", "b", "c", "a pass@4"], 15)
 
 
@@ -243,7 +283,7 @@ def drawn_panel(title: str, found: History) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    axis = panels.over_steps(found)
+    axis = over_steps(found)
     (panel,) = (one for one in panels.panels(found, axis) if one.title == title)
     figure = Figure(figsize=(15, 5))
     ax = plot._panel(figure.add_subplot(1, 3, 1), axis, panel)
@@ -310,7 +350,7 @@ def test_pictures(tmp_path: Path, num_steps: int) -> None:
 
 def test_panels_that_nothing_fills_are_left_out_and_others_have_their_lines() -> None:
     plain = history(step(1, **{"reward": 0.5, "part/exact": 0.5, "loss": 0.1, "policy_loss": 0.1}))
-    shown = {panel.title: panel for panel in panels.panels(plain, panels.over_steps(plain))}
+    shown = {panel.title: panel for panel in panels.panels(plain, over_steps(plain))}
     assert [line.label for line in shown["Loss"].lines] == [""]
     assert not any(panel.lines for panel in shown.values() if panel.optional)
     full = history(step(1, **{
@@ -320,7 +360,7 @@ def test_panels_that_nothing_fills_are_left_out_and_others_have_their_lines() ->
         "clip_fraction": 0.25, "masked_fraction": 0.5, "staleness_in_flight": 0.5, "staleness_in_queue": 1.0,
         "lr": 1e-6, "mfu": 0.3, "value_loss": 0.2, "value_explained_variance": 0.6, "advantage_std": 1.0,
     }))  # fmt: skip
-    axis = panels.over_steps(full)
+    axis = over_steps(full)
     shown = {panel.title: panel for panel in panels.panels(full, axis)}
 
     def drawn(title: str) -> dict[str, float]:
@@ -388,7 +428,7 @@ def test_the_page_has_every_panel_twice_and_fetches_nothing(tmp_path: Path) -> N
     found = history(*steps, evaluations=(evaluation(0, mean=0.125), evaluation(50, mean=0.5), evaluation(50, "other")))
     page = page_of(found, tmp_path)
     expected = [
-        panel.title for axis in (panels.over_steps(found), panels.over_time(found))
+        panel.title for axis in (over_steps(found), over_time(found))
         for panel in panels.panels(found, axis) if panel.lines or not panel.optional
     ]  # fmt: skip
     assert [panel["title"] for panel in page.panels()] == expected
@@ -425,7 +465,7 @@ def test_lines_of_other_scales_have_limits_of_their_own() -> None:
 
 
 def test_long_lines_become_means_of_equal_parts() -> None:
-    line = panels.Line(x=np.arange(6000.0), y=np.arange(6000.0) % 3, label="a")
+    line = Line(x=np.arange(6000.0), y=np.arange(6000.0) % 3, label="a")
     thin = plot.thinned(line)
     assert thin.x.tolist()[:3] == [1.0, 4.0, 7.0] and thin.y.tolist() == [1.0] * plot.MAX_POINTS
     assert plot.thinned(thin) is thin

@@ -10,7 +10,7 @@ import pytest
 from rftstream.contracts.outcomes import GroupResult, RolloutSummary
 from rftstream.contracts.rollouts import RolloutStatus, VersionSpan
 from rftstream.contracts.tasks import RolloutIds
-from rftstream.contracts.verdicts import Verdict, VerifiedRollout
+from rftstream.contracts.verdicts import PEOPLE, Verdict, VerifiedRollout
 from rftstream.metrics import MAX_NAMES_OF_RECORD, NAMES_LEFT_OUT, fit_names
 from rftstream.roles.buffer.tally import Tally
 from tests.unit.synthetic import rollout
@@ -42,6 +42,19 @@ def test_several_tasksets_have_each_their_own() -> None:
     assert {name: value for name, value in values.items() if name.startswith("part/")} == {
         "part/a": 1.5, "part/b": 3.0, "part/sums/a": 1.0, "part/maze/a": 2.0, "part/maze/b": 3.0,
     }  # fmt: skip
+
+
+def test_a_taskset_has_the_reward_of_its_newest_rollout() -> None:
+    tally, verdicts = Tally(), [("1", 5.0), ("2", 7.0), ("1", 6.0)]
+    for version, at in verdicts:
+        one = verified("sums")
+        assert one.verdict is not None
+        tally.rollout(replace(one, verified_at=at, verdict=replace(one.verdict, scorer_version=version)), 5)
+    tally.rollout(verified("maze"), 5)
+    by_people = verified("maze")
+    assert by_people.verdict is not None
+    tally.rollout(replace(by_people, verified_at=9.0, verdict=replace(by_people.verdict, scorer=PEOPLE)), 5)
+    assert tally.scorers() == {"maze": "s 1", "sums": "s 2"}
 
 
 def test_one_taskset_is_not_named_twice() -> None:

@@ -96,6 +96,22 @@ def test_a_trainer_that_begins_with_a_summary_keeps_the_same(summarised: bool) -
         assert {named(1, 0), named(1, 10), named(1, 40), named(1, 59)} <= _there(store) - set(goes)
 
 
+def test_the_best_checkpoint_is_the_best_by_the_newest_reward() -> None:
+    """Each result has the time of its version; that of version 1 comes once more at last."""
+    versions, names = Versions({}, keep=2), [named(1, version) for version in range(5)]
+    for name in names:
+        versions.record(step(name))
+    scored = [(0.9, "old"), (0.8, "old"), (0.1, "new"), (0.2, "new")]
+    for name, (mean, scorer) in zip(names, scored, strict=False):
+        one = evaluated(name, best=False)
+        versions.evaluate(replace(one, metrics={"mean": mean}, scorer=scorer, evaluated_at=float(name.version)))
+        best = names[0] if scorer == "old" else name
+        assert versions.best_or_due("held-out", names) == {best}
+    again = replace(evaluated(names[1], best=False), metrics={"mean": 0.3}, scorer="new", evaluated_at=9.0)
+    versions.evaluate(again)
+    assert versions.best_or_due("held-out", names) == {names[1]}
+
+
 def _there(store: MemoryStore) -> set[VersionName]:
     return {name for text in store.objects if (name := parse_object_name(text)) is not None}
 

@@ -12,15 +12,13 @@ from rftstream.config.role_sections import FeedbackSection
 from rftstream.contracts.feedback import FeedbackKind
 from rftstream.contracts.questions import Applied, Judgement, VoteEffect
 from rftstream.contracts.records import TopicPartition
-from rftstream.contracts.verdicts import Verdict, VerifiedRollout
+from rftstream.contracts.verdicts import PEOPLE, Verdict, VerifiedRollout
 from rftstream.roles.buffer.bodies import Bodies
 from rftstream.roles.buffer.groups import Group, Sibling
 from rftstream.transport.base import Transport
 
 HUMAN = "human"
 """Name of the reward part that annotators gave."""
-SCORER = "feedback"
-"""Name of the scorer of a verdict that only annotators gave."""
 FLAGGED = "feedback: flagged"
 """Reason of a sibling that is left out because annotators flagged it."""
 
@@ -87,7 +85,7 @@ class JudgedRewards:
             return verified
         verdict = verified.verdict
         if verdict is None:
-            alone = Verdict(reward=human, scorer=SCORER, scorer_version="1", parts={HUMAN: human})
+            alone = Verdict(reward=human, scorer=PEOPLE, scorer_version="1", parts={HUMAN: human})
             return replace(verified, verdict=alone, reason=None, detail=None)
         changed = replace(
             verdict,

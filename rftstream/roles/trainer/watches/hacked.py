@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rftstream.algorithms.reward_changes import Scorers, changed_at, find_reward_changes
 from rftstream.algorithms.reward_signs import find_reward_signs
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import EvalResult, StepRecord
@@ -33,7 +34,7 @@ class HackedRewardWatch:
     def forget(self) -> None:
         """Forget the state from the log, which is read again."""
         self._lineage = Lineage()
-        self._steps: dict[int, Mapping[str, float]] = {}
+        self._steps: dict[int, tuple[Mapping[str, float], Scorers]] = {}
         self._evaluations: dict[tuple[int, str], EvalResult] = {}
 
     def record(self, step: StepRecord) -> None:
@@ -45,18 +46,21 @@ class HackedRewardWatch:
             self._steps = {one: values for one, values in self._steps.items() if one < version + step.resumed}
             self._evaluations = {key: one for key, one in self._evaluations.items() if self._lineage.in_force(one.name)}
         if not step.resumed:
-            self._steps[version] = _watched(step.metrics)
+            self._steps[version] = _watched(step.metrics), step.scorers
 
     def evaluate(self, result: EvalResult) -> None:
         """Take an evaluation of the log."""
         if self.is_on and self._lineage.in_force(result.name):
             self._evaluations[result.name.version, result.evaluation] = result
 
-    def look(self, version: int, values: Mapping[str, float]) -> StopRule | None:
-        """Return the rule by which the run is to end after the step to `version`, which has these metrics."""
+    def look(self, version: int, values: Mapping[str, float], scorers: Scorers) -> StopRule | None:
+        """Return the rule by which the run is to end after the step to `version`, which has these metrics and was
+        scored by `scorers`. Steps before a change of the reward do not count."""
         if not self.is_on:
             return None
-        steps = [*self._steps.items(), (version, values)]
+        known = {**self._steps, version: (values, scorers)}
+        since = changed_at(find_reward_changes((one, scored) for one, (_, scored) in known.items()))
+        steps = [(one, measured) for one, (measured, _) in known.items() if one >= since]
         evaluations = [self._evaluations[one] for one in sorted(self._evaluations)]
         for sign in find_reward_signs(steps, evaluations, self._config):
             if sign.kind in self._kinds:

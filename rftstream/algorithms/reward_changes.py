@@ -1,0 +1,72 @@
+"""Where the reward of a run changed: rewards and evaluations before and after it do not compare.
+
+Steps and evaluations say which reward scored them, by its name and version. All who compare rewards of a run ask here
+since when they may: charts, the best of an evaluation, signs of hacked rewards, the first and the last reward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rftstream.contracts.versions import EvalResult
+
+Scorers = Mapping[str, str]
+"""Taskset -> name and version of the reward that scored it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardChange:
+    """A taskset that another reward scores since some version. `find_reward_changes` makes it."""
+
+    taskset: str
+    before: str
+    """Name and version of the reward before the change."""
+    after: str
+    version: int
+    """The first version that was trained on rewards of the new one."""
+
+    def to_text(self) -> str:
+        """Return the change as a sentence."""
+        change = f"{self.taskset}: {self.before} -> {self.after} since version {self.version:,}"
+        return f"{change}; older rewards do not compare"
+
+
+def is_changed(before: Scorers, now: Scorers) -> bool:
+    """Return whether another reward scores one of the tasksets than before. A taskset that is new changes nothing."""
+    return any(before.get(taskset, scorer) != scorer for taskset, scorer in now.items())
+
+
+def find_reward_changes(scored: Iterable[tuple[int, Scorers]]) -> tuple[RewardChange, ...]:
+    """Return the changes in some steps in force: their versions, in order, and who scored them. Steps that do not say
+    it, as those of older releases, change nothing."""
+    known: dict[str, str] = {}
+    found = []
+    for version, scorers in scored:
+        for taskset, scorer in scorers.items():
+            before = known.get(taskset, scorer)
+            known[taskset] = scorer
+            if before != scorer:
+                found.append(RewardChange(taskset=taskset, before=before, after=scorer, version=version))
+    return tuple(found)
+
+
+def changed_at(changes: Iterable[RewardChange]) -> int:
+    """Return the version since which the rewards of steps compare; 0 if the reward never changed."""
+    return max((change.version for change in changes), default=0)
+
+
+def by_newest_scorer(results: Sequence[EvalResult]) -> list[EvalResult]:
+    """Return those of one evaluation's results that the reward of the newest of them scored, in their order.
+
+    A result that does not say who scored it, as those of older releases, counts as scored by the first reward that is
+    known."""
+    known = [one.scored_by for one in sorted(results, key=lambda result: result.evaluated_at) if one.scored_by]
+    return [one for one in results if not known or (one.scored_by or known[0]) == known[-1]]
+
+
+def comparable_results(results: Iterable[EvalResult]) -> dict[str, list[EvalResult]]:
+    """Return evaluation -> those of its results that compare, by its newest scorer, in their order."""
+    found: dict[str, list[EvalResult]] = {}
+    for result in results:
+        found.setdefault(result.evaluation, []).append(result)
+    return {name: by_newest_scorer(some) for name, some in found.items()}

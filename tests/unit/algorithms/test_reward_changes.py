@@ -1,0 +1,69 @@
+"""Where the reward of a run changed, and which of its numbers compare."""
+
+from __future__ import annotations
+
+from rftstream.algorithms.reward_changes import by_newest_scorer, changed_at, find_reward_changes, is_changed
+from rftstream.contracts.versions import EvalResult, VersionName
+from rftstream.roles.trainer.watches.hacked import HackedRewardWatch
+from tests.configs import small_run
+from tests.suite.each import each
+
+
+@each(
+    "scored, changes",
+    [
+        ([], []),
+        ([{}, {"a": "1"}, {}, {"a": "1"}], []),  # an older release says nothing
+        ([{"a": "1"}, {"a": "1", "b": "7"}, {"b": "7"}], []),  # another taskset joins
+        ([{"a": "1"}, {"a": "2"}, {"a": "2"}], [("a", "1", "2", 1)]),
+        ([{"a": "1"}, {"a": "2"}, {"a": "1"}], [("a", "1", "2", 1), ("a", "2", "1", 2)]),
+        ([{"a": "1", "b": "7"}, {"b": "7"}, {"a": "2"}, {"b": "8"}], [("a", "1", "2", 2), ("b", "7", "8", 3)]),
+    ],
+)
+def test_a_change_is_where_a_taskset_has_another_scorer(
+    scored: list[dict[str, str]], changes: list[tuple[str, str, str, int]]
+) -> None:
+    found = find_reward_changes(enumerate(scored))
+    assert [(one.taskset, one.before, one.after, one.version) for one in found] == changes
+    assert changed_at(found) == max((version for *_, version in changes), default=0)
+    known: dict[str, str] = {}
+    for version, scorers in enumerate(scored):
+        assert is_changed(known, scorers) == any(version == at for *_, at in changes)
+        known |= scorers
+
+
+def result(scorer: str, at: float) -> EvalResult:
+    return EvalResult(
+        evaluation="e", name=VersionName(trainer_epoch=1, version=0), num_tasks=1, num_samples=1, num_unscored=0,
+        metrics={}, generations=None, evaluated_at=at, scorer=scorer, scorer_version="1",
+    )  # fmt: skip
+
+
+@each(
+    "scorers, times, kept",
+    [
+        ("", "", ""),
+        ("aab", "012", "b"),
+        ("aba", "012", "aa"),
+        ("aab", "021", "aa"),  # an old version was evaluated again, before a later one that came by itself
+        ("--aa", "0123", "--aa"),  # of a release that does not say who scored
+        ("--ab", "0123", "b"),
+        ("ab-", "012", "b"),  # nothing could be scored
+        ("--", "01", "--"),
+    ],
+)
+def test_results_compare_that_the_newest_reward_scored(scorers: str, times: str, kept: str) -> None:
+    results = [result(scorer.strip("-"), float(at)) for scorer, at in zip(scorers, times, strict=True)]
+    assert "".join(one.scorer or "-" for one in by_newest_scorer(results)) == kept
+
+
+def test_steps_before_a_change_are_no_sign_of_a_hacked_reward() -> None:
+    """Ever more rollouts without a reward: by the same reward that is a sign, by another it says nothing."""
+    for changed in (False, True):
+        watch = HackedRewardWatch(small_run(run={"name": "r", "steps": 99, "stop_on": ["unscored"]}))
+        for version in range(1, 40):
+            scorers = {"train": "strict" if changed and version > 20 else "mild"}
+            values = {"reward": 0.5, "unscored_share": 0.0 if version <= 20 else 0.4}
+            found = watch.look(version, values, scorers)
+            watch._steps[version] = values, scorers
+        assert (found is None) is changed
