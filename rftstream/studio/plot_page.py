@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from rftstream.config.secrets import hidden
 from rftstream.errors import ConfigError
 from rftstream.queries.catalog.counts import count_fates
 from rftstream.queries.catalog.database import CatalogReader
@@ -30,6 +33,7 @@ from rftstream.queries.curves.page_facts import (
 )
 from rftstream.queries.curves.plot import MAX_POINTS, subtitle
 from rftstream.queries.records.shown import CompletionReader, open_reader
+from rftstream.queries.state.flow_map import Trouble, what_is_wrong
 from rftstream.queries.state.following import RunFollower
 from rftstream.runs.folder import OpenRun, naming
 from rftstream.service.control_view import read_control
@@ -62,14 +66,14 @@ def write_report(run: OpenRun, file: Path) -> int:
     """Write the report of a run, and return its size in bytes. The index of the run is brought up to date first."""
     follower = RunFollower(run)
     try:
-        follower.look_at_all()
+        wrong = what_is_wrong(follower.look_at_all().status, now=time.time())
         catalog = follower.updater.open_catalog()
         if catalog is None:
             raise ConfigError(f"{run.folder.path}: the run has not begun, expected one with rollouts to report of")
         with catalog:
             history = follower.history.charted()
             moment = Moment(version=history.version)
-            text = report_text(run, history, catalog, moment, open_reader(run, dims=False))
+            text = report_text(run, history, catalog, moment, open_reader(run, dims=False), wrong)
         with naming(file):
             return _write(file, text).stat().st_size
     finally:
@@ -77,10 +81,15 @@ def write_report(run: OpenRun, file: Path) -> int:
 
 
 def report_text(
-    run: OpenRun, history: History, catalog: CatalogReader, moment: Moment, reader: CompletionReader
+    run: OpenRun,
+    history: History,
+    catalog: CatalogReader,
+    moment: Moment,
+    reader: CompletionReader,
+    wrong: Sequence[Trouble] | None,
 ) -> str:
     """Return the report of a run at a moment as one page, of fewer than MAX_REPORT_BYTES. It fetches nothing, and the
-    values of secrets are left out."""
+    values of secrets are left out. `wrong`: the run's problems; None if they are not known, as of a past moment."""
     control = read_control(run.transport, until_s=moment.at_s)
     counts = count_fates(catalog, moment)
     facts = {
@@ -88,6 +97,7 @@ def report_text(
         "samples": choose_samples(run, catalog, moment, reader),
         "result": result_facts(history, counts, control.finished),
         "lineage": lineage_facts(control.manifest, history, counts),
+        "wrong": None if wrong is None else [replace(one, text=hidden(one.text)) for one in wrong],
     }
     most_points = 400
     while True:
@@ -105,6 +115,7 @@ def page_text(
     samples: Sequence[ShownSample] = (),
     result: Sequence[tuple[str, str, str]] = (),
     lineage: Sequence[tuple[str, str]] = (),
+    wrong: Sequence[Trouble] | None = None,
     most_points: int = MAX_POINTS,
 ) -> str:
     """Return the page with these facts. `most_points`: most values of a line."""
@@ -122,6 +133,7 @@ def page_text(
         samples=samples,
         result=result,
         lineage=lineage,
+        wrong=wrong,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from rftstream.queries.curves.timeline import NUM_SLOTS, Lane, read_timeline
+from rftstream.queries.state.flow_map import what_is_wrong
 from rftstream.service.control_view import read_control
 from rftstream.studio.charts import by_theme, run_charts, shown_panels, table_text
 from rftstream.studio.pages.page import PageOfRun, Values
@@ -102,7 +104,10 @@ def _areas(lane: Lane) -> list[str]:
 
 def report(page: PageOfRun) -> Response:
     """The report of the run as one file to send."""
-    text = page.run.look(lambda run, reader: report_text(run, page.charted, page.catalog, page.moment, reader))
+    status, catalog, moment = page.snapshot.status, page.catalog, page.moment
+    is_known = moment.is_now and status is not None
+    wrong = what_is_wrong(status, now=time.time()) if is_known else None
+    text = page.run.look(lambda run, reader: report_text(run, page.charted, catalog, moment, reader, wrong))
     return Response(
         text,
         headers={"content-disposition": f'attachment; filename="{page.run.name}-report.html"'},

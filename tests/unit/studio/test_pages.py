@@ -222,6 +222,15 @@ def test_the_report_is_one_small_file_without_secrets(
         assert part in text, part
 
 
+def test_the_report_says_what_is_wrong_as_the_overview_does(
+    finished: tuple[Simulation, WatchedRun, TestClient],
+) -> None:
+    pages = [finished[2].get(f"/runs/demo{page}").text for page in ("", "/report.html", "/report.html?as_of=v5")]
+    here, sent, past = [re.findall(r'<p class="(trouble(?: severe)?)"><b>([^<]+)</b>', page) for page in pages]
+    assert here == sent and ("trouble", "3 dead letters") in sent, sent
+    assert 'aria-label="What is wrong"' in pages[1] and 'aria-label="What is wrong"' not in pages[2] and not past
+
+
 @pytest.mark.slow
 def test_a_report_of_very_many_values_keeps_fewer_of_each_line(
     finished: tuple[Simulation, WatchedRun, TestClient], monkeypatch: pytest.MonkeyPatch
