@@ -24,7 +24,7 @@ STEP = 50
 """Budgets are multiples of it, so that a line more or less moves none."""
 BUDGETS = {
     "api": 1_000,
-    "algorithms": 2_050,
+    "algorithms": 2_100,
     "backends": 4_650,
     "commands": 3_300,
     "config": 2_250,
@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_050,
-    "queries": 13_450,
+    "queries": 13_550,
     "replay": 800,
     "rewards": 8_250,
     "roles": 10_400,

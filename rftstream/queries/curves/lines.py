@@ -30,7 +30,7 @@ TIME_UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (4 * 86400.0, 3600.0, "h
 
 
 OF_REWARDS = ("reward", "reward_std", "part", "role", "metric")
-"""What the names of metrics begin with, before a slash, whose values rewards gave."""
+"""Beginnings, before a slash, of the names of metrics whose values rewards gave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,13 +44,20 @@ const charts = (() => {
   }
 
   function gapsOf(panel, place) { // where another reward scores; what the table of all lines left empty is no gap
-    return (plot) => panel.lines[place].gaps.map((ends) => ends.map((x) => Math.round(plot.valToPos(x, "x", true))));
+    return (plot) => panel.lines[place].gaps.map((ends) => ends.map((x, end) => Math.round(plot.valToPos(x, "x", true)) + (end ? 1 : -1)));
+  }
+
+  function widthOf(plot, values, place, cycle) { // of the figures of an axis, which its label stands beside
+    const axis = plot.axes[place];
+    if (cycle > 1) return axis._size;
+    plot.ctx.font = axis.font[0];
+    return Math.ceil(9 + Math.max(18, ...(values || []).map((text) => plot.ctx.measureText(text ?? "").width / devicePixelRatio)));
   }
 
   function axisOf(more) {
     const { log, grid, ...rest } = more, filter = log ? { filter: decades } : {};
     return {
-      stroke: color("--faint"), ticks: { show: false }, font: "12px system-ui", labelFont: "11px system-ui", labelSize: 16, labelGap: 0, size: 46,
+      stroke: color("--faint"), ticks: { show: false }, font: "12px system-ui", labelFont: "11px system-ui", labelSize: 16, labelGap: 0, size: widthOf,
       values: (_, splits) => splits.map(tick), grid: { stroke: color("--rule"), width: 1, ...filter, ...grid }, ...filter, ...rest,
     };
   }
@@ -144,15 +151,17 @@ const charts = (() => {
         if (x < bbox.left || x > bbox.left + bbox.width) continue;
         ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
       }
+      const scale = devicePixelRatio, end = bbox.left + bbox.width;
+      Object.assign(ctx, { fillStyle: color("--faint"), font: `${11 * scale}px system-ui`, textAlign: "left", textBaseline: "bottom", lineWidth: scale });
       ctx.setLineDash([]);
-      ctx.fillStyle = color("--faint");
-      ctx.font = `${11 * devicePixelRatio}px system-ui`;
-      for (const [place, { x: at, text }] of panel.changes.entries()) {
-        const x = Math.round(plot.valToPos(at, "x", true)), wide = ctx.measureText(text).width, room = 4 * devicePixelRatio;
-        if (x < bbox.left || x > bbox.left + bbox.width) continue;
-        ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
-        const begins = x + room + wide > bbox.left + bbox.width ? x - room - wide : x + room;
-        ctx.fillText(text, begins, bbox.top + (12 + 13 * (place % 3)) * devicePixelRatio);
+      let free = 0; // words stand above the curves, where those before leave room
+      for (const { x: at, text } of panel.changes) {
+        const x = Math.round(plot.valToPos(at, "x", true)), wide = ctx.measureText(text).width, begins = Math.min(x, end - wide);
+        if (x < bbox.left || x > end) continue;
+        ctx.beginPath(); ctx.moveTo(x, bbox.top - 3 * scale); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
+        if (begins < free) continue;
+        ctx.fillText(text, begins, bbox.top - 4 * scale);
+        free = begins + wide + 6 * scale;
       }
       ctx.restore();
     };
@@ -167,7 +176,7 @@ const charts = (() => {
     const hasRight = series.some((one) => one.scale === "right");
     const own = Object.fromEntries(panel.lines.flatMap((line, place) => (line.limits ? [["own" + place, { range: () => panel.lines[place].limits }]] : [])));
     const plot = new uPlot({
-      ...sizeOf(figure), series, bands, legend: { show: false }, padding: [6, hasRight ? 0 : 18, 0, 0],
+      ...sizeOf(figure), series, bands, legend: { show: false }, padding: [() => (panel.changes.length ? 20 : 6), hasRight ? 0 : 18, 0, 0],
       scales: { x: { time: false }, y: panel.log ? { distr: 3, range: wide } : { range: fit(() => panel.range) }, right: { range: fit(() => null) }, ...own },
       axes: [
         axisOf({ size: 26, label: panel.xLabel }), axisOf({ scale: "y", label: panel.unit, log: panel.log, ...(Object.keys(own).length ? { size: 8, values: () => [], grid: { show: false } } : {}) }),
