@@ -85,6 +85,9 @@ class HarborSettings:
     steps: Annotated[list[Any], Meta(max_length=0)] = field(default_factory=list)
 
 
+msgspec.convert({}, HarborSettings)  # inspected here, and not by the first threads: contracts/codec.py says why
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarborTask:
     """One task. `read_task` makes it."""

@@ -23,6 +23,11 @@ class MadeBox(msgspec.Struct):
     id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 
 
+# Made here, and not by the first threads that need them: contracts/codec.py says why.
+_nothing, _box = msgspec.json.Decoder(dict[str, str]), msgspec.json.Decoder(MadeBox)
+_files, _end = msgspec.json.Decoder(list[BoxFile]), msgspec.json.Decoder(JobEnd)
+
+
 class RemoteBackend:
     """Makes sandboxes on a server. `url` is http://HOST:PORT; `token` is the server's token, if it has one. An answer
     may take `wait_s` seconds in addition to the program's time."""
@@ -37,7 +42,7 @@ class RemoteBackend:
 
     def create(self, *, disk_bytes: int = 64 * MIB) -> RemoteSandbox:
         """Return a new sandbox of the server."""
-        made = self.ask("POST", "/v1/boxes", {"disk_bytes": disk_bytes}, MadeBox)
+        made = self.ask("POST", "/v1/boxes", {"disk_bytes": disk_bytes}, _box)
         return RemoteSandbox(self, made.id)
 
     def close(self) -> None:
@@ -45,9 +50,16 @@ class RemoteBackend:
         self._http.close()
 
     def ask(
-        self, method: str, path: str, body: Any, answer: Any, *, more_s: float = 0.0, of_files: bool = False
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        answer: msgspec.json.Decoder[Any],
+        *,
+        more_s: float = 0.0,
+        of_files: bool = False,
     ) -> Any:
-        """Return the answer to a request, with the given type. SandboxError if there is none. Only a request with
+        """Return the answer to a request, decoded. SandboxError if there is none. Only a request with
         `of_files` can raise BoxRefused, which is the program's fault."""
         content = msgspec.json.encode(body)
         try:
@@ -56,7 +68,7 @@ class RemoteBackend:
                 raise (BoxRefused if came.status == 507 and of_files else SandboxError)(
                     f"sandbox: {self._where}: {came.status} {came.body[:500].decode(errors='replace')}"
                 )
-            return msgspec.json.decode(came.body, type=answer)
+            return answer.decode(came.body)
         except (RequestFailed, msgspec.MsgspecError) as error:
             raise SandboxError(f"sandbox: {self._where}: {error}") from None
 
@@ -69,20 +81,20 @@ class RemoteSandbox:
 
     def put(self, files: Sequence[BoxFile]) -> None:
         """Write files below the home folder."""
-        self._backend.ask("POST", f"{self._path}/put", list(files), dict[str, str], of_files=True)
+        self._backend.ask("POST", f"{self._path}/put", list(files), _nothing, of_files=True)
 
     def get(self, names: Sequence[str] | None = None, *, max_bytes: int = 64 * MIB) -> list[BoxFile]:
         """Return regular files below the home folder."""
         body = {"names": None if names is None else list(names), "max_bytes": max_bytes}
-        found: list[BoxFile] = self._backend.ask("POST", f"{self._path}/get", body, list[BoxFile], of_files=True)
+        found: list[BoxFile] = self._backend.ask("POST", f"{self._path}/get", body, _files, of_files=True)
         return found
 
     def run(self, job: Job) -> JobEnd:
         """Run a program to its end."""
-        end: JobEnd = self._backend.ask("POST", f"{self._path}/run", job, JobEnd, more_s=job.limits.hard_s)
+        end: JobEnd = self._backend.ask("POST", f"{self._path}/run", job, _end, more_s=job.limits.hard_s)
         return end
 
     def close(self) -> None:
         """End the box. If the server cannot be reached, it ends the box itself after a time."""
         with contextlib.suppress(SandboxError):
-            self._backend.ask("DELETE", self._path, {}, dict[str, str])
+            self._backend.ask("DELETE", self._path, {}, _nothing)

@@ -55,6 +55,11 @@ class WantedFiles(msgspec.Struct, forbid_unknown_fields=True):
     max_bytes: int = MAX_GET_BYTES
 
 
+# Made here, and not by the first threads that need them: contracts/codec.py says why.
+_new_box, _wanted_files = msgspec.json.Decoder(NewBox), msgspec.json.Decoder(WantedFiles)
+_job, _files = msgspec.json.Decoder(Job), msgspec.json.Decoder(list[BoxFile])
+
+
 @dataclass(slots=True)
 class _HeldBox:
     box: Sandbox
@@ -174,7 +179,7 @@ class SandboxServer:
     def _value(self, method: str, parts: list[str], data: bytes) -> Any:
         match method, *parts:
             case ["POST", "v1", "boxes"]:
-                return {"id": self.make(msgspec.json.decode(data, type=NewBox))}
+                return {"id": self.make(_new_box.decode(data))}
             case ["DELETE", "v1", "boxes", name] if self.end(name):
                 return {}
             case ["POST", "v1", "boxes", name, ("put" | "run" | "get") as what] if held := self.find(name):
@@ -197,9 +202,9 @@ def _is_loopback(host: str) -> bool:
 
 def _done(box: Sandbox, what: str, data: bytes) -> Any:
     if what == "put":
-        box.put(msgspec.json.decode(data, type=list[BoxFile]))
+        box.put(_files.decode(data))
         return {}
     if what == "run":
-        return box.run(msgspec.json.decode(data, type=Job))
-    wanted = msgspec.json.decode(data, type=WantedFiles)
+        return box.run(_job.decode(data))
+    wanted = _wanted_files.decode(data)
     return box.get(wanted.names, max_bytes=min(wanted.max_bytes, MAX_GET_BYTES))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -168,3 +170,24 @@ def test_a_task_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(harbor_tasks, "MAX_BYTES", sum(path.stat().st_size for path in folder.rglob("*.*")) - 1)
     with pytest.raises(ConfigError, match=r"has more than 0 MB; let the Dockerfile fetch what is large"):
         digest_task(folder)
+
+
+RACE = """
+import sys, threading
+from pathlib import Path
+from rftstream.data.harbor_tasks import read_task
+sys.setswitchinterval(1e-6)
+together = threading.Barrier(8)
+def read():
+    together.wait()
+    read_task(Path(sys.argv[1]))
+threads = [threading.Thread(target=read) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+@pytest.mark.process
+def test_the_first_tasks_are_read_by_many_threads() -> None:
+    """An explorer that reads those of a batch died of a segmentation fault in msgspec, in one of three starts."""
+    subprocess.run([sys.executable, "-c", RACE, EXAMPLES / "find-token"], check=True, cwd=ROOT)
