@@ -394,10 +394,12 @@ class DockerPlace:
             task.cancel()
         if self._tunnel is not None:
             await self._tunnel.close()
-        for process, name in ((self._relay, f"{self._name}-relay"), (self._keeper, self._name)):
-            if process is not None:
-                await self._engine.remove(name)
-                await end_process(process)
+        both = ((self._relay, f"{self._name}-relay"), (self._keeper, self._name))
+        await asyncio.gather(*(self._remove(process, name) for process, name in both if process is not None))
+
+    async def _remove(self, process: asyncio.subprocess.Process, name: str) -> None:
+        await self._engine.remove(name)
+        await end_process(process)
 
     def _check(self) -> None:
         """Raise the error of a place that is known to have ended."""
