@@ -75,6 +75,10 @@ class Stop:
     ends the process at once, but for a SIGTERM right after the first: srun and timeout pass on what their sender told
     the worker, too."""
 
+    loading = False
+    """Whether the process has nothing in hand and asks nobody for a while, as it loads modules and a model: minutes on
+    a busy machine. Then a signal ends it at once, with exit 0."""
+
     def __init__(self) -> None:
         self._requested = False
         self._first_at = 0.0
@@ -82,6 +86,9 @@ class Stop:
             signal.signal(signum, self._on_signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self.loading:
+            log.info("left: stopped while it was loading")
+            os._exit(0)
         if not self._requested:
             self._requested, self._first_at = True, time.monotonic()
         elif signum != signal.SIGTERM or time.monotonic() - self._first_at > SAME_S:
@@ -121,6 +128,9 @@ def run_worker(
     try:
         config, folder = join(files, run_dir, role=role, wait_s=wait_s, stop=stop, say=say)
     except StoppedError:
+        return 0
+    stop.loading = True
+    if stop():
         return 0
     process = process or f"{role}-{socket.gethostname().partition('.')[0]}-{os.getpid()}"
     own_file = folder.logs / f"{process}.log" if parent is None else None
@@ -223,6 +233,8 @@ class Worker:
             desk=self.desk,
         )
         role = role_builder(self.role)(context)
+        if isinstance(self.stop, Stop):
+            self.stop.loading = False
         close = role.step.close
         try:
             service = self._until(lambda: service_of(role, context), "the log")

@@ -104,8 +104,8 @@ class Watch:
         self._renderer = renderer
         self._lag_at = 0.0
         self._sample_at = time.monotonic() + 1.0
-        self._shown: dict[TopicPartition, int] = {}
-        """Partition of `verified` -> its end when a completion of it was last read."""
+        self._shown: dict[TopicPartition, int] | None = None
+        """Partition of `verified` -> its end when a completion of it was last read; at first what a resumed run had."""
 
     @property
     def steps(self) -> int | None:
@@ -136,6 +136,8 @@ class Watch:
                 self.lags = {topic: sum(admin.lag(group, topic).values()) for topic, group in LAGS.items()}
                 self.num_loaded = self._count_loaded()
                 self.studio = find_address(self._folder)
+            if self._shown is None:
+                self._shown = dict(self._transport.admin.end_offsets("verified"))
             if now >= self._sample_at:
                 self._sample_at = now + SAMPLE_EVERY_S
                 self.sample = self._newest_completion() or self.sample
@@ -204,13 +206,13 @@ class Watch:
     def _newest_completion(self) -> Sample | None:
         """Read the last record of the partition of `verified` that has grown most since it was last read, so that no
         completion is shown twice. Return None if none has grown."""
-        ends = self._transport.admin.end_offsets("verified")
-        grown = {place: end - self._shown.get(place, 0) for place, end in ends.items()}
+        ends, before = self._transport.admin.end_offsets("verified"), self._shown or {}
+        grown = {place: end - before.get(place, 0) for place, end in ends.items()}
         place = max(sorted(grown), key=grown.__getitem__)
         if grown[place] <= 0:
             return None
-        newest = range(max(self._shown.get(place, 0), ends[place] - 3), ends[place])  # some offsets may be gaps
-        self._shown[place] = ends[place]
+        newest = range(max(before.get(place, 0), ends[place] - 3), ends[place])  # some offsets may be gaps
+        self._shown = {**before, place: ends[place]}
         try:
             for _, record in sorted(read_records(self._transport, place, newest).items(), reverse=True):
                 if (sample := self._sample_of(record)) is not None:

@@ -182,6 +182,24 @@ raise SystemExit("still there")
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, b"goes on\n", b"")
 
 
+@pytest.mark.slow
+def test_a_signal_ends_a_worker_that_still_loads_at_once(run_file: Path, tmp_path: Path) -> None:
+    """Its modules and model take minutes on a busy machine, longer than a supervisor waits for those who leave."""
+    make_run(folder := RunFolder(tmp_path / "runs" / "tiny"), run_file)
+    script = f"""
+import os, signal
+from pathlib import Path
+from rftstream.launch import host
+def plan(*_, **__):
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise SystemExit("still there")
+host.plan = plan
+host.run_worker([], Path({str(folder.path)!r}), "verifier", say=print)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, text=True)
+    assert done.returncode == 0 and "left: stopped while it was loading" in done.stderr, done.stderr
+
+
 # ------------------------------------------------------------------------------------------------ which run
 
 

@@ -154,6 +154,11 @@ def test_a_sample_is_shown_once_and_an_open_studio_is_named(scene: Scene) -> Non
     out = io.StringIO()
     view = progress.PlainProgress(scene.watch, out)
     scene.publish("verified", verified())
+    scene.watch.look()  # what a resumed run already had is not told as news
+    scene.watch._sample_at = 0.0
+    scene.watch.look()
+    assert scene.watch.sample is None
+    scene.publish("verified", verified())
     folder = RunFolder(scene.watch._folder.path)
     folder.path.mkdir()
     with noted_address([folder], "http://127.0.0.1:1/"):
@@ -268,10 +273,11 @@ def test_a_run_that_stands_still_says_for_what_it_waits(scene: Scene, monkeypatc
 def test_the_live_view_shows_everything(scene: Scene) -> None:
     scene.publish("steps", *(step(version, version / 10) for version in (1, 2, 3)))
     scene.publish("evals", evaluation(0.25))
+    scene.watch.look()
     scene.publish("verified", verified())
     scene.slots[0].state, scene.slots[0].restarts = "to start", 2
     scene.watch.absorb(scene.observer.poll())
-    scene.watch._sample_at = 0.0
+    scene.watch._sample_at = scene.watch._lag_at = 0.0
     scene.watch.look()
     console = Console(file=io.StringIO(), width=140, force_terminal=False)
     with console.capture() as capture:
