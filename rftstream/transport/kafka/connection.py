@@ -210,7 +210,7 @@ class KafkaClientFactory:
         with _Reasons() as reasons:
             try:
                 made = kind(**{key: value for key, value in given.items() if key in known})
-                compat.connection_log.addHandler(_away)
+                compat.connection_log.addFilter(_away)
                 return made
             except BaseException as error:
                 # A client that could not be made leaves its thread and its sockets behind.
@@ -334,19 +334,27 @@ class _Reasons(logging.Handler):
         compat.connection_log.removeHandler(self)
 
 
-class _Away(logging.Handler):
-    """Warns at intervals that a known broker is away. The clients themselves only retry, for as long as they live."""
+class _Away(logging.Filter):
+    """Warns at intervals that a known broker is away, and once that one is reached again. The clients themselves only
+    retry, for as long as they live."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__()
         self._said_at = -AWAY_AGAIN_S
+        self._since: float | None = None
+        """When the first connection failed of those that were warned of."""
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def filter(self, record: logging.LogRecord) -> bool:
         now = time.monotonic()
         if record.msg == compat.CONNECTION_FAILED and now - self._said_at >= AWAY_AGAIN_S:
             self._said_at = now
+            self._since = now if self._since is None else self._since
             reason = in_words(record.getMessage().partition(": ")[2])
             log.warning("a Kafka broker cannot be reached (%s); going on trying", reason)
+        elif record.msg == compat.CONNECTED and self._since is not None:
+            since, self._since, self._said_at = self._since, None, -AWAY_AGAIN_S
+            log.warning("a Kafka broker is reached again, %.0f s after that", now - since)
+        return record.levelno >= logging.WARNING
 
 
 class _Throttled(logging.Filter):
@@ -376,10 +384,10 @@ class _Throttled(logging.Filter):
         return False
 
 
-throttled = _Throttled()
-compat.throttle_log.addFilter(throttled)
-
-_away = _Away()
+throttled, _away = _Throttled(), _Away()
+for _filter in (throttled, _away):
+    compat.throttle_log.addFilter(_filter)
+compat.throttle_log.setLevel(logging.INFO)  # as CONNECTED has; `_away` lets nothing else of this level through
 
 
 def is_passing(error: BaseException) -> bool:

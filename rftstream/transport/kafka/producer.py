@@ -141,8 +141,8 @@ class KafkaProducer:
             self._lose()
             raise ProducerLost(
                 f"producer {self._id}: no answer from {self._clients.servers} for {self._watchdog_s:g} s, so the"
-                f" transaction may have been committed; check that the broker is up, call start, then read the"
-                f" committed records and positions"
+                f" transaction may have been committed: start the producer again and read what is on the log, as"
+                f" workers do by themselves; check that the broker is up"
             ) from None
         except (kafka_errors.KafkaError, OSError, ValueError, AssertionError) as error:
             self._give_up(client, hand, error, positions or {})

@@ -431,3 +431,23 @@ def test_waits_for_quotas_are_counted_and_said_once_in_a_while(caplog):
     assert compat.THROTTLED in inspect.getsource(KafkaConnection._maybe_throttle)
     other = logging.LogRecord("kafka", logging.WARNING, "", 0, "something else", (), None)
     assert filtered.filter(other)
+
+
+def test_a_broker_that_is_reached_again_is_told_of(caplog):
+    """By the words in which the client tells of its connections; nothing else of the level of those is logged."""
+    away = connection._Away()
+    caplog.set_level(logging.WARNING)
+
+    def tell(message, level=logging.INFO):
+        return away.filter(logging.LogRecord("kafka", level, "", 0, message, ("<a connection>",), None))
+
+    assert not tell(compat.CONNECTED)
+    assert not caplog.records, "nothing was wrong"
+    assert tell(compat.CONNECTION_FAILED, logging.ERROR)
+    assert not tell(compat.CONNECTED)
+    assert not tell(compat.CONNECTED)
+    assert [record.getMessage().partition(",")[0].partition(" (")[0] for record in caplog.records] == [
+        "a Kafka broker cannot be reached", "a Kafka broker is reached again",
+    ]  # fmt: skip
+    assert f"log.info('{compat.CONNECTED}', self)" in inspect.getsource(KafkaConnection.initialize)
+    assert compat.throttle_log.isEnabledFor(logging.INFO)

@@ -79,7 +79,11 @@ CONNECTION_FAILED = "Connection failed: %s"
 """The message, without its argument, that `connection_log` gets for each failed connection."""
 
 throttle_log = logging.getLogger("kafka.net.connection")
-"""The logger that tells when a broker throttles this client by its quotas. The client tells it in no other way."""
+"""The logger that tells when a broker throttles this client by its quotas, and when a connection is there. The client
+tells it in no other way."""
+
+CONNECTED = "%s: Connected"
+"""The message, without its argument, that `throttle_log` gets for each connection, at level INFO."""
 
 THROTTLED = "%s: %s throttled by broker (%d ms)"
 """The message, without its arguments, that `throttle_log` gets for each throttled answer."""
