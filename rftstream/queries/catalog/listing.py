@@ -19,7 +19,7 @@ from rftstream.queries.catalog.texts import SIBLING_BITS
 WINDOW = 50_000
 """Most rollouts that one page looks at."""
 NEWEST = 128
-"""Most groups, the newest ones, that versions are listed from."""
+"""Most groups at the beginning, and most at the end, that versions are listed from."""
 NEWEST_SHOWN = 32
 """Most groups, the newest ones, that the best and the worst rollout are chosen from, once for each row of a list."""
 
@@ -261,11 +261,12 @@ def list_tools(catalog: CatalogReader) -> list[str]:
 
 
 def list_versions(catalog: CatalogReader, moment: Moment, wanted: GroupFilter) -> list[int]:
-    """Return the versions that sampled the newest groups of a filter, in order."""
+    """Return the versions that sampled the oldest and the newest groups of a filter, in order."""
     conditions, values = conditions_of(wanted, moment)
+    some = f"SELECT * FROM (SELECT sequence FROM groups WHERE {' AND '.join(conditions)} ORDER BY sequence"
+    ends = f"{some} LIMIT {NEWEST}) UNION {some} DESC LIMIT {NEWEST})"
     rows = catalog.rows(
-        "SELECT DISTINCT t.version FROM (SELECT sequence FROM groups"
-        f" WHERE {' AND '.join(conditions)} ORDER BY sequence DESC LIMIT {NEWEST}) g CROSS JOIN texts t"
+        f"SELECT DISTINCT t.version FROM ({ends}) g CROSS JOIN texts t"
         f" ON t.id BETWEEN g.sequence << {SIBLING_BITS} AND ((g.sequence + 1) << {SIBLING_BITS}) - 1"
         " WHERE t.version IS NOT NULL ORDER BY 1",
         values,

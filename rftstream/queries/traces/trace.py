@@ -7,6 +7,7 @@ are read only for the records that are shown.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from rftstream.contracts.dead import DeadLetter
@@ -55,7 +56,7 @@ def _target(text: str) -> Target:
     try:
         return parse_target(text)
     except ConfigError:
-        if "/" in text or (text and Path(text).is_dir()):
+        if (text and Path(text).is_dir()) or ("/" in text and not re.fullmatch(r"[a-z0-9_-]+(/\d+)+", text)):
             return Target("export")
         raise
 

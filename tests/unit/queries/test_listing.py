@@ -146,6 +146,14 @@ def test_problems_by_prompt_and_reward(scene: Scene) -> None:
         assert there == back[::-1]
 
 
+def test_versions_are_listed_from_the_first_group_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside each other stand the first and the newest, however many groups lie between them."""
+    everything = listing.list_versions(scene.catalog, scene.now, GroupFilter())
+    monkeypatch.setattr(listing, "NEWEST", 32)
+    found = listing.list_versions(scene.catalog, scene.now, GroupFilter())
+    assert (found[0], found[-1]) == (everything[0], everything[-1])
+
+
 def test_samples_of_two_versions(scene: Scene) -> None:
     [newest, *_, first] = samples.list_evaluated(scene.catalog, "held-out")
     files = {

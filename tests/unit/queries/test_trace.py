@@ -288,6 +288,7 @@ def test_a_tree_for_terminals(scene: Scene) -> None:
         ("0/1", "did you mean 1/0?"),
         ("17", "a number alone may be batch:17 or v17"),
         ("nonsense", "expected a rollout (sums/0/17/0/3), a group"),
+        ("sums/0/1", "trace: got 'sums/0/1', expected a rollout (sums/0/17/0/3), a group"),
         ("rollouts[9]@1", "no such partition"),
         ("rollouts[0]@99", "no record there; the partition ends at 6"),
         ("controll[0]@1", "no such partition"),
