@@ -219,7 +219,7 @@ def _problems(config: RunConfig, place: str, section: TasksetSection | Evaluatio
     interpreter lists, are left to `check` and to the workers."""
     scheme, _, location = section.source.partition(":")
     spec = registry.find_spec(TasksetSpec, scheme if scheme in TASKSETS else section.source)
-    if grows(section.source) or spec.venv or (scheme == "hf" and _is_on_hub(location)):
+    if grows(section.source) or spec.venv or (spec.location == "folder or name" and _is_on_hub(location)):
         return None
     skip = section.options.get("skip", 0)
     with first_rows(LOOKED_AT + (skip if isinstance(skip, int) else 0)):

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -65,6 +66,7 @@ def check_card(final: Path, folder: Path) -> None:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    monkeypatch.delitem(sys.modules, "my_scores", raising=False)  # another test's
     (tmp_path / "my_scores.py").write_text("def near(completion, answer):\n    return float(completion == answer)\n")
     return tmp_path
 

@@ -21,6 +21,7 @@ from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
 from rftstream.launch import start
 from rftstream.preflight import folder_choice
+from rftstream.preflight.checks.check_rewards import LOOKED_AT
 from rftstream.queries.reference import listing
 from rftstream.runs.folder import RunFolder, open_transport, shown_path
 from rftstream.runs.making import create
@@ -169,13 +170,15 @@ def test_a_run_that_was_killed_is_known_by_that_it_left_no_word(run_file: Path, 
 
 @pytest.mark.slow
 def test_a_run_that_cannot_begin_says_why_and_leaves_its_name_free(run_file: Path, tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt"\n')
+    """By a row beyond those that are looked at before."""
+    rows = LOOKED_AT * '{"prompt": "1+1=", "answer": "2"}\n'
+    (tmp_path / "bad.jsonl").write_text(f'{rows}{{"prompt"\n')
     config = loader.load([run_file], sets=["tasksets.sums.source=jsonl:bad.jsonl"])
     result = rftstream.run(config, progress="none", stream=io.StringIO())
     assert result.exit_code == 2
     assert result.reason == "failed"
     assert result.error is not None
-    assert "bad.jsonl:2: not JSON" in result.error
+    assert f"bad.jsonl:{LOOKED_AT + 1}: not JSON" in result.error
     assert "nothing was begun" in result.summary()
     assert folder_choice.choose_folder(config, None) == RunFolder(tmp_path / "runs" / "tiny")
     assert processes_of(tmp_path) == []

@@ -155,7 +155,7 @@ def test_what_takes_too_long_or_too_much(
     monkeypatch.setitem(pool.ADAPTERS, "gymnasium", f"{tmp_path}/slow.py:tasks")
     if said.startswith("expected at most"):
         monkeypatch.setattr(pool, "MAX_TASKS_BYTES", 100_000)
-    config = config_of(tmp_path, "gymnasium:x", options={"python": sys.executable, **limits})
+    config = config_of(tmp_path, f"gymnasium:{tmp_path.name}", options={"python": sys.executable, **limits})
     with pytest.raises(ConfigError) as refused:
         open_taskset("one", config.tasksets["one"], config).problem(0)
     assert said in str(refused.value)
