@@ -23,7 +23,8 @@
     │   ├── StoreRefused          2     no    the store takes no such request: no keys, no rights, no such bucket
     │   └── StoreUnreachable      3     yes   the store did not answer within weights.patience_s
     ├── ImageError                1     no    an image that no model can be shown: not there, no image, too large
-    ├── BackendError              1     no    a process that trains along died, failed or hangs; start the trainer again
+    ├── BackendError              1     no    a process that trains along failed; start the trainer again
+    │   └── RanksLost             1     no    ... died, hangs or is cut off
     ├── HostError                 1     yes   a host process died, or could not be started
     │   └── HostTimeout           1     yes   ... or did not answer in time
     ├── HostedCodeError           1     no    an environment or agent in a host raised an exception
@@ -222,6 +223,11 @@ class ImageError(RftError):
 
 class BackendError(RftError):
     """A training process beside the trainer has died, failed or hangs. The trainer has to be started again."""
+
+
+class RanksLost(BackendError):
+    """Training processes beside the trainer died, hang or are cut off, and did not fail by themselves. Others can do
+    their work."""
 
 
 class HostError(RftError):

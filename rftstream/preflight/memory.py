@@ -278,6 +278,9 @@ def _trainers(facts: _Facts) -> list[RoleMemory]:
         return [RoleMemory(TRAINER.name, 1, {MAIN: {"process": facts.process, **in_hand}})]
     device, spread = _place(facts.config.trainer.device), _Spread.of(options)
     in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained, **in_hand}
+    if getattr(options, "min_ranks", None) is not None:
+        num_critic = 0 if facts.critic is None else facts.critic.parameters
+        in_main["state of all ranks"] = 24 * (sizes.trained + num_critic)  # masters and moments, before and after
     on_device, of_optimizer = _of_rank(facts, spread)
     if facts.config.trainer.in_turns or (options.offload_parameters and not spread.is_zero):
         factor = 1 if device == MAIN else PINNED

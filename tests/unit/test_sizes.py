@@ -25,7 +25,7 @@ STEP = 50
 BUDGETS = {
     "api": 1_000,
     "algorithms": 2_100,
-    "backends": 4_650,
+    "backends": 5_050,
     "commands": 3_300,
     "config": 2_250,
     "contracts": 2_450,

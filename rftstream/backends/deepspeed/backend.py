@@ -13,7 +13,6 @@ import functools
 import json
 import logging
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,25 +35,24 @@ from rftstream.backends.deepspeed.checkpoint import (
     write_network,
     write_tensors,
 )
-from rftstream.backends.deepspeed.held import OwnState
 from rftstream.backends.deepspeed.publishing import RanksWriter
-from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
-from rftstream.backends.deepspeed.rank_training import Rank
+from rftstream.backends.deepspeed.rank_processes import RankPlace
 from rftstream.backends.deepspeed.settings import (
     CriticStart,
     RankSettings,
     check_gpus,
+    check_min_ranks,
     check_sequence_parallel,
     deepspeed_config,
     even_budget,
 )
 from rftstream.backends.deepspeed.shards import MASTER, REFERENCE
 from rftstream.backends.deepspeed.wire import algorithm_out, image_bytes
-from rftstream.backends.leaving import LeavesDevice
+from rftstream.backends.deepspeed.worlds.steady import SteadyRanks
 from rftstream.backends.passes import check_needs
 from rftstream.backends.torch import lora
 from rftstream.backends.torch.training import LearnedBatch, check_saved, in_order
-from rftstream.errors import BackendError, ConfigError, pip_install, require_package
+from rftstream.errors import ConfigError, pip_install, require_package
 from rftstream.models.folders import folder as model_folder
 from rftstream.models.routers import check_sees_all
 from rftstream.models.spec import ModelSpec
@@ -67,7 +65,7 @@ from rftstream.weights.writer import VersionWriter
 log = logging.getLogger(__name__)
 
 
-class DeepSpeedBackend(LeavesDevice):
+class DeepSpeedBackend(SteadyRanks):
     """A backend in several processes, as `CriticBackend`, `RenewingBackend` and, in one process, `OffloadingBackend`
     describe it. The trainer's process is rank 0; the other ranks carry out its calls."""
 
@@ -78,6 +76,13 @@ class DeepSpeedBackend(LeavesDevice):
         `trainer.device` on. If DeepSpeed's launcher starts them, its number counts instead."""
         start_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
         """Seconds that ranks wait for one another while the model is loaded, in the place of `timeout_s`."""
+        min_ranks: Annotated[int, Meta(ge=1)] | None = None
+        """Fewest ranks with which training goes on when another one dies. Rank 0 then keeps masters and moments in main
+        memory, 24 bytes for each trained parameter, and a batch in whose middle a rank died is trained again from
+        there. Ranks that come later take part from the next batch on. Null: the trainer starts again from its
+        checkpoint when a rank dies, with all ranks."""
+        last_call_s: Annotated[float, Meta(ge=0)] = 30.0
+        """Seconds to wait for more ranks once there are `min_ranks`."""
 
     @staticmethod
     def require() -> None:
@@ -96,13 +101,9 @@ class DeepSpeedBackend(LeavesDevice):
     ) -> None:
         """`images`: pixels of the images that rows show; None if they show none."""
         self.require()
-        self._images = images
-        self._config, self._spec, self._optimizer, self._seed = config, model, optimizer, seed
+        super().__init__(config, model=model, optimizer=optimizer, seed=seed, images=images)
         deepspeed_config(config)  # `Ranks` checks it
-        self._critic: CriticStart | None = None
-        self._ranks: Any = None
-        self._rank: Any = None
-        self._state: OwnState | None = None
+        check_min_ranks(config.min_ranks, config.processes, config.sequence_parallel)
 
     # ------------------------------------------------------------------------------------------ opening
 
@@ -110,55 +111,14 @@ class DeepSpeedBackend(LeavesDevice):
         self._critic = CriticStart(settings=settings, folder=str(folder))
 
     def open(self) -> None:
-        place = RankPlace.given()
+        config, device = self._config, torch.device(self._spec.device)
+        place, processes = RankPlace.given(), config.processes
         if place is None:
-            check_gpus(self._config.processes, torch.device(self._spec.device))
-        size = self._config.processes if place is None else place.size
-        check_sequence_parallel(self._config.sequence_parallel, size, self._spec)
+            processes = check_gpus(processes, device, least=config.min_ranks)
+        size = processes if place is None else place.size
+        check_sequence_parallel(config.sequence_parallel, size, self._spec)
         model_folder.check_loadable(self._spec)  # before others are started, since all of them would report it
-        self._ranks = Ranks(self._config.processes, threads=self._spec.threads, timeout_s=self._config.timeout_s)
-        self._rank = Rank(
-            self._ranks.place,
-            self._ranks.store,
-            model=self._spec,
-            optimizer=self._optimizer,
-            settings=self._config,
-            seed=self._seed,
-            images=self._images,
-            critic=self._critic,
-        )
-        arguments = {
-            "model": self._spec,
-            "optimizer": self._optimizer,
-            "settings": self._config,
-            "seed": self._seed,
-            "critic": self._critic,
-        }
-        try:
-            self._call("open", arguments, {}, timeout_s=self._config.start_timeout_s)
-            self._call("join", {"prefix": secrets.token_hex(4)})  # ranks may have met before
-            if self._ranks.place.size == 1:
-                self._state = OwnState(self._rank)
-        except BaseException:
-            self.close()
-            raise
-
-    def _call(
-        self,
-        what: str,
-        arguments: Mapping[str, Any] | None = None,
-        here: Mapping[str, Any] | None = None,
-        *,
-        timeout_s: float | None = None,
-    ) -> tuple[Any, list[Any]]:
-        """Have all ranks call a method of `Rank`, and return the result of this rank and those of the others. `here`:
-        the arguments of this rank, if they differ from the others'."""
-        arguments = arguments or {}
-        local = functools.partial(getattr(self._rank, what), **(arguments if here is None else here))
-        if self._rank.device.type == "cuda":
-            torch.cuda.set_device(self._rank.device)  # which each thread has its own of, and DeepSpeed asks for
-        with self.on_device():
-            return self._ranks.call(what, arguments, local, timeout_s=timeout_s)  # type: ignore[no-any-return]
+        self._open_ranks(processes, least=config.min_ranks, last_call_s=config.last_call_s)
 
     def _call_with(self, rows: Sequence[TrainingRow], what: str, **more: Any) -> tuple[Any, list[Any]]:
         """Make a call about rows. Other ranks get the stored bytes of images, which are smaller than pixels, and a
@@ -170,26 +130,15 @@ class DeepSpeedBackend(LeavesDevice):
             more["algorithm"] = algorithm_out(more["algorithm"])
         return self._call(what, {"rows": rows, "media": image_bytes(rows, self._images), **more}, here)
 
-    def close(self) -> None:
-        if self._ranks is None:
-            return
-        ranks, rank = self._ranks, self._rank
-        self._ranks = self._rank = self._state = None
-        try:
-            if not ranks.ended:
-                ranks.call("leave", {}, rank.leave)
-        except BackendError as error:
-            log.warning("%s", error)  # it has nothing more to do
-        finally:
-            rank.leave()
-            ranks.end()
-
     # ------------------------------------------------------------------------------------------ training
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         check_needs(algorithm, "deepspeed", critic=self._critic is not None)
         if plan.router_aux_coef:
             check_sees_all(self._config.sequence_parallel)
+        return self._steadily(lambda: self._update(rows, algorithm, plan))
+
+    def _update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         size = self._ranks.place.size
         groups = size // self._config.sequence_parallel
         plan = dataclasses.replace(
@@ -201,7 +150,11 @@ class DeepSpeedBackend(LeavesDevice):
         for parts in others:
             for learner, part in zip(batch.learners, parts, strict=True):
                 learner.passes.add_part(part)
-        return batch.update(algorithm, plan, ranks=float(size))
+        more = {} if self._members is None else {"rank_world": float(self._ranks.place.world)}
+        update = batch.update(algorithm, plan, ranks=float(size), **more)
+        if self._kept is not None and not update.skipped:
+            self._keep(self._kept.reference)
+        return update
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int = 16384) -> list[np.ndarray]:
         """Return the policy's logprobs of each row's unmasked tokens now: float32 [T], 0 elsewhere."""
@@ -216,12 +169,17 @@ class DeepSpeedBackend(LeavesDevice):
 
     def _by_row(self, rows: Sequence[TrainingRow], what: str, **more: Any) -> list[np.ndarray]:
         """Return the values that all ranks together computed for the rows: float32 [T] of each."""
-        found, others = self._call_with(rows, what, **more)
+        found, others = self._steadily(lambda: self._call_with(rows, what, **more))
         for part in others:
             found |= part
         return in_order(rows, found)
 
     def leave_device(self) -> None:
+        if self._members is not None:
+            raise ConfigError(
+                "trainer.colocate: found backends.deepspeed.min_ranks, expected none of it, for one device is had in "
+                "turns; leave one of them out"
+            )
         if self._ranks.place.size > 1:
             raise ConfigError(
                 f"trainer.colocate: DeepSpeed's launcher started {self._ranks.place.size} ranks, expected one process, "
@@ -231,7 +189,9 @@ class DeepSpeedBackend(LeavesDevice):
 
     def renew_reference(self) -> None:
         """Make the current policy the reference. It stays distributed over the processes as the masters are."""
-        self._call("renew_reference")
+        self._steadily(lambda: self._call("renew_reference"))
+        if self._kept is not None:
+            self._kept.renew_reference()
 
     # ------------------------------------------------------------------------------------------ state
 
@@ -244,14 +204,16 @@ class DeepSpeedBackend(LeavesDevice):
         place = RankPlace.given()
         size = self._config.processes if place is None else place.size
         on_this_host = place is None or os.environ.get("LOCAL_WORLD_SIZE") == str(size)
+        if self._config.min_ranks is not None:
+            return None  # this process has the whole state, and a rank may be lost at any time
         if size == 1 or store.is_private or (store.is_local and not on_this_host):
             return None
         return RanksWriter(store, self._call, lambda: (self._ranks, self._rank))
 
     def _gather(self, kind: str, name: str, *, network: str = POLICY) -> Tensor:
         shards = self._rank.trained[network].shards
-        if self._state is not None:
-            return self._state.read(network, kind, name)
+        if (held := self._held) is not None:
+            return held.read(network, kind, name)
         if kind == MASTER and self._config.stage < 3:  # here already
             return shards.gather(kind, name)  # type: ignore[no-any-return]
         found, _ = self._call("gather", {"network": network, "kind": kind, "name": name})
@@ -261,10 +223,10 @@ class DeepSpeedBackend(LeavesDevice):
         """Write the same files as the torch backend."""
         for network, trained in self._rank.trained.items():
             gather = functools.partial(self._gather, network=network)
-            num_steps = trained.shards.num_steps if self._state is None else self._state.num_steps(network)
+            num_steps = trained.shards.num_steps if self._held is None else self._held.num_steps(network)
             write_network(folder, network, trained.shapes, num_steps, gather)
         if self._rank.renewed is not None:
-            with contextlib.nullcontext(REFERENCE) if self._state is not None else swapped(self._call) as kind:
+            with contextlib.nullcontext(REFERENCE) if self._held is not None else swapped(self._call) as kind:
                 masters = functools.partial(self._gather, kind)
                 write_tensors(folder / REFERENCE_FILE, self._rank.trained[POLICY].shapes, "float32", masters)
         random = {"cpu": torch.get_rng_state()}
@@ -280,7 +242,11 @@ class DeepSpeedBackend(LeavesDevice):
 
     def load(self, folder: Path) -> None:
         """Restore what this backend or the torch backend saved, with any stage and number of processes."""
+        self._steadily(lambda: self._load(folder))
+
+    def _load(self, folder: Path) -> None:
         from safetensors import safe_open
+        from safetensors.torch import load_file
 
         restoring = Restoring(folder, self._rank, self._call)
         with SavedNetwork(folder, POLICY) as saved:
@@ -291,6 +257,9 @@ class DeepSpeedBackend(LeavesDevice):
             restoring.load_critic()
         with safe_open(folder / "random.safetensors", framework="pt") as random:
             torch.set_rng_state(random.get_tensor("cpu"))
+        if self._members is not None:
+            path = folder / REFERENCE_FILE
+            self._keep(load_file(path) if path.is_file() else None)
 
     def export(self, folder: Path) -> None:
         model_folder.copy_companions(self._spec, folder)

@@ -28,7 +28,12 @@ class Heartbeat:
         self._missed = dict.fromkeys(self._heard, 0)
         """Ticks since the last beat. Ticks are counted, not seconds, because ticks stop when this process is
         stopped."""
+        self._expects = False
         self._ended = threading.Event()
+
+    def expect(self) -> None:
+        """Count the others as silent from now on though they were never heard: they live already."""
+        self._expects = True
 
     def start(self) -> None:
         """Start to beat and listen, in a thread."""
@@ -41,7 +46,7 @@ class Heartbeat:
     def tick(self) -> None:
         """Count a tick of BEAT_S."""
         for rank, heard in self._heard.items():
-            if heard:  # before its first beat a rank may still be starting
+            if heard or self._expects:  # before its first beat a rank may still be starting
                 self._missed[rank] += 1
 
     def silent(self) -> list[int]:

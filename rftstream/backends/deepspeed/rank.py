@@ -18,11 +18,13 @@ from typing import Any
 import msgspec
 
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
+from rftstream.backends.deepspeed.engine import import_deepspeed
 from rftstream.backends.deepspeed.heartbeat import BEAT_S, Heartbeat
-from rftstream.backends.deepspeed.rank_processes import FOREVER, RankPlace, is_of_others
+from rftstream.backends.deepspeed.rank_processes import ELASTIC, FOREVER, RankPlace, is_of_others
 from rftstream.backends.deepspeed.rank_training import Rank
 from rftstream.backends.deepspeed.settings import CriticStart, RankSettings
 from rftstream.backends.deepspeed.wire import algorithm_in, pack, put, rows_in, spec_in, take, unpack
+from rftstream.backends.deepspeed.worlds.members import OVER, wait_for_place
 from rftstream.backends.torch.training import LearnedBatch
 from rftstream.contracts.tasks import Media
 from rftstream.errors import ImageError, RftError
@@ -101,11 +103,19 @@ def main() -> None:
 
 def serve(place: RankPlace) -> int:
     """Carry out the calls of rank 0 until it sends `end` or a call fails, and return the exit code. The process also
-    ends when rank 0 has ended in any way, or is silent."""
+    ends when rank 0 has ended in any way, or is silent. If ranks may change, it waits for a place in a world first, and
+    for another one when that world is over."""
     asked_to_end = threading.Event()
     threading.Thread(target=_end_with_rank_0, args=(place.connect(), asked_to_end), daemon=True).start()
+    if device := unpack((store := place.connect()).get(ELASTIC)):
+        import_deepspeed(device)  # while the others still train
+        found = wait_for_place(place, store)
+        if found is None:
+            return 0
+        place, store = found, found.part_of(store)
+        threading.Thread(target=_begin_again, args=(place.connect(),), daemon=True).start()
     threading.Thread(target=_end_in_silence, args=(place, place.connect()), daemon=True).start()
-    store, calls = place.connect(), _Calls(place)
+    calls = _Calls(place)
     for number, what, arguments in _calls_of(store):
         try:
             result = None if what == "end" else calls.carry_out(what, arguments)
@@ -113,6 +123,8 @@ def serve(place: RankPlace) -> int:
             log.debug("%s", what, exc_info=True)
             text = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"
             store.set(f"failed/{place.rank}", pack({"what": what, "error": text, "of_others": is_of_others(error)}))
+            if place.world:
+                threading.Event().wait()  # for the end of the world, or of rank 0
             return 1
         if what == "end":
             asked_to_end.set()
@@ -129,6 +141,14 @@ def _calls_of(store: Any) -> Iterator[tuple[int, str, dict[str, Any]]]:
         what, arguments = take(store, f"call/{number}")
         yield number, what, arguments
         number += 1
+
+
+def _begin_again(store: Any) -> None:
+    """Become a new process when this world is over, whatever this one waits for: in that state it can write nothing of
+    the old world, and its network, device and DeepSpeed are as at the start."""
+    store.wait([OVER], FOREVER)
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _end_with_rank_0(store: Any, asked_to_end: threading.Event) -> None:

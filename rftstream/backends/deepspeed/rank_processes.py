@@ -8,6 +8,7 @@ and only the calls have a time limit.
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import logging
 import os
@@ -27,7 +28,7 @@ import torch
 
 from rftstream.backends.deepspeed.heartbeat import BEAT_S, Heartbeat
 from rftstream.backends.deepspeed.wire import drop, pack, put, take, unpack
-from rftstream.errors import BackendError, ConfigError
+from rftstream.errors import BackendError, ConfigError, RanksLost
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ distributed: Any = torch.distributed  # its stubs lack the stores
 T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
+ELASTIC = "elastic"
+"""Key of the kind of device of ranks that may change; its value is empty if they never do."""
 FOREVER = timedelta(days=365)
 GRACE_S = 5.0
 """Seconds in which the other ranks may report an error and end."""
@@ -59,6 +62,8 @@ class RankPlace:
     host: str
     """Host of rank 0, to which `port` belongs."""
     port: int
+    world: int = 0
+    """Number of the world of these ranks (worlds/members.py). 0: the ranks never change."""
 
     @staticmethod
     def given() -> RankPlace | None:
@@ -82,8 +87,13 @@ class RankPlace:
         }
 
     def connect(self) -> Any:
-        """Connect to rank 0's store. While one caller waits in a connection, it can do nothing else."""
-        return distributed.TCPStore(self.host, self.port, wait_for_workers=False)
+        """Connect to rank 0's store, to the part of this world. While one caller waits in a connection, it can do
+        nothing else."""
+        return self.part_of(distributed.TCPStore(self.host, self.port, wait_for_workers=False))
+
+    def part_of(self, store: Any) -> Any:
+        """Return the part of the store in which the ranks of this world find each other."""
+        return distributed.PrefixStore(f"world/{self.world}", store) if self.world else store
 
     def interface(self) -> str | None:
         """Return the name of the network interface through which this host reaches rank 0's host, or through which it
@@ -109,55 +119,74 @@ def is_of_others(error: Exception) -> bool:
     return isinstance(error, distributed.DistError) or (type(error) is RuntimeError and "gloo" in str(error))
 
 
+def open_store(processes: int, *, elastic: str = "") -> tuple[RankPlace, Any]:
+    """Open the store of rank 0, which is this process. Return its place among `processes` ranks of this host, or that
+    of a launcher, and the store. `elastic`: kind of device of ranks that may change; empty if they never do."""
+    place = RankPlace.given()
+    how: dict[str, Any] = {}
+    if place is None:
+        listening = socket.create_server((LOOPBACK, 0))
+        port = listening.getsockname()[1]
+        place = RankPlace(rank=0, size=processes, local_rank=0, host=LOOPBACK, port=port)
+        how = {"master_listen_fd": listening.detach()}
+    elif place.rank:
+        raise ConfigError(
+            f"backend deepspeed: found a trainer that is rank {place.rank} of a launcher, expected rank 0; have "
+            "it start `--module rftstream.backends.deepspeed.rank worker FILE --role trainer`"
+        )
+    store = distributed.TCPStore(place.host, place.port, is_master=True, wait_for_workers=False, **how)
+    store.set(ELASTIC, pack(elastic))
+    return place, store
+
+
+def start_rank(of: RankPlace, number: int, *, threads: int, module: str) -> subprocess.Popen[bytes]:
+    """Start another rank on this host. `of`: the place of rank 0. `number`: its number on the host."""
+    environment = {
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # otherwise each writes a long message when rank 0 is gone
+        **os.environ,
+        **dataclasses.replace(of, rank=number, local_rank=number).environment(),
+        "PYTHONPATH": os.pathsep.join(one or os.getcwd() for one in sys.path),
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    command = [sys.executable, "-P", "-m", module]  # imports are looked up as here
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)
+
+
 class Ranks:
     """The other ranks as rank 0 sees them. `DeepSpeedBackend` makes it, makes calls from one thread at a time, and ends
     it with `end`."""
 
     module = "rftstream.backends.deepspeed.rank"
     """Module that the started processes run."""
+    so = "the trainer has to start again"
+    """End of the sentence that says that a rank is lost: what follows."""
 
     def __init__(self, processes: int, *, threads: int, timeout_s: float) -> None:
         """`processes`: the number of ranks on this host. If a launcher started them, its number counts instead."""
+        place, store = open_store(processes)
+        started = {} if RankPlace.given() else {
+            rank: start_rank(place, rank, threads=threads, module=self.module) for rank in range(1, processes)
+        }  # fmt: skip
+        self._begin(place, store, started, timeout_s)
+
+    def _begin(
+        self, place: RankPlace, store: Any, processes: Mapping[int, subprocess.Popen[bytes]], timeout_s: float
+    ) -> None:
+        """`processes`: those that were started here."""
+        self.place, self.store, self._processes = place, store, processes
         self._timeout_s = timeout_s
         self._count = 0
+        self._is_called = False
+        """Whether the other ranks were told of a call that has not ended well."""
         self._ended = threading.Event()
-        launched = RankPlace.given()
-        if launched is not None and launched.rank:
-            raise ConfigError(
-                f"backend deepspeed: found a trainer that is rank {launched.rank} of a launcher, expected rank 0; have "
-                "it start `--module rftstream.backends.deepspeed.rank worker FILE --role trainer`"
-            )
-        if launched is None:
-            listening = socket.create_server((LOOPBACK, 0))
-            port = listening.getsockname()[1]
-            self.place = RankPlace(rank=0, size=processes, local_rank=0, host=LOOPBACK, port=port)
-            how = {"master_listen_fd": listening.detach()}
-        else:
-            self.place, how = launched, {}
-        self.store: Any = distributed.TCPStore(
-            self.place.host, self.place.port, is_master=True, wait_for_workers=False, **how
-        )
         self._others = range(1, self.place.size)
         self._silence_s = max(SILENCE * timeout_s, LEAST_SILENCE_S)
         self.store.set("silence", pack(self._silence_s))
         self._heartbeat = Heartbeat(self.place.connect(), 0, self._others, silence_s=self._silence_s)
-        self._processes = {} if launched else {rank: self._start(rank, threads) for rank in self._others}
         if self._others:
             self._heartbeat.start()
             threading.Thread(target=self._watch, name="ranks", daemon=True).start()
-
-    def _start(self, rank: int, threads: int) -> subprocess.Popen[bytes]:
-        place = RankPlace(rank=rank, size=self.place.size, local_rank=rank, host=LOOPBACK, port=self.place.port)
-        environment = {
-            "TORCH_CPP_LOG_LEVEL": "ERROR",  # otherwise each writes a long message when rank 0 is gone
-            **os.environ,
-            **place.environment(),
-            "PYTHONPATH": os.pathsep.join(one or os.getcwd() for one in sys.path),
-            "OMP_NUM_THREADS": str(threads),
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        command = [sys.executable, "-P", "-m", self.module]  # imports are looked up as here
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)
 
     # ------------------------------------------------------------------------------------------ calling
 
@@ -166,23 +195,26 @@ class Ranks:
     ) -> tuple[T, list[Any]]:
         """Have all ranks make a call, this one with `local`. Return the result of this rank and those of the others.
 
-        BackendError if another rank ended, failed or did not answer. After any error the ranks are gone."""
+        BackendError if another rank failed; RanksLost if one ended or did not answer. After any error the ranks are
+        gone."""
         if self.ended:
-            raise BackendError("backend deepspeed: its ranks have ended; the trainer has to start again")
+            raise BackendError(f"backend deepspeed: its ranks have ended; {self.so}")
         number, self._count = self._count, self._count + 1
         try:
             if (trouble := self.trouble()) is not None:
-                raise BackendError(trouble)
+                raise self._error(trouble)
             if self._others:
                 put(self.store, f"call/{number}", [what, arguments])
+            self._is_called = True
             found = local()
             answers = [self._answer(what, number, rank, timeout_s or self._timeout_s) for rank in self._others]
         except Exception as error:
-            reason = self._reason(what, error) if is_of_others(error) else None
+            told = self._error(self._reason(what, error)) if is_of_others(error) else None
             self._end()
-            if reason is None:
+            if told is None:
                 raise
-            raise BackendError(reason) from error
+            raise told from error
+        self._is_called = False
         for rank in self._others:
             drop(self.store, f"done/{number}/{rank}")
         if self._others:
@@ -193,11 +225,17 @@ class Ranks:
         key, deadline = f"done/{number}/{rank}", time.monotonic() + timeout_s
         while not self.store.check([key]):  # a failed `wait` of the store writes to stderr
             if (trouble := self.trouble()) is not None:
-                raise BackendError(trouble)
+                raise self._error(trouble)
             if time.monotonic() > deadline:
-                raise BackendError(self._late(what, timeout_s))
+                raise RanksLost(self._late(what, timeout_s))
             time.sleep(0.002)
         return take(self.store, key)
+
+    def _error(self, reason: str) -> BackendError:
+        """Return the error for this reason: RanksLost unless a rank failed by itself, as it would again."""
+        said = [self._said(rank) for rank in self._others]
+        failed = any(failure is not None and not failure["of_others"] for failure in said)
+        return BackendError(reason) if failed else RanksLost(reason)
 
     def trouble(self) -> str | None:
         """Return the error that a rank reported, or how a silent rank ended."""
@@ -209,12 +247,12 @@ class Ranks:
         for rank, code in codes.items():
             if code is not None and said[rank] is None:
                 how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-                return f"{self._name(rank)} ended with {how}; the trainer has to start again"
+                return f"{self._name(rank)} ended with {how}; {self.so}"
         for rank in self._heartbeat.silent():
             if said[rank] is None:
                 return (
                     f"{self._name(rank)}: not heard of for {self._silence_s:g} s: it hangs, or it or its host is gone, "
-                    "or cut off; the trainer has to start again"
+                    f"or cut off; {self.so}"
                 )
         return None
 
@@ -251,9 +289,12 @@ class Ranks:
             self._heartbeat.tick()
             lives = all(process.poll() is None for process in self._processes.values())
             lost_s = 0.0 if lives and not self._heartbeat.silent() else lost_s + BEAT_S  # may be heard again
-            if lost_s > ABANDON_S:
+            if not self._may_wait(lost_s):
                 log.critical("%s", self.trouble() or "backend deepspeed: a rank has ended")
                 os._exit(BackendError.exit_code)
+
+    def _may_wait(self, lost_s: float) -> bool:
+        return lost_s <= ABANDON_S
 
     # ------------------------------------------------------------------------------------------ ending
 

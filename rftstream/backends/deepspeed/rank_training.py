@@ -11,7 +11,7 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from rftstream.backends.deepspeed.publishing import RankPart
 from rftstream.backends.deepspeed.rank_processes import LOOPBACK, RankPlace, distributed
 from rftstream.backends.deepspeed.sequence import SequenceGroup, SplitNetwork
 from rftstream.backends.deepspeed.settings import CriticStart, RankSettings, share_of
-from rftstream.backends.deepspeed.shards import REFERENCE, count_anew
+from rftstream.backends.deepspeed.shards import KINDS, REFERENCE, count_anew
 from rftstream.backends.deepspeed.trained import Read, TrainedNetwork
 from rftstream.backends.torch import lora
 from rftstream.backends.torch.critic import ValueNetwork, load_critic
@@ -245,6 +245,16 @@ class Rank(BatchTraining[TrainedNetwork]):
     def gather(self, network: str, kind: str, name: str) -> Tensor:
         """Return a whole tensor, from the parts of all ranks."""
         return self.trained[network].shards.gather(kind, name)
+
+    def give(self, keep: Callable[[str, str, str, Tensor], None] | None = None) -> None:
+        """Read all masters and moments together with the other ranks. Rank 0 passes `keep`, which gets network, kind,
+        name and the whole tensor of each."""
+        for network, trained in self.trained.items():
+            for kind in KINDS:
+                for name in trained.shapes:
+                    value = trained.shards.gather(kind, name)
+                    if keep is not None:
+                        keep(network, kind, name, value)
 
     def take_part(self, name: str, parent: str, store: Mapping[str, Any], prefix: str) -> None:
         """Copy this rank's tensors of a version, which its `part` then writes.

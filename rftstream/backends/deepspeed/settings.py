@@ -91,12 +91,30 @@ def share_of(place: RankPlace, *, together: int) -> MicrobatchShare:
     return MicrobatchShare(number=number, count=place.size // together, counts=in_group == 0)
 
 
-def check_gpus(size: int, device: torch.device) -> None:
-    """Raise ConfigError unless there are `size` GPUs, counted from `device`."""
-    if device.type == "cuda" and (device.index or 0) + size > (found := torch.cuda.device_count()):
+def check_gpus(size: int, device: torch.device, *, least: int | None = None) -> int:
+    """Return the number of ranks that have a GPU each, counted from `device`: `size`, or fewer if `least` allows it.
+    ConfigError if there are too few."""
+    if device.type != "cuda" or (device.index or 0) + size <= (found := torch.cuda.device_count()):
+        return size
+    if least is not None and (left := found - (device.index or 0)) >= least:
+        return left
+    raise ConfigError(
+        f"backends.deepspeed.processes: {size} from trainer.device {device} on, but there are {found} GPUs; each "
+        "process needs one"
+    )
+
+
+def check_min_ranks(least: int | None, processes: int, together: int) -> None:
+    """Raise ConfigError if worlds of at least this many ranks cannot be formed."""
+    if least is None:
+        return
+    launched = RankPlace.given()
+    size = processes if launched is None else launched.size
+    if least > size:
+        raise ConfigError(f"backends.deepspeed.min_ranks: got {least}, expected at most {size}, the number of ranks")
+    if least % together:
         raise ConfigError(
-            f"backends.deepspeed.processes: {size} from trainer.device {device} on, but there are {found} GPUs; each "
-            "process needs one"
+            f"backends.deepspeed.min_ranks: got {least}, expected a multiple of sequence_parallel, {together}"
         )
 
 
