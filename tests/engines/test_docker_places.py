@@ -174,7 +174,9 @@ BAD: dict[str, tuple[dict[str, str], str, str | float]] = {
         0.0,
     ),
     "a full disk": ({}, f"{ASK}; {MANY}", "the place was ended: it wrote .* MB, expected at most 64"),
-    "forks without end": ({}, f"{ASK}; f() {{ f | f & }}; f; sleep 5", "no more commands|cannot be prepared|no reward"),
+    "forks without end": (
+        {}, f"{ASK}; for i in $(seq 300); do sleep 600 & done", "no more commands|cannot be prepared|no reward",
+    ),
     "an agent that hangs": ({"toml": "[agent]\ntimeout_sec = 30.0"}, f"{ASK}; sleep 600", 0.0),
     "an install step that fails": ({}, ASK, "the harness's install step does not build"),
 }  # fmt: skip
