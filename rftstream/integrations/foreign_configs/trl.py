@@ -351,6 +351,7 @@ class _TrlRules:
             return
         text, missing = code.copy(names)
         about = f"{', '.join(names)} with what is used, copied from {self._path.name}"
+        about += "".join(f"; {theirs} is called {ours} there" for theirs, ours in code.renamed.items())
         c.modules.append(ConvertedModule(f"{module}.py", text, about))
         if missing:
             c.ask(f"{module}.py uses {', '.join(missing)}, which only the script's run makes: write that there")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -20,6 +21,10 @@ class ScriptCode:
         self.name = name
         self._lines, self._scope = lines, scope
         self._lambdas: dict[str, ast.Lambda] = {}
+        self.renamed: dict[str, str] = {}
+        """Columns that the copied functions read, and what they are called in the copy."""
+        self._readers: set[str] = set()
+        self._is_copied = False
 
     def name_lambda(self, node: ast.Lambda) -> str:
         """Return a name for a function that has none. `copy` takes it."""
@@ -29,6 +34,7 @@ class ScriptCode:
 
     def copy(self, names: Sequence[str]) -> tuple[str, list[str]]:
         """Return a module with these functions and all that they use, and the names that could not be copied."""
+        self._is_copied = True
         found: dict[tuple[int, str], tuple[int, str]] = {}
         missing: list[str] = []
         self._collect([name for name in names if name not in self._lambdas], found, missing)
@@ -53,6 +59,27 @@ class ScriptCode:
             one.value for one in inside if isinstance(one, ast.Constant) and isinstance(one.value, str)
         }
 
+    def rename(self, names: Sequence[str], column: str, ours: str) -> bool:
+        """Let the copies of these functions read a column by our name. Return False, and change nothing, if a word or a
+        text there may mean something else."""
+        if self._is_copied or column in self.renamed:
+            return self.renamed.get(column) == ours
+        readers = [name for name in names if column in self.words_of([name])]
+        bound = [one.value for name in readers for one in self._bindings(name)]
+        if set(readers) & set(self._lambdas) or not all(isinstance(node, ast.FunctionDef) for node in bound):
+            return False
+        for node in bound:
+            documented = isinstance(node, ast.FunctionDef) and ast.get_docstring(node, clean=False)
+            for one in ast.walk(node):
+                words = {getattr(one, field, None) for field in ("id", "arg", "attr", "name")}
+                text = one.value if isinstance(one, ast.Constant) and isinstance(one.value, str) else ""
+                is_bound = column in words and isinstance(one, (ast.Attribute, ast.keyword))
+                if ours in words or is_bound or (text != documented and re.search(rf"\b{column}\b", text)):
+                    return False
+        self.renamed[column] = ours
+        self._readers.update(readers)
+        return True
+
     def _collect(self, names: Sequence[str], found: dict[tuple[int, str], tuple[int, str]], missing: list[str]) -> None:
         """Add the statements that bind these names, and those that they use in turn."""
         waiting, seen = list(names), set(names)
@@ -65,6 +92,9 @@ class ScriptCode:
                 continue
             for one in bindings:
                 text, used = self._statement(one)
+                if name in self._readers:
+                    for column, ours in self.renamed.items():
+                        text = re.sub(rf"\b{column}\b", ours, text)
                 is_import = isinstance(one.statement, (ast.Import, ast.ImportFrom))
                 found.setdefault((id(one.statement), name if is_import else ""), (one.statement.lineno, text))
                 new = [other for other in used if other not in seen]

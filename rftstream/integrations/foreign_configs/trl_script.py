@@ -61,11 +61,20 @@ class Script:
 
     def reads(self, column: str) -> bool:
         """Return whether a reward reads a column of this name. An imported reward may do so."""
+        own, imported = self._rewards()
+        return bool(imported) or (self.code is not None and column in self.code.words_of(own))
+
+    def rename(self, column: str, ours: str) -> bool:
+        """Let the copies of the rewards read a column by our name. Return whether all that may read it do."""
+        own, imported = self._rewards()
+        return not imported and self.code is not None and self.code.rename(own, column, ours)
+
+    def _rewards(self) -> tuple[list[str], list[str]]:
+        """Return the rewards that the script defines, and those that it imports from elsewhere than TRL."""
         rewards = [one for one in self.settings.get("reward_funcs", ()) if isinstance(one, str)]
-        own = [one for one in rewards if ":" not in one]
-        return any(":" in one and not one.startswith("trl.") for one in rewards) or (
-            self.code is not None and column in self.code.words_of(own)
-        )
+        return [one for one in rewards if ":" not in one], [
+            one for one in rewards if ":" in one and not one.startswith("trl.")
+        ]
 
 
 class ScriptReader:

@@ -190,7 +190,9 @@ class DatasetRules:
         found = {OURS.get(name, name): column for name, column in made.items()}
         for name, column in made.items():
             ours = OURS.get(name, name if name in KNOWN else column)
-            if name not in (ours, column) and self._samples and self._script.reads(name):
+            if name in (ours, column) or not self._samples or not self._script.reads(name):
+                continue
+            if not self._script.rename(name, ours):
                 self._c.ask(
                     f"{name} is the column {column} of the rows, renamed by the map, which no setting does for "
                     f"rewards: call the parameter of the reward {ours}"
