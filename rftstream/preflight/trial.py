@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import re
 import tempfile
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
@@ -101,6 +102,16 @@ class TriedRollout(Report):
         """Return the seconds from the environment's start to its end. Other rollouts were sampled at the same time."""
         return max(0.0, self.rollout.finished_at - self.rollout.started_at) if self.rollout.started_at else 0.0
 
+    @property
+    def says_answer(self) -> bool:
+        """Return whether the policy wrote the reference answer as a word of its own, which its prompt does not have."""
+        problem = self.rollout.problem
+        if problem is None or not problem.answer:
+            return False
+        word = re.compile(rf"(?<!\w){re.escape(problem.answer)}(?!\w)")
+        said = "\n".join(turn.content for turn in self.rollout.turns if turn.role == "assistant")
+        return word.search(said) is not None and word.search(self.prompt) is None
+
     def turns_to_json(self) -> list[dict[str, Any]]:
         """Return the turns, as text and as shown."""
         starts = segment_starts(self.rollout.turns, self.rollout.segments, self.rollout.calls)
@@ -174,7 +185,18 @@ class TrialReport(Report):
         if reasons := sorted({str(one.verified.reason) for one in self.tried if not one.is_scored}):
             unscored = len(self.tried) - self.num_scored
             lines.append(f"{unscored:,} without a reward ({', '.join(reasons)}): see above; a run would leave them out")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._unread()])
+
+    def _unread(self) -> Iterator[str]:
+        """Yield a line about rewards that gave 0 to every completion with the reference answer in it."""
+        saying = [one.verified.verdict for one in self.tried if one.says_answer and one.verified.verdict is not None]
+        names = dict.fromkeys(name for verdict in saying for name in verdict.parts)
+        zero = [name for name in names if not any(verdict.parts.get(name) for verdict in saying)]
+        if zero:
+            yield (
+                f"{plural(len(saying), 'rollout')} with the reference answer in the text: 0 by {' and '.join(zero)}; "
+                "where one is right, look at how the reward reads it"
+            )
 
 
 def try_run(

@@ -100,6 +100,15 @@ def test_text_to_be_read_and_a_reward_that_fails(run_file: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_reward_that_reads_no_answer_is_named_where_completions_have_it(run_file: Path) -> None:
+    (run_file.parent / "my_trial_rewards.py").write_text("def score(completion):\n    return 0\n")
+    shown = [call(run_file, "--num", 20, "--set", f"tasksets.sums.reward={name}").stdout
+             for name in ("my_trial_rewards:score", "exact")]  # fmt: skip
+    assert "with the reference answer in the text: 0 by score; where one is right" in shown[0], shown[0]
+    assert "with the reference answer in the text" not in shown[1], shown[1]
+
+
+@pytest.mark.slow
 def test_exit_1_when_nothing_can_be_scored_and_fewer_tasks_than_asked_for(run_file: Path) -> None:
     (run_file.parent / "own.jsonl").write_text(json.dumps(ROWS[1]) + "\n")
     more = ("--taskset", "own", "--set", "tasksets.own.passes=1", "--set", "verifier.tries=1")
