@@ -26,6 +26,7 @@ RUN_LOG = "run.log"
 """File in `logs/` with the supervisor's messages, in the form of `TextFormatter`."""
 
 _LINE = re.compile(r"(\S+ \S+)\.\d+ (?:INFO|ERROR) +run (?:begins pid=\d+|ended by=(\S+)(?: error=(.*))?)$")
+_CHANGED = re.compile(r"(\S+ \S+)\.\d+ WARNING +run changed: (.*)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,20 @@ def read_ending(folder: RunFolder) -> Ending | None:
     except OSError:
         return None
     return found
+
+
+def read_changes(folder: RunFolder) -> list[str]:
+    """Return the newest settings that `resume` changed here, each with the time, the newest last."""
+    try:
+        with (folder.logs / RUN_LOG).open(encoding="utf-8", errors="replace") as lines:
+            found = [
+                f"{match[1]}: {secrets.hidden(match[2])}"
+                for line in lines
+                if (match := _CHANGED.match(line)) is not None
+            ]
+    except OSError:
+        return []
+    return found[-6:]
 
 
 def _ending(moment: str, by: str | None, error: str | None) -> Ending:

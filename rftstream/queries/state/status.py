@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rftstream.algorithms.learning_signal import NoSignal, find_no_signal
@@ -36,7 +37,7 @@ from rftstream.queries.state.standstill import (
 from rftstream.queries.state.workers import WorkerStatus, ask_workers, worker_sentence
 from rftstream.queries.traces.lineage import Origin, origin_of
 from rftstream.roles.synthesiser import SYNTHESISER
-from rftstream.runs.ending import Ending, read_ending
+from rftstream.runs.ending import Ending, read_changes, read_ending
 from rftstream.runs.folder import OpenRun, RunFolder, consumer_groups
 from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.records.losses import WHOLE, deleted_unsaid
@@ -369,6 +370,7 @@ def _troubles(status: Status) -> Iterator[tuple[str, str]]:
     if (origin := status.origin) is not None:
         yield "made of", f"{origin.run}: {origin.how}"
         yield from (("changed", line) for line in origin.changed)
+    yield from (("changed", line) for line in read_changes(RunFolder(Path(status.folder))))
 
 
 def _training(status: Status, now: float) -> Iterator[tuple[str, str]]:

@@ -353,7 +353,7 @@ class _Away(logging.Filter):
             log.warning("a Kafka broker cannot be reached (%s); going on trying", reason)
         elif record.msg == compat.CONNECTED and self._since is not None:
             since, self._since, self._said_at = self._since, None, -AWAY_AGAIN_S
-            log.warning("a Kafka broker is reached again, %.0f s after that", now - since)
+            log.warning("a Kafka broker is reached again, after %.0f s", now - since)
         return record.levelno >= logging.WARNING
 
 

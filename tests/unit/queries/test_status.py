@@ -269,13 +269,15 @@ def test_an_error_is_noted_in_one_line_without_its_secrets(
 ) -> None:
     monkeypatch.setenv("MY_API_KEY", "open-sesame")
     notes = notes_file(RunFolder(tmp_path))
+    notes.warning("changed: trainer.lr 1 -> 2")
     with pytest.raises(OSError, match="sesame"), noting_failure(notes):
         raise OSError("a\nlong story\nkafka://me:hush@host refused open-sesame")
     for handler in notes.handlers:
         handler.close()
     kept = (tmp_path / "logs" / "run.log").read_text()
-    found = status(log, tmp_path).stopped
-    assert found is not None
+    state = status(log, tmp_path)
+    assert re.search(r"changed +\d.*: trainer.lr 1 -> 2\n", state.to_text()), "what `resume` changed"
+    assert (found := state.stopped) is not None
     assert found.error == "kafka://***@host refused ***"
     assert not {"hush", "sesame"} & set(re.findall(r"\w+", kept)), kept
 
