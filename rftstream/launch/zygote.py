@@ -151,6 +151,8 @@ class Zygote:
         """Requests that the zygote has not read yet, since it reads none during imports."""
         self._number = 0
         self._answers: dict[int, dict[str, Any]] = {}
+        self._unwanted: set[int] = set()
+        """Requests of workers that were told to end before they were forked."""
         self.dead = False
 
     def ask(self, command: WorkerCommand) -> int:
@@ -184,8 +186,14 @@ class Zygote:
             *lines, self._buffer = (self._buffer + data).split(b"\n")
             for line in lines:
                 said = json.loads(line)
-                self._answers.setdefault(said.pop("number"), {}).update(said)
+                if (asked := said.pop("number")) in self._unwanted and "pid" in said:
+                    send_signal(said["pid"], signal.SIGKILL)
+                self._answers.setdefault(asked, {}).update(said)
         return self._answers.get(number, {})
+
+    def call_off(self, number: int) -> None:
+        """Kill the worker of a request as soon as it is forked."""
+        self._unwanted.add(number)
 
     def close(self) -> None:
         """End the zygote. The kernel then ends its workers."""
@@ -250,9 +258,12 @@ class ForkedChild:
         return self._code
 
     def send(self, signum: int) -> None:
-        """Send a signal to the worker. Keep the signal until the worker has a process id."""
+        """Send a signal to the worker. One that is not forked yet, since the zygote still imports, has nothing in hand
+        and is called off: nobody waits a minute for a worker that will only leave."""
         self._signals.append(signum)
-        self.poll()
+        if self.poll() is None and self.pid is None:
+            self._zygote.call_off(self._number)
+            self._code = 0 if signum in (signal.SIGTERM, signal.SIGINT) else -signum
 
 
 # ------------------------------------------------------------------------------------------------ zygote's side

@@ -358,6 +358,21 @@ def test_the_zygote_forks_workers_that_are_the_same_commands(tmp_path: Path, zyg
 
 
 @pytest.mark.slow
+def test_a_worker_that_is_stopped_before_its_fork_has_left_and_never_works(
+    tmp_path: Path, zygote: ZygoteSpawner
+) -> None:
+    """The zygote may import for a minute, for which nobody who stops a run waits."""
+    late = zygote.spawn(rftstream(tmp_path, "late", *WAITING))
+    late.send(signal.SIGTERM)
+    assert late.poll() == 0
+    other = zygote.spawn(rftstream(tmp_path, "other", *WAITING))
+    wait_until(lambda: other.poll() is None and other.pid is not None)
+    assert late.pid is not None
+    wait_until(lambda: not is_alive(late.pid))
+    assert is_alive(other.pid)
+
+
+@pytest.mark.slow
 def test_workers_of_a_dead_zygote_are_dead_and_the_next_ones_get_another(tmp_path: Path, zygote: ZygoteSpawner) -> None:
     first = zygote.spawn(rftstream(tmp_path, "first", *WAITING))
     wait_until(lambda: first.poll() is None and first.pid is not None)
