@@ -4,8 +4,8 @@ import itertools
 import pytest
 import torch
 
-from rftstream.backends.deepspeed import backend as deepspeed_backend
 from rftstream.backends.deepspeed.rank_processes import Ranks
+from rftstream.backends.deepspeed.worlds import steady
 from tests.unit.backends.kept_ranks import TIMEOUT_S, KeptRanks, import_for_good
 
 
@@ -78,7 +78,7 @@ def open_kept(kept, monkeypatch, open_alone):
 
     def open_next(backend):
         with monkeypatch.context() as patch:
-            patch.setattr(deepspeed_backend, "Ranks", ranks)
+            patch.setattr(steady, "Ranks", ranks)
             return open_alone(backend)
 
     return open_next

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.grpo import Grpo
 from rftstream.backends.base import OptimizerSettings
-from rftstream.backends.deepspeed import backend as deepspeed_backend
 from rftstream.backends.deepspeed.backend import DeepSpeedBackend
+from rftstream.backends.deepspeed.worlds import steady
 from rftstream.backends.torch.inputs import make_inputs
 from rftstream.backends.torch.network import load_model
 from rftstream.config.sections import LoraSection
@@ -220,7 +220,7 @@ def test_ranks_force_what_one_process_forces(tmp_path, kept, monkeypatch, config
     assert max(np.abs(one - other).max() for one, other in zip(own, expected, strict=False)) > 1e-3
     metrics = whole.update(rows, GRPO, tiny.plan(tokens_per_microbatch=30)).metrics
     if config.get("processes", 1) > 1:
-        monkeypatch.setattr(deepspeed_backend, "Ranks", lambda *args, **settings: kept(config["processes"]))
+        monkeypatch.setattr(steady, "Ranks", lambda *args, **settings: kept(config["processes"]))
     backend = DeepSpeedBackend(
         DeepSpeedBackend.Config(timeout_s=600, **config), model=spec, optimizer=OptimizerSettings(), seed=0
     )
