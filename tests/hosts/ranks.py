@@ -66,7 +66,7 @@ class RankFacts:
 def train_on_two_hosts(hosts: Hosts, name: str) -> RankFacts:
     """Train until a host dies, go on with another one, and return what came of it when the run has ended."""
     network = hosts.network
-    text = run_file(name).replace('path = "fake"', 'path = "model"')
+    text = run_file(name).replace('path = "fake"', 'path = "model"').replace('policy = "fake"', 'policy = "hf"')
     text = text.replace('backend = "fake"', 'backend = "deepspeed"').replace("[transport]", f"{DEEPSPEED}[transport]")
     model = _make_model(network["alpha"].folder / "made")
     for each in WORKERS:
