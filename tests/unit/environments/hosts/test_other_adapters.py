@@ -531,6 +531,7 @@ __all__ = ["DebateTaskset", "DebateEnv"]
 """
 
 
+@pytest.mark.heavy("the first of a run installs verifiers")
 def test_each_agent_of_verifiers_has_a_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its own reward, unless verifiers trains it not; an agent with a model of its own has none."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
