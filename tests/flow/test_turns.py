@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 from rftstream import metrics
 from rftstream.contracts.rollouts import RolloutStatus, VersionSpan
@@ -17,7 +16,6 @@ from rftstream.environments.base import AssistantMessage, Environment
 from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.models.splice import BreakReason, Continuation, Conversation
 from rftstream.policies.base import Completion, SampleRequest
-from rftstream.roles.explorer import turn_loop
 from rftstream.roles.explorer.attempt import Attempt
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from tests.e2e import scripted
@@ -108,33 +106,6 @@ def attempt_of(
             assert loop.num_open == 0
             return finished[0], parrot
     raise AssertionError("it does not end")
-
-
-def test_of_many_completions_at_once_a_step_takes_some_and_none_of_those_that_were_aborted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(turn_loop, "COMPLETIONS_A_STEP", 2)
-
-    def make(where: str, name: str, problem: Problem, seed: int) -> Environment:
-        return Sums(Config(turns=1), problem=problem, seed=seed)
-
-    loop = TurnLoop(policy=Parrot(), renderer=ChatRenderer(), make_environment=make, context=None, now=lambda: 0.0)
-
-    def start(key: str, question: str) -> None:
-        problem = Problem(messages=(ChatMessage(role="user", content=question),))
-        loop.start(key, problem=problem, sampling=Sampling(), seed=1, environment="any", where="any")
-
-    for key in "abcde":
-        start(key, "1+2=")
-    assert [one.key for one in loop.step()] == ["a", "b"]
-    assert loop.idle_s() == 0.0
-    assert not loop.pause("e"), "it is about to end"
-    loop.abort("d")
-    start("d", "3+4=")
-    assert [one.key for one in loop.step()] == ["c", "e"]
-    (again,) = loop.step()
-    assert (again.key, bytes(again.segments[0].token_ids.numpy().tolist())) == ("d", b"3+4=yes\0")
-    assert loop.num_open == 0
 
 
 def test_turns_join_one_segment() -> None:

@@ -6,7 +6,7 @@ import itertools
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from random import Random
 from unittest.mock import patch
 
@@ -16,8 +16,6 @@ from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.errors import RewardError
 from rftstream.rewards.base import RewardGroup
-from rftstream.roles.explorer import turn_loop
-from rftstream.roles.verifier import step as verifier_step
 from rftstream.roles.verifier.step import reward_input
 from rftstream.service.loops import results
 
@@ -52,19 +50,10 @@ def with_compared(config: RunConfig, seed: object) -> RunConfig:
     return loader.from_dict(values)
 
 
-@contextmanager
-def some_in_small_steps(seed: object) -> Iterator[None]:
-    """For half of the seeds a transaction takes one result, and for half a role takes few records and completions at
-    once, so that anything may come between two."""
-    random = Random(f"transactions {seed}")
-    most_bytes = random.choice([1, results.MAX_TRANSACTION_BYTES])
-    at_once = random.choice([1, 2, 64, 64])
-    with (
-        patch.object(results, "MAX_TRANSACTION_BYTES", most_bytes),
-        patch.object(turn_loop, "COMPLETIONS_A_STEP", at_once),
-        patch.object(verifier_step, "START_AT_ONCE", at_once),
-    ):
-        yield
+def some_transactions_small(seed: object) -> AbstractContextManager[None]:
+    """For half of the seeds a transaction takes one result, so that anything may come between two."""
+    most = Random(f"transactions {seed}").choice([1, results.MAX_TRANSACTION_BYTES])
+    return patch.object(results, "MAX_TRANSACTION_BYTES", most)
 
 
 def compares(config: RunConfig) -> bool:

@@ -21,7 +21,7 @@ from rftstream.roles.verifier.step import reward_input
 from rftstream.runs.writes.load_demonstrations import load_demonstrations
 from rftstream.testing import Faults, Simulation
 from rftstream.testing.faults import FaultScript
-from tests.simulation.compared import some_in_small_steps, with_compared
+from tests.simulation.compared import some_transactions_small, with_compared
 from tests.simulation.games import draw_games
 from tests.simulation.joined import with_joined
 from tests.simulation.laws import Judge, Laws
@@ -326,8 +326,8 @@ def simulate(
     simulation.watch = laws = Laws(simulation, judge_by(config))
     try:
         with contextlib.ExitStack() as played:
-            if compared or ranks:
-                played.enter_context(some_in_small_steps(seed))
+            if compared:
+                played.enter_context(some_transactions_small(seed))
             if ranks:
                 laws.ranks = SimulatedRanks(simulation, seed, calm=calm)
                 played.enter_context(laws.ranks.playing(lambda name: laws.weights_digests[name]))

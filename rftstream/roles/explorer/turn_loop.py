@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -49,10 +48,6 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
 """Seconds between two checks for rollouts that exceed their time limit."""
-
-COMPLETIONS_A_STEP = 64
-"""Completions that `step` takes. Of many that end together the first ones are on the log, and with the next role, while
-the others are still taken."""
 
 MakeEnvironment = Callable[[str, str, Problem, int], Environment]
 """(place in the run file that names the environment, its name, problem, seed) -> environment."""
@@ -98,8 +93,6 @@ class TurnLoop:
         self._now = now
         self._look_at = -math.inf
         self._open: dict[str, OpenRollout] = {}
-        self._completions: deque[Completion] = deque()
-        """Completions that the policy has returned and that were not taken yet."""
         self._finished: list[Attempt] = []
         self._failures = FailureLog()
 
@@ -111,7 +104,7 @@ class TurnLoop:
     def idle_s(self) -> float:
         """Return the seconds for which `step` has nothing to do except the policy's work. Environments may answer
         earlier."""
-        if self._finished or self._completions:
+        if self._finished:
             return 0.0
         return min(self.calls.idle_s(), LOOK_EVERY_S if self._rollout_timeout_s and self._open else math.inf)
 
@@ -210,7 +203,6 @@ class TurnLoop:
         state = self._open.pop(key, None)
         if state is not None:
             self.policy.abort(key)
-            self._completions = deque(one for one in self._completions if one.request_id != key)
             state.session.close(partial(self._failures.of_call, state.name))
 
     def close(self) -> None:
@@ -279,10 +271,7 @@ class TurnLoop:
         if self._open or self.calls.num_running:
             self.calls.poll()
         if self._open:
-            if not self._completions:
-                self._completions.extend(self.policy.step())
-            for _ in range(min(len(self._completions), COMPLETIONS_A_STEP)):
-                completion = self._completions.popleft()
+            for completion in self.policy.step():
                 state = self._open.get(completion.request_id)
                 if state is not None:
                     self._on_completion(state, completion)

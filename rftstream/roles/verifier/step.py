@@ -48,9 +48,6 @@ log = logging.getLogger(__name__)
 WAIT_S = 0.02
 """Seconds to wait for the scorer when there is nothing else to do."""
 
-START_AT_ONCE = 64
-"""Rollouts that are given to the scorer at once. It scores them while others are decoded."""
-
 JUDGED_OVER = 200
 """Number of rollouts over which the share without a reward is computed."""
 
@@ -138,8 +135,6 @@ class VerifierStep(ConcurrentStep):
         self._clock = clock
         self._active: dict[str, tuple[Item, float]] = {}
         """Items that are being scored, each with the time when its scoring began."""
-        self._num_started = 0
-        """Rollouts since the last `advance`."""
         self._done: list[Done] = []
         self._deaths = Deaths()
         self._kinds = Kinds()
@@ -148,12 +143,11 @@ class VerifierStep(ConcurrentStep):
     def room(self) -> int:
         """Number of further rollouts that this worker can take now. Rollouts that wait for siblings take no room: those
         siblings may be the next ones on the log."""
-        return 0 if self._scorer.grouped is None else min(self._max_concurrent - len(self._active), START_AT_ONCE)
+        return 0 if self._scorer.grouped is None else self._max_concurrent - len(self._active)
 
     def start(self, item: Item) -> None:
         """Give the rollout to the scorer, or let it wait for its siblings. A rollout that cannot be scored is passed on
         at once."""
-        self._num_started += 1
         rollout = item.received.message
         assert isinstance(rollout, Rollout)
         if rollout.ids.taskset in (self._scorer.grouped or ()):
@@ -194,9 +188,7 @@ class VerifierStep(ConcurrentStep):
         self._groups.waited(has_room=self.room > 0)
         for group in self._groups.take_due():
             self._judge(group)
-        num_started, self._num_started = self._num_started, 0
-        waits = self._active and not self._done and num_started < START_AT_ONCE  # otherwise there may be more to start
-        for reply in self._scorer.poll(WAIT_S if waits else 0.0):
+        for reply in self._scorer.poll(0.0 if self._done else WAIT_S if self._active else 0.0):
             active = self._active.pop(reply.request_id, None)
             if active is not None:
                 item, began_at = active

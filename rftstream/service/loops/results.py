@@ -14,8 +14,8 @@ MAX_TRANSACTION_BYTES = 8 << 20
 """Size of the results that makes a transaction due, in bytes. A transaction takes at most so many, unless its first
 result alone is larger."""
 
-MAX_TRANSACTION_RECORDS = 64
-"""Number of results that make a transaction due. The next role works on them while this one makes more."""
+MAX_TRANSACTION_RECORDS = 512
+"""Number of results that make a transaction due."""
 
 LINGER_S = 0.02
 """Seconds that a finished result waits for others, so that they share a transaction."""
