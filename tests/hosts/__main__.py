@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.faults.rig import Played, Rig, counted
 from tests.faults.schedule import CALM
 from tests.hosts.network import is_possible
-from tests.hosts.ranks import train_on_two_hosts
+from tests.hosts.ranks import go_on_without_a_host, train_on_two_hosts
 from tests.hosts.rig import Hosts, made, to_text
 
 
@@ -34,6 +34,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rftstream-hosts-") as folder, made(Path(folder, "hosts")) as hosts:
         if given.kind != "schedules":
             print(train_on_two_hosts(hosts, "ranks").to_text(), flush=True)
+            print(go_on_without_a_host(hosts, "elastic").to_text(), flush=True)
         if given.kind != "ranks":
             played = _play(hosts, Path(folder, "calm"), range(*map(int, given.seeds.split(":"))))
     counts = counted(played)

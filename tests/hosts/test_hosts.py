@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.faults.rig import Rig, counted
 from tests.faults.schedule import CALM
 from tests.hosts.network import is_possible
-from tests.hosts.ranks import KILLED_AT, WITHIN_S, train_on_two_hosts
+from tests.hosts.ranks import KILLED_AT, WITHIN_S, go_on_without_a_host, train_on_two_hosts
 from tests.hosts.rig import CUT_S, draw, made
 
 SEEDS = (0, 1, 2)
@@ -48,6 +49,7 @@ def test_a_trainer_of_two_ranks_outlives_the_host_of_one(tmp_path: Path) -> None
         pytest.fail("hosts with networks of their own need the superuser and /dev/net/tun")
     with made(tmp_path / "hosts") as hosts:
         found = train_on_two_hosts(hosts, "ranks")
+        elastic = go_on_without_a_host(hosts, "elastic")
     assert set(found.sizes) == {2}
     assert found.code == 1
     assert found.ended_after_s < WITHIN_S
@@ -57,3 +59,6 @@ def test_a_trainer_of_two_ranks_outlives_the_host_of_one(tmp_path: Path) -> None
     assert start == 0
     assert 0 < again <= KILLED_AT + 1, "the second trainer goes on from a checkpoint of the first"
     assert found.facts.num_lost == 0
+    assert elastic.epochs == [1], "the trainer was never started again"
+    assert [size for size, _ in itertools.groupby(elastic.sizes)] == [2, 1, 2]
+    assert elastic.facts.num_lost == 0

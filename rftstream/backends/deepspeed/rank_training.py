@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d
 
 from rftstream.backends.base import CRITIC, POLICY, OptimizerSettings
 from rftstream.backends.deepspeed.engine import import_deepspeed
@@ -123,13 +124,14 @@ class Rank(BatchTraining[TrainedNetwork]):
         if self.spec.lora is not None and settings.autocast is not None:
             lora.hold_frozen(self._model, settings.autocast)
         backend = "nccl" if self.device.type == "cuda" else "gloo"
+        timeout = timedelta(seconds=self._settings.timeout_s)
         self._set_environment()
         torch.distributed.init_process_group(
             backend,
             store=distributed.PrefixStore(prefix, self._store),
             rank=self._place.rank,
             world_size=self._place.size,
-            timeout=timedelta(seconds=self._settings.timeout_s),
+            timeout=timeout,
         )
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False)
         if self._settings.sequence_parallel > 1:
@@ -146,6 +148,8 @@ class Rank(BatchTraining[TrainedNetwork]):
         count_anew()
         for name, one in networks.items():
             self.trained[name] = TrainedNetwork(name, one, parameters[name], self._optimizer, self._settings)
+        for group in [*distributed_c10d._world.pg_map]:  # DeepSpeed makes some with torch's 30 minutes
+            distributed_c10d._set_pg_timeout(timeout, group)
 
     def _split(self, network: Network) -> Network | SplitNetwork:
         """Return the network as the ranks of a sequence group compute it together. ConfigError if the ranks would get

@@ -13,12 +13,14 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 
 import numpy as np
 import psutil
 import pytest
 import torch
 from safetensors.numpy import load_file
+from torch.distributed import distributed_c10d
 
 from rftstream.algorithms.by_taskset import ByTaskset, TasksetAlgorithm
 from rftstream.algorithms.clips import Rloo
@@ -97,6 +99,14 @@ def test_a_huge_loss_skips_though_its_gradient_is_a_number(opened, tmp_path):
 
     assert backend.update(tiny.rows(), Infinite(Grpo.Config()), plan()).skipped
     assert unchanged(saved(backend, tmp_path / "after"), before)
+
+
+def test_all_groups_have_the_time_limit(opened):
+    """Rank 0 waits no longer than that for one whose host is cut off; DeepSpeed's groups had half an hour."""
+    opened(stage=1, timeout_s=TIMEOUT_S + 1)
+    groups = [group._get_backend(torch.device("cpu")) for group in distributed_c10d._world.pg_map]
+    assert len(groups) > 1, "the default one, and some of DeepSpeed"
+    assert {group.options._timeout for group in groups} == {timedelta(seconds=TIMEOUT_S + 1)}
 
 
 # --------------------------------------------------------------------------------------------- two processes
