@@ -179,10 +179,7 @@ class BubblewrapPlace:
 
     def end_calls(self) -> int:
         """Close the connections to the model, and refuse later ones."""
-        if self._tunnel is None:
-            return 0
-        self._tunnel.end_calls()
-        return self._tunnel.num_late
+        return 0 if self._tunnel is None else self._tunnel.end_calls()
 
     async def put(self, source: Path, target: str) -> None:
         """Copy the files of a folder into a folder of the place. They are unpacked in it: its links lead nowhere

@@ -70,8 +70,7 @@ class Tunnel:
         self._takes_no_more = False
         self.newest = 0
         """Number of the newest connection."""
-        self.num_late = 0
-        """Number of connections that came after `end_calls`."""
+        self._num_late = 0
 
     async def ready(self) -> None:
         """Return when the relay listens. IncompleteReadError if it ends before."""
@@ -85,7 +84,7 @@ class Tunnel:
                 data = await self._reader.readexactly(length)
                 if number > self.newest:  # an older number without a connection is of a closed one
                     self.newest = number
-                    self.num_late += self._takes_no_more
+                    self._num_late += self._takes_no_more
                     if not self._takes_no_more and len(self._connections) < MAX_CONNECTIONS:
                         self._connections[number] = asyncio.Queue(MAX_WAITING)
                         task = asyncio.create_task(self._connect(number, self._connections[number]))
@@ -96,11 +95,13 @@ class Tunnel:
                 if number in self._connections:
                     await self._connections[number].put(data)
 
-    def end_calls(self) -> None:
-        """End all connections, and refuse later ones."""
+    def end_calls(self) -> int:
+        """End all connections, and refuse later ones. Return the number of those that were refused since the first
+        call of this."""
         self._takes_no_more = True
         for task in self._tasks:
             task.cancel()
+        return self._num_late
 
     async def close(self) -> None:
         """End all connections."""

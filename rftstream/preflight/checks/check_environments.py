@@ -24,7 +24,7 @@ from rftstream.environments.harbor.agent import HarborAgent
 from rftstream.environments.launched_agents import agent_of
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostStartTimeout, HostTimeout
 from rftstream.gateway.addresses import parse_address
-from rftstream.preflight.checks.places import place_of
+from rftstream.preflight.checks.raised_at import raised_at
 from rftstream.roles.explorer.environment_session import CallFailure, EnvironmentSession, Opening
 
 WAIT_S = 0.05
@@ -176,5 +176,5 @@ def _words(settings: str, failure: CallFailure) -> str:
         return f"{text}; mend what hangs, or raise {settings}.timeout_s"
     if isinstance(error, HostError):
         return f"{text}; it has to be there when the run starts"
-    place = place_of(error)
+    place = raised_at(error)
     return f"{text}{place and f' ({place})'}; mend it, and check again"

@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[2]
 LIBRARIES = tuple(Path(sysconfig.get_path(one)) for one in ("stdlib", "purelib", "platlib"))
 
 
-def place_of(error: BaseException) -> str:
+def raised_at(error: BaseException) -> str:
     """Return the line that raised the error, the user's if there is one: `rewards.py:3, in score`. Lines of rftstream
     that checked a returned value are skipped."""
     frames = [

@@ -12,7 +12,7 @@ from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import RewardSpec
 from rftstream.config.parts.reward_uses import RewardNamed, reward_uses
 from rftstream.contracts.tasks import Problem
-from rftstream.preflight.checks.places import place_of
+from rftstream.preflight.checks.raised_at import raised_at
 from rftstream.queries.formatting import number, plural
 from rftstream.queries.plain import Report
 from rftstream.rewards.base import RewardGroup, RewardInput, message_seen, problem_input
@@ -178,7 +178,7 @@ def score_references(
 
 
 def _told(error: BaseException) -> str:
-    place = place_of(error)
+    place = raised_at(error)
     return f"{type(error).__name__}: {error}{place and f' at {place}'}"
 
 

@@ -161,10 +161,20 @@ class History:
                 totals = totals.plus(step.metrics, step.token_staleness, step.group_staleness)
         return totals
 
+    @property
+    def changed_at(self) -> int:
+        """Return the version since which the rewards of steps compare; 0 if the reward never changed."""
+        return changed_at(self.reward_changes)
+
+    @property
+    def since_change(self) -> str:
+        """Return words that say since when the rewards compare; empty if the reward never changed."""
+        return f" since it changed at version {self.changed_at:,}" if self.changed_at else ""
+
     def comparable(self) -> History:
         """Return the history since the reward changed last, whose rewards compare, with the results of each evaluation
         by its newest scorer."""
-        since = changed_at(self.reward_changes)
+        since = self.changed_at
         results = [one for some in comparable_results(self.evaluations).values() for one in some]
         return replace(
             self,
@@ -174,14 +184,14 @@ class History:
 
     def rewards(self) -> list[float]:
         """Return the rewards of the steps that have one, since the reward changed last."""
-        since = changed_at(self.reward_changes)
+        since = self.changed_at
         rewards = (step.metrics.get("reward", math.nan) for step in self.steps if step.name.version >= since)
         return [reward for reward in rewards if math.isfinite(reward)]
 
     def reward_ends(self) -> tuple[float, float, int]:
         """Return the first and the last mean reward since the reward changed last, as the end of a run tells them, and
         the number of steps in each; `rewards` may not be empty."""
-        since = changed_at(self.reward_changes)
+        since = self.changed_at
         rewards, count = self.rewards(), num_averaged(self.version - since + 1 if since else self.num_steps)
         first, last = rewards[:count], rewards[-count:]
         return sum(first) / len(first), sum(last) / len(last), len(last)

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
-from rftstream.algorithms.reward_changes import changed_at
 from rftstream.config.secrets import hidden
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import RunFinished, RunManifest
@@ -146,8 +145,7 @@ def result_facts(history: History, counts: CatalogCounts, finished: RunFinished 
     facts = [("version", f"{history.version:,}", f"ended by: {finished.reason}" if finished else "not finished")]
     if history.rewards():
         first, last, _ = history.reward_ends()
-        since = f" since it changed at version {at:,}" if (at := changed_at(history.reward_changes)) else ""
-        note = f"mean of the last tenth of the steps; {number(first)} of the first{since}"
+        note = f"mean of the last tenth of the steps; {number(first)} of the first{history.since_change}"
         facts.append(("reward", number(last), note))
     for name, (newest, best) in newest_and_best(history.evaluations).items():
         note = f"best {number(best.metrics.get('mean'))} at v{best.name.version}"

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from rftstream.algorithms.reward_changes import changed_at
 from rftstream.config.parts.registry import suggest
 from rftstream.errors import ConfigError, importing
 from rftstream.queries.curves.history import History
@@ -202,9 +201,9 @@ def subtitle(history: History) -> str:
     facts = [plural(len(history.steps), "step")]
     if rewards := history.rewards():
         first, last = map(number, history.reward_ends()[:2])
-        since = f" since it changed at version {at:,}" if (at := changed_at(history.reward_changes)) else ""
         long = len(rewards) >= 10
-        facts.append((f"reward {first} in the first tenth, {last} in the last" if long else f"reward {last}") + since)
+        means = f"reward {first} in the first tenth, {last} in the last" if long else f"reward {last}"
+        facts.append(means + history.since_change)
     if len(history.steps) > 1:
         first_s, last_s = (history.at_work_s(history.steps[place].recorded_at) for place in (0, -1))
         facts.append(duration(last_s - first_s) + (" without pauses" if history.pauses else ""))

@@ -71,9 +71,9 @@ async def test_connections_pass_through_at_once_and_are_closed_with_their_partne
     late_reader, late = await asyncio.open_connection("127.0.0.1", port)
     late.write(b"in the middle ")
     await asyncio.to_thread(wait_until, lambda: list(tunnel._connections) == [12])
-    tunnel.end_calls()
-    assert await late_reader.read() == b"" and tunnel.num_late == 0, "what is open is closed"
-    assert await asked(port, b"and now?") == b"" and tunnel.num_late == 1
+    assert tunnel.end_calls() == 0
+    assert await late_reader.read() == b"" and tunnel.end_calls() == 0, "what is open is closed"
+    assert await asked(port, b"and now?") == b"" and tunnel.end_calls() == 1
     late.close()
     server.close()
     await server.wait_closed()
