@@ -160,6 +160,12 @@ def changed_settings(before: RunConfig, after: RunConfig) -> list[str]:
     return _differences(_flat(to_dict(before)), _flat(to_dict(after)), "")
 
 
+@lru_cache(maxsize=64)
+def changed_in_text(before: str, after: str) -> tuple[str, ...]:
+    """Return `changed_settings` of two configs as TOML, as the log has them."""
+    return () if before == after else tuple(_differences(_settings_in(before), _settings_in(after), ""))
+
+
 def changes_of_resume(before: RunConfig, after: RunConfig) -> list[str]:
     """Return `changed_settings`, with a warning at settings that change what the model learns."""
     lines = changed_settings(before, after)

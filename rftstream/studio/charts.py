@@ -14,16 +14,8 @@ import numpy as np
 from rftstream.queries.curves.history import History
 from rftstream.queries.curves.lines import COLORS, Axis, Line, over_steps, over_time
 from rftstream.queries.curves.panels import MAX_LINES, THEMES, Panel, evaluation_panel, panels
-from rftstream.queries.curves.plot import (
-    MAX_POINTS,
-    REWARD_CHANGED,
-    goes_wide,
-    log_view,
-    smoothed_by_stage,
-    thinned,
-    view,
-    window,
-)
+from rftstream.queries.curves.plot import REWARD_CHANGED, goes_wide, log_view, view
+from rftstream.queries.curves.smoothing import MAX_POINTS, smoothed_by_stage, thinned, window
 from rftstream.queries.formatting import number
 
 FLAT_RATIO = 20
@@ -59,7 +51,7 @@ class Chart:
     """Label of the horizontal axis."""
     curves: tuple[DrawnCurve, ...]
     changes: tuple[tuple[str, str], ...]
-    """Position in the view box of each change of the reward, and words about it."""
+    """Position in the view box of each change of the reward and of settings, and words about it."""
     low: str
     high: str
     """Limits of the vertical axis, as text."""
@@ -140,7 +132,7 @@ def runs_chart(title: str, runs: Mapping[str, History], *, by_time: bool = False
                 lines += [replace(line, label=name, color=COLORS[i % len(COLORS)]) for line in main]
     axis = axis or over_steps(History(steps=(), resumes=(), evaluations=(), current=None))
     none = np.empty(0)
-    axis = replace(axis, stages=none, resumes=none)
+    axis = replace(axis, stages=none, resumes=none, settings=())
     return make_chart(replace(panel, lines=lines, right_unit=""), axis, of_runs=True)
 
 
@@ -152,7 +144,7 @@ def make_chart(
     left = [line for line in panel.lines if not line.right][:MAX_LINES]
     right = [line for line in panel.lines if line.right] if left else []
     left = left or [line for line in panel.lines if line.right][:MAX_LINES]
-    own = [thinned(_area_smoothed(line, axis), most_points) for line in (*left, *right)]
+    own = [thinned(_area_smoothed(line, axis), axis, most_points) for line in (*left, *right)]
     lines = _stacked(own)
     values = np.concatenate([line.y for line in left]) if left else np.empty(0)
     is_log = bool(panel.log_if_wide and goes_wide(values))
@@ -179,14 +171,14 @@ def make_chart(
         }
         for line, i, mean in drawn
     ]
-    changes = _marked_changes(lines, of_runs=of_runs)
+    changes = sorted({*_reward_changes(lines, of_runs=of_runs), *axis.settings})
     return Chart(
         title=panel.title,
         theme=panel.theme,
         unit=panel.unit if left and not left[0].right else panel.right_unit or panel.unit,
         label=axis.label,
         curves=tuple(curve for line, i, mean in drawn for curve in _curves(line, mean, _color(line, i), frames[i])),
-        changes=tuple((box.across(x), f"{text} at {number(x)}") for x, text in changes),
+        changes=tuple((box.across(x), f"{text} at {number(x)}") for x, text in changes if box.begin <= x <= box.end),
         low="" if boxes else number(box.low),
         high="" if boxes else number(box.high),
         begin=number(box.begin),
@@ -209,14 +201,13 @@ def make_chart(
     )
 
 
-def _marked_changes(lines: Sequence[Line], *, of_runs: bool) -> list[tuple[float, str]]:
+def _reward_changes(lines: Sequence[Line], *, of_runs: bool) -> set[tuple[float, str]]:
     """Return the positions from which on another reward scores, with the words beside them."""
-    found = {
+    return {
         (float(x), f"{line.label}: {REWARD_CHANGED}" if of_runs else REWARD_CHANGED)
         for line in lines
         for x in line.x[line.gaps]
     }
-    return sorted(found)
 
 
 def _suffix(line: Line, mean: Any, unit: str) -> str:

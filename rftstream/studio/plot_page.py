@@ -31,7 +31,8 @@ from rftstream.queries.curves.page_facts import (
     own_settings,
     result_facts,
 )
-from rftstream.queries.curves.plot import MAX_POINTS, subtitle
+from rftstream.queries.curves.plot import subtitle
+from rftstream.queries.curves.smoothing import MAX_POINTS
 from rftstream.queries.records.shown import CompletionReader, open_reader
 from rftstream.queries.state.flow_map import Trouble, what_is_wrong
 from rftstream.queries.state.following import RunFollower

@@ -156,6 +156,7 @@ class SyntheticLog:
         last: bool = False,
         staleness: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
         scorers: dict[str, str] | None = None,
+        config: str = "",
     ) -> None:
         """`staleness`: of tokens, and of groups."""
         before = self.totals.get(version if resumed else version - 1, StepTotals())
@@ -165,7 +166,7 @@ class SyntheticLog:
             positions=(0,) * self.shares, trained_groups=self.trained[version],
             trained_rollouts=self.trained[version] * self.group_size, weights_digest=None, metrics=metrics or {},
             resumed=resumed, last=last, recorded_at=at, token_staleness=staleness[0], group_staleness=staleness[1],
-            totals=self.totals[version], scorers=scorers or {},
+            totals=self.totals[version], scorers=scorers or {}, config=config,
         ))  # fmt: skip
 
 

@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_100,
-    "queries": 13_550,
+    "queries": 13_600,
     "replay": 800,
     "rewards": 8_250,
     "roles": 10_400,

@@ -5,93 +5,22 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from itertools import pairwise
 
 from rftstream.algorithms.reward_changes import RewardChange, changed_at, comparable_results, find_reward_changes
 from rftstream.contracts.messages import Message
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, StepRecord, StepTotals, VersionName, WeightsAnnounced
+from rftstream.queries.curves.coarse import Coarse
 from rftstream.queries.curves.reward_search import search_reward_changes
+from rftstream.queries.curves.setting_changes import SettingChange, find_setting_changes
 from rftstream.runs.observer import num_averaged
 from rftstream.service.records import steps_glance
 from rftstream.service.role import Log
 from rftstream.weights.lineage import Lineage
-
-MAX_CHARTED = 1_000
-"""Most steps, and most results of an evaluation, in a chart. Beyond that, neighbours are merged."""
-
-Measured = TypeVar("Measured", StepRecord, EvalResult)
-
-
-class Coarse(Generic[Measured]):
-    """Merges neighbouring items so that at most MAX_CHARTED remain. Its owner calls `through` repeatedly with all
-    items; earlier merges are kept."""
-
-    def __init__(self) -> None:
-        self._taken: tuple[Measured, ...] = ()
-        self._width = 1
-        self._parts: list[_Neighbours[Measured]] = []
-
-    def through(self, items: tuple[Measured, ...]) -> list[Measured]:
-        """Return the means of all items. It starts anew if the items do not extend those of the last call."""
-        if items[: len(self._taken)] != self._taken:
-            self._taken, self._width, self._parts = (), 1, []
-        for place in range(len(self._taken), len(items)):
-            self._take(items[place])
-        self._taken = items
-        return [part.mean() for part in self._parts]
-
-    def _take(self, item: Measured) -> None:
-        if self._parts and self._parts[-1].num_items < self._width:
-            self._parts[-1].add(item)
-            return
-        if len(self._parts) == MAX_CHARTED:
-            self._width *= 2
-            for one, other in zip(self._parts[::2], self._parts[1::2], strict=True):
-                one.join(other)
-            del self._parts[1::2]
-        self._parts.append(_Neighbours(item))
-
-
-class _Neighbours(Generic[Measured]):
-    """Merged neighbours: the newest of them, with the means of their metrics."""
-
-    def __init__(self, item: Measured) -> None:
-        self.num_items = 0
-        self._sums: dict[str, float] = {}
-        self._counts: dict[str, int] = {}
-        self.add(item)
-
-    def add(self, item: Measured) -> None:
-        """Add the next item."""
-        self._newest: Measured = item
-        self._mean: Measured | None = None
-        self.num_items += 1
-        for name, value in item.metrics.items():
-            self._add(name, value, 1)
-
-    def join(self, other: _Neighbours[Measured]) -> None:
-        """Add all items of the next neighbour."""
-        self._newest, self._mean = other._newest, None
-        self.num_items += other.num_items
-        for name, value in other._sums.items():
-            self._add(name, value, other._counts[name])
-
-    def _add(self, name: str, value: float, count: int) -> None:
-        if math.isfinite(value):
-            self._sums[name] = self._sums.get(name, 0.0) + value
-            self._counts[name] = self._counts.get(name, 0) + count
-
-    def mean(self) -> Measured:
-        """Return the newest item with the means of the metrics. The stage is that of the newest."""
-        if self._mean is None:
-            own = {name: value for name, value in self._newest.metrics.items() if name == "stage"}
-            means = {name: value / self._counts[name] for name, value in self._sums.items()} | own
-            self._mean = self._newest if self.num_items == 1 else replace(self._newest, metrics=means)
-        return self._mean
-
 
 NUM_SMOOTHED = 10
 """Number of steps in the mean beside the last reward."""
@@ -120,6 +49,8 @@ class History:
     """Number of steps in force that are not in `steps`."""
     reward_changes: tuple[RewardChange, ...] = ()
     """Tasksets that another reward scores since some version, in order of versions."""
+    setting_changes: tuple[SettingChange, ...] = ()
+    """Settings that `resume` changed, in order of versions."""
 
     @property
     def num_steps(self) -> int:
@@ -316,6 +247,7 @@ class _Fold:
         self._lineage = Lineage()
         self._steps: dict[int, StepRecord] = {}
         self._resumes: list[StepRecord] = []
+        self._starts: dict[int, StepRecord] = {}
         self._results: dict[tuple[int, str], EvalResult] = {}
         self._current: StepRecord | None = None
         self._gaps: list[tuple[float, float]] = []
@@ -335,6 +267,7 @@ class _Fold:
             if before is not None:
                 self._longest_s = max(self._longest_s, message.recorded_at - before.recorded_at)
             return
+        self._starts[message.name.trainer_epoch] = message
         if self._lineage.epoch:
             self._resumes.append(message)
         if before is not None:
@@ -357,9 +290,13 @@ class _Fold:
     def history(self) -> History:
         """Return the history in force now."""
         steps = tuple(self._steps[version] for version in sorted(self._steps))
+        epochs = {step.name.trainer_epoch for step in (*steps, *((self._current,) if self._current else ()))}
         return History(
             steps=steps,
             reward_changes=find_reward_changes((step.name.version, step.scorers) for step in steps),
+            setting_changes=find_setting_changes(
+                self._starts[epoch] for epoch in sorted(epochs) if epoch in self._starts
+            ),
             resumes=tuple(self._resumes),
             evaluations=tuple(self._results[key] for key in sorted(self._results)),
             current=self._current,
@@ -388,13 +325,26 @@ class CoarseHistory:
         results: dict[str, list[EvalResult]] = {}
         for result in history.evaluations:
             results.setdefault(result.evaluation, []).append(result)
-        coarse = [
-            one
-            for name, some in results.items()
-            for one in self._results.setdefault(name, Coarse()).through(tuple(some))
-        ]
+        settings = {change.version + 1 for change in history.setting_changes}
+        coarse: list[EvalResult] = []
+        for name, some in results.items():
+            scored = [(one.name.version, {name: one.scored_by} if one.scored_by else {}) for one in some]
+            begins = settings | {change.version for change in find_reward_changes(scored)}
+            coarse += self._results.setdefault(name, Coarse()).through(tuple(some), _eras(some, begins))
+        begins = settings | {change.version for change in history.reward_changes} | _begins_of_stages(history.steps)
         return replace(
             history,
-            steps=tuple(self._steps.through(history.steps)),
+            steps=tuple(self._steps.through(history.steps, _eras(history.steps, begins))),
             evaluations=tuple(sorted(coarse, key=lambda one: (one.name.version, one.evaluation))),
         )
+
+
+def _eras(items: Iterable[StepRecord | EvalResult], begins: Collection[int]) -> list[int]:
+    """Return the number of each item's era. `begins`: versions at which one begins."""
+    ordered = sorted(begins)
+    return [bisect_right(ordered, item.name.version) for item in items]
+
+
+def _begins_of_stages(steps: Sequence[StepRecord]) -> set[int]:
+    changed = (after for before, after in pairwise(steps) if before.metrics.get("stage") != after.metrics.get("stage"))
+    return {step.name.version for step in changed}

@@ -49,6 +49,8 @@ class Axis:
     """Whether only whole numbers have a meaning."""
     changes: Mapping[str, tuple[float, ...]]
     """Taskset -> positions of the steps from which on another reward scores it."""
+    settings: tuple[tuple[float, str], ...]
+    """Positions from which the run went on with other settings, and a label for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,7 @@ def over_steps(history: History) -> Axis:
         of_evaluation=lambda result: float(result.name.version),
         whole=True,
         changes=_changes(history, _floats(step.name.version for step in history.steps)),
+        settings=tuple((float(change.version), change.label) for change in history.setting_changes),
     )
 
 
@@ -118,6 +121,10 @@ def over_time(history: History) -> Axis:
         of_evaluation=lambda result: (max(made.get(result.name.version, begin), begin) - begin) / unit_s,
         whole=False,
         changes=_changes(history, (steps - begin) / unit_s),
+        settings=tuple(
+            ((history.at_work_s(change.start.recorded_at) - begin) / unit_s, change.label)
+            for change in history.setting_changes
+        ),
     )
 
 

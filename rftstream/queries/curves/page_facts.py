@@ -166,6 +166,7 @@ def lineage_facts(manifest: RunManifest | None, history: History, counts: Catalo
         facts += [("rftstream", manifest.rftstream_version), ("seed", str(manifest.seed))]
         facts += [(f"digest of {name}", digest) for name, digest in sorted(manifest.digests.items())]
         facts += [("reward changed", change.to_text()) for change in history.reward_changes]
+        facts += [("settings changed", change.to_text()) for change in history.setting_changes]
         facts += [("differs from the run it was made of", hidden(change)) for change in manifest.changed]
     if (step := history.current) is not None:
         facts.append(("newest version", f"v{step.name.version}, trainer epoch {step.name.trainer_epoch}"))

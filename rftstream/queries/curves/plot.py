@@ -30,6 +30,7 @@ from rftstream.queries.curves.lines import (
     over_time,
 )
 from rftstream.queries.curves.panels import MAX_LINES, Panel, panels
+from rftstream.queries.curves.smoothing import smoothed_by_stage, window
 from rftstream.queries.formatting import duration, number, plural
 
 NUM_MARKED = 40
@@ -54,9 +55,6 @@ STROKES = {
 REWARD_CHANGED = "reward changed"
 """Words beside the line from which on another reward scores."""
 DPI = 110
-MAX_POINTS = 2_000
-"""Most points of a line on a page. A longer line is drawn by the means of equal parts, so that the page opens
-quickly."""
 
 
 STYLE: Any = {"font.size": 9, "axes.formatter.useoffset": False, "text.parse_math": False}
@@ -123,36 +121,6 @@ def write_events(history: History, folder: Path) -> Path:
     tracker.update([*history.steps, *history.evaluations])
     tracker.close(ended=True)
     return folder
-
-
-def smoothed(values: Floats, width: int) -> Floats:
-    """Return the running mean over `width` values, centred; at the ends, over the values that there are."""
-    if width < 2 or len(values) < 3:
-        return values
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    places = np.arange(len(values))
-    low, high = np.maximum(0, places - width // 2), np.minimum(len(values), places + width // 2 + 1)
-    means: Floats = (sums[high] - sums[low]) / (high - low)
-    return means
-
-
-def smoothed_by_stage(line: Line, values: Floats, width: int, stages: Floats) -> Floats:
-    """Smooth each stage separately, since the loss of one stage says nothing about the next; so for each reward."""
-    parts = np.split(values, sorted({*np.searchsorted(line.x, stages, side="right").tolist(), *line.gaps}))
-    return np.concatenate([smoothed(part, width) for part in parts])
-
-
-def thinned(line: Line, most: int = MAX_POINTS) -> Line:
-    """Return the line with at most `most` values. A longer line is replaced by the means of equal parts."""
-    if len(line.x) <= most:
-        return line
-    x, y = (np.asarray([part.mean() for part in np.array_split(values, most)]) for values in (line.x, line.y))
-    return replace(line, x=x, y=y)
-
-
-def window(num_values: int) -> int:
-    """Return the width of the running mean: 1 for a handful of values, 4 % of a long run."""
-    return 1 if num_values < 12 else max(5, num_values // 25)
 
 
 def view(lines: Sequence[Line]) -> tuple[float, float] | None:
@@ -255,6 +223,8 @@ def _figure(history: History, axis: Axis, run: str, shown: Sequence[Panel]) -> A
         if place == shift:
             _label(ax, "resumed", axis.resumes[:12])
             _label(ax, "next stage", axis.stages[:12])
+            for x, text in axis.settings[:12]:
+                _label(ax, text, [x], at_top=False)
         if panel.marks_skipped:
             _mark_skipped(ax, history, axis)
     return figure
@@ -274,6 +244,8 @@ def _panel(ax: Any, axis: Axis, panel: Panel) -> Any:
         ax.axvline(x, color=FAINT, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
     for x in axis.stages:
         ax.axvline(x, color="#cccccc", linewidth=0.9, zorder=1)
+    for x, _ in axis.settings:
+        ax.axvline(x, color=INK, linewidth=0.8, zorder=1)
     if not lines:
         ax.text(0.5, 0.5, panel.empty, transform=ax.transAxes, ha="center", va="center", color=FAINT)
         ax.set_yticks([])

@@ -127,7 +127,13 @@ const charts = (() => {
         });
         item.append(button);
         return item;
-      }).concat(at === null || at === undefined ? [] : [Object.assign(document.createElement("li"), { textContent: `${panel.xLabel.split(" ")[0]} ${short(plot.data[0][at])}` })]));
+      }).concat(said(plot, at).map((textContent) => Object.assign(document.createElement("li"), { textContent }))));
+    };
+    const said = (plot, at) => { // of the position pointed at, and what has changed since the one before
+      if (at === null || at === undefined) return [];
+      const x = plot.data[0][at], before = at ? plot.data[0][at - 1] : -Infinity, isLast = at === plot.data[0].length - 1;
+      const changes = panel.changes.filter((one) => one.x >= before && (one.x <= x || isLast));
+      return [`${panel.xLabel.split(" ")[0]} ${short(x)}`, ...changes.map((one) => one.text)];
     };
     const tools = figure.querySelector(".tools"), tool = (name, does) => {
       const button = document.createElement("button");
@@ -155,7 +161,9 @@ const charts = (() => {
       Object.assign(ctx, { fillStyle: color("--faint"), font: `${11 * scale}px system-ui`, textAlign: "left", textBaseline: "bottom", lineWidth: scale });
       ctx.setLineDash([]);
       let free = 0; // words stand above the curves, where those before leave room
-      for (const { x: at, text } of panel.changes) {
+      for (const { x: at, text: whole } of panel.changes) {
+        let text = whole;
+        while (text.length > 12 && ctx.measureText(text).width > bbox.width) text = text.slice(0, -2).trimEnd() + "…";
         const x = Math.round(plot.valToPos(at, "x", true)), wide = ctx.measureText(text).width, begins = Math.min(x, end - wide);
         if (x < bbox.left || x > end) continue;
         ctx.beginPath(); ctx.moveTo(x, bbox.top - 3 * scale); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();

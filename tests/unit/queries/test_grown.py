@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from rftstream.models.spec import ModelSpec
 from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader
 from rftstream.queries.catalog.finding import ORDERS, count_problems, find_problems, list_tasksets
 from rftstream.queries.catalog.moments import Moment
-from rftstream.queries.curves import history
+from rftstream.queries.curves import coarse
 from rftstream.queries.curves.history import CoarseHistory, HistoryReader, read_glance, read_history
 from rftstream.queries.curves.model_card import card_text
 from rftstream.queries.records.dead import read_dead
@@ -235,7 +235,7 @@ def test_a_page_of_problems_looks_at_no_more_rows_of_more(order: str, tmp_path: 
 
 
 def test_a_chart_is_drawn_of_no_more_than_some_steps(log: SyntheticLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "MAX_CHARTED", 8)
+    monkeypatch.setattr(coarse, "MAX_CHARTED", 8)
     reader = HistoryReader(Log(log.transport))
     log.step(0, resumed=True)
     for version in range(1, 101):
@@ -266,3 +266,28 @@ def test_a_chart_is_drawn_of_no_more_than_some_steps(log: SyntheticLog, monkeypa
     assert reader.charted() == CoarseHistory().of(read_history(Log(log.transport)))
     assert reader.charted().steps[-1].name.version == 20
     assert reader.charted(until_s=-1.0).steps == ()
+
+
+def test_no_point_of_a_chart_is_of_two_rewards_or_stages(log: SyntheticLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another reward from version 34 on, another stage from version 71 on, and one that lasts for a single step."""
+    monkeypatch.setattr(coarse, "MAX_CHARTED", 8)
+    reader = HistoryReader(Log(log.transport))
+    log.step(0, resumed=True)
+    for version in range(1, 101):
+        log.trained[version] = version
+        kind = (version >= 34) + (version >= 71) + (version == 90)
+        metrics = {"stage": float((version >= 71) + (version == 90)), "kind": float(kind)}
+        log.step(version, metrics=metrics, scorers={"sums": f"a {version >= 34}"})
+        result = EvalResult(
+            evaluation="held-out", name=VersionName(trainer_epoch=1, version=version), num_tasks=1, num_samples=1,
+            num_unscored=0, metrics={"mean": float(version >= 34)}, generations=None, scorer="a",
+            scorer_version=str(version >= 34),
+        )  # fmt: skip
+        log.put("evals", result)
+        reader.read()
+        charted = reader.charted()
+        assert {step.metrics["kind"] for step in charted.steps} <= {0.0, 1.0, 2.0, 3.0}
+        assert {one.metrics["mean"] for one in charted.evaluations} <= {0.0, 1.0}
+        assert len(charted.steps) <= 8 + 4 and len(charted.evaluations) <= 8 + 1
+    assert [kind for kind, _ in groupby(step.metrics["kind"] for step in charted.steps)] == [0, 1, 2, 3, 2]
+    assert charted == CoarseHistory().of(read_history(Log(log.transport)))

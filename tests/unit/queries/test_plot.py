@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 
 from rftstream.algorithms.reward_changes import find_reward_changes
+from rftstream.config.loader import to_toml
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
-from rftstream.queries.curves import page_facts, panels, plot
-from rftstream.queries.curves.history import History
+from rftstream.queries.audits.balance import Balance
+from rftstream.queries.catalog.counts import CatalogCounts
+from rftstream.queries.curves import page_facts, panels, plot, smoothing
+from rftstream.queries.curves.history import History, read_history
 from rftstream.queries.curves.lines import (
     COLORS,
     Floats,
@@ -28,10 +31,14 @@ from rftstream.queries.curves.lines import (
     rates,
 )
 from rftstream.queries.formatting import number
+from rftstream.runs.manifest import make_manifest
 from rftstream.runs.observer import Curve
+from rftstream.service.role import Log
 from rftstream.studio.charts import run_charts, runs_chart
 from rftstream.studio.plot_page import write_page
+from rftstream.transport.memory.transport import MemoryLog
 from tests.configs import small_run
+from tests.unit.synthetic import SyntheticLog
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,6 +117,40 @@ def test_lines_have_a_gap_where_the_reward_changed() -> None:
         assert all(np.flatnonzero(np.isnan(line.get_ydata())).tolist() == [gap_at] for line in ax.get_lines()[:1])
     (compared,) = [runs_chart("Reward", {"one": found, "other": history(*steps[:5])}).data["changes"]]
     assert compared == [{"x": 21.0, "text": "one: reward changed"}]
+
+
+def test_settings_that_a_resume_changed_are_marked_where_it_went_on() -> None:
+    """One trainer does versions 1 to 20; two others do 21 to 30 and are rolled back to 20; the last does 21 to 40 with
+    two other settings. What changed between trainers that are out of force is no mark."""
+    pytest.importorskip("matplotlib")
+    log = SyntheticLog(MemoryLog(lambda: 0.0).connect("test"))
+    texts = [to_toml(small_run(trainer={"lr": lr}, explorer={"max_concurrent": n}))
+             for lr, n in ((1e-3, 8), (7e-3, 8), (2e-3, 16))]  # fmt: skip
+    for epoch, text, versions in ((1, 0, (0, 20)), (2, 0, (20, 25)), (3, 1, (25, 30)), (4, 2, (20, 40))):
+        log.step(versions[0], epoch=epoch, resumed=True, config=texts[text], at=1000.0 + 60 * versions[0] + epoch)
+        for v in range(versions[0] + 1, versions[1] + 1):
+            log.trained[v] = v
+            log.step(v, epoch=epoch, metrics={"reward": v / 40, "loss": 1.0}, at=1000.0 + 60 * v + 10 * epoch)
+    found = read_history(Log(log.transport))
+    (change,) = found.setting_changes
+    assert change.lines == ("explorer.max_concurrent 8 -> 16", "trainer.lr 0.001 -> 0.002")
+    assert (change.version, change.label) == (20, "explorer.max_concurrent 8 -> 16 and 1 more")
+    none = Balance(admitted=0, pending_by_stage={}, trained=0, expired=0, filtered=0, dead=0)
+    counts = CatalogCounts(groups=none, rollouts=none, newest_batch=-1, reasons={})
+    rows = page_facts.lineage_facts(make_manifest(small_run(), "demo", {}, 0.0), found, counts)
+    assert dict(rows)["settings changed"] == f"since version 20: {'; '.join(change.lines)}"
+    for by_time, at in ((False, 20.0), (True, 18.9)):  # minutes after the first step
+        for chart in run_charts(found, by_time=by_time, titles=("Reward", "Loss")):
+            assert chart.data["changes"] == [{"x": pytest.approx(at), "text": change.label}]
+            assert not any(line["gaps"] for line in chart.data["lines"]), "the values compare"
+            assert [words for _, words in chart.changes] == [f"{change.label} at {number(at)}"]
+    axis = over_steps(found)
+    shown = [one for one in panels.panels(found, axis) if one.title in ("Reward", "Loss")]
+    figure = plot._figure(found, axis, "demo", shown)
+    assert [[change.label in text.get_text() for text in ax.texts].count(True) for ax in figure.axes] == [1, 0]
+    assert all(20.0 in [line.get_xdata()[0] for line in ax.get_lines()] for ax in figure.axes)
+    reward = replace(metric(found, axis, "reward", "")[0], y=axis.steps > 20)
+    assert set(smoothing.thinned(reward, axis, 7).y.tolist()) == {0.0, 1.0}, "no mean is of both"
 
 
 def test_wall_time_begins_with_the_first_steps_work() -> None:
@@ -195,9 +236,9 @@ def test_tasksets_are_drawn_only_if_there_are_several() -> None:
 
 
 def test_the_running_mean_by_hand() -> None:
-    assert plot.smoothed(np.array([0.0, 3.0, 6.0, 0.0]), 3).tolist() == [1.5, 3.0, 3.0, 3.0]
-    assert plot.smoothed(np.array([1.0, 2.0]), 5).tolist() == [1.0, 2.0]
-    assert [plot.window(n) for n in (1, 11, 12, 200, 10_000)] == [1, 1, 5, 8, 400]
+    assert smoothing.smoothed(np.array([0.0, 3.0, 6.0, 0.0]), 3).tolist() == [1.5, 3.0, 3.0, 3.0]
+    assert smoothing.smoothed(np.array([1.0, 2.0]), 5).tolist() == [1.0, 2.0]
+    assert [smoothing.window(n) for n in (1, 11, 12, 200, 10_000)] == [1, 1, 5, 8, 400]
 
 
 def test_stages_are_marked_and_smoothed_each_by_itself() -> None:
@@ -206,8 +247,8 @@ def test_stages_are_marked_and_smoothed_each_by_itself() -> None:
     assert axis.stages.tolist() == [8]
     assert over_time(found).stages.tolist() == [7]  # minutes
     (line,) = metric(found, axis, "loss", "")
-    assert plot.smoothed_by_stage(line, line.y, 5, axis.stages).tolist() == [4.0] * 8 + [0.0] * 8
-    assert plot.smoothed(line.y, 5)[7] != 4
+    assert smoothing.smoothed_by_stage(line, line.y, 5, axis.stages).tolist() == [4.0] * 8 + [0.0] * 8
+    assert smoothing.smoothed(line.y, 5)[7] != 4
 
 
 def test_of_demonstrations_alone_nothing_about_rollouts_is_drawn() -> None:
@@ -466,9 +507,9 @@ def test_lines_of_other_scales_have_limits_of_their_own() -> None:
 
 def test_long_lines_become_means_of_equal_parts() -> None:
     line = Line(x=np.arange(6000.0), y=np.arange(6000.0) % 3, label="a")
-    thin = plot.thinned(line)
-    assert thin.x.tolist()[:3] == [1.0, 4.0, 7.0] and thin.y.tolist() == [1.0] * plot.MAX_POINTS
-    assert plot.thinned(thin) is thin
+    thin = smoothing.thinned(line, (axis := over_steps(history())))
+    assert thin.x.tolist()[:3] == [1.0, 4.0, 7.0] and thin.y.tolist() == [1.0] * smoothing.MAX_POINTS
+    assert smoothing.thinned(thin, axis) is thin
 
 
 @pytest.mark.slow
