@@ -54,8 +54,9 @@ def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool, verbose
 
     It builds the settings of every part, opens tasksets (all lines of a file), and refuses prompts longer than the
     context. It shows a prompt as the model sees it, the environment's reply to the first problem's answer, and the
-    reward of the answers of up to 20 problems (1 expected) and of empty ones (0 expected). It lists settings that look
-    unintended, and estimates memory, disk and time. Exit 2 if the run could not start.
+    reward of the answers of up to 20 problems (1 expected) and of empty ones (0 expected). It warns of long texts,
+    lists of candidates and other answers that the reward pays for, and of settings that look unintended, and estimates
+    memory, disk and time. Exit 2 if the run could not start.
     """
     config = load_run_file(files, sets)
     with at_work("looking at model, tasks and parts", lines=not as_json) as doing:

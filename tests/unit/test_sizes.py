@@ -39,7 +39,7 @@ BUDGETS = {
     "launch": 3_500,
     "models": 4_100,
     "policies": 5_050,
-    "preflight": 4_100,
+    "preflight": 4_200,
     "queries": 13_600,
     "replay": 800,
     "rewards": 8_250,

@@ -13,6 +13,7 @@ from rftstream.config.parts.part_specs import RewardSpec
 from rftstream.config.parts.reward_uses import RewardNamed, reward_uses
 from rftstream.contracts.tasks import Problem
 from rftstream.preflight.checks.raised_at import raised_at
+from rftstream.preflight.checks.reward_probes import Hack, find_hacks
 from rftstream.queries.formatting import number, plural
 from rftstream.queries.plain import Report
 from rftstream.rewards.base import RewardGroup, RewardInput, message_seen, problem_input
@@ -40,7 +41,7 @@ FORMS = (
 class ReferenceScores(Report):
     """The mean rewards of right and of empty answers. `score_references` makes it; `check` reports it."""
 
-    JSON = "num_problems reference empty raised error"
+    JSON = "num_problems reference empty raised error hacks"
 
     num_problems: int
     """Problems that were scored."""
@@ -58,6 +59,10 @@ class ReferenceScores(Report):
     """The first problem's answer in the form that got most, with its mean reward. None if the bare answers got 1."""
     error: str = ""
     """The first error that the reward raised, or why there are no rewards."""
+    hacks: tuple[Hack, ...] = ()
+    """Answers that say nothing right, and get a high reward."""
+    elsewhere: tuple[int, str] | None = None
+    """How often the reward raised for answers that are wrong or long, and the first error. None if it did not."""
 
     @property
     def is_unknown(self) -> bool:
@@ -98,6 +103,12 @@ class ReferenceScores(Report):
                 "have no reward, and their groups may die: catch what a wrong answer raises, and give that its "
                 "reward; leave the rest raised, since what could not be judged is no 0"
             )
+        elif self.elsewhere is not None:
+            yield (
+                f"raised for {plural(self.elsewhere[0], 'wrong or long answer')} tried, and for no right or empty one: "
+                f"{self.elsewhere[1]}; rollouts that meet it have no reward, and their groups may die: catch it, and "
+                "give such an answer its reward"
+            )
         if self.form is not None and self.form[1] >= 1:
             pass  # it asks for more than the bare answer, and gives 1 to who does what it asks for
         elif self.reference == 0:
@@ -117,6 +128,7 @@ class ReferenceScores(Report):
                 f"{number(self.empty)} for completions that say nothing; look at how it treats an empty text: a policy "
                 "learns to say nothing if that is rewarded as much"
             )
+        yield from (hack.to_text() for hack in self.hacks)
 
 
 def score_references(
@@ -136,7 +148,21 @@ def score_references(
     items = [_answered(problem, said) for problem in asked for said in (problem.answer or "", "")]
     groups = [(right, right, empty) for right, empty in zip(items[::2], items[1::2], strict=True)]
     found: list[object] = []
-    formed: list[tuple[str, float]] = []
+    formed: list[tuple[str, list[float | None]]] = []
+    hacks: list[Hack] = []
+    wrong: list[BaseException] = []
+
+    def score_all(items: Sequence[RewardInput]) -> list[object]:
+        scored = reward.score_all(items)
+        return [
+            reward.score_all([item])[0] if isinstance(one, BatchFailed) else one
+            for item, one in zip(items, scored, strict=True)
+        ]
+
+    def said_to(pairs: Sequence[tuple[Problem, str]]) -> list[float | None]:
+        scored = score_all([_answered(problem, said) for problem, said in pairs])
+        wrong.extend(one for one in scored if isinstance(one, BaseException))
+        return _rewards(scored)
 
     def score() -> None:
         try:
@@ -144,15 +170,15 @@ def score_references(
                 for one in groups:
                     found.extend(reward.score_all(one, group=RewardGroup.of(one))[1:])
                 return
-            scored = reward.score_all(items)
-            found.extend(
-                reward.score_all([item])[0] if isinstance(one, BatchFailed) else one
-                for item, one in zip(items, scored, strict=True)
-            )
-            if have_answers and (_mean(_rewards(found[::2])) or 0.0) < 1:
+            found.extend(score_all(items))
+            right, empty = _rewards(found[::2]), _rewards(found[1::2])
+            if have_answers and (_mean(right) or 0.0) < 1:
                 for form in FORMS:
-                    scored = reward.score_all([_answered(one, form.format(one.answer)) for one in asked])
-                    formed.append((form.format(asked[0].answer), _mean(_rewards(scored)) or 0.0))
+                    formed.append(
+                        (form, _rewards(score_all([_answered(one, form.format(one.answer)) for one in asked])))
+                    )
+            form, right = max([("{}", right), *formed], key=lambda one: _mean(one[1]) or 0.0)
+            hacks.extend(find_hacks(said_to, asked, right, empty, form))
         except Exception as error:  # a user's reward may raise anything
             found[:] = found if len(found) == len(items) else [error] * len(items)
 
@@ -172,7 +198,13 @@ def score_references(
         empty=_mean(empty),
         less=_less_than_one(asked, right) if have_answers else (),
         raised=sum(None in pair for pair in zip(right, empty, strict=True)),
-        form=max(formed, key=lambda one: one[1], default=None),
+        form=max(
+            ((form.format(asked[0].answer), _mean(rewards) or 0.0) for form, rewards in formed),
+            key=lambda one: one[1],
+            default=None,
+        ),
+        hacks=tuple(hacks),
+        elsewhere=(len(wrong), _told(wrong[0])) if wrong else None,
         error="" if error is None else _told(error),
     )
 

@@ -338,9 +338,9 @@ def test_a_reward_that_could_score_no_problem(
     write: Write, tmp_path: Path, reward: Any, rows: list[dict[str, Any]], said: str
 ) -> None:
     (tmp_path / "own_check_columns.py").write_text(
-        "def ours(completion, solution):\n    return float(completion != '')\n"
-        "def verl(data_source, solution_str, ground_truth, extra_info=None):\n    return float(solution_str != '')\n"
-        "def trl(completions, solution, **kwargs):\n    return [float(one != '') for one in completions]\n"
+        "def ours(completion, solution):\n    return float(completion == '2')\n"
+        "def verl(data_source, solution_str, ground_truth, extra_info=None):\n    return float(solution_str == '2')\n"
+        "def trl(completions, solution, **kwargs):\n    return [float(one == '2') for one in completions]\n"
     )
     config = write(tasksets__train__reward=reward)
     write_rows(tmp_path, *rows)

@@ -104,3 +104,67 @@ def test_the_short_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewar
     assert set(lines[4:6]) <= set(report.to_text().splitlines())  # -v has what the short one has
     doubts = [one.removeprefix("tasksets.train.reward: ") for one in report.warnings if ".reward: " in one]
     assert [one.partition(";")[0] for one in doubts] == DOUBTS.get(reward, [])
+
+
+HACKED = {
+    "exact": [],
+    "own_hacked_rewards:last": [],
+    "math": ["the prompt itself gets 1 on 20 of 20 problems: the model will learn to repeat the prompt"],
+    "own_hacked_rewards:any_text": [
+        "'I do not know.' gets 1 on 20 of 20 problems: the model will learn to say anything"
+    ],
+    "own_hacked_rewards:long": [
+        "0.010 in the mean for the problems' own answers, 1 expected: '600' got 0.010, '601' got "
+        "0.010, '602' got 0.010",
+        "350 words that say nothing gets 3.500 on 20 of 20 problems: the model will learn to write long",
+    ],
+    "own_hacked_rewards:right_and_long": [
+        "the right answer with 350 words that say nothing after it gets 1.351 instead of 1.001 on 20 of 20 problems: "
+        "the model will learn to write long",
+        "an answer that lists 20 candidates gets 1.020 on 20 of 20 problems: the model will learn to list",
+    ],
+    "own_hacked_rewards:a_number": [
+        "the prompt itself gets 1 on 20 of 20 problems: the model will learn to repeat the prompt",
+        "the answer of another problem gets 1 on 20 of 20 problems: the model will learn to guess",
+        "an answer that lists 20 candidates gets 1 on 20 of 20 problems: the model will learn to list",
+    ],
+    "own_hacked_rewards:any_label": [
+        "an answer that lists 20 candidates gets 1 on 20 of 20 problems: the model will learn to list"
+    ],
+    "own_hacked_rewards:guarded": [
+        "raised for 100 wrong or long answers tried, and for no right or empty one: ValueError: invalid literal for "
+        "int() with base 10: 'I do not know.' at own_hacked_rewards.py:19, in guarded"
+    ],
+}
+"""Reward -> what `check` warns of, with problems of 20 different answers that are no word of their prompts."""
+
+
+@pytest.mark.parametrize("reward", HACKED)
+def test_rewards_that_pay_for_what_is_not_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reward: str) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(reference_scores, "LIMIT_S", 60.0)
+    (tmp_path / "own_hacked_rewards.py").write_text(
+        "import re\n\n"
+        "def last(completion, answer):\n    return float(re.findall(r'\\d+', completion)[-1:] == [answer])\n\n"
+        "def any_text(completion, answer):\n    return float(len(completion) > 3 or completion == answer)\n\n"
+        "def long(completion, answer):\n    return len(completion.split()) / 100\n\n"
+        "def right_and_long(completion, answer):\n"
+        "    return (answer in completion.split()) and 1 + len(completion.split()) / 1000\n\n"
+        "def a_number(completion, answer):\n    return float(re.search(r'\\d', completion) is not None)\n\n"
+        "def guarded(completion, answer):\n    return float(int(completion) == int(answer)) if completion else 0.0\n\n"
+        "def any_label(completion, answer):\n"
+        "    return float(answer in re.findall(r'Answer: *(\\d+)', completion))\n"
+    )
+    rows = [
+        json.dumps({"prompt": f"What is {100 + number} + 500?", "answer": str(600 + number)}) for number in range(20)
+    ]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows))
+    taskset = {"source": "jsonl:train.jsonl", "reward": reward}
+    report = check(loader.from_dict({**RUN_FILE, "tasksets": {"train": taskset}, "base": str(tmp_path)}))
+    doubts = [one.removeprefix("tasksets.train.reward: ") for one in report.warnings if ".reward: " in one]
+    assert not report.errors and [one.partition(";")[0] for one in doubts] == HACKED[reward]
+    scores = report.tasksets[0].scores
+    hacks = [] if scores is None else scores.to_json()["hacks"]
+    assert sum(f"learn to {hack['learned']}; if that is not meant, {hack['advice']}" in text for hack in hacks
+               for text in report.to_short_text().splitlines()) == len(hacks)  # fmt: skip
+    assert len(hacks) == sum("will learn to" in one for one in doubts)
