@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rftstream.contracts.tasks import Problem
@@ -114,11 +115,25 @@ async def test_limits(place: DockerPlace) -> None:
         await place.run("true", timeout_s=60)
 
 
-@pytest.mark.parametrize("part", ["", "-relay"])
+@pytest.mark.parametrize("part", ["container", "relay", "run", "exec"])
 async def test_a_place_that_is_killed_is_lost(place: DockerPlace, part: str) -> None:
-    docker("kill", place._name + part)
-    with pytest.raises(HostError, match=r"the place has (ended|lost the model)"):
-        await place.run("sleep 2", timeout_s=60)
+    """Or the engine's command that keeps it, or runs its command: what this has done may be half of it."""
+    running = asyncio.create_task(place.run("echo half; sleep 600", timeout_s=600))
+    await asyncio.to_thread(wait_until, lambda: clients("exec"))
+    match part:
+        case "container" | "relay":
+            docker("kill", place._name + {"container": "", "relay": "-relay"}[part])
+        case "run":
+            clients("run")[0].kill()
+        case "exec":
+            clients("exec")[0].kill()
+    with pytest.raises(HostError, match=r"the place has (ended|lost)"):
+        await running
+
+
+def clients(word: str) -> list[psutil.Process]:
+    """Return the engine's commands that this process has started with this word."""
+    return [one for one in psutil.Process().children() if one.status() != "zombie" and one.cmdline()[1:2] == [word]]
 
 
 # ------------------------------------------------------------------------------------------ tasks

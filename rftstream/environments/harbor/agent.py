@@ -49,6 +49,9 @@ class HarborConfig:
     """Folder with a root file system for `bubblewrap`, as `docker export` makes one."""
     engine: str = "docker"
     """The command of the engine: `docker`, `podman`, or a path."""
+    engine_host: str = ""
+    """Address of an engine on another machine, such as `ssh://USER@HOST`. Empty: that of the command's own settings,
+    such as DOCKER_HOST, or this machine's."""
     relay_image: str = "python:3.12-slim"
     """An image with `python3`. In it runs the relay by which a place reaches the model, and nothing else."""
     places: Annotated[int, Meta(ge=1)] = 4
@@ -218,7 +221,12 @@ def _places(config: HarborConfig) -> Places:
         raise ConfigError(f"{SECTION}.place: got {config.place!r}, expected {', '.join(sorted(PLACES))}")
     module, _, name = PLACES[config.place].partition(":")
     made: Places = getattr(importlib.import_module(module), name)(
-        PlaceSettings(engine=config.engine, relay_image=config.relay_image, root=config.root)
+        PlaceSettings(
+            engine=config.engine,
+            engine_host=config.engine_host,
+            relay_image=config.relay_image,
+            root=config.root,
+        )
     )
     return made
 

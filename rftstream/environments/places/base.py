@@ -22,6 +22,8 @@ class PlaceSettings:
 
     engine: str = "docker"
     """The command of the engine: `docker`, `podman`, or a path."""
+    engine_host: str = ""
+    """Address of an engine elsewhere, such as `ssh://USER@HOST`. Empty: the one that the command finds."""
     relay_image: str = "python:3.12-slim"
     """An image with `python3`. The relay to the model runs in it."""
     root: str = ""

@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hashlib
-import math
 import os
 import re
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rftstream.environments.places.base import MODEL_PORT, PlaceOrder, PlaceSettings, PlaceSource, Ran, last_lines
-from rftstream.environments.places.packing import TAR_BYTES, pack_files, pack_folder, unpack_file
+from rftstream.environments.places.base import MODEL_PORT, PlaceOrder, PlaceSettings, Ran, last_lines
+from rftstream.environments.places.images import Images
+from rftstream.environments.places.packing import TAR_BYTES, pack_folder, unpack_file
 from rftstream.environments.places.processes import OUTPUT_BYTES, communicate, drain, end_process, read_up_to
 from rftstream.environments.places.relay import RELAY, Tunnel
 from rftstream.errors import ConfigError, HostedCodeError, HostError
@@ -28,12 +28,8 @@ from rftstream.sandbox.cgroups import start_time
 
 LABEL = "rftstream.place"
 """Label of each container: `HOST PID START UNTIL` of its owner."""
-IMAGE = "rftstream-place"
-"""Name of the images that are built here; the tag is the digest of what they are made from."""
 COMMAND_S = 120.0
 """Largest number of seconds of one command of the engine, except builds and what a place runs."""
-FAILURE_S = 60.0
-"""Seconds for which an image that could not be made is not tried again."""
 DISK_LOOK_S = 5.0
 """Seconds between two looks at how much a place has written."""
 CPU_PERIOD_US = 100_000
@@ -42,11 +38,15 @@ WRONG_MACHINE = "exec format error"
 READY = "rftstream-ready"
 KEEPER = f"echo {READY}; exec cat >/dev/null"
 """First process of a container. It ends with its stdin, and the container with it."""
+END = "rftstream-end"
+"""Last word of each command's output. Without it the engine's command has ended, and the other may go on."""
+ENGINE_FAILED = (1, 125, 255)
+"""Exit codes of the engine's command about itself: Docker's, Podman's, and that of ssh."""
 SHELL = f"""
 kept=$(mktemp) || kept=/dev/null
 if command -v bash >/dev/null; then bash -c "$1"; else sh -c "$1"; fi >"$kept" 2>&1 </dev/null
 code=$?
-tail -c {OUTPUT_BYTES} "$kept"; rm -f "$kept"
+tail -c {OUTPUT_BYTES} "$kept"; rm -f "$kept"; printf {END}
 exit $code
 """
 """Runs a command, by bash as Harbor does. Its output goes through a file: a process that the command leaves in the
@@ -64,7 +64,12 @@ NO_ENGINE = (
     "permission denied while trying",
     "unable to connect to",
     "is the docker daemon running",
+    "error during connect",
 )
+"""Words of the engine's command that reaches no engine."""
+AWAY_S = 300.0
+"""Seconds for which an engine that has answered before is waited for."""
+AWAY_LOOK_S = 2.0
 
 
 class DockerPlaces:
@@ -72,22 +77,48 @@ class DockerPlaces:
 
     def __init__(self, settings: PlaceSettings) -> None:
         self._settings = settings
-        self._images: dict[str, asyncio.Lock] = {}
-        self._failures: dict[str, tuple[float, str]] = {}
-        """Image that could not be made -> when, and why. Its siblings are not kept waiting for the same failure."""
-        self._names: dict[tuple[Path, str], str] = {}
-        """Folder and digest -> the image that was made of it."""
+        self._images = Images(self)
+        self._host = {name: settings.engine_host for name in ("DOCKER_HOST", "CONTAINER_HOST") if settings.engine_host}
+        self._has_answered = False
+        self._is_away = False
+        """Whether the newest command that failed has reached no engine."""
+        self._left: set[str] = set()
+        """Containers that could not be removed."""
         self._is_swept = False
 
     async def create(self, order: PlaceOrder) -> DockerPlace:
-        """Return a new container. `base.Places` lists the errors."""
+        """Return a new container. While an engine that has answered before does not, it is waited for. `base.Places`
+        lists the errors."""
+        while True:
+            try:
+                return await self._create(order)
+            except HostError:
+                if not self._is_away:
+                    raise
+                await self._wait_until_back()
+
+    async def _create(self, order: PlaceOrder) -> DockerPlace:
         if not self._is_swept:
-            self._is_swept = True
             await self.sweep()
-        image = await self._image(order.source)
+            self._is_swept = True
+        for name in list(self._left):
+            self._left.discard(name)
+            await self.remove(name)
+        image = await self._images.of_source(order.source)
         if order.model_url:
-            await self._pulled(self._settings.relay_image, order.source.build_timeout_s)
+            await self._images.pull(self._settings.relay_image, order.source.build_timeout_s)
         return await DockerPlace.start(self, self._settings, image, order)
+
+    async def _wait_until_back(self) -> None:
+        """Return when the engine answers. ConfigError if it does not."""
+        until = time.monotonic() + AWAY_S
+        while self._is_away:
+            with contextlib.suppress(HostError):
+                code, output = await self.call(["version"])
+                if code and time.monotonic() > until:
+                    raise self._no_engine(output)
+            if self._is_away:
+                await asyncio.sleep(AWAY_LOOK_S)
 
     async def sweep(self) -> None:
         """Remove the containers whose owner on this machine is dead, and those that have outlived their time."""
@@ -101,65 +132,11 @@ class DockerPlaces:
                     await self.remove(number)
 
     async def remove(self, name: str) -> None:
-        """Remove a container, whatever its state."""
-        with contextlib.suppress(HostError):
+        """Remove a container, whatever its state. One that cannot be is tried again before the next is made."""
+        try:
             await self.ask("rm", "--force", "--volumes", name)
-
-    async def _image(self, source: PlaceSource) -> str:
-        """Return the name of the source's image. It is pulled or built if it is missing, once for all who want it."""
-        image = source.image
-        if not image:
-            assert source.folder, "a source has an image or a folder"
-            known = self._names.get((source.folder, source.digest), "") if source.digest else ""
-            if known and await self._has(known):
-                image = known
-            else:
-                context = await asyncio.to_thread(pack_folder, source.folder, ".")
-                image = await self._built(context, source.build_timeout_s, f"{source.folder}/Dockerfile")
-                self._names[source.folder, source.digest] = image
-        else:
-            await self._pulled(image, source.build_timeout_s)
-        if not source.install:
-            return image
-        lines = f"FROM {image}\nUSER root\nCOPY install.sh /rftstream-install.sh\nRUN sh -e /rftstream-install.sh\n"
-        user = (await self.ask("image", "inspect", "--format", "{{.Config.User}}", image)).strip()
-        lines += f"USER {user}\n" if user else ""
-        identity = (await self.ask("image", "inspect", "--format", "{{.Id}}", image)).strip()
-        files = {"Dockerfile": lines.encode(), "install.sh": source.install.encode()}
-        return await self._built(pack_files(files), source.build_timeout_s, "the harness's install step", identity)
-
-    async def _pulled(self, image: str, timeout_s: float) -> None:
-        await self._made(image, ["pull", "--quiet", image], b"", timeout_s, f"the image {image} cannot be pulled")
-
-    async def _built(self, context: bytes, timeout_s: float, what: str, also: str = "") -> str:
-        name = f"{IMAGE}:{hashlib.sha256(context + also.encode()).hexdigest()[:32]}"
-        await self._made(
-            name, ["build", "--force-rm", "--tag", name, "-"], context, timeout_s, f"{what} does not build"
-        )
-        return name
-
-    async def _made(self, image: str, command: Sequence[str], data: bytes, timeout_s: float, trouble: str) -> None:
-        """Make an image if it is missing, once for all who want it."""
-        async with self._images.setdefault(image, asyncio.Lock()):
-            failed_at, why = self._failures.get(image, (-math.inf, ""))
-            if time.monotonic() - failed_at < FAILURE_S:
-                raise HostedCodeError(why)
-            if await self._has(image):
-                return
-            try:
-                code, output = await self.call(command, data, timeout_s=timeout_s)
-                why = last_lines(output) if code else ""
-            except HostError as error:
-                why = str(error)
-            if why:
-                self._failures[image] = time.monotonic(), f"{trouble}: {why}"
-                raise HostedCodeError(f"{trouble}: {why}")
-
-    async def _has(self, image: str) -> bool:
-        code, output = await self.call(["image", "inspect", "--format", "{{.Id}}", image])
-        if code and not any(one in output.lower() for one in ("no such image", "not found", "not known")):
-            raise self.error(output)
-        return not code
+        except HostError:
+            self._left.add(name)
 
     async def ask(self, *arguments: str, data: bytes = b"") -> str:
         """Return the output of a command of the engine. HostError if it fails, ConfigError if there is no engine."""
@@ -169,18 +146,23 @@ class DockerPlaces:
         return output
 
     async def call(
-        self, arguments: Sequence[str], data: bytes = b"", *, timeout_s: float = COMMAND_S
+        self, arguments: Sequence[str], data: bytes = b"", *, timeout_s: float | None = COMMAND_S
     ) -> tuple[int, str]:
         """Return the exit code and the output of a command of the engine. HostError if it does not end."""
         process = await self.spawn(arguments)
         try:
             async with asyncio.timeout(timeout_s):
                 output = await communicate(process, data)
-                return await process.wait(), output
+                code = await process.wait()
         except TimeoutError:
             raise HostError(f"{self._settings.engine} {arguments[0]}: no end within {timeout_s:g} s") from None
         finally:
             await end_process(process)
+        if code < 0:
+            raise HostError(f"{self._settings.engine} {arguments[0]} was killed by signal {-code}")
+        if not code:
+            self._has_answered, self._is_away = True, False
+        return code, output
 
     async def spawn(
         self,
@@ -199,7 +181,7 @@ class DockerPlaces:
                 stdin=pipe,
                 stdout=pipe,
                 stderr=errors,
-                env={**os.environ, **(variables or {})},
+                env={**os.environ, **(variables or {}), **self._host},
                 start_new_session=True,  # a Ctrl-C is for rftstream, which then closes its places
             )
         except (OSError, ValueError) as error:
@@ -219,11 +201,16 @@ class DockerPlaces:
     def error(self, output: str) -> Exception:
         """Return the error of a command of the engine that failed with this output."""
         if any(one in output for one in NO_ENGINE):
-            return ConfigError(
-                f"environments.harbor.engine: {self._settings.engine!r} reaches no engine: {last_lines(output)}; start "
-                "it, and let this user use it"
-            )
+            if not self._has_answered:
+                return self._no_engine(output)
+            self._is_away = True
         return HostError(f"{self._settings.engine}: {last_lines(output)}")
+
+    def _no_engine(self, output: str) -> ConfigError:
+        return ConfigError(
+            f"environments.harbor.engine: {self._settings.engine!r} reaches no engine: {last_lines(output)}; start it, "
+            "and let this user use it"
+        )
 
 
 class DockerPlace:
@@ -235,6 +222,7 @@ class DockerPlace:
         self._relay: asyncio.subprocess.Process | None = None
         self._tunnel: Tunnel | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._running: set[asyncio.subprocess.Process] = set()
         self._exceeded = ""
         """The limit that ended the place."""
 
@@ -307,6 +295,13 @@ class DockerPlace:
         except asyncio.IncompleteReadError:
             raise HostError(f"the relay to the model does not start in {image}, which needs python3") from None
         self._tasks.append(asyncio.create_task(self._tunnel.run()))
+        self._tasks[-1].add_done_callback(lambda task: self._end_commands())
+
+    def _end_commands(self) -> None:
+        """End what runs: without its model an agent could only wait."""
+        for process in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
 
     def _begin(self, name: str) -> list[str]:
         """Return the beginning of a command that runs a container of this place."""
@@ -349,6 +344,7 @@ class DockerPlace:
         process = await self._engine.spawn(
             ["exec", f"--env={mark}", *options, self._name, "sh", "-c", SHELL, "sh", command], variables=variables
         )
+        self._running.add(process)
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 output = await communicate(process)
@@ -359,11 +355,14 @@ class DockerPlace:
             await self._engine.call(["exec", "--user=0", self._name, "sh", "-c", KILL, "sh", mark])
             return Ran(exit_code=None, output="")
         finally:
+            self._running.discard(process)
             await end_process(process)
         self._check()
         if code:
             await self._must_live()
-        return Ran(exit_code=code, output=output)
+        if not output.endswith(END) and (code < 0 or code in ENGINE_FAILED):
+            raise HostError(f"the place has lost a command that it ran: {last_lines(output)}")
+        return Ran(exit_code=code, output=output.removesuffix(END))
 
     async def get(self, path: str, *, max_bytes: int) -> bytes | None:
         """Return the content of a file of the container."""

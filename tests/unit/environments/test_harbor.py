@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import sys
@@ -14,13 +15,14 @@ import pytest
 from rftstream.contracts.tasks import Problem
 from rftstream.environments.harbor.agent import HarborAgent, HarborConfig
 from rftstream.environments.hosts.agents import AgentResult, AgentWork
-from rftstream.environments.places import docker
+from rftstream.environments.places import docker, images
 from rftstream.environments.places.base import PlaceOrder, PlaceSettings, PlaceSource, Ran
 from rftstream.environments.places.docker import DockerPlaces
 from rftstream.errors import ConfigError, HostedCodeError, HostError
 from tests.suite.each import each
 from tests.unit.data.test_harbor_tasks import task_at
 from tests.unit.data.test_tasksets_sources import open_source
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -205,6 +207,9 @@ import json, os, sys
 words = sys.argv[1:]
 with open(sys.argv[0] + ".asked", "a") as file:
     file.write(json.dumps([words, {{name: os.environ.get(name) for name in ("KEY", "XDG_CONFIG_HOME")}}]) + "\\n")
+if os.path.exists(sys.argv[0] + ".away"):
+    print("error during connect: it has exited with exit status 255")
+    sys.exit(1)
 for word in ("run", "build"):
     if words[0] == word and os.path.exists(sys.argv[0] + "." + word):
         print(open(sys.argv[0] + "." + word).read())
@@ -217,7 +222,7 @@ if words[0] == "run":
     sys.stdin.read()
 """
 """An engine that notes what it was asked for, and from which variables. It has all images but those of places. It
-prints `.run` or `.build` and fails, or its containers live."""
+prints `.run` or `.build` and fails, or its containers live. While there is `.away`, nobody reaches it."""
 
 
 @pytest.fixture
@@ -292,13 +297,43 @@ async def test_what_a_place_cannot_be_made_of(
         await DockerPlaces(PlaceSettings(engine=str(engine))).create(PlaceOrder(source=source))
 
 
+@pytest.mark.process
+async def test_an_engine_that_has_answered_is_waited_for(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place is lost. What could not be removed is removed before the next one is made."""
+    monkeypatch.setattr(docker, "AWAY_LOOK_S", 0.01)
+    order, away = PlaceOrder(source=PlaceSource(image="x")), Path(f"{engine}.away")
+    places = DockerPlaces(PlaceSettings(engine=str(engine), engine_host="ssh://there"))
+    place = await places.create(order)
+    away.touch()
+    with pytest.raises(HostError, match="the place has ended"):
+        await place.run("true", timeout_s=240)
+    await place.close()
+    another = asyncio.create_task(places.create(order))
+    before = len(asked_of(engine))
+    await asyncio.to_thread(wait_until, lambda: len(asked_of(engine)) > before + 2)
+    away.unlink()
+    await (await another).close()
+    *failed, removed, _ = [words[-1] for words in asked_of(engine) if words[0] == "rm"]
+    assert {*failed, removed} == {place._name} and failed
+    monkeypatch.setattr(docker, "AWAY_S", 0.0)
+    away.touch()
+    with pytest.raises(ConfigError, match=r"reaches no engine: .*; start it, and let"):
+        await places.create(order)
+
+
+def asked_of(engine: Path) -> list[list[str]]:
+    """Return what the engine was asked for, in full lines."""
+    lines = Path(f"{engine}.asked").read_text().rpartition("\n")[0].splitlines()
+    return [json.loads(line)[0] for line in lines]
+
+
 async def test_the_folder_of_a_known_task_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine has every image that it is asked for."""
     engine, read = tmp_path / "engine", []
     engine.write_text("#!/bin/sh\ncat > /dev/null; echo sha256:1")
     engine.chmod(0o755)
-    monkeypatch.setattr(docker, "pack_folder", lambda folder, target: read.append(folder) or b"")
+    monkeypatch.setattr(images, "pack_folder", lambda folder, target: read.append(folder) or b"")
     places = DockerPlaces(PlaceSettings(engine=str(engine)))
     for digest in ("a", "a", "b", "", ""):
-        await places._image(PlaceSource(folder=tmp_path, digest=digest))
+        await places._images.of_source(PlaceSource(folder=tmp_path, digest=digest))
     assert len(read) == 4
