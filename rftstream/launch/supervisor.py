@@ -206,6 +206,7 @@ class Supervisor:
     def _spawn(self, slot: Slot, now: float) -> None:
         log = slot.command.log
         slot.log_offset = log.stat().st_size if log.exists() else 0
+        log.with_suffix(".port").unlink(missing_ok=True)  # of one that was killed with its supervisor
         slot.child = self._spawner.spawn(slot.command)
         slot.started_at = now
         slot.state = "running"

@@ -1,11 +1,13 @@
-"""Follows one run for the studio: one thread keeps catalog, history and status, and another reads bodies.
+"""Follows one run for the studio: one thread keeps catalog, history and status, and another reads bodies. A third sees
+whether the run goes on, since a look of the first takes long where much is to be read, or the machine is busy.
 
-A transport belongs to one thread, so each of the two opens the run itself. Neither writes to the run, and nothing waits
-for them: a page shows the last known state.
+A transport belongs to one thread, so each of the first two opens the run itself. None writes to the run, and nothing
+waits for them: a page shows the last known state.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -27,7 +29,7 @@ from rftstream.queries.catalog.moments import Moment, find_moment
 from rftstream.queries.curves.history import HistoryReader
 from rftstream.queries.people.feedback import FeedbackRecords, FeedbackView
 from rftstream.queries.records.shown import PLAIN, CompletionReader, open_reader
-from rftstream.queries.state.following import RunFollower
+from rftstream.queries.state.following import RunFollower, with_present_state
 from rftstream.queries.state.status import Status
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.runs.notes import RunNotes
@@ -90,7 +92,9 @@ class WatchedRun:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"look-{name}")
         self._mine: OpenRun | None = None
         self._reader: CompletionReader | None = None
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        """Held while the snapshot is replaced."""
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._asked_at = 0.0
         self._follower: RunFollower | None = None
@@ -120,24 +124,32 @@ class WatchedRun:
     # ------------------------------------------------------------------------------------------ following
 
     def start(self) -> None:
-        """Begin to follow the run in a thread."""
-        self._thread = threading.Thread(target=self._follow, name=f"follow-{self.name}", daemon=True)
-        self._thread.start()
+        """Begin to follow the run in two threads."""
+
+        def watch_state() -> None:
+            while not self._stopped.wait(PERIOD_S):
+                if _is_recent(self._asked_at):
+                    with contextlib.suppress(RftError):  # the next look says it
+                        self.check_state()
+
+        for name, target in (("follow", self._follow), ("state", watch_state)):
+            self._threads.append(threading.Thread(target=target, name=f"{name}-{self.name}", daemon=True))
+            self._threads[-1].start()
 
     def stop(self) -> None:
-        """End both threads and close what they opened."""
+        """End all threads and close what they opened."""
         self._stopped.set()
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
-        else:
+        for thread in self._threads:
+            thread.join()
+        if not self._threads:
             self._close_followed()
         self._pool.submit(self._close_mine).result()
         self._pool.shutdown()
 
     def touch(self) -> None:
         """Record that somebody looks at the run, so that it is polled more often."""
-        is_new = time.monotonic() - self._asked_at > LOOKED_AT_S
+        is_new = not _is_recent(self._asked_at)
         self._asked_at = time.monotonic()
         if is_new:
             self._wake.set()
@@ -146,11 +158,21 @@ class WatchedRun:
         try:
             while not self._stopped.is_set():
                 self.follow_once()
-                closely = time.monotonic() - self._asked_at < LOOKED_AT_S
-                self._wake.wait(PERIOD_S if closely else IDLE_PERIOD_S)
+                self._wake.wait(PERIOD_S if _is_recent(self._asked_at) else IDLE_PERIOD_S)
                 self._wake.clear()
         finally:
             self._close_followed()
+
+    def check_state(self) -> None:
+        """Record at once if a session of the run has begun or ended. Only one thread calls it, or a test."""
+        status, follower = self.snapshot.status, self._follower
+        if status is None or follower is None or status.live == follower.run.folder.is_live():
+            return
+        found = self.look(lambda run, _: with_present_state(status, run))
+        with self._lock:
+            self.snapshot = replace(self.snapshot, status=found, revision=self.snapshot.revision + 1)
+        self.listener()
+        self._wake.set()
 
     def follow_once(self) -> None:
         """Poll the run once, and record the changes. Only the following thread calls it, or a test."""
@@ -161,11 +183,15 @@ class WatchedRun:
         except Exception as error:  # an error of ours must not end the pages of other runs
             log.exception("%s: cannot be looked at", self.name)
             found = replace(self.snapshot, error=f"{type(error).__name__}: {error}")
-        if (self.behind_s() and not found.error) or _changed(self.snapshot, found):  # pages said that they were behind
-            self.snapshot = replace(found, revision=self.snapshot.revision + 1)
+        with self._lock:
+            known = self.snapshot
+            changed = (self.behind_s() and not found.error) or _changed(
+                known, found
+            )  # pages said that they were behind
+            shown = replace(found, revision=known.revision + 1) if changed else replace(known, read_at=found.read_at)
+            self.snapshot = shown
+        if changed:
             self.listener()
-        else:
-            self.snapshot = replace(self.snapshot, read_at=found.read_at)
 
     def _look_at_it(self) -> RunSnapshot:
         if self._follower is None:
@@ -176,7 +202,7 @@ class WatchedRun:
             self._wake.set()
         return replace(
             self.snapshot,
-            status=found.status,
+            status=with_present_state(found.status, self._follower.run),
             counts=found.counts,
             share_read=found.share_read,
             is_read=self.snapshot.is_read or found.is_read,
@@ -197,7 +223,8 @@ class WatchedRun:
         follower, known = self._follower, self.snapshot
         share = known.share_read if follower is None or not follower.updater.total else follower.share_read
         if known.status is None and share != known.share_read:
-            self.snapshot = replace(known, share_read=share, revision=known.revision + 1)
+            with self._lock:
+                self.snapshot = replace(known, share_read=share, revision=known.revision + 1)
             self.listener()
         return self._stopped.is_set()
 
@@ -226,17 +253,17 @@ class WatchedRun:
         """Return the questions and votes of the run. They are judged again if there are new ones, or after PEOPLE_S,
         since the state of a group decides the effect of a vote on it."""
 
+        def statuses(votes: Sequence[Feedback]) -> Mapping[str, GroupStatus]:
+            catalog = self.catalog()
+            if catalog is None:
+                return {}
+            with catalog:
+                return find_vote_statuses(catalog, votes)
+
         def read(run: OpenRun, _: object) -> FeedbackView:
-            return self._records.view(Log(run.transport), run.config, self._vote_statuses, for_s=PEOPLE_S)
+            return self._records.view(Log(run.transport), run.config, statuses, for_s=PEOPLE_S)
 
         return self.look(read)
-
-    def _vote_statuses(self, votes: Sequence[Feedback]) -> Mapping[str, GroupStatus]:
-        catalog = self.catalog()
-        if catalog is None:
-            return {}
-        with catalog:
-            return find_vote_statuses(catalog, votes)
 
     def _close_mine(self) -> None:
         if self._mine is not None:
@@ -250,6 +277,10 @@ class WatchedRun:
     def moment(self, text: str) -> Moment:
         """Return the moment that a page requests; an empty text is now. ConfigError explains an invalid one."""
         return Moment() if self.history is None else find_moment(text, self.history)
+
+
+def _is_recent(asked_at: float) -> bool:
+    return time.monotonic() - asked_at < LOOKED_AT_S
 
 
 def _changed(before: RunSnapshot, after: RunSnapshot) -> bool:

@@ -23,12 +23,13 @@ from rftstream.queries.catalog.updating import CatalogUpdater
 from rftstream.queries.curves.history import HistoryReader
 from rftstream.queries.formatting import columns
 from rftstream.queries.plain import Report
-from rftstream.queries.state.standstill import FailingTaskset, find_failing
-from rftstream.queries.state.status import NUM_DEAD_ERRORS, KnownFacts, Status, read_status
+from rftstream.queries.state.standstill import FailingTaskset, find_failing, look_elsewhere
+from rftstream.queries.state.status import NUM_DEAD_ERRORS, KnownFacts, Status, ending_of, read_status, state_of
+from rftstream.queries.state.workers import ask_workers_of
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.folder import OpenRun, read_config
-from rftstream.service.control_view import ControlReader, ControlView
+from rftstream.service.control_view import ControlReader, ControlView, read_control
 from rftstream.service.role import Log
 
 OPERATORS_S = 30.0
@@ -58,6 +59,28 @@ class Look:
     """Whether the catalog has read all that the log held at the first look."""
     has_more: bool
     """Whether texts are still to be read; the next look reads on."""
+
+
+def with_present_state(status: Status, run: OpenRun) -> Status:
+    """Return the status with the state of now if a session of the run has begun or ended since it was read. Little is
+    read for that, whatever the log has grown by."""
+    live = run.folder.is_live()  # first: see `KnownFacts`
+    if live == status.live:
+        return status
+    control = read_control(run.transport)
+    is_over = live or control.finished is not None
+    elsewhere = None if is_over else look_elsewhere(control, run.transport, time.time())
+    goes_on = live or (elsewhere is not None and elsewhere.goes_on)
+    return replace(
+        status,
+        live=live,
+        control=control,
+        elsewhere=elsewhere,
+        state=state_of(control, goes_on),
+        stopped=ending_of(control, run.folder, goes_on),
+        workers=ask_workers_of(run, control, live=live),
+        standstill=None,
+    )
 
 
 class RunFollower:

@@ -22,9 +22,9 @@ from rftstream.errors import TransportError
 from rftstream.queries.decoding import message_at
 from rftstream.queries.formatting import duration, plural
 from rftstream.queries.plain import Report
-from rftstream.queries.state.workers import WorkerStatus
+from rftstream.queries.state.workers import WorkerStatus, expected_workers
 from rftstream.queries.traces.lineage import header
-from rftstream.roles import role_spec, role_specs
+from rftstream.roles import role_spec
 from rftstream.runs.delete import is_claimant_alive, read_members
 from rftstream.service.control_view import ControlView
 from rftstream.service.reading import read_to_ends
@@ -240,11 +240,6 @@ def look_at_movement(
         hosts={} if elsewhere is None else elsewhere.holders,
         sampled=sampled,
     )
-
-
-def expected_workers(config: RunConfig) -> dict[str, int]:
-    """Return role -> number of workers that `run` starts."""
-    return {spec.name: spec.count(config) for spec in role_specs()}
 
 
 def newest_records(transport: Transport) -> dict[str, Record]:

@@ -34,7 +34,7 @@ from rftstream.queries.state.standstill import (
     look_at_movement,
     look_elsewhere,
 )
-from rftstream.queries.state.workers import WorkerStatus, ask_workers, worker_sentence
+from rftstream.queries.state.workers import WorkerStatus, ask_workers_of, worker_sentence
 from rftstream.queries.traces.lineage import Origin, origin_of
 from rftstream.roles.synthesiser import SYNTHESISER
 from rftstream.runs.ending import Ending, read_changes, read_ending
@@ -242,7 +242,7 @@ def read_status(
     doing("who is at work, and what moves")
     elsewhere = None if live or control.finished is not None else look_elsewhere(control, run.transport, at)
     goes_on = live or (elsewhere is not None and elsewhere.goes_on)
-    state, workers = state_of(control, goes_on), ask_workers(run.folder)
+    state, workers = state_of(control, goes_on), ask_workers_of(run, control, live=live)
     used = disk_bytes(run.folder)
     movement = None
     if state in ("running", "draining") or (state == "stopped" and any(worker.health for worker in workers)):
@@ -346,7 +346,7 @@ def _text(status: Status, now: float) -> list[str]:
         (claim.role, claim.epoch, claim.process, claim.host, claim.pid, moment(claim.claimed_at))
         for claim in status.control.claims.values()
     )
-    workers = [(worker.process, str(worker.port), worker_sentence(worker, now)) for worker in status.workers]
+    workers = [(worker.process, str(worker.port or ""), worker_sentence(worker, now)) for worker in status.workers]
     known = {worker.process for worker in status.workers}
     members = {} if status.elsewhere is None else status.elsewhere.members
     for role, names in members.items():

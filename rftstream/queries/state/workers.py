@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rftstream.config.sections import RunConfig
 from rftstream.http.address import split_url
 from rftstream.http.client import HttpClient, RequestFailed
 from rftstream.queries.formatting import duration, plural, size
-from rftstream.runs.folder import RunFolder
+from rftstream.roles import role_specs
+from rftstream.runs.folder import OpenRun, RunFolder
+from rftstream.service.control_view import ControlView
 
 HEALTH_TIMEOUT_S = 0.5
 FOR_ALL = "all"
@@ -26,13 +29,14 @@ class WorkerStatus:
     """A worker's answer. `ask_workers` makes it."""
 
     process: str
-    port: int
+    port: int | None
+    """None for a worker that the run's session starts, and that has no port yet."""
     host: str
     """Host of the worker."""
     health: Mapping[str, Any] | None
     """Answer of /health; None without an answer."""
     asked: bool = True
-    """False for a worker on another host that only its own host can ask."""
+    """False for a worker on another host that only its own host can ask, and for one without a port."""
 
     @property
     def reachable(self) -> bool:
@@ -48,6 +52,26 @@ def ask_workers(folder: RunFolder) -> tuple[WorkerStatus, ...]:
         return ()
     with ThreadPoolExecutor(max_workers=min(32, len(files))) as pool:
         return tuple(worker for worker in pool.map(_ask, files) if worker is not None)
+
+
+def ask_workers_of(run: OpenRun, control: ControlView, *, live: bool) -> tuple[WorkerStatus, ...]:
+    """Return all workers of the run that have a port, and those that its session here starts and that have none yet."""
+    found = ask_workers(run.folder)
+    if not live or control.finished is not None or control.ended is not None:  # workers leave at the end
+        return found
+    known, host = {worker.process for worker in found}, socket.gethostname()
+    expected = (f"{role}-{index}" for role, count in expected_workers(run.config).items() for index in range(count))
+    starting = [
+        WorkerStatus(process=process, port=None, host=host, health=None, asked=False)
+        for process in expected
+        if process not in known
+    ]
+    return tuple(sorted((*found, *starting), key=lambda worker: worker.process))
+
+
+def expected_workers(config: RunConfig) -> dict[str, int]:
+    """Return role -> number of workers that `run` starts."""
+    return {spec.name: spec.count(config) for spec in role_specs()}
 
 
 def _ask(file: Path) -> WorkerStatus | None:
@@ -141,7 +165,9 @@ QUIET_S = 30.0
 
 
 def worker_sentence(worker: WorkerStatus, now: float) -> str:
-    """Return `health_sentence` for a worker, or that it is on another host."""
+    """Return `health_sentence` for a worker, or that it starts, or that it is on another host."""
+    if worker.port is None:
+        return "starting"
     return health_sentence(worker.health, now) if worker.asked else f"on {worker.host}, which is not asked from here"
 
 
@@ -149,6 +175,8 @@ def health_sentence(health: Mapping[str, Any] | None, now: float) -> str:
     """Return whether a worker is alive and working, and its work in progress. `health` is None without an answer."""
     if health is None:
         return "does not answer"
+    if "process" not in health:  # it answers before it has opened the log and loaded a model
+        return f"loading for {duration(health.get('silent_s', 0.0))}"
     state = health.get("state")
     said = [str(state)] if state not in (None, "running") else []
     said += [text(health[name]) for name, text in FIELD_TEXTS.items() if name in health]

@@ -18,7 +18,7 @@ import pytest
 
 from rftstream.config.loader import from_dict
 from rftstream.config.sections import RunConfig
-from rftstream.contracts.control import Claim, DesiredState, RunFinished, RunState
+from rftstream.contracts.control import Claim, DesiredState, RunFinished, RunState, TasksEnded
 from rftstream.contracts.dead import DeadLetter
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import NewRecord, TopicPartition
@@ -311,6 +311,25 @@ def test_workers_are_asked_and_ghosts_are_named(log: SyntheticLog, tmp_path: Pat
     assert found["ghost"].health is None
     assert found["other"].health is None
     assert {name for name, worker in found.items() if not worker.asked} == {"far"}
+
+
+def test_workers_that_are_still_to_come_are_listed(log: SyntheticLog, tmp_path: Path) -> None:
+    """Of a run that begins, one answers and loads, and those without a port start. At its end nobody starts."""
+    loading = HealthServer(Health(), port=0, host="127.0.0.1", file=tmp_path / "logs" / "explorer-0.port")
+    others = {f"{role}-0" for role in ("feeder", "verifier", "buffer", "trainer")}
+    try:
+        with RunFolder(tmp_path).held():
+            begun = status(log, tmp_path)
+            log.put("control", TasksEnded(admitted=3, reason="steps"))
+            ended = status(log, tmp_path)
+    finally:
+        loading.close()
+    said = {worker.process: worker_sentence(worker, 0.0) for worker in begun.workers}
+    assert said.pop("explorer-0").startswith("loading for ")
+    assert said == dict.fromkeys(others, "starting")
+    assert re.search(r"\n  trainer-0 +starting\n", begun.to_text())
+    assert "no answer" not in [trouble.title for trouble in what_is_wrong(begun, now=0.0)]
+    assert [worker.process for worker in ended.workers] == ["explorer-0"]
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from rftstream.queries.catalog.updating import CatalogUpdater
 from rftstream.queries.records import listed_texts
+from rftstream.queries.state.following import Look, RunFollower
 from rftstream.runs.folder import OpenRun
 from rftstream.runs.making.create import write_config
 from rftstream.studio.watched_run import WatchedRun
@@ -117,6 +119,39 @@ def test_a_card_has_no_colour_that_looks_like_right_or_wrong(simulation: Simulat
         text = browser.get(found[0]).text
         assert '<article class="sibling">' in text and 'class="sibling ' not in text
         assert re.search("<span>[0-9]+ tokens?</span>", text) and not re.search(r"\b1 tokens", text)
+    watched.stop()
+
+
+def test_a_run_that_begins_or_ends_during_a_look_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look takes long where much is to be read. The one under way has seen the state before."""
+    memory = MemoryRun(make_config(), folder=tmp_path)
+    memory.put_manifest()
+    watched, told = watch(memory), list[str]()
+    look = RunFollower.look
+
+    def held_up(follower: RunFollower, *args: Any) -> Look:
+        found = look(follower, *args)
+        session.close()
+        watched.check_state()
+        told.append(said())
+        return found
+
+    def said() -> str:
+        found = re.search('state</h2><p class="big">([^<]*)', browser.get("/runs/demo").text)
+        assert found is not None
+        return found[1]
+
+    with ExitStack() as session, client([watched]) as browser:
+        watched.listener = lambda: told.append(said())
+        watched.follow_once()
+        session.enter_context(memory.folder.held())
+        watched.check_state()
+        monkeypatch.setattr(RunFollower, "look", held_up)
+        watched.follow_once()
+        watched.check_state()
+    assert told[:2] == ["stopped", "running"] and set(told[2:]) == {"stopped"}
     watched.stop()
 
 
