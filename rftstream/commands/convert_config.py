@@ -26,7 +26,7 @@ from rftstream.integrations.foreign_configs import SYSTEMS, TRAINERS, convert_co
     "--gpus",
     type=click.IntRange(min=0),
     metavar="N",
-    help="GPUs of the run; 0: it runs on CPUs.  [default: as the config says, else 1]",
+    help="GPUs of the run; 0: it runs on CPUs.  [default: as the config says, else those where it runs]",
 )
 @click.option("--trainer", type=click.Choice(TRAINERS), help="TRL's trainer, for a YAML that does not name it.")
 @json_option
@@ -48,13 +48,24 @@ def convert(
         out.write_text(done.run_file, encoding="utf-8")
         said = [_written(out.parent / one.name, one.text) for one in done.modules]
         said.append(f"wrote {out}; `rftstream check {out}` looks at it")
+    if done.num_gpus > (here := _gpus_here() if done.num_gpus else 0):
+        said.append(
+            f"the run names cuda:0 to cuda:{done.num_gpus - 1}, and this machine has {here or 'no'} GPUs: "
+            f"`--gpus {here}` converts for this machine"
+        )
     if as_json:
         click.echo(json.dumps(done.to_json()))
         return
     if out is None:
         click.echo(done.run_file, nl=False)
-        said = ["-o FILE writes the modules, too"] if done.modules else []
+        said += ["-o FILE writes the modules, too"] if done.modules else []
     say("\n".join([done.to_text(), *said]))
+
+
+def _gpus_here() -> int:
+    from rftstream.models.machine import read_machine
+
+    return len(read_machine().gpus)
 
 
 def _written(path: Path, text: str) -> str:

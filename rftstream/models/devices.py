@@ -23,8 +23,8 @@ def check_device(device: str, *, where: str = "") -> str:
     if max(map(int, wanted)) >= num_gpus:
         seen = {0: "no GPU", 1: "one GPU, cuda:0"}.get(num_gpus, f"{num_gpus} GPUs, cuda:0 to cuda:{num_gpus - 1}")
         raise ConfigError(
-            f"{_place(where)}{device!r} is not there, torch sees {seen} on this machine; set another device, or "
-            "install a torch for this GPU's driver"
+            f"{_place(where)}{device!r} is not there, torch sees {seen} on this machine; set another device"
+            f"{' or auto' if where else ''}, or install a torch for this GPU's driver"
         )
     return ", ".join(torch.cuda.get_device_name(int(number)) for number in wanted)
 

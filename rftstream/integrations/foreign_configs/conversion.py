@@ -73,6 +73,11 @@ class ConvertedConfig(Report):
     to_do: tuple[str, ...]
     modules: tuple[ConvertedModule, ...] = ()
 
+    @property
+    def num_gpus(self) -> int:
+        """Return the number of GPUs that the run file names."""
+        return len(set(re.findall(r'"cuda:(\d+)"', self.run_file)))
+
     def to_text(self) -> str:
         """Return as text what was taken, what was not, and what is left for the user to do."""
         width = max((len(one.key) for one in self.taken), default=0)
@@ -115,11 +120,11 @@ class Conversion:
         self._open: set[str] = set()
         self.modules: list[ConvertedModule] = []
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return a setting, or the default if it is missing or none. The rule that calls this decides about the
-        setting."""
+    def get(self, name: str, default: Any = None, *, only_given: bool = False) -> Any:
+        """Return a setting, or the default if it is missing or none; if `only_given`, also where the config leaves it
+        at the other system's default. The rule that calls this decides about the setting."""
         self._seen.add(name)
-        value = self._given.get(name)
+        value = None if only_given and name in self._theirs else self._given.get(name)
         return default if value is None else value
 
     def names(self, prefix: str) -> list[str]:
@@ -189,17 +194,21 @@ class Conversion:
         plain = re.sub(r"[^a-z0-9_]+", "-", str(name).lower()).strip("-_")[:60]
         self.put("run.name", plain or "converted", there)
 
-    def place(self, gpus: int, apart: int, there: str) -> None:
-        """Put the trainer on the first GPU, and explorers on the `apart` GPUs after it; with none, explorers share the
-        trainer's GPU in turns."""
+    def place(self, gpus: int | None, there: str, *, apart: int | None = None) -> None:
+        """Put the trainer on the first GPU, and explorers on the `apart` GPUs after it (None: on all others); with
+        none, explorers share the trainer's GPU in turns. `gpus` is None if nobody said how many: the run then takes
+        those of its machine."""
+        if gpus is None:
+            self.put("trainer.device", "auto", "the GPUs of the machine that it runs on; --gpus N names them")
+            return
         if gpus < 1:
             return
         self.put("trainer.device", "cuda:0", there)
         if self.algorithm in ("sft", "dpo", "reward_model"):
             return
-        if apart:
-            self.put("explorer.count", apart, there)
-            self.put("explorer.devices", [f"cuda:{number + 1}" for number in range(apart)], there)
+        if num := gpus - 1 if apart is None else apart:
+            self.put("explorer.count", num, there)
+            self.put("explorer.devices", [f"cuda:{number + 1}" for number in range(num)], there)
         else:
             self.put("trainer.colocate", True, f"{there}: sampling and training take turns on the GPU")
             self.put("explorer.devices", ["cuda:0"], there)

@@ -30,8 +30,9 @@ def convert_prime_rl(files: list[Path], gpus: int | None, trainer: str | None) -
     is_sft = any(name.startswith("data.") for name in given)
     c = Conversion("prime-rl", given, TABLES["sft_defaults" if is_sft else "defaults"])
     c.put("model.path", c.get("model.name"), "model.name")
-    at_hand = c.get("deployment.num_train_gpus", 1) + (0 if is_sft else c.get("deployment.num_infer_gpus", 1))
-    gpus = at_hand if gpus is None else gpus
+    given_gpus = [c.get(f"deployment.num_{kind}_gpus") for kind in (("train",) if is_sft else ("train", "infer"))]
+    if gpus is None and any(given_gpus):
+        gpus = sum(one or 1 for one in given_gpus)
     prefix = "" if is_sft else "trainer."
     (_sft if is_sft else _reinforced)(c, files[0], gpus)
     _optimizer(c, prefix)
@@ -79,7 +80,7 @@ def _optimizer(c: Conversion, prefix: str) -> None:
         c.get(name)
 
 
-def _reinforced(c: Conversion, path: Path, gpus: int) -> None:
+def _reinforced(c: Conversion, path: Path, gpus: int | None) -> None:
     _loss(c)
     size = c.get("orchestrator.group_size", c.get("orchestrator.rollouts_per_example", 1))
     c.put("feeder.group_size", size, "orchestrator.group_size")
@@ -126,7 +127,7 @@ def _reinforced(c: Conversion, path: Path, gpus: int) -> None:
             c.put(f"{place}.sampling", {"max_tokens": most}, "orchestrator.eval.sampling.max_completion_tokens")
     if gpus:
         c.put("explorer.policy", "vllm", "inference")
-    c.place(gpus, gpus - 1, f"deployment, {gpus} GPUs: one trains, the others sample")
+    c.place(gpus, f"deployment, {gpus} GPUs: one trains, the others sample")
 
 
 def _loss(c: Conversion) -> None:
@@ -174,7 +175,7 @@ def _environment(c: Conversion, kind: str, source: Mapping[str, Any], there: str
     return place
 
 
-def _sft(c: Conversion, path: Path, gpus: int) -> None:
+def _sft(c: Conversion, path: Path, gpus: int | None) -> None:
     c.algorithm = "sft"
     c.put("trainer.algorithm", "sft", "[data]")
     c.put("experts.source", f"hf:{c.get('data.name', 'PrimeIntellect/Reverse-Text-SFT')}", "data.name")
@@ -188,4 +189,4 @@ def _sft(c: Conversion, path: Path, gpus: int) -> None:
         f"{c.get('data.micro_batch_size', 1)}: memory is trainer.tokens_per_microbatch, by tokens",
     )
     c.take("max_steps optim.lr optim.weight_decay optim.max_norm ckpt.interval")
-    c.place(gpus, 0, "deployment: one GPU trains")
+    c.place(gpus, "deployment: one GPU trains")

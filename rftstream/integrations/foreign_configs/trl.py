@@ -56,7 +56,7 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     defaults = {**TABLES["defaults"]["every"], **TABLES["defaults"][kind], **script.defaults}
     conversion = Conversion("TRL", settings, defaults, TABLES["settings"].split())
     conversion.algorithm = ALGORITHMS[kind]
-    rules = _TrlRules(conversion, kind, 1 if gpus is None else gpus, script, path)
+    rules = _TrlRules(conversion, kind, gpus, script, path)
     rules.apply()
     for name, place in script.unreadable.items():
         if name not in settings and name not in rules.asked:
@@ -90,7 +90,7 @@ def _kind(settings: Mapping[str, Any], path: Path) -> str:
 class _TrlRules:
     """The conversion rules for TRL's settings. `apply` is called once."""
 
-    def __init__(self, conversion: Conversion, kind: str, gpus: int, script: Script, path: Path) -> None:
+    def __init__(self, conversion: Conversion, kind: str, gpus: int | None, script: Script, path: Path) -> None:
         self._c, self._kind, self._gpus, self._script, self._path = conversion, kind, gpus, script, path
         self._module = re.sub(r"\W", "_", path.stem)  # train-grpo.py is no name of a module
         self._samples = kind in ("grpo", "rloo")
@@ -189,7 +189,7 @@ class _TrlRules:
 
     def _batches(self) -> None:
         """Convert numbers that TRL counts in completions and optimizer steps."""
-        c, processes = self._c, max(self._gpus, 1)
+        c, processes = self._c, max(self._gpus or 1, 1)
         device, accumulated = c.get("per_device_train_batch_size"), c.get("gradient_accumulation_steps")
         said = f"per_device_train_batch_size {device} x {processes} processes"
         steps, passes = 1, 1
@@ -266,18 +266,17 @@ class _TrlRules:
         c.put("sampling.max_tokens", c.get("max_completion_length"), "max_completion_length")
         if c.get("use_vllm"):
             mode = c.get("vllm_mode", "colocate")
-            if self._gpus:
+            if self._gpus is None:
+                c.put("explorer.policy", "auto", "use_vllm: vllm, where it is installed for a GPU")
+            elif self._gpus:
                 c.put("explorer.policy", "vllm", "use_vllm")
             else:
                 c.leave("use_vllm", "with --gpus 0 the run's own engine samples, on CPUs")
             self._correction()
-            c.place(
-                self._gpus,
-                self._gpus if mode == "server" else self._gpus - 1,
-                f"vllm_mode {mode!r}, --gpus {self._gpus}",
-            )
+            apart = self._gpus if mode == "server" else None
+            c.place(self._gpus, f"vllm_mode {mode!r}, --gpus {self._gpus}", apart=apart)
         else:
-            c.place(self._gpus, self._gpus - 1, f"--gpus {self._gpus}")
+            c.place(self._gpus, f"--gpus {self._gpus}")
         taskset = f"tasksets.{c.taskset}"
         for key, value in self._train.settings.items():
             c.put(f"{taskset}.{key}", value, self._train.there if key == "options" else "train_dataset")
@@ -411,7 +410,7 @@ class _TrlRules:
 
     def _demonstrations(self) -> None:
         c = self._c
-        c.place(self._gpus, 0, f"--gpus {self._gpus}")
+        c.place(self._gpus, f"--gpus {self._gpus}")
         for key, value in self._train.settings.items():
             c.put(f"experts.{key}", value, "train_dataset")
         is_random = c.get("train_sampling_strategy", "random") != "sequential"

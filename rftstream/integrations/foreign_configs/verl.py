@@ -115,13 +115,13 @@ def _reinforced(c: Conversion, path: Path, gpus: int | None) -> None:
         c.put("buffer.zero_variance", "replace", "algorithm.filter_groups.enable")
         c.get("algorithm.filter_groups.metric")
     _held_out(c)
-    at_hand = c.get("trainer.n_gpus_per_node") if gpus is None else gpus
+    at_hand = c.get("trainer.n_gpus_per_node", only_given=True) if gpus is None else gpus
     engine = c.get(f"{ROLLOUT}.name", "hf")
     if engine not in ENGINES:
         c.leave(f"{ROLLOUT}.name", f"{engine!r}: the engines here are {' and '.join(ENGINES)}")
     if at_hand and engine != "hf":
         c.put("explorer.policy", ENGINES[0], f"{ROLLOUT}.name")
-    c.place(at_hand, at_hand - 1, f"trainer.n_gpus_per_node {at_hand}: one trains, the others sample")
+    c.place(at_hand, f"trainer.n_gpus_per_node {at_hand}: one trains, the others sample")
 
 
 def _problems(c: Conversion, place: str, file: Any, there: str, size: str) -> None:
@@ -265,5 +265,6 @@ def _sft(c: Conversion, path: Path, gpus: int | None) -> None:
     _passes(c, "experts")
     _length(c, "optim", "optim.lr_scheduler")
     c.place(
-        c.get("trainer.n_gpus_per_node") if gpus is None else gpus, 0, "trainer.n_gpus_per_node: one of them trains"
+        c.get("trainer.n_gpus_per_node", only_given=True) if gpus is None else gpus,
+        "trainer.n_gpus_per_node: one of them trains",
     )

@@ -17,9 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from rftstream.config import aliases, loader
+from rftstream.config.placement import Gpu, Machine
 from rftstream.config.sections import MakeModel, ModelSection
 from rftstream.integrations.foreign_configs import convert_config, prime_rl, trl, verl
 from rftstream.integrations.foreign_configs.conversion import Conversion
+from rftstream.models import machine
 from rftstream.models.folders.folder import prepare_model
 from rftstream.preflight.checks.check import check
 from tests.commands import call, called
@@ -82,7 +84,9 @@ def test_recipes_pass_check(recipe: Recipe, world: Path, tmp_path: Path, monkeyp
     monkeypatch.setenv("HOME", str(place))
     monkeypatch.chdir(place)
     monkeypatch.syspath_prepend(str(place))
-    done = convert_config(recipe.system, written(place, recipe.files), gpus=0)
+    done = convert_config(recipe.system, written(place, recipe.files))
+    if done.num_gpus:  # the config says how many; others run on what is here
+        done = convert_config(recipe.system, written(place, recipe.files), gpus=0)
     values = tomllib.loads(done.run_file)
     assert {key: setting(values, key) for key in recipe.settings} == recipe.settings
     assert "could not" not in done.to_text()
@@ -359,15 +363,24 @@ def test_trl_has_the_settings_that_rules_know() -> None:
     assert set(used) <= known
 
 
-def test_gpus_place_the_roles_and_nothing_is_written_over(tmp_path: Path) -> None:
+def test_gpus_place_the_roles_and_nothing_is_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "read_machine", lambda: Machine(gpus=(Gpu(name="L4", memory_bytes=1),) * 2))
     (script,) = written(tmp_path, RECIPES["trl-grpo-gsm8k-lora-vllm"].files)
     out = tmp_path / "run.toml"
-    assert call("convert-config", "trl", script, "--gpus", 3, "-o", out).exit_code == 0
+    done = call("convert-config", "trl", script, "--gpus", 3, "-o", out)
+    assert done.exit_code == 0
+    assert (
+        "the run names cuda:0 to cuda:2, and this machine has 2 GPUs: `--gpus 2` converts for this machine"
+        in done.output
+    )
     values = tomllib.loads(out.read_text())
     assert values["explorer"] == {"policy": "vllm", "count": 2, "devices": ["cuda:1", "cuda:2"]}
     assert values["feeder"]["groups_per_batch"] == 12
     assert "8 x 3 processes x 4 steps = 96 completions / num_generations 8" in out.read_text()
     assert "is there already" in call("convert-config", "trl", script, "-o", out).output
+    plain = call("convert-config", "trl", script)
+    assert 'policy = "auto"' in plain.output and 'device = "auto"' in plain.output and "cuda" not in plain.output
+    assert "8 x 1 processes" in plain.output and "this machine has" not in plain.output
 
 
 @each(
