@@ -128,6 +128,9 @@ class PacedClock:
     def now(self) -> float:
         return self._now
 
+    def stamp(self) -> float:
+        return self._now
+
     def sleep(self, seconds: float) -> None:
         raise NotImplementedError
 

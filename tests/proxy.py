@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from email.utils import formatdate
 from urllib.parse import urlsplit
 
 STEP_BYTES = 16 * 1024
@@ -34,11 +35,11 @@ DROPPED = Fault()
 SILENT = Fault(silent=True)
 
 
-def refusal(status: int, code: str) -> Fault:
-    """As S3 says it."""
+def refusal(status: int, code: str, *, behind_s: float = 0.0) -> Fault:
+    """As S3 says it, by a clock that is behind this machine's."""
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>so it is said</Message></Error>".encode()
     headers = (f"HTTP/1.1 {status} X", "Content-Type: application/xml", f"Content-Length: {len(body)}",
-               "Connection: close")  # fmt: skip
+               f"Date: {formatdate(time.time() - behind_s, usegmt=True)}", "Connection: close")  # fmt: skip
     return Fault(answer="\r\n".join((*headers, "", "")).encode() + body)
 
 

@@ -6,8 +6,10 @@ draws every decision from a seed (rftstream.testing). The loops themselves are i
 from __future__ import annotations
 
 import logging
+import math
 import select
 import shutil
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -42,6 +44,10 @@ CALM_S = 15.0
 """Seconds without a failure after which the next failure counts as a new one. This is longer than a request to an
 unreachable log takes to fail."""
 
+AHEAD_S, TOLD_EVERY_S = 60.0, 600.0
+"""Seconds that a record may be written ahead of this machine's clock, and seconds between two warnings of one that is
+further ahead."""
+
 
 class Service:
     """The loop of one worker of one role. `service_of` (roles/build.py) makes the subclass for the role's kind. The
@@ -72,8 +78,11 @@ class Service:
         self._jumps: list[Jump] = []
         """Jumps over deleted records that were not checked yet."""
         check_beginnings(self.transport, context.folder.run_id, role.spec.reads(context.config))
-        self.last_progress_at = self.clock.now()
+        self.last_progress_at = self.clock.stamp()
         self._draining = False
+        self._future_at = math.inf
+        """Records that were written later than this are reported: the clock of their writer or this one is wrong."""
+        self._quiet_until = 0.0
         self._retry_at = 0.0
         self._failures = 0
         self._failing_since = 0.0
@@ -89,6 +98,8 @@ class Service:
     def tick(self) -> float:
         """Do one bounded slice of work, and return how many seconds the worker may idle. RecordsDeleted if records that
         the worker had to read are lost."""
+        now = self.clock.now()
+        self._future_at = now + AHEAD_S if now >= self._quiet_until else math.inf
         try:
             idle_s = self.slice()
             self._jumps += self.transport.jumps()
@@ -168,7 +179,7 @@ class Service:
 
     def progressed(self) -> None:
         """Reset the failures so far, since a commit has succeeded."""
-        self.last_progress_at = self.clock.now()
+        self.last_progress_at = self.clock.stamp()
         self._progress_at.set(self.last_progress_at)
         self._failures = 0
 
@@ -213,10 +224,23 @@ class Service:
         if counter is None:
             counter = self._records_in[record.topic] = metrics.RECORDS_IN.labels(self.role, record.topic)
         counter.inc()
+        if record.timestamp_s > self._future_at:
+            self._tell_of_the_future(record)
         try:
             return Received(record, self.rule.decode(record))
         except ContractError as error:
             return error
+
+    def _tell_of_the_future(self, record: Record) -> None:
+        now = self.clock.now()
+        self._quiet_until, self._future_at = now + TOLD_EVERY_S, math.inf
+        log.warning(
+            "%s was written %.0f s ahead of the clock of this machine (%s): this clock or that of the writer's machine "
+            "is wrong; set it",
+            record,
+            record.timestamp_s - now,
+            socket.gethostname(),
+        )
 
     def encode(self, outputs: Sequence[Publish], *, epoch: int = 0) -> list[NewRecord]:
         """Return the encoded records of a step's outputs. `epoch` is that of a single role's claim. ConfigError for a

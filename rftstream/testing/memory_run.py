@@ -52,6 +52,10 @@ class ManualClock:
         """Return the time in seconds."""
         return self._now
 
+    def stamp(self) -> float:
+        """Return the time in seconds."""
+        return self._now
+
     def sleep(self, seconds: float) -> None:
         """Advance by a number of seconds, and return at once."""
         self._now += seconds

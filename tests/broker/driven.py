@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rftstream.clock import SystemClock
 from rftstream.launch.start import reopen
 from rftstream.roles import role_specs
 from rftstream.runs.folder import RunFolder, open_transport, read_config
@@ -21,6 +22,13 @@ from tests.e2e.workplace import FAKE, RunView, Workplace, sets
 IDLE_S = 0.03
 """Most seconds that are waited for records when no role has anything to do."""
 TURN_S = 0.01
+
+
+class RealClock(SystemClock):
+    """Time passes for a driven run as it does here."""
+
+    def advance(self, seconds: float) -> None:
+        """It does so by itself."""
 
 
 class Driven:
@@ -57,7 +65,7 @@ class DrivenRun:
         self.place = place
         self.folder = RunFolder(place.folder / path)
         self.config = read_config(self.folder, settings)
-        self.clock = ManualClock(time.time())
+        self.clock: ManualClock | RealClock = ManualClock(time.time())
         self.workers: list[Driven] = []
 
     @classmethod

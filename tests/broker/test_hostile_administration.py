@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -43,7 +44,7 @@ from rftstream.testing.conformance_tests.bench import PATIENCE_S, await_true
 from rftstream.transport.kafka.connection import throttled
 from rftstream.transport.kafka.transport import KafkaTransport
 from tests.broker.conftest import OwnBroker
-from tests.broker.driven import Driven, DrivenRun
+from tests.broker.driven import Driven, DrivenRun, RealClock
 from tests.broker.guarded import Guarded
 from tests.e2e.workplace import Workplace
 from tests.faults.cluster import Cluster
@@ -307,15 +308,20 @@ def test_transactions_that_brokers_do_not_take_for_so_long_name_their_setting(ru
 
 
 @pytest.mark.sampled(3, "administration")
-def test_clocks_that_are_apart_are_told_and_nothing_is_lost(
-    run: DrivenRun, administrator: Administrator, caplog: pytest.LogCaptureFixture
+def test_clocks_that_are_apart_or_set_are_told_and_nothing_is_lost(
+    run: DrivenRun, administrator: Administrator, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker takes no record that is older than it thinks possible: here, older than the way to it takes."""
-    caplog.set_level(logging.WARNING)
+    """A broker takes no record that is older than it thinks possible: here, older than the way to it takes. Who waits
+    to be let in waits neither for longer nor for less when the clock is set by an hour meanwhile."""
+    real, run.clock = time.time, RealClock()
     run.start_all()
     run.play(lambda: run.view.curve().version >= 1)
     administrator.set("rollouts", "message.timestamp.before.max.ms", "0")
-    run.play(lambda: "the clock of this host and those of the brokers are apart" in caplog.text)
+    for ahead_s, said in ((0.0, ""), (-3600.0, "set back by 3600 s"), (0.0, "set ahead by 3600 s")):
+        monkeypatch.setattr(time, "time", lambda: real() + ahead_s)  # noqa: B023
+        caplog.clear()
+        run.play(lambda: "the clock of this host and those of the brokers are apart" in caplog.text)
+        assert said in caplog.text
     administrator.set("rollouts", "message.timestamp.before.max.ms", str(2**63 - 1))
     run.play()
     run.close()

@@ -40,19 +40,19 @@ BUDGETS = {
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_200,
-    "queries": 13_650,
+    "queries": 13_700,
     "replay": 800,
     "rewards": 8_250,
     "roles": 10_400,
     "runs": 2_600,
     "sandbox": 2_650,
-    "service": 2_750,
+    "service": 2_800,
     "studio": 3_150,
     "testing": 2_000,
     "top": 800,
     "trackers": 550,
     "transport": 4_650,
-    "weights": 2_750,
+    "weights": 2_800,
 }
 """Room -> most lines of code, without blank lines, comments and docstrings."""
 

@@ -53,6 +53,8 @@ WAITING = {
 """Topic -> words for one and for several waiting records."""
 TAIL = 4
 """Offsets at the end of a partition that are searched for its newest record, since some may be gaps."""
+AHEAD_S = 60.0
+"""Seconds that a record may be ahead of this machine's clock."""
 PATIENCE_S = 1.0
 """Seconds to wait for the tails of all partitions."""
 
@@ -218,6 +220,7 @@ def look_at_movement(
         if health.get("role") == RoleName.explorer and isinstance(health.get("version"), int)
     ]
     moved = [step.recorded_at for step in steps[-1:]] + ([began_at] if began_at is not None else [])
+    moved += [now] if elsewhere is not None and elsewhere.writes else []
     waiting = {topic: lag.get(topic, 0) for topic in READERS}
     sampled = None
     if now - max(moved, default=-math.inf) >= STILL_AFTER_S:
@@ -291,22 +294,30 @@ class Elsewhere:
     hosts: tuple[str, ...]
     """Hosts that the workers named."""
     silent_s: float
-    """Seconds since the run's newest record."""
+    """Seconds since the run's newest record. Below 0, its writer's clock is ahead of this machine's."""
     holders: Mapping[str, str]
     """Single role -> the host other than this one that has it."""
     members: Mapping[str, Sequence[str]]
     """Role -> workers that share its work and whose heartbeats the log gets."""
+    writes: bool = False
+    """Whether records came while the log was looked at, though by their writers' clocks they are old."""
 
     @property
     def goes_on(self) -> bool:
         """Return whether there is a recent record, or a heartbeat."""
-        return self.silent_s < STILL_AFTER_S or bool(self.members)
+        return self.silent_s < STILL_AFTER_S or self.writes or bool(self.members)
 
     def to_text(self) -> str:
         """Return the hosts, the time of the newest record, and whose heartbeats come."""
         at_work = " and ".join(plural(len(names), role) for role, names in self.members.items())
         heard = f", the log hears {at_work}" if at_work else ""
-        return f"workers on {', '.join(self.hosts)} (newest record {duration(self.silent_s)} ago{heard})"
+        silent = f"newest record {duration(max(0.0, self.silent_s))} ago"
+        if self.writes or self.silent_s < -AHEAD_S:
+            where = "behind" if self.writes else "ahead of"
+            silent = (
+                f"records come {duration(abs(self.silent_s))} {where} this machine's clock: theirs or this is wrong"
+            )
+        return f"workers on {', '.join(self.hosts)} ({silent}{heard})"
 
 
 def look_elsewhere(control: ControlView, transport: Transport, now: float) -> Elsewhere | None:
@@ -317,15 +328,27 @@ def look_elsewhere(control: ControlView, transport: Transport, now: float) -> El
     if not hosts:
         return None
     newest = max((record.timestamp_s for record in newest_records(transport).values()), default=0.0)
-    members: dict[str, list[str]] = {}
+    silent_s, members = now - newest, dict[str, list[str]]()
     with suppress(TransportError):  # a reader may lack the right to ask
         members = read_members(transport)
     return Elsewhere(
         hosts=tuple(sorted(hosts)),
-        silent_s=max(0.0, now - newest),
+        silent_s=silent_s,
         holders={role: host for role, (host, is_alive) in alive.items() if is_alive is None},
         members=members,
+        writes=silent_s >= STILL_AFTER_S and bool(members) and _gets_records(transport),
     )
+
+
+def _gets_records(transport: Transport) -> bool:
+    """Wait a moment for a new record, and return whether one came."""
+    ends = [transport.admin.end_offsets(topic) for topic in MOVING]
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if [transport.admin.end_offsets(topic) for topic in MOVING] != ends:
+            return True
+        time.sleep(PATIENCE_S / 10)
+    return False
 
 
 # --------------------- tasksets whose newest rollouts fail: an environment, agent or policy that fails each time

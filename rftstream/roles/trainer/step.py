@@ -355,7 +355,7 @@ class TrainerStep(SingleStep):
         announced = self._publisher.announcement(writing, self._checkpoints.names) if writing is not None else None
         written_at, name = self._clock.now(), progress.name(self._epoch)
         held_up_until = publication.rests_since if publication.goes_on else written_at
-        record = trained.record(name, announced, held_up_until=held_up_until, written_at=written_at)
+        record = trained.record(name, announced, held_up_until=held_up_until, stamp=self._clock.stamp())
         record = replace(record, metrics=record.metrics | publication.share)
         outputs = [Publish("steps", 0, record)]
         if announced is not None:

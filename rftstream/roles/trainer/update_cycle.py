@@ -56,10 +56,11 @@ class TrainedBatch:
     """The rule by which the run is to end; None if it goes on."""
 
     def record(
-        self, name: VersionName, announced: WeightsAnnounced | None, *, held_up_until: float, written_at: float
+        self, name: VersionName, announced: WeightsAnnounced | None, *, held_up_until: float, stamp: float
     ) -> StepRecord:
         """Return the step of the batch. `announced` is None if the weights are not published. `held_up_until` is the
-        time from which training waited at most for a batch, and no longer for the publication."""
+        time from which training waited at most for a batch, and no longer for the publication, `stamp` that of the
+        machine's clock."""
         times = self.update.speeds(self.values, step_s=self.step_s, publish_s=held_up_until - self.ended_at)
         return StepRecord(
             name=name,
@@ -72,7 +73,7 @@ class TrainedBatch:
             skipped=self.skipped,
             announced=announced is not None,
             last=self.end_reason is not None,
-            recorded_at=written_at,
+            recorded_at=stamp,
             token_staleness=self.staleness.tokens,
             group_staleness=self.staleness.groups,
             totals=self.progress.totals,

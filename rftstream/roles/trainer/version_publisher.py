@@ -84,7 +84,7 @@ class VersionPublisher:
             weights_digest=announced.weights_digest,
             metrics={},
             resumed=True,
-            recorded_at=self._clock.now(),
+            recorded_at=self._clock.stamp(),
             config=to_toml(config),
             computed_with=computed_with(self._model.device, self._model.threads),
             totals=progress.totals,
@@ -114,7 +114,7 @@ class VersionPublisher:
         announced = writing.result()
         metrics.WEIGHTS_PUBLISH_SECONDS.observe(time.perf_counter() - self._began)
         gone = self._versions.to_delete(self._store, announced.name, kept_checkpoints, announced.parent)
-        return replace(announced, announced_at=self._clock.now(), gone=gone)
+        return replace(announced, announced_at=self._clock.stamp(), gone=gone)
 
     def look_back(self, idle_s: float) -> None:
         """Check that the newest version still exists, if nothing was trained for a while.

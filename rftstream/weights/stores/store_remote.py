@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, suppress
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -77,6 +78,12 @@ KEYS = frozenset(
     }
 )
 """Answers of S3 to keys that are wrong or expired. Answers to HEAD have no body, and so only a number."""
+
+TOO_OLD = frozenset({"RequestTimeTooSkewed", "RequestExpired", "AccessDenied", "403"})
+"""Answers of S3 to a request that was signed at another time than the store's. HEAD has a number alone."""
+APART_S = 300.0
+"""Seconds between the clocks of this machine and the store, from which on they are taken for the cause. S3 itself
+allows 15 minutes."""
 
 TAKEN = "PreconditionFailed"
 """Answer of S3 to an upload under a name that is taken."""
@@ -294,10 +301,11 @@ class RemoteFiles:
                 answer = request()
             except Exception as error:
                 took_s = time.monotonic() - began
-                if self._has_answered and _code_of(error) in KEYS:
-                    self._read_keys_again()
-                elif not _may_pass(error):
-                    raise
+                if not _clocks_apart(error):
+                    if self._has_answered and _code_of(error) in KEYS:
+                        self._read_keys_again()
+                    elif not _may_pass(error):
+                        raise
                 if took_s + pause_s > self._patience_s:
                     raise TriedInVain(
                         f"{_shown(error)}; given up after {tries} {'try' if tries == 1 else 'tries'} in {took_s:.0f} s"
@@ -397,6 +405,21 @@ def _code_of(error: Exception) -> str | None:
     return response.get("Error", {}).get("Code") if isinstance(response, dict) else None
 
 
+def _clocks_apart(error: Exception) -> str:
+    """Return by how much the clocks of this machine and of the store differ, if the store refused a request for that;
+    else nothing."""
+    response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
+    if not isinstance(response, dict) or _code_of(error) not in TOO_OLD:
+        return ""
+    try:
+        headers = response["ResponseMetadata"]["HTTPHeaders"]
+        apart_s = time.time() - parsedate_to_datetime(headers["date"]).timestamp()
+    except (KeyError, ValueError):
+        return ""
+    where = "ahead of" if apart_s > 0 else "behind"
+    return f"; this machine's clock is {abs(apart_s):.0f} s {where} the store's: set it" * (abs(apart_s) >= APART_S)
+
+
 def _is_refused(error: Exception) -> bool:
     """Return whether the store or its client gave an answer that will not change."""
     if isinstance(error, PermissionError) or type(error).__name__ in FINAL:
@@ -406,4 +429,4 @@ def _is_refused(error: Exception) -> bool:
 
 
 def _shown(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".strip().rstrip(".:")
+    return f"{type(error).__name__}: {error}".strip().rstrip(".:") + _clocks_apart(error)

@@ -184,3 +184,6 @@ def test_a_run_whose_workers_send_heartbeats_goes_on_though_nothing_is_written()
     found = replace(found, members={"explorer": ["a", "b"], "verifier": ["c"]})
     heard = "workers on n1 (newest record 30 min ago, the log hears 2 explorers and 1 verifier)"
     assert (found.goes_on, found.to_text()) == (True, heard)
+    for silent_s, writes, said in ((-3600.0, False, "60 min ahead of"), (3600.0, True, "60 min behind")):
+        found = replace(found, silent_s=silent_s, writes=writes)
+        assert found.goes_on and f"records come {said} this machine's clock" in found.to_text(), found.to_text()

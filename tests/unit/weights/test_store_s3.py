@@ -14,7 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from rftstream.contracts.versions import VersionName
-from rftstream.errors import StoreRefused, WeightsError, WeightsGone
+from rftstream.errors import StoreRefused, StoreUnreachable, WeightsError, WeightsGone
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.snapshot import RawTensor, state_digest
@@ -178,6 +178,25 @@ def test_keys_that_were_rotated_or_have_expired_are_waited_for(network: Proxy, p
     network.fail(always=refusal(403, "InvalidAccessKeyId"))
     with pytest.raises(StoreRefused):
         store_at(place, tmp_path).put("c", b"1")
+
+
+def test_a_clock_that_is_apart_from_the_stores_is_waited_for_and_named(
+    network: Proxy, place: str, tmp_path: Path
+) -> None:
+    refused = [refusal(403, code, behind_s=-3600) for code in ("RequestTimeTooSkewed", "AccessDenied")]
+    store = store_at(place, tmp_path)
+    network.fail(*refused)
+    store.put("a", b"1")
+    network.fail(*refused)
+    assert (store.size("a"), store.get("a")) == (1, b"1")
+    network.fail(always=refused[0])
+    said = r"this machine's clock is 3[56]\d\d s behind the store's: set it; given up after"
+    with pytest.raises(StoreUnreachable, match=said) as caught:
+        store_at(place, tmp_path, patience_s=0.1).put("b", b"1")
+    assert caught.value.exit_code == 3
+    network.fail(always=refusal(403, "AccessDenied"))
+    with pytest.raises(StoreRefused):
+        store_at(place, tmp_path).put("b", b"1")
 
 
 def test_a_large_upload_that_fails_leaves_nothing(network: Proxy, place: str, tmp_path: Path) -> None:
