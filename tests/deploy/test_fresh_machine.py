@@ -33,6 +33,7 @@ NEEDS = {
     "test": (
         *BUILDING, "default-jdk-headless", "maven", "prometheus", "kcat", "bubblewrap", "chromium", "shellcheck",
         "slurm-client", "munge", "slurmctld", "slurmd", r"g\+\+", "openssl", "git",
+        "openssh-client",
     ),
 }  # fmt: skip
 """The packages that each target says it misses, for a user who may not install them."""
