@@ -396,9 +396,8 @@ class Log:
     ) -> Iterator[Record]:
         """Yield all records of the topic (or of some of its partitions) up to its end at the time of the call.
         `settled` is as for `Admin.end_offsets`."""
-        admin = self.transport.admin
-        ends = admin.end_offsets(topic, settled=settled, partitions=partitions)
-        begins = admin.begin_offsets(topic)
+        ends = self.ends(topic, settled=settled, partitions=partitions)
+        begins = self.transport.admin.begin_offsets(topic)
         positions = {place: max(begins[place], (start or {}).get(place, 0)) for place in ends}
         yield from read_between(self.transport, positions, ends, bodies=bodies)
 
@@ -429,9 +428,12 @@ class Log:
         """Yield records in force, for tools that only read. Foreign and undecodable records are left out silently."""
         return self.rule.messages(self.read(topic))
 
-    def ends(self, topic: str) -> dict[TopicPartition, int]:
-        """Return the current ends of the topic's partitions."""
-        return self.transport.admin.end_offsets(topic)
+    def ends(
+        self, topic: str, *, settled: bool = False, partitions: Collection[int] | None = None
+    ) -> dict[TopicPartition, int]:
+        """Return the current ends of the topic's partitions, or of some of them. `settled` is as for
+        `Admin.end_offsets`."""
+        return self.transport.admin.end_offsets(topic, settled=settled, partitions=partitions)
 
     def committed(self, group: str) -> dict[TopicPartition, Position]:
         """Return the positions that a consumer group has committed."""

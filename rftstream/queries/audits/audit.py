@@ -1,18 +1,20 @@
 """Conservation, counted from the log: `admitted = pending + trained + expired + filtered + dead`.
 
-Topics are read from the end of the flow to its beginning, each up to its end at that time. Every record seen downstream
-is then already upstream, so that a live run balances too. The committed positions of the readers are read before
-everything else. So a record that they cover must be found downstream; if it is not, it is lost and not just pending.
+The ends of all topics are asked for in one go, from the end of the flow to its beginning, and everything is read up to
+them. Every record seen downstream is then already upstream, so that a live run balances too, and what is pending was in
+flight at that moment, however long the reading takes. The committed positions of the readers are read before everything
+else. So a record that they cover must be found downstream; if it is not, it is lost and not just pending.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from rftstream.contracts.control import Trimmed
+from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.topics import TOPICS
 from rftstream.queries.audits.balance import STAGES, AuditReport, Balance, Lengths, count_demonstrations, count_reuse
 from rftstream.queries.audits.foreign import (
@@ -98,6 +100,7 @@ def _audit(transport: Transport, index: Index, said: Trimmed) -> AuditReport:
     control = read_control(transport, log=log)
     ended = control.ended
     summaries = read_summaries(log)
+    log = LogAtMoment(log)
     steps = _read_steps(index, log, summarised := Steps(summaries))
     foreign, rest = _read(index, log, said)
     make_views(index, said, version=steps.version, claimed=claimed_tasks(log))
@@ -148,6 +151,30 @@ def _audit(transport: Transport, index: Index, said: Trimmed) -> AuditReport:
         and not contradictions
         and (demonstrations is None or demonstrations.balanced),
     )
+
+
+FLOW = ("steps", "outcomes", "batches", "verified", "rollouts", "partials", "tasks")
+"""The topics of the flow, from its end to its beginning."""
+
+
+class LogAtMoment(Log):
+    """A log up to the ends that its topics have when it is made. `control` and summaries are read up to their present
+    ends."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(log.transport, log.rule)
+        there = log.transport.admin.topics()
+        beside = ("judgements", "questions", "feedback", "experts", "problems", "weights", "dead")
+        self._ends = {topic: log.ends(topic) for topic in (*FLOW, *beside) if topic in there}
+
+    def ends(
+        self, topic: str, *, settled: bool = False, partitions: Collection[int] | None = None
+    ) -> dict[TopicPartition, int]:
+        """Return the ends at the moment."""
+        if topic not in self._ends:
+            return super().ends(topic, settled=settled, partitions=partitions)
+        found = self._ends[topic].items()
+        return {place: end for place, end in found if partitions is None or place.partition in partitions}
 
 
 def _read(index: Index, log: Log, said: Trimmed) -> tuple[dict[str, int], list[str]]:
