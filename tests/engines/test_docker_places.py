@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -22,6 +25,8 @@ from rftstream.environments.places.docker import DockerPlace, DockerPlaces
 from rftstream.errors import HostedCodeError, HostError
 from tests.docker_engine import docker, places_left, start_engine
 from tests.loopback import Asked, HttpServer
+from tests.proxy import DROPPED, Proxy
+from tests.ssh_server import ssh_server
 from tests.surroundings import ROOT
 from tests.unit.data.test_harbor_tasks import EXAMPLES, NAMES, task_at
 from tests.unit.data.test_tasksets_sources import open_source
@@ -270,6 +275,59 @@ async def test_what_a_dead_engine_left_is_swept_at_the_next_start() -> None:
     finally:
         for name in places_left():
             docker("rm", "--force", name)
+
+
+@pytest.fixture
+def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """The way to a machine `there`, which is this one, by ssh. Whoever serves what came that way is stopped at the end:
+    it notices nothing while the network is cut."""
+    with ssh_server({name: os.environ[name] for name in ("PATH", "DOCKER_HOST") if name in os.environ}) as config:
+        (port,) = re.findall(r"Port (\d+)\n  User", config.read_text())
+        proxy = Proxy(f"http://127.0.0.1:{port}")
+        ssh = tmp_path / "bin" / "ssh"
+        ssh.parent.mkdir()
+        ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} -p {urlsplit(proxy.url).port} "$@"\n')
+        ssh.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+        monkeypatch.setenv("SSHD_PID", (config.parent / "sshd.pid").read_text().strip())
+        try:
+            yield proxy
+        finally:
+            proxy.close()
+            for one in serving():
+                one.kill()
+
+
+def serving() -> list[psutil.Process]:
+    return psutil.Process(int(os.environ["SSHD_PID"])).children(recursive=True)
+
+
+async def test_a_place_elsewhere_is_lost_with_its_network(network: Proxy, model: HttpServer, tmp_path: Path) -> None:
+    """Its containers, whose machine has not noticed, are removed when the network is back."""
+    places = DockerPlaces(PlaceSettings(engine_host="ssh://there"))
+    order = PlaceOrder(source=PlaceSource(image=IMAGE), model_url=f"{model.url}/v1")
+    place = await places.create(order)
+    assert (await place.run(ASK, timeout_s=240)).output == "asked for /v1/x\n"
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a").write_text("b")
+    await place.put(tmp_path / "files", "/files")
+    assert await place.get("/files/a", max_bytes=9) == b"b"
+    running = asyncio.create_task(place.run("echo half | tee /half; sleep 600", timeout_s=600))
+    await asyncio.to_thread(wait_until, lambda: docker("exec", place._name, "sh", "-c", "cat /half || true") == "half")
+    for one in serving():
+        one.suspend()
+    network.fail(always=DROPPED)
+    with pytest.raises(HostError, match=r"the place has (ended|lost)"):
+        await running
+    await place.close()
+    lost = set(places_left())
+    assert lost == {place._name, f"{place._name}-relay"}
+    creating = asyncio.create_task(places.create(order))
+    await asyncio.to_thread(wait_until, lambda: network.num_connections > 3)
+    network.fail()
+    other = await creating
+    assert set(places_left()) == {other._name, f"{other._name}-relay"}
+    await other.close()
 
 
 async def test_a_cancelled_rollout_leaves_nothing(model: HttpServer) -> None:

@@ -65,6 +65,7 @@ NO_ENGINE = (
     "unable to connect to",
     "is the docker daemon running",
     "error during connect",
+    "dial-stdio] has exited",
 )
 """Words of the engine's command that reaches no engine."""
 AWAY_S = 300.0
