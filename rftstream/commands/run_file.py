@@ -26,8 +26,9 @@ WIDTH = 110
     "rftstream explain trainer --json | jq -r '.[].settings[].key'",
 )
 @click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=complete_key)
+@click.option("--all", "is_all", is_flag=True, help="List all settings that are found.  [default: the first ten]")
 @json_option
-def explain(keys: tuple[str, ...], as_json: bool) -> None:
+def explain(keys: tuple[str, ...], is_all: bool, as_json: bool) -> None:
     """Explain a setting, a section or a part, or list the settings for a theme or some words, such as OOM.
 
     KEY is a setting (trainer.lr), a section (trainer, tasksets.NAME), a part (algorithms.grpo, or grpo), a setting of a
@@ -46,7 +47,7 @@ def explain(keys: tuple[str, ...], as_json: bool) -> None:
         sys.path.append(os.getcwd())
     found = [one for key in keys for one in asked.explain(key)]
     width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH)
-    print_out(asked.to_json(found) if as_json else asked.to_text(found, width))
+    print_out(asked.to_json(found) if as_json else asked.to_text(found, width, None if is_all else asked.MOST_LISTED))
 
 
 @command(

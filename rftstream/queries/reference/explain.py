@@ -6,8 +6,9 @@ import difflib
 import itertools
 import shlex
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rftstream.config import aliases
@@ -25,10 +26,13 @@ KINDS[settings.PIPELINE] = "operator"
 """First word of a key -> the kind of parts that the key may name."""
 
 MOST_PROPOSED = 6
-MENTION, MENTION_SOME, NAMED = (
+MOST_LISTED = 10
+"""Settings of a list that are shown as text, unless all are asked for, or hardly more are there."""
+MENTION, MENTION_SOME, NAMED, RANKED = (
     "settings that mention it:",
     "nothing mentions all of it; settings that mention a part of it:",
     "settings whose names have the word:",
+    "settings that matter for it, the likeliest first:",
 )
 
 
@@ -65,10 +69,11 @@ def explain(key: str) -> list[Explained]:
         content = search.content_words(text)
         if content and len(content) < len(text.split()):
             return explain(" ".join(content))
-        found = [one for theme in themes_in(text) for one in _of_theme(theme.name)]
+        groups = [list(_of_theme(theme.name)) for theme in themes_in(text)]
         hits, are_whole = search.search(text)
-        if are_whole or not found:
-            found = [*_listed(hits, MENTION if are_whole else MENTION_SOME), *found]
+        if are_whole or not groups:
+            groups.append(_listed(hits, MENTION if are_whole else MENTION_SOME))
+        found = groups[0] if len(groups) == 1 else _ranked(groups)
     if not themed and not found:
         raise ConfigError(f"{text}: no such setting, section or part; {_proposal(words)}")
     return [*themed, *found]
@@ -79,6 +84,21 @@ def _of_theme(word: str) -> Iterator[Explained]:
     if (theme := theme_named(word)) is not None:
         for key, line in theme.settings.items():
             yield from (Explained(one.section, one.setting, theme, line) for one in _exactly(key))
+
+
+def _ranked(groups: Sequence[Sequence[Explained]]) -> list[Explained]:
+    """Return the findings of several groups as one list: what most groups name comes first, then what comes first in
+    its group. The line is that of the first group that names it."""
+    counts = Counter(key_of(one) for group in groups for one in group)
+    places: dict[str, int] = {}
+    first: dict[str, Explained] = {}
+    for group in groups:
+        for place, one in enumerate(group):
+            key = key_of(one)
+            places[key] = min(place, places.get(key, place))
+            first.setdefault(key, one)
+    keys = sorted(first, key=lambda key: (-counts[key], places[key]))
+    return [replace(first[key], theme=None, found_by=RANKED) for key in keys]
 
 
 def _exactly(key: str) -> list[Explained]:
@@ -249,13 +269,13 @@ def _setting_json(setting: Setting, section: SettingSection) -> dict[str, Any]:
     }
 
 
-def to_text(found: Sequence[Explained], width: int = 100) -> str:
+def to_text(found: Sequence[Explained], width: int = 100, most: int | None = MOST_LISTED) -> str:
     """Return the findings as text. Several parts are shown by their summaries; a single part with its settings. The
-    settings of a theme have a line each."""
+    settings of a theme have a line each, at most `most` of them."""
     if any(one.line for one in found):
         groups = itertools.groupby(found, lambda one: (one.theme, one.found_by, bool(one.line)))
         return "\n\n".join(
-            _listed_text(theme, heading, list(some)) if is_listed else to_text(list(some), width)
+            _listed_text(theme, heading, list(some), most) if is_listed else to_text(list(some), width)
             for (theme, heading, is_listed), some in groups
         )
     if len(found) > 1 and not any(one.setting for one in found):
@@ -268,13 +288,15 @@ def to_text(found: Sequence[Explained], width: int = 100) -> str:
     return "\n\n".join(texts)
 
 
-def _listed_text(theme: Theme | None, heading: str, found: Sequence[Explained]) -> str:
+def _listed_text(theme: Theme | None, heading: str, found: Sequence[Explained], most: int | None) -> str:
     rows = []
-    for one in found:
+    for one in found[: most if most and len(found) > most + 2 else None]:
         default = one.setting.default_text if one.setting else ""
         rows.append((key_of(one), default, one.line))
     title = f"{theme.name}: {theme.about}" if theme else heading
     more = f"`rftstream explain {rows[0][0]}` says more about a setting"
+    if left := len(found) - len(rows):
+        more += f"; --all lists {left} more"
     return "\n".join([title, "", *columns(rows, left=3, indent="  "), "", more])
 
 

@@ -202,10 +202,12 @@ def test_smollm2_is_converted_to_an_ordinary_folder(tmp_path):
     from rftstream.models.rendering import open_renderer
 
     folder = tmp_path / "smollm2"
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "rftstream", "convert", "smollm2", str(folder)], check=True,
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[3], capture_output=True, text=True,
     )  # fmt: skip
+    assert done.stdout == f"{folder}\n" and f"converting smollm2 to {folder} ..." in done.stderr
+    assert "%|" not in done.stderr and "\r" not in done.stderr, "there is no terminal for a bar"
     spec = prepare_model(ModelSection(path=str(folder)), tmp_path, 0)
     renderer = open_renderer(spec)
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"

@@ -135,8 +135,24 @@ def test_a_theme_is_the_settings_that_matter_with_a_line_each(asked: str, keys: 
     found = explain.explain(asked)
     assert {one.setting.key if one.setting else one.section.key for one in found} >= keys
     assert all(one["why"] for one in explain.to_json(found) if one.get("key") != "run.resume" and "kind" not in one)
-    text = explain.to_text(found)
+    text = explain.to_text(found, most=None)
     assert all(f"\n  {explain.key_of(one)} " in text for one in found if one.setting and one.line)
+
+
+def test_a_list_is_ranked_and_shows_ten() -> None:
+    found = explain.explain("gpu memory")
+    keys = [explain.key_of(one) for one in found]
+    assert set(keys[:3]) == {"trainer.colocate", "explorer.max_concurrent", "trainer.device"}  # of both, and mentioned
+    assert keys.index("trainer.tokens_per_microbatch") < 10 and len(keys) == len(set(keys)) > 20
+    assert next(one.line for one in found if explain.key_of(one) == "explorer.max_concurrent").startswith(
+        "Explorer out"
+    )
+    shown, every = (CliRunner().invoke(cli, ["explain", "gpu memory", *more]).stdout for more in ([], ["--all"]))
+    assert len(shown.splitlines()) == 10 + 4 and shown.count("\n\n") == 2
+    assert shown.endswith(f"says more about a setting; --all lists {len(keys) - 10} more\n")
+    assert len(every.splitlines()) == len(keys) + 4 and "--all" not in every
+    assert len(called("explain", "gpu memory")) == len(keys)
+    assert "--all" not in CliRunner().invoke(cli, ["explain", "gpu"]).stdout  # there is one more, which is shown, too
 
 
 @each("theme", THEMES, ids=lambda theme: theme.name)
