@@ -142,27 +142,30 @@ def _score_all(
     decides whether to try them now."""
     results: list[Result] = []
     suspicious: set[str] = set()
-    flush_at = time.monotonic() + FLUSH_S
+    delay_s, flush_at = waited_s(), time.monotonic() + FLUSH_S
     for batch in _batches(items, rewards):
         if time.monotonic() >= flush_at:
             write_page(page, At(IDLE, 0, 0.0))
             _write(replies, pack(results))
             results = []
-            flush_at = time.monotonic() + FLUSH_S
+            # The kernel is asked now and then only, since asking takes longer than comparing two texts.
+            delay_s, flush_at = waited_s(), time.monotonic() + FLUSH_S
         if batch[0].reward in suspicious:
             results += [Result(item.number, [], tried=False) for item in batch]
             continue
 
         first, inputs = batch[0], [one for item in batch for one in item.inputs]
 
-        def begin(place: int, count: int, batch: Sequence[ScoreItem] = batch) -> None:
+        def begin(place: int, count: int, batch: Sequence[ScoreItem] = batch, delay_s: float = delay_s) -> None:
             group = batch[0].numbers
             number, count = (batch[0].number, 1) if group else (batch[place].number, count)
-            write_page(page, At(number, count, time.monotonic(), delay_s=waited_s()))
+            write_page(page, At(number, count, time.monotonic(), delay_s=delay_s))
 
-        began = time.monotonic() - waited_s()
+        began = time.monotonic()
         found = score_items(rewards[first.reward], inputs, begin, over_limit=first.over_limit, group=first.group)
-        seconds = time.monotonic() - waited_s() - began
+        seconds = time.monotonic() - began
+        if seconds >= slow_s:
+            seconds -= waited_s() - delay_s
         if any(one.score is None and is_slow(one.reason, seconds, slow_s) for one in found):
             suspicious.add(first.reward)
         outcomes = iter(found)
