@@ -83,11 +83,11 @@ class Array:
     @property
     def is_mask(self) -> bool:
         """Whether all bytes are 0 or 1."""
-        import numpy as np
-
         data = self.data
         if len(data) < _SHORT:
             return not bytes(data).translate(None, b"\0\1")
+        import numpy as np
+
         return bool(np.frombuffer(data, "u1").max() <= 1)
 
 

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import math
 import operator
+from collections.abc import Sequence
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -44,16 +45,25 @@ def _check_part(cls: type) -> Check | None:
     if not inside and len(own) < 2:
         return own[0] if own else None
 
-    def check_part(part: object) -> Violation | None:
-        for check in own:
-            if (found := check(part)) is not None:
-                return found
-        for name, check in inside:
-            if (value := getattr(part, name)) and (found := check(value)) is not None:
-                return f".{name}{found[0]}", found[1]
-        return None
+    return _compiled([*((None, check) for check in own), *inside])
 
-    return check_part
+
+def _compiled(checks: Sequence[tuple[str | None, Check]]) -> Check:
+    """Return one check of all of these, each of the whole part or of what a field holds. It is put together as text,
+    since it runs for each record as often as it is written and read, and a loop over names takes twice as long."""
+    lines = ["def check_part(part):"]
+    for number, (name, _) in enumerate(checks):
+        if name is None:
+            lines += [f"    if (found := check_{number}(part)) is not None:", "        return found"]
+        else:
+            lines += [
+                f"    if (value := part.{name}) and (found := check_{number}(value)) is not None:",
+                f"        return '.{name}' + found[0], found[1]",
+            ]
+    names: dict[str, Any] = {f"check_{number}": check for number, (_, check) in enumerate(checks)}
+    exec("\n".join([*lines, "    return None"]), names)  # the names of fields are identifiers
+    compiled: Check = names["check_part"]
+    return compiled
 
 
 def _check_floats(names: tuple[str, ...]) -> Check | None:

@@ -74,19 +74,22 @@ def roles_of(segments: Iterable[Segment]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(segment.role for segment in segments if segment.role))
 
 
+_SEGMENT_ARRAYS = ("token_ids", "behavior_logprobs", "loss_mask")
+_SEGMENT_DTYPES = ("int32", "float32", "uint8")
+
+
 @rule(Segment)
 def _check_segment(segment: Segment) -> Violation | None:
-    shape = segment.token_ids.shape
-    for name, dtype, array in (
-        ("token_ids", "int32", segment.token_ids),
-        ("behavior_logprobs", "float32", segment.behavior_logprobs),
-        ("loss_mask", "uint8", segment.loss_mask),
-    ):
-        if array.dtype != dtype:
-            return f".{name}.dtype", f"got {show(array.dtype)}, expected {dtype}"
-        if len(array.shape) != 1 or array.shape != shape:
-            return f".{name}.shape", f"got {list(array.shape)}, expected one dimension, as long as token_ids"
-    if not segment.loss_mask.is_mask:
+    tokens, logprobs, mask = segment.token_ids, segment.behavior_logprobs, segment.loss_mask
+    shape = tokens.shape
+    dtypes = tokens.dtype, logprobs.dtype, mask.dtype
+    if dtypes != _SEGMENT_DTYPES or len(shape) != 1 or logprobs.shape != shape or mask.shape != shape:
+        for name, dtype, array in zip(_SEGMENT_ARRAYS, _SEGMENT_DTYPES, (tokens, logprobs, mask), strict=True):
+            if array.dtype != dtype:
+                return f".{name}.dtype", f"got {show(array.dtype)}, expected {dtype}"
+            if len(array.shape) != 1 or array.shape != shape:
+                return f".{name}.shape", f"got {list(array.shape)}, expected one dimension, as long as token_ids"
+    if not mask.is_mask:
         return ".loss_mask.data", "got other values, expected only 0 and 1"
     end = 0
     for i, span in enumerate(segment.versions):
