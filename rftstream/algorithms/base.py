@@ -50,6 +50,13 @@ class TrainingRow:
     versions: tuple[VersionSpan, ...] = ()
     """Versions that sampled the tokens. The trainer computes staleness from them; no backend reads them."""
 
+    @property
+    def num_trained(self) -> int:
+        """Number of unmasked tokens."""
+        import numpy as np
+
+        return int(np.count_nonzero(self.loss_mask))
+
 
 def stratum_of(experience: Experience) -> str:
     """Return `KIND/TASKSET`, which separates rollouts, demonstrations and pairs, and also tasksets."""
@@ -120,13 +127,13 @@ class Denominators:
     @staticmethod
     def of(rows: Sequence[TrainingRow], minibatches: int = 1) -> Denominators:
         """Return the denominators of each mini-batch, if the rows are cut into `minibatches` of them."""
-        kept = [row for row in rows if row.loss_mask.any()]
+        kept = [row for row in rows if row.num_trained]
         demonstrations = [row for row in kept if is_demonstration(row)]
         return Denominators(
-            num_tokens=float(sum(row.loss_mask.sum() for row in kept)) / minibatches,
+            num_tokens=float(sum(row.num_trained for row in kept)) / minibatches,
             num_rows=float(len(kept)) / minibatches,
             num_groups=float(len({row.group for row in kept})) / minibatches,
-            num_demonstration_tokens=float(sum(row.loss_mask.sum() for row in demonstrations)) / minibatches,
+            num_demonstration_tokens=float(sum(row.num_trained for row in demonstrations)) / minibatches,
             num_demonstration_rows=float(len(demonstrations)) / minibatches,
         )
 

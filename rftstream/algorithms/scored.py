@@ -147,4 +147,4 @@ def of_trained_tokens(rows: Sequence[TrainingRow]) -> np.ndarray:
 def masked_fraction(rows: Sequence[TrainingRow]) -> float:
     """Return the share of the tokens in these rows that are not trained on."""
     num_tokens = sum(len(row.loss_mask) for row in rows)
-    return 1.0 - float(sum(row.loss_mask.sum() for row in rows)) / num_tokens if num_tokens else 0.0
+    return 1.0 - sum(row.num_trained for row in rows) / num_tokens if num_tokens else 0.0

@@ -329,7 +329,7 @@ def signal_first(rows: Sequence[TrainingRow]) -> tuple[list[TrainingRow], list[T
     weights."""
     first, others = list[TrainingRow](), list[TrainingRow]()
     for row in rows:
-        (first if is_demonstration(row) or (row.advantages * row.loss_mask).any() else others).append(row)
+        (first if is_demonstration(row) or np.count_nonzero(row.advantages * row.loss_mask) else others).append(row)
     if others and not first:
         first.append(others.pop(0))
     if not any(row.images for row in first):
@@ -392,7 +392,7 @@ def micro_inputs(
 
 def minibatch_rows(rows: Sequence[TrainingRow], plan: UpdatePlan, whole_groups: bool) -> list[list[TrainingRow]]:
     """Return the rows of each mini-batch. Rows without unmasked tokens are left out."""
-    rows = [row for row in rows if row.loss_mask.any()]
+    rows = [row for row in rows if row.num_trained]
     names = [(is_demonstration(row), row.stratum) for row in rows] if plan.stratified else [(False, "")] * len(rows)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     groups_N, strata_N, rollouts_N = (

@@ -57,7 +57,8 @@ class Forest:
         """Return the index in [P] of each token of each row, int64 [T]."""
         ends_S = np.cumsum(self.lengths_S)
         runs = [np.arange(*bounds) for bounds in zip(ends_S - self.lengths_S, ends_S, strict=True)]
-        paths = (path_to(int(last), self.parents_S) for last in self.lasts_B)
+        parents = self.parents_S.tolist()
+        paths = (path_to(last, parents) for last in self.lasts_B.tolist())
         return [runs[path[0]] if len(path) == 1 else np.concatenate([runs[run] for run in path]) for path in paths]
 
     def asked(self) -> np.ndarray:
@@ -259,8 +260,9 @@ def _first_fit(forest: Forest, parts: Sequence[list[int]], max_tokens: int, *, b
     def num_tokens(runs: Iterable[int]) -> int:
         return sum(lengths[run] for run in runs)
 
-    asked = forest.asked()
-    runs_of = [{run for row in part for run in path_to(int(forest.lasts_B[row]), forest.parents_S)} for part in parts]
+    asked, parents = forest.asked().tolist(), forest.parents_S.tolist()
+    lasts = forest.lasts_B.tolist()
+    runs_of = [{run for row in part for run in path_to(lasts[row], parents)} for part in parts]
     sizes = [num_tokens(runs) for runs in runs_of]
     order = sorted(range(len(parts)), key=lambda part: -sizes[part]) if by_size else range(len(parts))
     batches: list[list[int]] = []
@@ -268,7 +270,7 @@ def _first_fit(forest: Forest, parts: Sequence[list[int]], max_tokens: int, *, b
     copies: list[int] = []
     held: list[set[int]] = []
     for part in order:
-        runs, size, copied = runs_of[part], sizes[part], int(asked[parts[part]].sum())
+        runs, size, copied = runs_of[part], sizes[part], sum(asked[row] for row in parts[part])
         for place, room in enumerate(rooms):
             fits = room >= size or (by_size and room >= num_tokens(runs - held[place]))
             if fits and copied <= copies[place]:

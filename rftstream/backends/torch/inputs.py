@@ -136,6 +136,8 @@ def keys(rows: Sequence[TrainingRow]) -> list[np.ndarray]:
     numbers: dict[tuple[str, int], int] = {}
     has_images = any(row.images for row in rows)
     names = sorted({name for row in rows for name in _without_sets(row)})
+    if not has_images and not names:
+        return [np.asarray(row.token_ids, np.int32)[:, None] for row in rows]
     found = []
     for row in rows:
         token_ids_T = np.asarray(row.token_ids, np.int32)

@@ -132,7 +132,7 @@ class Training:
             said = cast(CriticBackend, self.backend).values(rows, settings.tokens_per_microbatch)
             rows, more = cast(CriticAlgorithm, self.algorithm).estimate(rows, said)
             values = {**values, **more}
-        if any(row.loss_mask.any() for row in rows):
+        if any(row.num_trained for row in rows):
             plan = UpdatePlan(
                 lr=lr,
                 minibatches=settings.minibatches,
@@ -146,7 +146,7 @@ class Training:
             update = self.backend.update(rows, self.algorithm, plan)
         else:
             update = Update(metrics={})
-        tokens = float(sum(row.loss_mask.sum() for row in rows))
+        tokens = float(sum(row.num_trained for row in rows))
         trained = {"tokens": tokens, "trained_rollouts": float(batch.num_rollouts)} | lost
         # An algorithm computes its mean reward over the batch, which lacks the filtered groups.
         values = {**values, **update.metrics, **trained, "lr": lr, **batch.manifest.metrics}
@@ -158,7 +158,9 @@ class Training:
         gone or damaged. All tokens of these rows are masked. The other rows have the same weight as before."""
         dropped = KINDS - self.settings.replayed
         rows = [
-            replace(row, beside={kind: column for kind, column in row.beside.items() if kind not in dropped})
+            row
+            if dropped.isdisjoint(row.beside)
+            else replace(row, beside={kind: column for kind, column in row.beside.items() if kind not in dropped})
             for row in rows
         ]
         kept = []
