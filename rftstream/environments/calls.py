@@ -28,14 +28,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 LOOK_EVERY_S = 0.05
 """Seconds between two checks of time limits."""
 CLOSE_S = 2.0
 """Seconds for environments to close when the process ends."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallResult:
+class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a call: a value, an error, or the fact that it exceeded its time."""
 
     value: Any = None

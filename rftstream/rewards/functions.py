@@ -272,6 +272,8 @@ def to_score(value: Any, *, where: str, key: str | None = None) -> Score:
         score = Score(reward=value[key], metrics=_numbers_in({k: v for k, v in value.items() if k != key}), roles=roles)
     else:
         score = Score(reward=value)
+    if not (score.parts or score.metrics or score.additions or score.roles):
+        return Score(reward=_finite(score.reward, f"{where}: reward"))
     if len(score.parts) + len(score.metrics) + len(score.roles) > MAX_NUMBERS:
         raise RewardError(f"{where}: returned more than {MAX_NUMBERS} parts, roles and metrics; return fewer")
     return Score(

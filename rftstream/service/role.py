@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from rftstream.clock import Clock
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
@@ -52,16 +54,14 @@ FOREVER = math.inf
 """The value of `idle_s` for a step that has nothing to do until a record arrives."""
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True, gc=False):
     """A record and its decoded message (None for a tombstone)."""
 
     record: Record
     message: Message | None
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(msgspec.Struct, frozen=True, gc=False):
     """A message that a step wants on the log. The service adds headers and encodes it."""
 
     topic: str
@@ -74,8 +74,7 @@ class Publish:
     """The key of a tombstone. A message has its own key."""
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True, gc=False):
     """One record in hand of a concurrent role."""
 
     number: int
@@ -83,8 +82,7 @@ class Item:
     received: Received
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(msgspec.Struct, frozen=True, gc=False):
     """A finished item with its outputs, which are published together with its position."""
 
     number: int

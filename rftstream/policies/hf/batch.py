@@ -7,6 +7,7 @@ Shapes: B rows, N joining rows or tokens of a pass, L tokens of a prompt, T samp
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -292,18 +293,11 @@ class DecodingBatch:
         count = int(self._num_sampled_B[row])
         held = self._sets[row]
         sets = column_of(held + [b""] * (count - len(held))) if held else {}
-        versions_T = self._versions_BT[row, :count]
-        has_one = not count or versions_T[0] == versions_T[-1]  # the indices never fall
-        edges = [0, *([] if has_one else (np.flatnonzero(np.diff(versions_T)) + 1).tolist()), count]
         return Completion(
             request_id=self._requests[row].request_id,
             token_ids=self._tokens_BT[row, :count].copy(),
             behavior_logprobs=self._logprobs_BT[row, :count].copy(),
-            versions=tuple(
-                VersionSpan(start=start, count=end - start, trainer_epoch=name.trainer_epoch, version=name.version)
-                for start, end in itertools.pairwise(edges if count else ())
-                for name in [names[int(versions_T[start])]]
-            ),
+            versions=_spans_of(self._versions_BT[row, :count], names),
             finish_reason=reason,
             beside={**self.experts.of(row), **sets},
             error=self._forms.error(row) or "the model's logits are not finite" if reason == "error" else None,
@@ -345,6 +339,28 @@ class DecodingBatch:
                 np.add.at(counts_BV[row], self._tokens_BT[row, : self._num_sampled_B[row]], 1)
             self._seen = (torch.from_numpy(seen_BV).to(self._device), torch.from_numpy(counts_BV).to(self._device))
         return self._seen
+
+
+def _spans_of(versions_T: np.ndarray, names: Sequence[VersionName]) -> tuple[VersionSpan, ...]:
+    """Return the spans of tokens, given the index in `names` of each token's version. The indices never fall."""
+    count = len(versions_T)
+    if not count:
+        return ()
+    first = int(versions_T[0])
+    if first == versions_T[-1]:
+        return (_span(0, count, names[first].trainer_epoch, names[first].version),)
+    edges = [0, *(np.flatnonzero(np.diff(versions_T)) + 1).tolist(), count]
+    return tuple(
+        _span(start, end - start, name.trainer_epoch, name.version)
+        for start, end in itertools.pairwise(edges)
+        for name in [names[int(versions_T[start])]]
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _span(start: int, count: int, trainer_epoch: int, version: int) -> VersionSpan:
+    """Return a span, the same object for equal ones: most completions of a step have the same few."""
+    return VersionSpan(start=start, count=count, trainer_epoch=trainer_epoch, version=version)
 
 
 class BatchExperts:

@@ -92,6 +92,8 @@ class TurnStore:
 
         A part of a turn must be at least half of the prompt. `num_alike`: equal prompts, which all would continue from
         a part; if that is more to compute than the whole prompt once, there is none."""
+        if self.is_empty:
+            return None
         whole = next((turn for length, turn in self._tree.whole(prompt[:-1]) if turn.lent is None), None)
         found = None if whole is None else KeptPrefix(whole, len(whole.token_ids))
         if self._is_divisible and (part := self._part(prompt)) is not None:

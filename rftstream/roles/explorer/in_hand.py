@@ -47,7 +47,9 @@ class RolloutsInHand:
         if work.is_paused:
             work.is_paused = False
             self._loop.go_on(work.key)
+            work.began_with = self._loop.view(work.key).num_sampled
         else:
+            work.began_with = 0
             self._loop.start(
                 work.key,
                 problem=task.problem,
@@ -65,7 +67,6 @@ class RolloutsInHand:
                 states=self._states.of(work.partition, task.ids.rollout_id),
             )
             work.saved = None
-        work.began_with = self._loop.view(work.key).num_sampled
 
     def _resumed(self, work: RolloutInHand, saved: SavedRollout | None, *, goes_on: bool) -> None:
         assert saved is not None

@@ -3,7 +3,6 @@ order."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -143,9 +142,12 @@ class OwnedPartitions:
 
     def committed(self, positions: Mapping[TopicPartition, Position], written: Sequence[PendingResult]) -> None:
         """Record that these positions are committed and that these results are on the log."""
+        offsets: dict[TopicPartition, list[int]] = {place: [] for place in positions}
+        for result in written:
+            if result.finishes and result.work.place in offsets:
+                offsets[result.work.place] += result.offsets
         for place, position in positions.items():
-            mine = (result.offsets for result in written if result.finishes and result.work.place == place)
-            self._owned[place][1].committed(position, list(itertools.chain(*mine)))
+            self._owned[place][1].committed(position, offsets[place])
 
     def stable_positions(self) -> dict[TopicPartition, Position]:
         """Return the committed positions of all owned partitions, once no commit for them is pending."""

@@ -63,6 +63,8 @@ class PendingResult:
     @property
     def offsets(self) -> tuple[int, ...]:
         """Offsets of all its records, in order."""
+        if not self.also:
+            return (self.work.offset,)
         return tuple(sorted((self.work.offset, *(work.offset for work in self.also.values()))))
 
 
