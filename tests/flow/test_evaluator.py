@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from math import comb
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
 from rftstream.contracts.control import RunFinished
 from rftstream.contracts.records import NewRecord
 from rftstream.contracts.versions import EvalResult, VersionName
-from rftstream.errors import ProducerLost, RewardError
+from rftstream.errors import ProducerLost, RewardError, StoreUnreachable
 from rftstream.metrics import MAX_NAMES_OF_RECORD, NAMES_LEFT_OUT
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
@@ -309,6 +310,43 @@ def test_weights_that_are_gone_are_left_out(tmp_path: Path) -> None:
     driver.work()
     assert [version for *_, version in evaluated(scene)] == [0, 6]
     assert driver.done
+
+
+def test_weights_that_cannot_be_reached_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other versions do not wait for them. A run that is finished tries them once more."""
+    scene = scene_of(tmp_path)
+    for version in range(7):
+        scene.announce(version, skill=version)
+    opened, away, tries = scene.store.open, {3}, Counter[int]()
+
+    def reached(name: str) -> IO[bytes]:
+        version = int(re.findall(r"\d+", name)[-1])
+        tries[version] += 1
+        if version in away:
+            raise StoreUnreachable(f"{name}: no answer")
+        return opened(name)
+
+    monkeypatch.setattr(scene.store, "open", reached)
+    driver = RoleDriver(scene, "evaluator")
+    driver.work()
+    assert [version for *_, version in evaluated(scene)] == [0, 6]
+    scene.clock.advance(1.0)
+    driver.work()
+    assert (len(results_of(scene)), tries[3]) == (2, 2)
+    away.clear()
+    scene.clock.advance(1.0)
+    driver.work()
+    assert tries[3] == 2, "each pause is twice as long"
+    scene.clock.advance(1.0)
+    driver.work()
+    assert [version for *_, version in evaluated(scene)] == [0, 6, 3]
+    away.add(7)
+    scene.announce(7)
+    scene.request_evaluation("again", version=7)
+    driver.work()
+    finish(scene, 7)
+    driver.work()
+    assert (driver.done, tries[7], len(results_of(scene))) == (True, 2, 3)
 
 
 def test_the_last_weights_are_gone(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ NOT_REACHED: dict[str, str] = {
     "roles/explorer/agents/loop.py MAX_REMEMBERED": "forgets the oldest of 100,000 ended rollouts",
     "roles/feeder/step.py MAX_DRAWS_A_TRANSACTION": "only says where a transaction ends",
     "runs/observer.py MOST_AVERAGED": "the first and last rewards that are shown are means of at most as many steps",
+    "roles/evaluator/due.py LONGEST_RETRY_S": "a pause",
     "roles/synthesiser/models.py LONGEST_PAUSE_S": "a pause",
     "roles/trainer/retention/trimmed_deletions.py LONGEST_PAUSE_S": "a pause",
     "roles/verifier/groups.py MAX_EARLIER": "forgets the oldest of 10,000 groups; their late siblings wait once more",

@@ -43,7 +43,7 @@ BUDGETS = {
     "queries": 13_700,
     "replay": 800,
     "rewards": 8_250,
-    "roles": 10_400,
+    "roles": 10_450,
     "runs": 2_600,
     "sandbox": 2_650,
     "service": 2_800,

@@ -14,9 +14,14 @@ from rftstream.contracts.control import Request, RequestKind, RunFinished
 from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.versions import EvalResult, VersionName, WeightsAnnounced
 from rftstream.data.tasksets.base import Taskset
+from rftstream.errors import WeightsError, WeightsGone
 from rftstream.models.rendering import Renderer
-from rftstream.service.role import Received
+from rftstream.roles.explorer.weights_update import RETRY_S
+from rftstream.service.role import FOREVER, Received
 from rftstream.weights.follower import WeightsFollower
+
+LONGEST_RETRY_S = 60.0
+"""Longest pause between two tries to read the weights of a version. The first is RETRY_S, and each is twice as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ class EvalResults:
 class DueEvaluations:
     """The evaluations that are still to be made. The evaluator's step makes it at each recovery and calls `absorb` for
     each record that it reads. Whenever the step is free, it asks `next`. It calls `note` once the result is on the log,
-    or `skip` if the weights are gone.
+    or `failed` if the weights cannot be read.
 
     `follower` knows which versions are in force. `only` has the ids of the requests to answer; nothing else is due
     then. With None all evaluations are made."""
@@ -101,6 +106,8 @@ class DueEvaluations:
     """The record of the run's end; None before."""
     _skipped: set[tuple[str, VersionName]] = field(default_factory=set, init=False)
     """Evaluations and versions that cannot be made, because the weights are gone or damaged."""
+    _retries: dict[tuple[str, VersionName], tuple[float, float]] = field(default_factory=dict, init=False)
+    """Evaluations and versions whose weights could not be read -> when they are tried again, and the pause before."""
 
     def answer_only(self, request_ids: Collection[str]) -> None:
         """Restrict the evaluations to these requests."""
@@ -127,9 +134,27 @@ class DueEvaluations:
             self._answered.add(f"{result.request_id}/{result.evaluation}")
         self._made.setdefault(result.evaluation, []).append(result)
 
-    def skip(self, due: DueEvaluation) -> None:
-        """Skip this evaluation of this version."""
-        self._skipped.add((due.evaluation.name, due.announced.name))
+    def failed(self, due: DueEvaluation, error: WeightsError) -> float | None:
+        """Note that the weights could not be read. Return the seconds until this evaluation is due again; None if it is
+        left out, since the weights are gone for good, or the run is finished and waits for it."""
+        key = due.evaluation.name, due.announced.name
+        if isinstance(error, WeightsGone) or not error.retriable or self._finished is not None:
+            self._skipped.add(key)
+            return None
+        _, before_s = self._retries.get(key, (0.0, 0.0))
+        pause_s = min(LONGEST_RETRY_S, 2 * before_s or RETRY_S)
+        self._retries[key] = self.clock.now() + pause_s, pause_s
+        return pause_s
+
+    def retry_in_s(self) -> float:
+        """Return the seconds until an evaluation is tried again, which `next` does not return before."""
+        now = self.clock.now()
+        return min((at - now for at, _ in self._retries.values() if at > now), default=FOREVER)
+
+    def _is_postponed(self, evaluation: Evaluation, name: VersionName) -> bool:
+        """Whether it is tried again later. A finished run waits for no later time."""
+        retry_at, _ = self._retries.get((evaluation.name, name), (0.0, 0.0))
+        return self._finished is None and retry_at > self.clock.now()
 
     def is_best(self, result: EvalResult) -> bool:
         """Whether the mean of a new result is better than all earlier ones by the same scorer."""
@@ -150,9 +175,9 @@ class DueEvaluations:
         for announced in self.follower.in_force():
             for evaluation in self.evaluations.values():
                 is_last = self._finished is not None and announced.name == self._finished.name
-                if (announced.name.version % evaluation.section.every == 0 or is_last) and not self._has(
-                    evaluation, announced.name
-                ):
+                if announced.name.version % evaluation.section.every and not is_last:
+                    continue
+                if not self._has(evaluation, announced.name) and not self._is_postponed(evaluation, announced.name):
                     return DueEvaluation(evaluation, announced)
         return None
 
@@ -179,7 +204,7 @@ class DueEvaluations:
             for evaluation in wanted:
                 name = announced.name
                 again = bool(request.arguments.get("again")) and (evaluation.name, name) not in self._skipped
-                if again or not self._has(evaluation, name):
+                if (again or not self._has(evaluation, name)) and not self._is_postponed(evaluation, name):
                     return DueEvaluation(evaluation, announced, request.request_id)
         return None
 

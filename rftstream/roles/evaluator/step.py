@@ -37,7 +37,7 @@ from rftstream.roles.explorer.attempt import Attempt
 from rftstream.roles.explorer.fit_to_record import rollout_of
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.roles.verifier.step import reward_input
-from rftstream.service.role import FOREVER, Log, Publish, Received, SingleStep, SingleTransaction
+from rftstream.service.role import Log, Publish, Received, SingleStep, SingleTransaction
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.stores.store import ObjectStore
 
@@ -184,8 +184,9 @@ class EvaluatorStep(SingleStep):
         except WeightsError as error:
             if self._policy.version is None and not error.retriable:
                 raise
-            log.warning("%s; evaluation %s of it is left out", error, due.evaluation.name)
-            self._due.skip(due)
+            retry_s = self._due.failed(due, error)
+            outcome = "left out" if retry_s is None else f"tried again in {retry_s:g} s"
+            log.warning("%s; evaluation %s of it is %s", error, due.evaluation.name, outcome)
             return False
         metrics.WEIGHTS_FETCH_SECONDS.labels(EVALUATOR.name).observe(time.perf_counter() - began)
         return True
@@ -363,7 +364,7 @@ class EvaluatorStep(SingleStep):
         if self._share is not None and (running is None or not self._share.is_awake):
             return self._share.idle_s
         if running is None:
-            return 0.0 if self._due.next() is not None else FOREVER
+            return 0.0 if self._due.next() is not None else self._due.retry_in_s()
         num_open = self._num_open
         may_start = running.waiting and num_open < self._config.evaluator.max_concurrent
         waits = num_open and not may_start and not self._scorer.num_active
