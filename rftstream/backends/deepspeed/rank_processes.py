@@ -237,8 +237,9 @@ class Ranks:
         failed = any(failure is not None and not failure["of_others"] for failure in said)
         return BackendError(reason) if failed else RanksLost(reason)
 
-    def trouble(self) -> str | None:
-        """Return the error that a rank reported, or how a silent rank ended."""
+    def trouble(self, so: str | None = None) -> str | None:
+        """Return the error that a rank reported, or how a silent rank ended, and `so` what follows."""
+        so = so or self.so
         codes = {rank: process.poll() for rank, process in self._processes.items()}  # before reading the reports
         said = {rank: self._said(rank) for rank in self._others}
         for rank, failure in said.items():
@@ -247,12 +248,12 @@ class Ranks:
         for rank, code in codes.items():
             if code is not None and said[rank] is None:
                 how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-                return f"{self._name(rank)} ended with {how}; {self.so}"
+                return f"{self._name(rank)} ended with {how}; {so}"
         for rank in self._heartbeat.silent():
             if said[rank] is None:
                 return (
                     f"{self._name(rank)}: not heard of for {self._silence_s:g} s: it hangs, or it or its host is gone, "
-                    f"or cut off; {self.so}"
+                    f"or cut off; {so}"
                 )
         return None
 
@@ -290,7 +291,7 @@ class Ranks:
             lives = all(process.poll() is None for process in self._processes.values())
             lost_s = 0.0 if lives and not self._heartbeat.silent() else lost_s + BEAT_S  # may be heard again
             if not self._may_wait(lost_s):
-                log.critical("%s", self.trouble() or "backend deepspeed: a rank has ended")
+                log.critical("%s", self.trouble(Ranks.so) or "backend deepspeed: a rank has ended")
                 os._exit(BackendError.exit_code)
 
     def _may_wait(self, lost_s: float) -> bool:

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from rftstream.backends.deepspeed import rank_processes, wire
 from rftstream.backends.deepspeed.heartbeat import BEAT_S, Heartbeat
 from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
+from rftstream.backends.deepspeed.worlds.members import WorldRanks
 from rftstream.errors import BackendError
 from tests.waiting import wait_until
 
@@ -145,3 +147,29 @@ def test_a_rank_of_a_launcher_that_hangs_is_named(launched, monkeypatch):
     with pytest.raises(BackendError, match=r"rank 1 of 2: not heard of for 3 s: it hangs, or .* or cut off"):
         ranks.call("leave", {}, lambda: None)
     ranks.end()
+
+
+def test_what_ends_the_trainer_does_not_say_that_training_goes_on(monkeypatch, caplog):
+    """A trainer with min_ranks goes on in another world, unless rank 0 does not notice in time."""
+
+    class Nobody(WorldRanks):
+        def __init__(self):
+            self._processes = {1: subprocess.Popen([sys.executable, "-c", ""])}
+            self._processes[1].wait()
+            self._others, self.place, self.store = [1], RankPlace(rank=0, size=2, local_rank=0, host="", port=0), self
+            self._heartbeat, self._ended = Heartbeat(Store(), 0, [1], silence_s=60.0), threading.Event()
+            self.names, self._is_called, self._timeout_s = {1: "one"}, True, 0.0
+
+        def check(self, keys):
+            return False
+
+    def end(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(rank_processes, "ABANDON_S", -1.0)
+    monkeypatch.setattr(rank_processes.os, "_exit", end)
+    ranks = Nobody()
+    assert "goes on" in ranks.trouble()
+    with pytest.raises(SystemExit):
+        ranks._watch()
+    assert "exit code 0; the trainer has to start again" in caplog.text and "goes on" not in caplog.text
