@@ -13,6 +13,7 @@ from rftstream.commands.options import (
     files_argument,
     finish,
     json_option,
+    layers_argument,
     load_run_file,
     progress_option,
     run_argument,
@@ -76,23 +77,29 @@ def run(
     finish(start.run(config, run_dir=run_dir, progress=progress, stream=stream), {} if as_json else None)
 
 
-@command("rftstream resume examples/runs/arithmetic", "rftstream resume examples/runs/arithmetic --set run.steps=400")
+@command(
+    "rftstream resume examples/runs/arithmetic",
+    "rftstream resume examples/runs/arithmetic --set run.steps=400",
+    "rftstream resume base.toml mine.toml",
+)
 @run_argument
+@layers_argument
 @set_option
 @json_option
 @progress_option
-def resume(run: Path, sets: tuple[str, ...], as_json: bool, progress: str) -> None:
+def resume(run: Path, layers: tuple[Path, ...], sets: tuple[str, ...], as_json: bool, progress: str) -> None:
     """Continue a run that was stopped or died, or add steps to a finished one.
 
-    RUN is a run folder, or a run file (then its newest run). The run continues with its recorded settings. Later
-    changes of the run file are shown but have no effect; --set changes a setting. Counts, devices, log level, steps,
-    intervals of checkpoints and evaluations and the learning rate may change. Another model, taskset, template or
-    partition count is refused. Your own modules are used in their current form; changed ones are listed.
+    RUN is a run folder, or a run file (then its newest run), with the FILEs that override it. The run continues with
+    its recorded settings. Later changes of the run file are shown but have no effect; --set changes a setting. Counts,
+    devices, log level, steps, intervals of checkpoints and evaluations and the learning rate may change. Another model,
+    taskset, template or partition count is refused. Your own modules are used in their current form; changed ones are
+    listed.
     """
     from rftstream.launch import start
 
     stream = sys.stderr if as_json else sys.stdout
-    finish(start.resume(run, sets=sets, progress=progress, stream=stream), {} if as_json else None)
+    finish(start.resume(run, layers=layers, sets=sets, progress=progress, stream=stream), {} if as_json else None)
 
 
 @command(

@@ -100,31 +100,33 @@ def run(
 def resume(
     run: str | Path,
     *,
+    layers: Sequence[Path] = (),
     sets: Sequence[str] = (),
     progress: str = "auto",
     stream: TextIO | None = None,
     deadline_s: float = DEADLINE_S,
     spawner: Spawner | None = None,
 ) -> RunResult:
-    """Continue a run that was stopped or died, or extend a finished one. `sets` change settings."""
+    """Continue a run that was stopped or died, or extend a finished one. `layers` are run files that override a run
+    file; `sets` change settings."""
     options = SessionOptions(progress=progress, stream=stream, deadline_s=deadline_s, spawner=spawner)
-    folder, before = find_run(run)
-    config = placed_anew(folder, sets) if folder.exists() else loader.load([run], sets=sets)
+    folder, before = find_run(run, layers)
+    config = placed_anew(folder, sets) if folder.exists() else loader.load([run, *layers], sets=sets)
     planned = plan(config, Purpose.resume)
-    notes = not_taken(Path(run), planned.config, sets) if folder.exists() else []
+    notes = not_taken([Path(run), *layers], planned.config, sets) if folder.exists() else []
     return _go_on(folder, before, planned, options, notes)
 
 
-def not_taken(run: Path, config: RunConfig, sets: Sequence[str]) -> list[str]:
-    """Return the differences between the run file and the settings in force: the config that the run recorded, with
-    `sets`."""
-    if run.is_dir():
+def not_taken(files: Sequence[Path], config: RunConfig, sets: Sequence[str]) -> list[str]:
+    """Return the differences between the run files and the settings in force: the config that the run recorded, with
+    `sets`. `files` may be a run folder instead."""
+    if files[0].is_dir():
         return []
-    differences = changed_settings(config, place(read_machine(), loader.load([run], sets=sets)).config)
+    differences = changed_settings(config, place(read_machine(), loader.load(files, sets=sets)).config)
     if not differences:
         return []
     return [
-        *(f"not taken from {shown_path(run)}: {line}" for line in differences),
+        *(f"not taken from {' '.join(map(shown_path, files))}: {line}" for line in differences),
         "the run goes on with the settings that it has recorded; give what should change by --set SECTION.KEY=VALUE",
     ]
 

@@ -99,18 +99,21 @@ def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: P
     )
     run_file.write_text(text)
     start.create(run_file)
-    run_file.write_text(text.replace("steps = 2", "steps = 9").replace("[trainer]", "[trainer]\nlr = 0.25"))
+    run_file.write_text(text.replace("[trainer]", "[trainer]\nlr = 0.25"))
+    (layer := tmp_path / "more.toml").write_text("[run]\nsteps = 9\n")
     reward.write_text("def score(completion):\n    return 0.75\n")
     said = io.StringIO()
-    result = start.resume(run_file, sets=["trainer.lr=0.125"], progress="plain", stream=said)
+    result = start.resume(run_file, layers=[layer], sets=["trainer.lr=0.125"], progress="plain", stream=said)
     assert (result.reason, result.steps, result.reward_last) == ("steps", 2, 0.75)
     lines = said.getvalue().splitlines()
-    assert f"not taken from {shown_path(run_file)}: run.steps 2 -> 9" in lines
+    assert f"not taken from {shown_path(run_file)} {shown_path(layer)}: run.steps 2 -> 9" in lines
     assert "changed: trainer.lr 1e-06 -> 0.125 (what is learned changes)" in lines
     assert not any("not taken" in line and "trainer.lr" in line for line in lines), "what --set gives is taken"
     assert any(line.startswith("the run goes on with the settings that it has recorded") for line in lines)
     assert any(line.startswith("changed: the code of own_launch_rewards in ") for line in lines)
     said = io.StringIO()
+    with pytest.raises(ConfigError, match=r"more\.toml: got it beside the run folder .*, expected the folder alone"):
+        start.resume(tmp_path / "runs" / "tiny", layers=[layer])
     start.resume(tmp_path / "runs" / "tiny", sets=["run.steps=3"], progress="plain", stream=said)
     assert "not taken" not in said.getvalue()
     assert "the code of" not in said.getvalue()
