@@ -97,7 +97,7 @@ class RunSession:
                 begin(transport, self._config, self._folder, say=self.note)
             commands = worker_commands(self._config, self._folder, model.folder)
             supervisor.start(commands, lock_holder=getattr(transport, "lock_holder", None))
-            result = self._see_to_its_end(supervisor, transport, model)
+            result = self._see_to_its_end(supervisor, transport, model, new=new)
             if new and result.exit_code and not any(transport.admin.end_offsets("rollouts").values()):
                 discard(self._folder, transport)
             return result
@@ -106,7 +106,9 @@ class RunSession:
             if transport is not None:
                 transport.close()
 
-    def _see_to_its_end(self, supervisor: Supervisor, transport: Transport, model: ModelSpec) -> RunResult:
+    def _see_to_its_end(
+        self, supervisor: Supervisor, transport: Transport, model: ModelSpec, *, new: bool
+    ) -> RunResult:
         observer = Observer(transport, whole=any(trackers_named(self._config)))  # trackers get all steps
         renderer = open_renderer(model) if is_light(model) else None
         watch = Watch(self._config, transport, observer, supervisor.slots, folder=self._folder, renderer=renderer)
@@ -115,6 +117,9 @@ class RunSession:
         targets = Targets(self._folder.targets_file, self._folder.run_id)
         try:
             with self._signals():
+                if not new:
+                    watch.absorb(earlier := observer.catch_up())  # an earlier session has printed these
+                    self._track(earlier, observer.control)
                 while not supervisor.all_left:
                     news = observer.poll()
                     self._heed_interrupts(supervisor)

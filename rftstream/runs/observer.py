@@ -148,14 +148,16 @@ class Observer:
         self._polled = deque(control.records)
         """Records that were read but not processed, since that may need the log, which may not answer now."""
 
-    def catch_up(self) -> None:
-        """Read up to the current ends of the topics. A single `poll` only returns records that have arrived."""
+    def catch_up(self) -> list[StepRecord | EvalResult]:
+        """Read up to the current ends of the topics, and return the news. A single `poll` only returns records that
+        have arrived."""
         admin = self.transport.admin
         ends = {place: end for topic in OBSERVED for place, end in admin.end_offsets(topic).items()}
-        self._judge_polled()
+        news = self._judge_polled()
         for records in read_to_ends(self.transport, self.reader, ends):
             self._polled.extend(records)
-            self._judge_polled()
+            news += self._judge_polled()
+        return news
 
     def poll(self) -> list[StepRecord | EvalResult]:
         """Return the news: newly trained steps in force, and evaluations."""

@@ -158,7 +158,9 @@ def test_a_broker_that_is_gone_stops_nobody_and_what_dies_with_it_is_resumed(
     reach(place, view, 2)
     own_broker.kill()
     gone_at = time.monotonic()
-    place.wait_for(lambda: "a Kafka broker cannot be reached" in run.err, "a word that it is gone")
+    place.wait_for(
+        lambda: re.search(r"a Kafka broker of [\w.:,]+ cannot be reached", run.err), "a word that it is gone"
+    )
     place.wait_for(lambda: time.monotonic() - gone_at > 10.0, "longer than records are tried")
     assert run.alive
     own_broker.start()

@@ -210,6 +210,7 @@ class KafkaClientFactory:
         with _Reasons() as reasons:
             try:
                 made = kind(**{key: value for key, value in given.items() if key in known})
+                _away.servers = self.servers
                 compat.connection_log.addFilter(_away)
                 return made
             except BaseException as error:
@@ -340,6 +341,8 @@ class _Away(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
+        self.servers = ""
+        """The addresses in the run file: the client does not say which broker it does not reach."""
         self._said_at = -AWAY_AGAIN_S
         self._since: float | None = None
         """When the first connection failed of those that were warned of."""
@@ -350,10 +353,10 @@ class _Away(logging.Filter):
             self._said_at = now
             self._since = now if self._since is None else self._since
             reason = in_words(record.getMessage().partition(": ")[2])
-            log.warning("a Kafka broker cannot be reached (%s); going on trying", reason)
+            log.warning("a Kafka broker of %s cannot be reached (%s); going on trying", self.servers, reason)
         elif record.msg == compat.CONNECTED and self._since is not None:
             since, self._since, self._said_at = self._since, None, -AWAY_AGAIN_S
-            log.warning("a Kafka broker is reached again, after %.0f s", now - since)
+            log.warning("a Kafka broker of %s is reached again, after %.0f s", self.servers, now - since)
         return record.levelno >= logging.WARNING
 
 

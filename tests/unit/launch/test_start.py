@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,7 +54,8 @@ def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_pa
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     out = io.StringIO()
-    result = rftstream.run(loader.load([run_file], sets=["trackers.tensorboard=board"]), stream=out)
+    sets = ["trackers.tensorboard=board", "evaluations.held.source=arithmetic", "evaluations.held.every=2"]
+    result = rftstream.run(loader.load([run_file], sets=sets), stream=out)
     folder = RunFolder(tmp_path / "runs" / "tiny")
     assert (result.run_dir, result.steps, result.version, result.reason, result.exit_code) == (
         folder.path, 4, 4, "steps", 0
@@ -78,6 +80,8 @@ def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_pa
     assert (more.steps, more.reason, more.run_dir) == (6, "steps", folder.path)
     assert "changed: trainer.lr 1e-06 -> 1e-05 (what is learned changes)" in out.getvalue()
     assert "changed: learning rate 1e-06 at the last step, 1e-05 at the next (trainer.lr_schedule " in out.getvalue()
+    evaluated = re.findall(r"^evaluation held of version (\d+):", out.getvalue(), re.MULTILINE)
+    assert set(evaluated) >= {"2", "4", "6"} and len(evaluated) == len(set(evaluated)), "each is said once"
     board = EventAccumulator(str(folder.path / "board"))
     board.Reload()
     assert [event.step for event in board.Scalars("train/reward")] == [1, 2, 3, 4, 5, 6]

@@ -436,6 +436,7 @@ def test_waits_for_quotas_are_counted_and_said_once_in_a_while(caplog):
 def test_a_broker_that_is_reached_again_is_told_of(caplog):
     """By the words in which the client tells of its connections; nothing else of the level of those is logged."""
     away = connection._Away()
+    away.servers = "one:9092,two:9092"
     caplog.set_level(logging.WARNING)
 
     def tell(message, level=logging.INFO):
@@ -446,8 +447,8 @@ def test_a_broker_that_is_reached_again_is_told_of(caplog):
     assert tell(compat.CONNECTION_FAILED, logging.ERROR)
     assert not tell(compat.CONNECTED)
     assert not tell(compat.CONNECTED)
-    assert [record.getMessage().partition(",")[0].partition(" (")[0] for record in caplog.records] == [
-        "a Kafka broker cannot be reached", "a Kafka broker is reached again",
+    assert [record.getMessage().partition(", after")[0].partition(" (")[0] for record in caplog.records] == [
+        "a Kafka broker of one:9092,two:9092 cannot be reached", "a Kafka broker of one:9092,two:9092 is reached again",
     ]  # fmt: skip
     assert f"log.info('{compat.CONNECTED}', self)" in inspect.getsource(KafkaConnection.initialize)
     assert compat.throttle_log.isEnabledFor(logging.INFO)
