@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_200,
-    "queries": 13_700,
+    "queries": 13_750,
     "replay": 800,
     "rewards": 8_250,
     "roles": 10_450,

@@ -25,7 +25,9 @@ from rftstream.queries.plain import Report
 from rftstream.queries.state.workers import WorkerStatus, expected_workers
 from rftstream.queries.traces.lineage import header
 from rftstream.roles import role_spec
+from rftstream.roles.synthesiser import SYNTHESISER
 from rftstream.runs.delete import is_claimant_alive, read_members
+from rftstream.runs.folder import consumer_groups
 from rftstream.service.control_view import ControlView
 from rftstream.service.reading import read_to_ends
 from rftstream.service.role_spec import RoleKind
@@ -192,6 +194,17 @@ def _minutes(seconds: float) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ looking
+
+
+def waiting_records(config: RunConfig, transport: Transport) -> dict[str, int]:
+    """Return topic -> records that its readers have not read yet."""
+    return {
+        topic: sum(transport.admin.lag(group, topic).values())
+        for group, topics in consumer_groups(config).items()
+        if group != SYNTHESISER.name  # it reads beside the flow, and nothing waits for it
+        for topic in topics
+        if topic not in ("steps", "outcomes")
+    }
 
 
 def look_at_movement(

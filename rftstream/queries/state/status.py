@@ -24,6 +24,7 @@ from rftstream.queries.formatting import columns, duration, listed, moment, numb
 from rftstream.queries.plain import Report, pick
 from rftstream.queries.records.dead import error_kinds, read_dead
 from rftstream.queries.records.growth_report import GrowthReport, read_growth
+from rftstream.queries.state.best_version import BestVersion, find_best
 from rftstream.queries.state.disk import DiskRoom, disk_bytes, disk_room
 from rftstream.queries.state.standstill import (
     Elsewhere,
@@ -33,12 +34,12 @@ from rftstream.queries.state.standstill import (
     find_standstill,
     look_at_movement,
     look_elsewhere,
+    waiting_records,
 )
 from rftstream.queries.state.workers import WorkerStatus, ask_workers_of, worker_sentence
 from rftstream.queries.traces.lineage import Origin, origin_of
-from rftstream.roles.synthesiser import SYNTHESISER
 from rftstream.runs.ending import Ending, read_changes, read_ending
-from rftstream.runs.folder import OpenRun, RunFolder, consumer_groups
+from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.records.losses import WHOLE, deleted_unsaid
 from rftstream.service.role import Log
@@ -60,7 +61,7 @@ class Status(Report):
         "run run_dir=folder state live elsewhere stopped desired finished=finished_to_json origin "
         "exports=exports_to_json created_at=control.manifest.created_at version=history.version trainer_epoch "
         "step=history.num_steps steps=num_steps stage reward no_signal training_signs reward_signs spent=history.spent "
-        "reward_changes staleness failing standstill evaluations=evaluations_to_json groups filtered left_out "
+        "reward_changes staleness failing standstill evaluations=evaluations_to_json best groups filtered left_out "
         "operators growing deleted lag lost dead_letters dead_errors disk_bytes=disk_bytes_with_total disk_room "
         "claims=claims_to_json workers=workers_to_json"
     )
@@ -83,6 +84,8 @@ class Status(Report):
     """Number of steps after which the run ends, by its settings."""
     stage: str | None
     """Current stage; None in a run without stages."""
+    best: tuple[BestVersion, ...]
+    """The best version by each evaluation."""
     groups: Mapping[str, int]
     filtered: Mapping[str, int]
     """Operator or rule -> groups that it filtered, among the newest."""
@@ -220,6 +223,7 @@ class KnownFacts:
     failing: tuple[FailingTaskset, ...] | None = None
     """Tasksets whose newest rollouts fail. None: nobody has looked."""
     all_put_back: bool = False
+    best: tuple[BestVersion, ...] = ()
 
 
 def read_status(
@@ -236,7 +240,7 @@ def read_status(
     compared = known.history.comparable()
     live, control, history, newest_batch = known.live, known.control, known.history, known.newest_batch
     doing("what waits on each topic")
-    lag = _lag_of(run) | {"batches": max(0, newest_batch + 1 - history.version)}
+    lag = waiting_records(run.config, run.transport) | {"batches": max(0, newest_batch + 1 - history.version)}
     cursor, ended = feeder_cursor(log), control.ended
     at = time.time() if now is None else now
     doing("who is at work, and what moves")
@@ -262,6 +266,7 @@ def read_status(
         history=history,
         num_steps=min(filter(None, (run.config.steps, ended.batches if ended is not None else None)), default=None),
         stage=stage_line(run.config, history.version),
+        best=known.best,
         groups={
             "admitted": cursor.get("admitted", 0),
             "trained": 0 if history.current is None else history.current.trained_groups,
@@ -287,16 +292,6 @@ def read_status(
     )
 
 
-def _lag_of(run: OpenRun) -> dict[str, int]:
-    return {
-        topic: sum(run.transport.admin.lag(group, topic).values())
-        for group, topics in consumer_groups(run.config).items()
-        if group != SYNTHESISER.name  # it reads beside the flow, and nothing waits for it
-        for topic in topics
-        if topic not in ("steps", "outcomes")
-    }
-
-
 def _facts_of(run: OpenRun, log: Log, doing: Callable[[str], object]) -> KnownFacts:
     """Read from the log the facts that no follower has."""
     doing("control")
@@ -307,10 +302,11 @@ def _facts_of(run: OpenRun, log: Log, doing: Callable[[str], object]) -> KnownFa
     doing("dead letters")
     dead = read_dead(log, now=time.time())
     doing("steps and evaluations")
+    history = read_glance(log)
     return KnownFacts(
         live=live,
         control=control,
-        history=read_glance(log),
+        history=history,
         groups=outcomes.num_groups,
         filtered=why_filtered(log) if outcomes.num_groups.get(GroupResult.filtered) else {},
         newest_batch=outcomes.newest_batch,
@@ -319,6 +315,7 @@ def _facts_of(run: OpenRun, log: Log, doing: Callable[[str], object]) -> KnownFa
         operators=OperatorReader(log).read(control),
         all_put_back=bool(outcomes.num_groups.get(GroupResult.dead))
         and all(one.state == "put_back" for one in dead.groups),
+        best=find_best(run, history),
     )
 
 
@@ -398,6 +395,7 @@ def _training(status: Status, now: float) -> Iterator[tuple[str, str]]:
     for name, pair in newest_and_best(history.evaluations).items():
         newest, best = (f"{mean_text(result)} at version {result.name.version}" for result in pair)
         yield f"eval {name}", f"{newest}, best {best}"
+    yield from (("best", one.to_text()) for one in status.best)
 
 
 def _flow(status: Status) -> Iterator[tuple[str, str]]:

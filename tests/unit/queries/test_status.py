@@ -35,6 +35,7 @@ from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.runs.observer import Observer
 from rftstream.service.role import Log
 from rftstream.transport.memory.transport import MemoryLog
+from tests.unit.grown import announced
 from tests.unit.synthetic import SyntheticLog
 
 CONFIG = {
@@ -402,6 +403,24 @@ def test_workers_are_not_asked_by_way_of_a_proxy(
     finally:
         server.close()
     assert worker.health is not None
+
+
+def test_the_best_version_is_named_with_its_weights_until_they_are_deleted(log: SyntheticLog, tmp_path: Path) -> None:
+    log.put("weights", *map(announced, range(3)))
+    train(log, 0.0, 0.0, 0.0)
+    log.put("evals", evaluation(1, 0.5), evaluation(2, 0.75), replace(evaluation(2, 0.25), evaluation="other"))
+    (best,) = status(log, tmp_path).to_json()["best"]
+    assert (best["version"], best["means"]) == (2, {"held-out": 0.75, "other": 0.25})
+    assert best["weights"] == f"{tmp_path}/weights/o2"
+    assert best["export"] == f"rftstream weights export {tmp_path} --version 2"
+    shown = " ".join(status(log, tmp_path).to_text().split())
+    assert f"best version 2 (held-out 0.750, other 0.250) in {tmp_path}/weights/o2: `{best['export']}`" in shown
+    log.put("weights", replace(announced(3), gone=tuple(announced(version).name for version in range(3))))
+    assert status(log, tmp_path).best[0].weights is None
+    assert "version 2 (held-out 0.750, other 0.250), whose weights are deleted" in status(log, tmp_path).to_text()
+    log.put("evals", evaluation(3, 0.9))
+    (tmp_path / "final").mkdir()
+    assert [(one.version, one.weights) for one in status(log, tmp_path).best] == [(2, None), (3, f"{tmp_path}/final")]
 
 
 def test_the_best_of_rewards_below_0_is_not_a_version_without_any(log: SyntheticLog, tmp_path: Path) -> None:
