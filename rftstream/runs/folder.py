@@ -249,16 +249,13 @@ def next_folder(config: RunConfig, newest: RunFolder | None) -> RunFolder:
 
 def find_run(run: str | Path, layers: Sequence[Path] = ()) -> tuple[RunFolder, RunConfig]:
     """Return the run that a user names: a run folder, or a run file with the `layers` that override it (then its newest
-    run). The config is the run's if this host has it; for a run that was started elsewhere, it is the run file's."""
+    run). The config is the run's; of a run that was started on another host, it is the run file's."""
     if not isinstance(run, str | Path):
         raise ConfigError(f"run: got a {type(run).__name__}, expected the path of a run folder or of a run file")
     path = Path(run)
     if path.is_dir():
         if layers:
-            raise ConfigError(
-                f"{layers[0]}: got it beside the run folder {path}, expected the folder alone, which has recorded its "
-                "settings, or all run files that `run` was given"
-            )
+            raise ConfigError(f"{layers[0]}: got it beside the run folder {path}, expected the folder alone")
         folder = RunFolder(path.resolve())
         if not folder.exists() and folder.lock_file.is_file():
             raise ConfigError(
