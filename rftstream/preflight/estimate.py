@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rftstream.config.data_pipelines.pipelines import operator_places
 from rftstream.config.loader import sampling_for
 from rftstream.config.sections import LoraSection, RunConfig
 from rftstream.config.stages import Stages
@@ -145,7 +146,9 @@ class DiskEstimate(Report):
     JSON = "* total_bytes fits"
 
     rollouts: int | None
-    """Rollouts of the whole run. None if the run has no known end."""
+    """Rollouts of the whole run, without those of filtered groups. None if the run has no known end."""
+    filters: tuple[str, ...]
+    """Settings by which groups are filtered, and others sampled in their place: nobody knows before how many."""
     bytes_per_rollout: int
     """Bytes of a rollout on all topics together, with a completion of the greatest length."""
     saved_bytes: int
@@ -217,6 +220,7 @@ def estimate_disk(
     of_reference = REFERENCE_BYTES * sizes_of_model.trained if renewed else 0
     return DiskEstimate(
         rollouts=rollouts,
+        filters=_filters(config),
         bytes_per_rollout=round(num_bytes),
         saved_bytes=round(num_bytes - per_rollout(False)),
         log_bytes=None if rollouts is None else round(rollouts * num_bytes),
@@ -230,6 +234,11 @@ def estimate_disk(
         store_is_local=place_on_disk(config.weights.store, Path()) is not None,
         free_bytes=free_bytes(Path(config.base) / config.run.folder),
     )
+
+
+def _filters(config: RunConfig) -> tuple[str, ...]:
+    zero = ["buffer.zero_variance"] if config.buffer.zero_variance == "replace" else []
+    return (*zero, *(place.where for place in operator_places(config) if place.side == "experience"))
 
 
 START_S = 10.0

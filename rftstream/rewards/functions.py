@@ -25,6 +25,7 @@ reward function".
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 import numbers
@@ -233,9 +234,10 @@ class FunctionReward:
     def _check_there(self, known: Mapping[str, Any]) -> None:
         passed = _Log.NAMES if self.convention == "TRL" else ()
         if missing := self.required - known.keys() - self._options.keys() - set(passed):
+            near = difflib.get_close_matches(min(missing), list(known), n=1)
             raise RewardError(
                 f"{self.name}: needs {', '.join(sorted(missing))}, but the problem has only "
-                f"{', '.join(sorted(known))}; is the column in the taskset?"
+                f"{', '.join(sorted(known))}; {f'did you mean {near[0]}' if near else 'is the column in the taskset'}?"
             )
 
     def _apply(self, known: dict[str, Any]) -> Any:
@@ -330,7 +332,8 @@ def _some(value: Mapping[Any, Any]) -> list[str]:
 def _finite(value: Any, where: str) -> float:
     plain = _plain(value)
     if not isinstance(plain, numbers.Real):
-        raise RewardError(f"{where}: got {type(value).__name__}, expected a number")
+        found = repr(value) if value is None or isinstance(value, str) else type(value).__name__
+        raise RewardError(f"{where}: got {found:.100}, expected a number")
     try:
         number = float(plain)
     except OverflowError:

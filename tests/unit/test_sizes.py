@@ -39,7 +39,7 @@ BUDGETS = {
     "launch": 3_500,
     "models": 4_100,
     "policies": 5_050,
-    "preflight": 4_200,
+    "preflight": 4_250,
     "queries": 13_750,
     "replay": 800,
     "rewards": 8_250,

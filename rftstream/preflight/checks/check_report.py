@@ -242,7 +242,7 @@ def _short_text(report: CheckReport) -> list[str]:
         lines += _short_taskset_lines(line)
     room = [] if report.memory is None else [place_line(report.memory, place) for place in report.memory.places]
     if report.disk is not None:
-        room.append(f"disk: up to {size(report.disk.total_bytes)} of {size(report.disk.free_bytes)} free")
+        room.append(_disk_line(report.disk))
         if report.disk.rollouts is not None:
             took = (
                 "`rftstream try` measures the speed" if report.about_s is None else f"about {duration(report.about_s)}"
@@ -375,13 +375,23 @@ def _token_lines(prompt: Prompt) -> list[str]:
     return [*lines, row]
 
 
+def _disk_line(disk: DiskEstimate) -> str:
+    more = ""
+    if disk.filters and disk.log_bytes:
+        more = (
+            f", without groups that {' and '.join(disk.filters)} may filter: where half of all are, "
+            f"{size(disk.total_bytes + disk.log_bytes)}"
+        )
+    return f"disk: up to {size(disk.total_bytes)} of {size(disk.free_bytes)} free{more}"
+
+
 def _disk_lines(disk: DiskEstimate) -> list[str]:
     log = "unknown length" if disk.log_bytes is None else size(disk.log_bytes)
     rollouts = "" if disk.rollouts is None else f"{disk.rollouts:,} rollouts of "
     saved = f", {size(disk.saved_bytes)} of it to go on from" if disk.saved_bytes else ""
     elsewhere = "" if disk.store_is_local else " (in the object store, not on this disk)"
     return [
-        f"disk: up to {size(disk.total_bytes)} of {size(disk.free_bytes)} free",
+        _disk_line(disk),
         *columns(
             [
                 ("log", log, f"{rollouts}{size(disk.bytes_per_rollout)} each, at the greatest length{saved}"),

@@ -9,6 +9,7 @@ import pytest
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
 from rftstream.errors import ConfigError
 from rftstream.preflight.estimate import ModelSizes, num_rollouts, rollout_bytes
+from rftstream.queries.formatting import size
 from tests.unit.preflight import test_check
 from tests.unit.preflight.test_check import Write, fine
 
@@ -48,6 +49,16 @@ def test_what_saving_costs(write: Write) -> None:
     without = saving.disk.bytes_per_rollout - saving.disk.saved_bytes
     assert without == pytest.approx(not_saving.disk.bytes_per_rollout, abs=1)  # each of them is rounded up
     assert not_saving.disk.saved_bytes == 0
+
+
+def test_filtered_groups_come_on_top(write: Write) -> None:
+    plain, replaced = fine(write()), fine(write(buffer__zero_variance="replace"))
+    assert plain.disk is not None and replaced.disk is not None and replaced.disk.log_bytes is not None
+    assert (plain.disk.filters, replaced.disk.filters) == ((), ("buffer.zero_variance",))
+    twice = size(replaced.disk.total_bytes + replaced.disk.log_bytes)
+    said = f"free, without groups that buffer.zero_variance may filter: where half of all are, {twice}\n"
+    assert all(said in text for text in (replaced.to_text(), replaced.to_short_text()))
+    assert "may filter" not in plain.to_text()
 
 
 def test_what_does_not_fit_is_said(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,7 +254,7 @@ def test_slow_items_are_not_taken_for_hanging_ones(make: Make) -> None:
         ("exit", "the reward called sys.exit(3)"),
         ("raise", "KeyError: 'no such thing'"),
         ("nan", "got nan, expected a finite number"),
-        ("none", "got NoneType, expected a number"),
+        ("none", "got None, expected a number"),
         ("many metrics", "more than 200 parts, roles and metrics"),
         ("huge error", "xxxxxx"),
     ],
