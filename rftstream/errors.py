@@ -66,6 +66,9 @@ REFUSED_BY_SYSTEM = frozenset(
 """Numbers of system errors for a wrong path or missing rights. Another try gives the same error. A full disk, too many
 open files or a lost connection may pass, so they are not here."""
 
+NEW_RUN = "begin a new run"
+"""Words of the errors after which no `resume` goes on, since records are lost."""
+
 
 class RftError(Exception):
     """Base of all errors of rftstream. `exit_code` is what a command exits with; `retriable` says whether trying

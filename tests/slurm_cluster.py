@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,24 @@ class SlurmCluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
+        self._daemons: dict[str, tuple[Sequence[str], subprocess.Popen[Any]]] = {}
+
+    def start(self, *command: str) -> None:
+        """Start a daemon. `kill_daemon` knows it by its words."""
+        self._daemons[" ".join(command)] = command, start_daemon(command, self.environment)
+
+    def kill_daemon(self, name: str) -> None:
+        """Kill one, and start it again. What runs on a node goes on meanwhile."""
+        command, process = self._daemons[name]
+        process.kill()
+        process.wait()
+        self.start(*command)
+        _wait_until(self, ("scontrol", "ping"), lambda said: " is UP" in said)
+
+    def stop(self) -> None:
+        """End all of them, the last one first."""
+        for _, process in reversed(self._daemons.values()):
+            end_daemon(process)
 
     def call(self, *command: str, env: Mapping[str, str] = {}) -> str:
         """Run one of SLURM's commands, and return what it says. AssertionError if it fails."""
@@ -143,39 +161,48 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
         munge = ("munged", "--foreground", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.socket",
                  f"--pid-file={folder}/munge.pid", f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed",
                  "--force")  # fmt: skip
+        stack.callback(cluster.stop)
         for command in (munge, ("slurmctld", "-D"), ("slurmd", "-D", "-N", "n1"), ("slurmd", "-D", "-N", "n2")):
-            stack.enter_context(daemon(command, cluster.environment))
-        _wait_until_idle(cluster)
+            cluster.start(*command)
+        look = ("sinfo", "--noheader", "--partition=all", "--Node", "--format=%T")
+        _wait_until(cluster, look, lambda said: said.split() == ["idle", "idle"])
         yield cluster
 
 
 @contextmanager
 def daemon(command: Sequence[str], env: Mapping[str, str]) -> Iterator[None]:
     """Run a process meanwhile."""
-    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    process: subprocess.Popen[Any] = subprocess.Popen(
-        command, env={**os.environ, **env, "PATH": path}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    process = start_daemon(command, env)
     try:
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_daemon(process)
 
 
-def _wait_until_idle(cluster: SlurmCluster) -> None:
+def start_daemon(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[Any]:
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    return subprocess.Popen(
+        command, env={**os.environ, **env, "PATH": path}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def end_daemon(process: subprocess.Popen[Any]) -> None:
+    process.terminate()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _wait_until(cluster: SlurmCluster, look: Sequence[str], is_so: Callable[[str], bool]) -> None:
+    """Wait until a command of SLURM says what is waited for."""
     until = time.monotonic() + PATIENCE_S
+    environment = {**os.environ, **cluster.environment}
     while True:
-        look = ("sinfo", "--noheader", "--partition=all", "--Node", "--format=%T")
-        said = subprocess.run(
-            look, capture_output=True, text=True, env={**os.environ, **cluster.environment}, check=False
-        )
-        if said.stdout.split() == ["idle", "idle"]:
+        said = subprocess.run(look, capture_output=True, text=True, env=environment, check=False)
+        if is_so(said.stdout):
             return
         assert time.monotonic() < until, said.stdout + said.stderr + cluster.logs()
         time.sleep(0.1)

@@ -73,6 +73,7 @@ keep() {
         break
         ;;
     esac
+    kill -0 $$ 2>/dev/null || return 1 # the job's script was killed, and SLURM does not find what it left
     if [ -n "$stopping" ] || has_ended; then return 0; fi
     if [ $((SECONDS - began)) -lt 60 ]; then deaths=$((deaths + 1)); else deaths=0 pause=1; fi
     if [ "$deaths" -gt 10 ]; then
@@ -84,6 +85,7 @@ keep() {
     child=$!
     wait_for "$child"
     child=""
+    kill -0 $$ 2>/dev/null || return 1
     [ -z "$stopping" ] || return 0
     pause=$((pause < 30 ? pause * 2 : 60))
   done

@@ -47,10 +47,11 @@ rft --version >/dev/null 2>&1 || fail "no rftstream: "@rftstream_text@" does not
 MAKE = 'rft run "$@" --no-workers\n'
 START = """
 mkdir -p "$(dirname "$log")" || exit 40
+exec 9>>"$log"
+command -v flock >/dev/null && flock 9  # another call may be about to start the same
 if alive; then echo "runs already, process $pid"; exit 0; fi
-touch "$log"
 size=$(wc -c <"$log")
-setsid nohup @rftstream@ workers "$@" @workers@ --pid-file "$pid_file" >>"$log" 2>&1 </dev/null &
+setsid nohup @rftstream@ workers "$@" @workers@ --pid-file "$pid_file" >>"$log" 2>&1 </dev/null 9>&- &
 pid=$!
 echo "$pid" >"$pid_file"
 tries=0

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
+from tests.broker.conftest import OwnBroker
 from tests.e2e.test_fleet import LONG, FleetCaller
 from tests.e2e.workplace import Workplace
 from tests.moments import goes_on, moments
@@ -25,6 +26,15 @@ def lose(place: Workplace, host: str) -> int:
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended with its supervisor
             process.kill()
     return len(found)
+
+
+def supervisors(place: Workplace, host: str) -> list[psutil.Process]:
+    """Return the processes that keep the workers of a host."""
+    return [one for one in place.processes("workers") if host in one.cmdline()]
+
+
+def connections(place: Workplace, host: str) -> list[psutil.Process]:
+    return [one for one in place.processes(host) if one.name() == "ssh"]
 
 
 def on_kafka(place: Workplace, servers: str, name: str) -> str:
@@ -64,22 +74,55 @@ def heard(place: Workplace) -> list[str]:
     return members if len(members) == 2 else []
 
 
+KILLED = (
+    "alpha", "beta", "supervisor", "connection", "broker", "trainer-alpha-0", "buffer-alpha-0", "evaluator-alpha-0",
+    "explorer-beta-1", "verifier-beta-0",
+)  # fmt: skip
+ALPHA = "alpha feeder buffer trainer evaluator\n"
+BETA = "beta explorer=2 verifier=2\n"
+EVALUATED = '[evaluations.held-out]\nsource = "arithmetic"\nevery = 20\n'
+
+
 @pytest.mark.broker
 @pytest.mark.long
 @pytest.mark.law("lost", "twice", "conservation")
-def test_hosts_are_lost_at_ten_moments(place: Workplace, servers: str, run_id: Callable[[], str]) -> None:
+def test_a_fleet_is_killed_at_ten_moments(place: Workplace, own_broker: OwnBroker, run_id: Callable[[], str]) -> None:
+    """Each host with all that runs there, the supervisor of one, five workers, the broker, and the connection of a call
+    that starts a host, which is repeated at once. What is lost is brought back by the host, or by the same call."""
     name = run_id()
-    on_kafka(place, servers, name)
+    place.write("tiny.toml", on_kafka(place, own_broker.address, name) + EVALUATED)
     kept = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "HOME") if key in os.environ}
     with ssh_server({**kept, MARK: str(place.folder)}) as config:
-        call = FleetCaller(place, config, "alpha feeder buffer trainer\nbeta explorer=2 verifier=2\n")
+        call = FleetCaller(place, config, ALPHA + BETA)
         done = call()
         assert done.code == 0, done.err
         view = place.view(f"runs/{name}")
-        for host in moments(view, place.wait_for, ("alpha", "beta"), "fleet"):
-            assert lose(place, host) >= 4, "the host's process and its workers"
+        for victim in moments(view, place.wait_for, KILLED, "fleet"):
+            num_lost = 1
+            match victim:
+                case "alpha" | "beta":
+                    assert lose(place, victim) >= 4, "the host's process and its workers"
+                case "supervisor":
+                    [supervisor] = supervisors(place, "beta")
+                    supervisor.kill()
+                    place.wait_for(lambda: not place.processes("explorer-beta-0"), "its workers' ends")
+                case "connection":
+                    lose(place, "beta")
+                    first = place.start(*call.words)
+                    for link in place.wait_for(lambda: connections(place, "beta"), "a connection"):
+                        link.kill()
+                    first.finish()
+                case "broker":
+                    own_broker.kill()
+                    own_broker.start()
+                    num_lost = 0
+                case _:
+                    place.kill_worker(victim)
+                    num_lost = 0
             done = call()
-            assert (done.code, done.out.count("started, "), done.out.count("runs already, ")) == (0, 1, 1), done.err
+            told = done.out.count("started, "), done.out.count("runs already, ")
+            assert done.code == 0 and (told == (num_lost, 2 - num_lost) or victim == "connection"), done.err
+            assert [len(supervisors(place, host)) for host in ("alpha", "beta")] == [1, 1]
         goes_on(view, place.wait_for)
         assert "running by workers on " in place.look("status", "tiny.toml").out
         assert place.look("drain", "tiny.toml").code == 0

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.broker.conftest import own_broker
 from tests.e2e.workplace import FAKE, Workplace
+
+__all__ = ["own_broker"]
 
 
 @pytest.fixture

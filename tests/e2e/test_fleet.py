@@ -35,10 +35,10 @@ class FleetCaller:
 
     def __init__(self, place: Workplace, config: Path, hosts: str) -> None:
         self._place = place
-        self._words = ("launch", "ssh", "tiny.toml", f"--ssh=-F{config}", "--hosts", str(place.write("hosts", hosts)))
+        self.words = ("launch", "ssh", "tiny.toml", f"--ssh=-F{config}", "--hosts", str(place.write("hosts", hosts)))
 
     def __call__(self, *options: str) -> Finished:
-        return self._place.look(*self._words, *options)
+        return self._place.look(*self.words, *options)
 
 
 def test_hosts_that_cannot_be_used_are_named(place: Workplace, ssh_config: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.integrations.slurm import JobRun, JobSettings, job_script, plan_steps
+from tests.broker.conftest import OwnBroker
 from tests.e2e.workplace import FAKE, Workplace
-from tests.moments import moments
+from tests.moments import goes_on, moments
 from tests.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.warm import MARK
 
@@ -58,8 +61,8 @@ def submit(place: Workplace, cluster: SlurmCluster, *options: str) -> str:
     return job
 
 
-def output(place: Workplace, job: str) -> str:
-    path = place.folder / "runs" / "slurm" / "tiny" / f"job-{job}.log"
+def output(place: Workplace, job: str, run: str = "tiny") -> str:
+    path = place.folder / "runs" / "slurm" / run / f"job-{job}.log"
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
@@ -163,19 +166,57 @@ def test_a_job_whose_node_is_taken_away_goes_on(place: Workplace, cluster: Slurm
     view.assert_nothing_lost()
 
 
+KILLED = (*(f"{role}-0" for role in (*ROLES, "evaluator")), "srun", "script", "slurmctld -D", "kafka")
+
+
 @pytest.mark.long
-@pytest.mark.law("lost")
-def test_workers_of_a_job_are_killed_at_ten_moments(place: Workplace, cluster: SlurmCluster) -> None:
-    place.write("tiny.toml", LONG)
-    job = submit(place, cluster, "--explorers", "2")
-    view = place.view("runs/tiny")
-    for name in moments(view, place.wait_for, [f"{role}-0" for role in ROLES], "slurm"):
-        step = place.wait_for(lambda name=name: cluster.steps(job).get(name), f"the step {name}")  # type: ignore[misc]
-        deaths = output(place, job).count("exit 137")
-        cluster.tell(step, signal.SIGKILL)
-        place.wait_for(lambda deaths=deaths: output(place, job).count("exit 137") > deaths, f"the end of {name}")  # type: ignore[misc]
-    assert place.look("drain", "runs/tiny").code == 0
-    assert cluster.wait_for_state(job, "COMPLETED")["ExitCode"] == "0:0", output(place, job)
+@pytest.mark.broker
+@pytest.mark.law("lost", "twice", "conservation")
+def test_a_job_of_two_nodes_is_killed_at_ten_moments(
+    place: Workplace, cluster: SlurmCluster, own_broker: OwnBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its workers' steps, `srun` of one, the batch script with all of them, the controller and the broker."""
+    name = f"slurm-{os.getpid()}"
+    kafka = f'kind = "kafka"\nservers = "{own_broker.address}"\noptions = {{ replication_factor = 1 }}\n'
+    text = LONG.replace("[transport]\n", f"[transport]\n{kafka}").replace('"tiny"', f'"{name}"')
+    place.write("tiny.toml", f'{text}[evaluations.held-out]\nsource = "arithmetic"\nevery = 20\n')
+    job = submit(place, cluster, "--nodes", "2", "--explorers", "2")
+    monkeypatch.delenv(MARK)  # daemons that start again are nobody's
+    view = place.view(f"runs/{name}")
+
+    def step_of(job: str, worker: str) -> str:
+        return cluster.steps(job).get(worker, "")
+
+    def killed(what: str, kill: Callable[[], None]) -> None:
+        deaths = output(place, job, name).count("exit 137")
+        kill()
+        place.wait_for(lambda: output(place, job, name).count("exit 137") > deaths, f"the end of {what}")
+
+    for victim in moments(view, place.wait_for, KILLED, "slurm"):
+        match victim:
+            case "kafka":
+                own_broker.kill()
+                own_broker.start()
+            case "slurmctld -D":
+                cluster.kill_daemon(victim)
+            case "script":
+                [script] = [one for one in place.processes() if (one.parent() or one).name() == "slurmstepd"
+                            and one.cmdline()[-1].endswith("slurm_script")]  # fmt: skip
+                script.kill()
+                cluster.wait_for_state(job, "FAILED")
+                place.assert_nobody_left()
+                written = place.folder / "runs" / "slurm" / name / "job.sh"
+                job = cluster.submit(written, env={MARK: str(place.folder)})
+            case "srun":
+                [srun] = [one for one in place.processes() if one.name() == "srun" and "trainer-0" in one.cmdline()
+                          and (one.parent() or one).name() != "srun"]  # fmt: skip
+                killed(victim, srun.kill)
+            case _:
+                step = place.wait_for(partial(step_of, job, victim), victim)
+                killed(victim, partial(cluster.tell, step, signal.SIGKILL))
+    goes_on(view, place.wait_for)
+    assert place.look("drain", f"runs/{name}").code == 0
+    assert cluster.wait_for_state(job, "COMPLETED")["ExitCode"] == "0:0", output(place, job, name)
     place.assert_nobody_left()
     view.assert_nothing_lost()
 

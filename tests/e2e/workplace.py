@@ -292,6 +292,8 @@ class Workplace:
         """As `call`, for commands that start nothing: in this process, which has everything imported already."""
         with contextlib.chdir(self.folder):
             done = CliRunner().invoke(cli, [str(argument) for argument in arguments])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
         return Finished(done.exit_code, done.stdout, done.stderr)
 
     def processes(self, word: str = "") -> list[psutil.Process]:

@@ -49,7 +49,7 @@ BUDGETS = {
     "service": 2_800,
     "studio": 3_150,
     "testing": 2_000,
-    "top": 800,
+    "top": 850,
     "trackers": 550,
     "transport": 4_650,
     "weights": 2_800,
