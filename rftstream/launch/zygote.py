@@ -226,6 +226,8 @@ class ForkedChild:
         self._start_plain = plain
         self._plain: Child | None = None
         self._signals: list[int] = []
+        self._told = False
+        """Whether it was told to end."""
         self._code: int | None = None
         self._number = zygote.ask(command)
 
@@ -252,6 +254,9 @@ class ForkedChild:
             if "pid" in answer:
                 end_group(answer["pid"])
             self._code = -signal.SIGKILL
+        elif self._told and "pid" in answer and (code := zombie_code(answer["pid"])) is not None:
+            end_group(answer["pid"])  # the zygote reaps nobody while it imports for another worker
+            self._code = code
         if self._code is None and (pid := self.pid) is not None:
             while self._signals:
                 send_signal(pid, self._signals.pop(0))
@@ -261,9 +266,20 @@ class ForkedChild:
         """Send a signal to the worker. One that is not forked yet, since the zygote still imports, has nothing in hand
         and is called off: nobody waits a minute for a worker that will only leave."""
         self._signals.append(signum)
+        self._told = True
         if self.poll() is None and self.pid is None:
             self._zygote.call_off(self._number)
             self._code = 0 if signum in (signal.SIGTERM, signal.SIGINT) else -signum
+
+
+def zombie_code(pid: int) -> int | None:
+    """Return the exit code of a process that has ended and is not reaped yet, as `wait` would; None while it lives."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return os.waitstatus_to_exitcode(int(fields[-1])) if fields[0] == "Z" else None
 
 
 # ------------------------------------------------------------------------------------------------ zygote's side

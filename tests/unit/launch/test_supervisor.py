@@ -373,6 +373,29 @@ def test_a_worker_that_is_stopped_before_its_fork_has_left_and_never_works(
 
 
 @pytest.mark.slow
+def test_a_worker_that_ends_when_told_to_is_seen_while_the_zygote_imports_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, twice, waited for torch's import: the zygote reaps nobody meanwhile."""
+    if not is_supported():
+        pytest.skip("forking workers is for Linux")
+    (tmp_path / "imports_for_ever.py").write_text("import time\n\nopen('begun', 'w').close()\ntime.sleep(3600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    spawner = ZygoteSpawner(tmp_path / "zygote.log")
+    try:
+        child = spawner.spawn(rftstream(tmp_path, "child", *WAITING))
+        wait_until(lambda: child.poll() is None and child.pid is not None)
+        spawner.spawn(rftstream(tmp_path, "other", *WAITING, preload=("imports_for_ever",)))
+        wait_until((tmp_path / "begun").exists)
+        child.send(signal.SIGKILL)
+        wait_until(lambda: child.poll() is not None)
+        assert child.poll() == -signal.SIGKILL
+    finally:
+        spawner.close()
+
+
+@pytest.mark.slow
 def test_workers_of_a_dead_zygote_are_dead_and_the_next_ones_get_another(tmp_path: Path, zygote: ZygoteSpawner) -> None:
     first = zygote.spawn(rftstream(tmp_path, "first", *WAITING))
     wait_until(lambda: first.poll() is None and first.pid is not None)
