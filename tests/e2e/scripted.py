@@ -18,9 +18,14 @@ from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest
 from rftstream.weights.snapshot import RawTensor
 
+DONE, TOKEN = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT", "3f-otter-19"
+
 
 def said(prompt: str, seed: int) -> str:
     """Return the next turn. A fourth of the answers are wrong, and a fifth of the first turns use no tool."""
+    if DONE in prompt:  # mini-swe-agent, on the task find-token
+        what = f"echo {TOKEN} > /app/token.txt" if seed % 4 else "ls /data"
+        return call("bash", {"command": f"echo {DONE}" if "<tool_call>" in prompt.rpartition(DONE)[2] else what})
     *_, last = re.finditer(r"(\d+)\+(\d+)=", prompt)
     numbers, later = {"a": int(last[1]), "b": int(last[2])}, prompt[last.end() :]
     answer = str(sum(numbers.values()) + (seed % 4 == 0))

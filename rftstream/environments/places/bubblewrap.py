@@ -23,7 +23,7 @@ from pathlib import Path
 
 from rftstream.environments.places.base import MODEL_PORT, PlaceOrder, PlaceSettings, Ran, last_lines
 from rftstream.environments.places.packing import pack_folder
-from rftstream.environments.places.processes import OUTPUT_BYTES, end_process, exchange
+from rftstream.environments.places.processes import OUTPUT_BYTES, end_process, exchange, kill_all
 from rftstream.environments.places.relay import RELAY, Tunnel
 from rftstream.errors import ConfigError, HostedCodeError, HostError
 from rftstream.sandbox import cgroups, layers
@@ -171,6 +171,7 @@ class BubblewrapPlace:
         self._tunnel = Tunnel(process.stdout, process.stdin, self._order.model_url)
         await self._tunnel.ready()
         self._tasks.append(asyncio.create_task(self._tunnel.run()))
+        self._tasks[-1].add_done_callback(lambda task: kill_all(self._running))
 
     @property
     def has_called(self) -> bool:
@@ -270,6 +271,8 @@ class BubblewrapPlace:
             await end_process(process)
             self._running.discard(process)
         self._check()
+        if code < 0:  # of bubblewrap itself; what it runs has no such code
+            raise HostError(f"the place has lost a command that it ran: it was killed by signal {-code}")
         return code, output
 
     def _begin(self) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Iterable
 
 OUTPUT_BYTES = 16_000
 """Number of bytes of a command's output that are kept."""
@@ -59,3 +60,10 @@ async def end_process(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)  # `process.kill` would take its exit status from whoever waits for it
         await asyncio.shield(process.wait())
+
+
+def kill_all(processes: Iterable[asyncio.subprocess.Process]) -> None:
+    """Kill processes, whose users notice it."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)  # `process.kill` would take its exit status from whoever waits for it

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -25,6 +26,7 @@ from rftstream.errors import ConfigError, HostedCodeError, HostError
 from tests.loopback import Asked, HttpServer
 from tests.unit.data.test_harbor_tasks import task_at
 from tests.unit.data.test_tasksets_sources import open_source
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
@@ -147,6 +149,17 @@ async def test_what_takes_too_long_or_too_much_ends(place: BubblewrapPlace, comm
     async with asyncio.timeout(120):
         while mark in commands_of_the_machine():
             await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("part", ["command", "relay"])
+async def test_a_command_that_is_killed_from_outside_is_lost(place: BubblewrapPlace, part: str) -> None:
+    """What it has done may be half of it. Without its model an agent could only wait."""
+    running = asyncio.create_task(place.run("touch /half; sleep 600", timeout_s=600))
+    await asyncio.to_thread(wait_until, (place._folder / "half").exists)
+    assert place._relay is not None
+    os.kill((place._relay if part == "relay" else next(iter(place._running))).pid, signal.SIGKILL)
+    with pytest.raises(HostError, match="the place has lost"):
+        await running
 
 
 async def test_a_place_that_writes_too_much_is_ended(place: BubblewrapPlace) -> None:
