@@ -242,7 +242,7 @@ class Worker:
             log.info("started", extra={"role": self.role, "pid": os.getpid()})
             if self.role != RoleName.trainer and self.desk is None:
                 calm_collector()
-            self.log_watch = LogWatch(self.config, self.folder.run_id, role.spec.reads(self.config))
+            self.log_watch = LogWatch(self.config, self.folder.run_id, role.spec)
             self.log_watch.start(lambda: open_transport(self.config, self.folder, user=self.role))
             self._loop(service)
         finally:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from rftstream import metrics
 from rftstream.config.sections import RunConfig
+from rftstream.contracts.role_names import RoleName
 from rftstream.errors import RecordsDeleted, RftError
 from rftstream.runs.log_settings import dangers, in_words, is_lost
+from rftstream.service.role_spec import RoleSpec
 from rftstream.service.service import Service
 from rftstream.transport.base import Transport
 
@@ -28,9 +30,10 @@ class LogWatch:
     work, and `close` last.
     """
 
-    def __init__(self, config: RunConfig, run: str, topics: Collection[str]) -> None:
-        """`topics`: the topics that the role reads. Its user may see no others."""
-        self._config, self._run, self._topics = config, run, topics
+    def __init__(self, config: RunConfig, run: str, spec: RoleSpec) -> None:
+        self._config, self._run = config, run
+        self._reads, self._looks_at_all = spec.reads(config), spec.name == RoleName.feeder
+        """The topics that the role reads. The feeder looks at all: some are read by no role that can pause the run."""
         self._found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         self._closed = threading.Event()
 
@@ -40,7 +43,9 @@ class LogWatch:
 
     def look(self, transport: Transport) -> None:
         """Check the topics once. TransportError if the log does not answer."""
-        found = dangers(transport, self._config, begun=True, topics=self._topics)
+        found = dangers(transport, self._config, begun=True, topics=None if self._looks_at_all else self._reads)
+        # Rights may hide a topic that the role does not read.
+        found = [text for text in found if text.partition(":")[0] in self._reads or not is_lost([text])]
         metrics.WRONG_TOPICS.set(len(found))
         if found:
             hint = "" if is_lost(found) else "; single roles pause the run for it: then `rftstream unpause`"

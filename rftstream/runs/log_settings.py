@@ -49,7 +49,7 @@ def shape_differences(name: str, found: TopicSettings, wanted: TopicSettings) ->
         is_, expected = ("compacted", "not") if found.compacted else ("not compacted", "compacted")
         texts.append(f"is {is_}, expected {expected}")
     if found.max_record_bytes != wanted.max_record_bytes:
-        texts.append(f"takes records of {found.max_record_bytes} bytes, expected {wanted.max_record_bytes}")
+        texts.append(f"takes records of {max(0, found.max_record_bytes)} bytes, expected {wanted.max_record_bytes}")
     return texts
 
 

@@ -182,21 +182,21 @@ def test_a_danger_pauses_the_run_with_the_cause(tmp_path: Path) -> None:
     assert feeder.service.health()["admitted"] == admitted + 1  # type: ignore[operator]
 
 
-def test_each_worker_looks_at_the_topics_that_it_reads_and_single_roles_pause(tmp_path: Path) -> None:
+def test_each_worker_looks_at_the_topics_that_it_reads_and_the_feeder_pauses_for_all(tmp_path: Path) -> None:
     scene = Scene(tmp_path, manifest=False)
     feeder, explorer = RoleDriver(scene, "feeder"), RoleDriver(scene, "explorer")
     feeder.work()
-    scene.log.settings["outcomes"] = replace(scene.log.settings["outcomes"], compacted=True)
+    scene.log.settings["rollouts"] = replace(scene.log.settings["rollouts"], compacted=True)
     del scene.log.settings["verified"]  # as if rights hid it from both
     for driver, paused in ((explorer, 0), (feeder, 1)):
-        watch = LogWatch(scene.config, "flow", driver.service.spec.reads(scene.config))
+        watch = LogWatch(scene.config, "flow", driver.service.spec)
         watch.look(driver.service.transport)
         watch.act(driver.service)
         driver.work()
         assert WRONG_TOPICS._value.get() == 1
         states = [one for one in scene.messages("control") if isinstance(one, RunState)]
         assert [one.reason.partition("; ")[0] for one in states] == [
-            "flow: outcomes: is compacted, expected not"
+            "flow: rollouts: is compacted, expected not"
         ] * paused
 
 

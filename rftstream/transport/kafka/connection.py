@@ -61,6 +61,10 @@ CAUSES = {
         "message.timestamp.after.max.ms of the topic is too small: set the clocks, or the setting"
     ),
     "InvalidTransactionTimeoutError": "set transaction.max.timeout.ms in the brokers' properties to 60000 or more",
+    "Future not done": (
+        "the brokers took a batch in parts or not at all, as where max.message.bytes of its topic was set to less: "
+        "`rftstream topics list` shows it"
+    ),
     "NotEnoughReplicas": (
         "its topic has fewer replicas in step than min.insync.replicas asks for: bring brokers back, or set it to less"
     ),
