@@ -1,10 +1,11 @@
 """A version of a model of 7B parameters, published as a delta and applied: seconds, bytes and memory.
 
-Weights are random, of the shapes of Qwen2.5-7B: masters in float32, which are made tensor by tensor and never lie in
-memory together, served in bfloat16. Each master of the second version is moved by a normal number, so that as many
-elements change as in training at a learning rate of 1e-6 (0.3 %). Writer and reader are processes of their own, one
-after the other; seconds are of the processor, and memory is all that the process holds. Where 7B does not fit, the
-model has fewer layers, and the rows say its size.
+Weights are random, of the shapes of Qwen2.5-7B: masters in float32, served in bfloat16. All masters are pieces of one
+file that is mapped into memory, and overlap there, since 30 GB would not fit. Each master of the second version is
+moved by a normal number, so that as many elements change as in training at a learning rate of 1e-6 (0.3 %). Writer and
+reader are processes of their own, one after the other. Seconds are of the processor. Memory is what the process holds
+beside files, since a trainer has its masters anyway. Where 7B does not fit, the model has fewer layers, and the rows
+say its size.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from rftstream.weights.tensors import ServedTensors
 
 WIDTH, INNER, KEYS, VOCABULARY, LAYERS = 3584, 18_944, 512, 152_064, 28
 BYTES_A_PARAMETER = 2.4
-"""Of memory that must be free: the weights in bfloat16, notes of what changed, and a tensor's masters."""
-RANDOM_NUMBERS = 16 << 20
+"""Of memory that must be free: the weights in bfloat16, notes of what changed, and pages of the masters."""
+SPREAD = 16 << 20
+"""Number of elements among which each tensor begins at one of its own."""
 
 
 def run() -> list[dict[str, Any]]:
@@ -73,26 +75,15 @@ def _shapes_that_fit(parameters: float) -> dict[str, tuple[int, int]]:
 
 
 class _Masters(Mapping[str, torch.Tensor]):
-    """Weights of a version in float32, made when they are read, of the same random numbers from another place on."""
+    """Weights of a version in float32: each tensor is a piece of one file of random numbers."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, int]], version: int) -> None:
-        self._shapes, self._version = shapes, version
-        self._numbers = np.random.default_rng(0).standard_normal(RANDOM_NUMBERS, dtype=np.float32)
-        self.seconds = 0.0
-        """Processor's seconds that making them took."""
+    def __init__(self, shapes: Mapping[str, tuple[int, int]], path: Path) -> None:
+        self._shapes = shapes
+        self._numbers = np.memmap(path, np.float32, "c")
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        began = time.thread_time()
-        place, count = zlib.crc32(name.encode()) % RANDOM_NUMBERS, math.prod(self._shapes[name])
-        values = np.resize(np.roll(self._numbers, place), count)
-        values *= np.float32(0.06)
-        if self._version:
-            moves = np.roll(self._numbers, 2 * place + 1) * np.float32(MOVE)
-            for start in range(0, count, RANDOM_NUMBERS):
-                part = values[start : start + RANDOM_NUMBERS]
-                part += moves[: len(part)]
-        self.seconds += time.thread_time() - began
-        return torch.from_numpy(values).view(self._shapes[name])
+        place, count = zlib.crc32(name.encode()) % SPREAD, math.prod(self._shapes[name])
+        return torch.from_numpy(self._numbers[place : place + count]).view(self._shapes[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -101,16 +92,31 @@ class _Masters(Mapping[str, torch.Tensor]):
         return len(self._shapes)
 
 
+def _write_masters(path: Path, most: int, move: float) -> None:
+    """Write random numbers, enough for a tensor of `most` elements at any place. With `move` each is moved a little."""
+    chance, moves = (np.random.default_rng(seed) for seed in range(2))
+    with path.open("wb") as file:
+        for _ in range(math.ceil((most + SPREAD) / SPREAD)):
+            values = np.float32(0.06) * chance.standard_normal(SPREAD, dtype=np.float32)
+            values += np.float32(move) * moves.standard_normal(SPREAD, dtype=np.float32)
+            file.write(values.data)
+
+
 def _publish(shapes: Mapping[str, tuple[int, int]], folder: str) -> dict[str, Any]:
     torch.set_num_threads(1)  # rounding is counted where it is done
     publisher = WeightsPublisher(ObjectStore("file://.", base=Path(folder)), "bench", "bfloat16", anchor_every=1000)
     announced, seconds, memory = [], [], []
     for version in range(2):
-        masters, name = _Masters(shapes, version), VersionName(trainer_epoch=1, version=version)
+        path = Path(folder) / f"masters-{version}"
+        _write_masters(path, max(map(math.prod, shapes.values())), version * MOVE)
+        tensors = ServedTensors(_Masters(shapes, path), "bfloat16")
         with Watched() as watched:
-            announced.append(publisher.publish(ServedTensors(masters, "bfloat16"), name, resumed=not version))
-        seconds.append(watched.seconds - masters.seconds)
+            announced.append(
+                publisher.publish(tensors, VersionName(trainer_epoch=1, version=version), resumed=not version)
+            )
+        seconds.append(watched.seconds)
         memory.append(watched.most)
+        path.unlink()
     return {"announced": announced, "seconds": seconds, "memory": memory[-1]}
 
 

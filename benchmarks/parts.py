@@ -143,19 +143,23 @@ def _write_part(
 
 
 class Watched:
-    """Measures the processor's seconds, and how far the memory of this process grows above what it was."""
+    """Measures the processor's seconds, the memory of this process without files, and how far it grows."""
 
     def __enter__(self) -> Watched:
         self._process, self._ended = psutil.Process(), threading.Event()
-        self._before = self.most = self._process.memory_info().rss
+        self._before = self.most = self._held()
         self._watch = threading.Thread(target=self._look)
         self._watch.start()
         self._began = time.process_time()
         return self
 
+    def _held(self) -> int:
+        memory = self._process.memory_info()
+        return int(memory.rss - memory.shared)
+
     def _look(self) -> None:
         while not self._ended.wait(0.02):
-            self.most = max(self.most, self._process.memory_info().rss)
+            self.most = max(self.most, self._held())
 
     def __exit__(self, *_: object) -> None:
         self.seconds = time.process_time() - self._began
