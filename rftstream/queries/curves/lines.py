@@ -42,6 +42,7 @@ class Axis:
     steps: Floats
     """Position of each of history.steps."""
     resumes: Floats
+    """Where the settings were those before."""
     stages: Floats
     """The position of the last step of each stage except the last stage."""
     of_evaluation: Callable[[EvalResult], float]
@@ -83,16 +84,17 @@ class Line:
 
 def over_steps(history: History) -> Axis:
     """Return the axis of versions."""
+    settings = tuple((float(change.version), change.label) for change in history.setting_changes)
     return Axis(
         file="by_step.png",
         label="version (trained batches)",
         steps=_floats(step.name.version for step in history.steps),
-        resumes=_floats(step.name.version for step in history.resumes),
+        resumes=_others(_floats(step.name.version for step in history.resumes), settings),
         stages=_floats(step.name.version for step in _ends_of_stages(history)),
         of_evaluation=lambda result: float(result.name.version),
         whole=True,
         changes=_changes(history, _floats(step.name.version for step in history.steps)),
-        settings=tuple((float(change.version), change.label) for change in history.setting_changes),
+        settings=settings,
     )
 
 
@@ -112,19 +114,20 @@ def over_time(history: History) -> Axis:
     span = float(times.max(initial=begin)) - begin
     _, unit_s, unit = next(item for item in TIME_UNITS if span <= item[0])
     made = {step.name.version: at for step, at in zip(history.steps, steps.tolist(), strict=True)}
+    settings = tuple(
+        ((history.at_work_s(change.start.recorded_at) - begin) / unit_s, change.label)
+        for change in history.setting_changes
+    )
     return Axis(
         file="by_time.png",
         label=f"time without pauses ({unit})" if history.pauses else f"wall time ({unit})",
         steps=(steps - begin) / unit_s,
-        resumes=(resumes - begin) / unit_s,
+        resumes=_others((resumes - begin) / unit_s, settings),
         stages=(at_work(_ends_of_stages(history)) - begin) / unit_s,
         of_evaluation=lambda result: (max(made.get(result.name.version, begin), begin) - begin) / unit_s,
         whole=False,
         changes=_changes(history, (steps - begin) / unit_s),
-        settings=tuple(
-            ((history.at_work_s(change.start.recorded_at) - begin) / unit_s, change.label)
-            for change in history.setting_changes
-        ),
+        settings=settings,
     )
 
 
@@ -136,6 +139,10 @@ def _changes(history: History, positions: Floats) -> dict[str, tuple[float, ...]
         after = positions[bisect_left(versions, change.version) :].tolist()
         found[change.taskset] = (*found.get(change.taskset, ()), *after[:1])
     return found
+
+
+def _others(resumes: Floats, settings: tuple[tuple[float, str], ...]) -> Floats:
+    return resumes[~np.isin(resumes, [x for x, _ in settings])]
 
 
 def _ends_of_stages(history: History) -> Iterator[StepRecord]:

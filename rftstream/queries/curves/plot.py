@@ -224,7 +224,7 @@ def _figure(history: History, axis: Axis, run: str, shown: Sequence[Panel]) -> A
             _label(ax, "resumed", axis.resumes[:12])
             _label(ax, "next stage", axis.stages[:12])
             for x, text in axis.settings[:12]:
-                _label(ax, text, [x], at_top=False)
+                _label(ax, shorten(text, 40), [x], at_top=False)
         if panel.marks_skipped:
             _mark_skipped(ax, history, axis)
     return figure

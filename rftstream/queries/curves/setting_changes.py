@@ -10,6 +10,8 @@ from rftstream.config.secrets import hidden
 from rftstream.contracts.versions import StepRecord
 from rftstream.runs.manifest import changed_in_text
 
+LEARNED = ("trainer.", "algorithms.", "sampling.", "tasksets.")
+"""Beginnings of settings that change what is learned."""
 LABEL_WIDTH = 60
 """Most characters of a label."""
 
@@ -21,7 +23,7 @@ class SettingChange:
     start: StepRecord
     """The start of the trainer that is the first to work by them."""
     lines: tuple[str, ...]
-    """Each as `key before -> after`."""
+    """Each as `key before -> after`, those first that change what is learned."""
 
     @property
     def version(self) -> int:
@@ -45,7 +47,7 @@ def find_setting_changes(starts: Iterable[StepRecord]) -> tuple[SettingChange, .
     not say their settings are left out."""
     known = [start for start in starts if start.config]
     return tuple(
-        SettingChange(start=after, lines=tuple(map(hidden, lines)))
+        SettingChange(start=after, lines=tuple(sorted(map(hidden, lines), key=lambda one: not one.startswith(LEARNED))))
         for before, after in pairwise(known)
         if (lines := changed_in_text(before.config, after.config))
     )

@@ -133,8 +133,8 @@ def test_settings_that_a_resume_changed_are_marked_where_it_went_on() -> None:
             log.step(v, epoch=epoch, metrics={"reward": v / 40, "loss": 1.0}, at=1000.0 + 60 * v + 10 * epoch)
     found = read_history(Log(log.transport))
     (change,) = found.setting_changes
-    assert change.lines == ("explorer.max_concurrent 8 -> 16", "trainer.lr 0.001 -> 0.002")
-    assert (change.version, change.label) == (20, "explorer.max_concurrent 8 -> 16 and 1 more")
+    assert change.lines == ("trainer.lr 0.001 -> 0.002", "explorer.max_concurrent 8 -> 16")
+    assert (change.version, change.label) == (20, "trainer.lr 0.001 -> 0.002 and 1 more")
     none = Balance(admitted=0, pending_by_stage={}, trained=0, expired=0, filtered=0, dead=0)
     counts = CatalogCounts(groups=none, rollouts=none, newest_batch=-1, reasons={})
     rows = page_facts.lineage_facts(make_manifest(small_run(), "demo", {}, 0.0), found, counts)
@@ -142,6 +142,7 @@ def test_settings_that_a_resume_changed_are_marked_where_it_went_on() -> None:
     for by_time, at in ((False, 20.0), (True, 18.9)):  # minutes after the first step
         for chart in run_charts(found, by_time=by_time, titles=("Reward", "Loss")):
             assert chart.data["changes"] == [{"x": pytest.approx(at), "text": change.label}]
+            assert at not in chart.data["marks"], "one line, not two"
             assert not any(line["gaps"] for line in chart.data["lines"]), "the values compare"
             assert [words for _, words in chart.changes] == [f"{change.label} at {number(at)}"]
     axis = over_steps(found)
