@@ -310,6 +310,7 @@ def test_transactions_that_brokers_do_not_take_for_so_long_name_their_setting(ru
 
 
 @pytest.mark.sampled(3, "administration")
+@pytest.mark.heavy("a run whose roles wait, longer each time, to be let in again")
 def test_clocks_that_are_apart_or_set_are_told_and_nothing_is_lost(
     run: DrivenRun, administrator: Administrator, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
