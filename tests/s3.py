@@ -18,13 +18,13 @@ MAKE_BUCKET = Path(__file__).parents[1] / "deploy" / "docker" / "bucket.py"
 
 
 class S3Server:
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
         [port] = free_ports(1)
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://{address}:{port}"
         self.environment = {**KEYS, "AWS_ENDPOINT_URL": self.url, "AWS_DEFAULT_REGION": "us-east-1"}
         """For who uses it."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            [sys.executable, "-m", "moto.server", "-H", address, "-p", str(port)],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:

@@ -20,11 +20,12 @@ import pytest
 from rftstream.contracts.tasks import Problem
 from rftstream.environments.harbor.agent import HarborAgent, HarborConfig
 from rftstream.environments.hosts.agents import AgentResult, AgentWork
-from rftstream.environments.places.base import MODEL_PORT, PlaceLimits, PlaceOrder, PlaceSettings, PlaceSource
+from rftstream.environments.places.base import PlaceLimits, PlaceOrder, PlaceSettings, PlaceSource
 from rftstream.environments.places.docker import DockerPlace, DockerPlaces
 from rftstream.errors import HostedCodeError, HostError
 from tests.docker_engine import docker, places_left, start_engine
 from tests.loopback import Asked, HttpServer
+from tests.places import ASK, CONNECT, MANY, ends_what_takes_too_long, takes_commands_and_files
 from tests.proxy import DROPPED, Proxy
 from tests.ssh_server import ssh_server
 from tests.surroundings import ROOT
@@ -36,10 +37,6 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.long, pytest.mark.anyio, pytest.mark.timeout(1200)]
 
 IMAGE = "python:3.12-slim"
-ASK = (
-    f"python3 -c 'import urllib.request as u; print(u.urlopen(\"http://127.0.0.1:{MODEL_PORT}/v1/x\").read().decode())'"
-)
-MANY = "mkdir /many; cd /many; for i in $(seq 30); do head -c 9000000 /dev/zero > $i; done; sleep 300"
 
 
 @pytest.fixture(autouse=True)
@@ -74,39 +71,19 @@ async def place(model: HttpServer) -> AsyncIterator[DockerPlace]:
 
 
 async def test_a_place_runs_commands_and_takes_and_gives_files(place: DockerPlace, tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "b.sh").write_text('#!/bin/sh\necho "it runs: $1"\n')
-    (tmp_path / "a" / "b.sh").chmod(0o755)
-    await place.put(tmp_path, "/some/where")
-    ran = await place.run(
-        '/some/where/a/b.sh "$KEY $OF_ALL"; id -u; pwd; exit 3', timeout_s=60, variables={"KEY": "x y"}
-    )
-    assert (ran.exit_code, ran.output) == (3, "it runs: x y 1\n0\n/\n")
-    other = await place.run("id -u; pwd; sleep 600 & [[ 1 == 1 ]]", timeout_s=60, user="1000", cwd="/tmp")
-    assert (other.exit_code, other.output) == (0, "1000\n/tmp\n"), "by bash, and what stays behind keeps nobody waiting"
-    assert await place.get("/some/where/a/b.sh", max_bytes=100) == (tmp_path / "a" / "b.sh").read_bytes()
-    assert await place.get("/not/there", max_bytes=100) is None
-    await place.run("ln -s /etc/passwd /link", timeout_s=60)
-    assert await place.get("/link", max_bytes=10000) is None
-    assert await place.get("/etc", max_bytes=10000) is None
-    with pytest.raises(HostedCodeError, match=r"/etc/passwd: got .* bytes, expected at most 10"):
-        await place.get("/etc/passwd", max_bytes=10)
+    await takes_commands_and_files(place, tmp_path)
 
 
 async def test_it_reaches_the_model_and_nothing_else(place: DockerPlace) -> None:
     assert not place.has_called
     assert (await place.run(ASK, timeout_s=60)).output == "asked for /v1/x\n"
     assert place.has_called
-    connect = "python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], 80), 60)'"
-    others = f"for i in 1.1.1.1 10.0.2.2 172.17.0.1; do {connect} $i; done"
+    others = f"for i in 1.1.1.1 10.0.2.2 172.17.0.1; do {CONNECT} $i 80; done"
     assert (await place.run(others, timeout_s=60)).output.count("Network is unreachable") == 3
 
 
 async def test_limits(place: DockerPlace) -> None:
-    late = await place.run("setsid sleep 600 & echo begun > /begun; sleep 600", timeout_s=20)
-    assert late.exit_code is None
-    left = await place.run("cat /begun; grep -ls sleep /proc/[0-9]*/comm | xargs cat", timeout_s=60)
-    assert left.output == "begun\n", "what it started is gone, also in a session of its own"
+    await ends_what_takes_too_long(place)
     forks = await place.run("for i in $(seq 200); do sleep 3 & done; wait", timeout_s=120)
     assert "Resource temporarily unavailable" in forks.output
     memory = await place.run("python3 -c 'x = bytearray(400 << 20)'", timeout_s=120)

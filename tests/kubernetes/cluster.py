@@ -1,6 +1,6 @@
 """A real Kubernetes on this machine for tests: etcd, API server, controllers and scheduler, as processes on loopback.
 
-There is no kubelet, so no container runs: `tests.kubernetes.kubelet` stands in for it.
+A kubelet is another matter: `tests.kubernetes.node` is a real one, and `tests.kubernetes.kubelet` stands in for many.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Cluster:
     """One whose servers run. `running` makes it."""
 
     def __init__(self, folder: Path, url: str, token: str) -> None:
-        self.folder = folder
+        self.folder, self.url = folder, url
         self.config = folder / "kubeconfig"
         self.config.write_text(yaml.safe_dump({
             "apiVersion": "v1", "kind": "Config", "current-context": "here",
@@ -146,16 +146,16 @@ def programs() -> tuple[dict[str, Path], Path]:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Cluster]:
-    """Have a cluster meanwhile, whose state is in a folder."""
+def running(folder: Path, address: str = "127.0.0.1") -> Iterator[Cluster]:
+    """Have a cluster meanwhile, whose state is in a folder, and whose API server is at an address of this machine."""
     files, crds = programs()
     folder.mkdir(parents=True)
     store, peers, port, *others = free_ports(5)
-    token, url, at_store = secrets.token_hex(16), f"https://127.0.0.1:{port}", f"http://127.0.0.1:{store}"
+    token, url, at_store = secrets.token_hex(16), f"https://{address}:{port}", f"http://127.0.0.1:{store}"
     key, certificate = folder / "server.key", folder / "server.crt"
     (folder / "tokens.csv").write_text(f'{token},admin,1,"system:masters"\n')
-    openssl = ("openssl", "req", "-x509", "-nodes", "-newkey", "rsa:2048", "-days", "2", "-subj", "/CN=127.0.0.1")
-    names = ("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate)
+    openssl = ("openssl", "req", "-x509", "-nodes", "-newkey", "rsa:2048", "-days", "2", "-subj", f"/CN={address}")
+    names = ("-addext", f"subjectAltName=IP:{address}", "-keyout", key, "-out", certificate)
     subprocess.run([*openssl, *names], check=True, capture_output=True)
     cluster = Cluster(folder, url, token)
     commands: dict[str, tuple[str, ...]] = {
@@ -164,12 +164,13 @@ def running(folder: Path) -> Iterator[Cluster]:
             f"--advertise-client-urls={at_store}", f"--listen-peer-urls=http://127.0.0.1:{peers}",
         ),
         "kube-apiserver": (
-            f"--etcd-servers={at_store}", "--bind-address=127.0.0.1", f"--secure-port={port}",
-            "--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none", f"--tls-cert-file={certificate}",
+            f"--etcd-servers={at_store}", f"--bind-address={address}", f"--secure-port={port}",
+            f"--advertise-address={address}", "--endpoint-reconciler-type=none", f"--tls-cert-file={certificate}",
             f"--tls-private-key-file={key}", f"--token-auth-file={folder}/tokens.csv", "--authorization-mode=RBAC",
             "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}", "--service-cluster-ip-range=10.96.0.0/16",
-            "--default-unreachable-toleration-seconds=5", "--default-not-ready-toleration-seconds=300",
+            "--kubelet-preferred-address-types=InternalIP", "--default-unreachable-toleration-seconds=5",
+            "--default-not-ready-toleration-seconds=300",
         ),
         "kube-controller-manager": (
             f"--kubeconfig={cluster.config}", "--bind-address=127.0.0.1", f"--secure-port={others[0]}",

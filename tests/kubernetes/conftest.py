@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.broker.conftest import place, run_id, servers
+from tests.containers import engine
 from tests.e2e.workplace import Workplace
 from tests.kubernetes.cluster import Cluster, running
 from tests.kubernetes.kubelet import Kubelet
+from tests.kubernetes.node import Node, joined
 from tests.kubernetes.releases import Release
 from tests.suite.told import say
 
@@ -33,6 +36,16 @@ exit "$(cat "ORDERS/$3.$$")"
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running(tmp_path_factory.mktemp("kubernetes") / "cluster") as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A node of a cluster of its own, on which a real kubelet runs pods."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may start an engine of its own")
+    folder = tmp_path_factory.mktemp("node")
+    with engine.running(folder / "engine") as made, joined(made, folder / "cluster") as found:
+        yield found
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ FORKS = ("rftstream.launch.zygote", "rftstream.sandbox.inside.box", "rftstream.s
 """The modules that fork: warm interpreters, and process 1 of a sandbox. None of them has threads."""
 OTHER_INTERPRETERS = {
     "rftstream.environments.hosts.guard": "starts another interpreter, which must not see the variables of this one",
-    "rftstream.environments.places.docker": "starts the engine's command, which finds its engine by them",
+    "rftstream.environments.places.engine": "starts the engine's command, which finds its engine by them",
     "rftstream.environments.hosts.adapters.ors": "runs in another one, whose package is not to ask a registry for news",
     "rftstream.environments.hosts.adapters.verifiers": "runs in another one, whose package takes keys in no other way",
 }

@@ -31,7 +31,7 @@ BUDGETS = {
     "contracts": 2_450,
     "core": 1_250,
     "data": 4_700,
-    "environments": 5_150,
+    "environments": 5_600,
     "gateway": 1_500,
     "http": 650,
     "integrations": 3_900,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -44,14 +44,20 @@ class HarborConfig:
     variables: dict[str, str] = field(default_factory=dict)
     """More environment variables of the agent. `"env:NAME"`: the value of the explorer's variable."""
     place: str = "docker"
-    """The kind of place: `docker`, or `bubblewrap` on this machine, which builds no images."""
+    """The kind of place: `docker`; or `kubernetes`, or `bubblewrap` on this machine, which build no images."""
     root: str = ""
     """Folder with a root file system for `bubblewrap`, as `docker export` makes one."""
-    engine: str = "docker"
-    """The command of the engine: `docker`, `podman`, or a path."""
+    engine: str = ""
+    """The command of the engine: `docker`, `podman`, `kubectl`, or a path. Empty: `docker`, or `kubectl` for
+    `kubernetes`."""
     engine_host: str = ""
     """Address of an engine on another machine, such as `ssh://USER@HOST`. Empty: that of the command's own settings,
     such as DOCKER_HOST, or this machine's."""
+    namespace: str = ""
+    """Namespace of the pods of `kubernetes`. Empty: that of kubectl's context, or of the explorer's own pod."""
+    pod: dict[str, Any] = field(default_factory=dict)
+    """Fields for the `spec` of the pods of `kubernetes`, such as `nodeSelector`, `tolerations`, `runtimeClassName` or
+    `imagePullSecrets`."""
     relay_image: str = "python:3.12-slim"
     """An image with `python3`. In it runs the relay by which a place reaches the model, and nothing else."""
     places: Annotated[int, Meta(ge=1)] = 4
@@ -226,6 +232,8 @@ def _places(config: HarborConfig) -> Places:
             engine_host=config.engine_host,
             relay_image=config.relay_image,
             root=config.root,
+            namespace=config.namespace,
+            pod=config.pod,
         )
     )
     return made

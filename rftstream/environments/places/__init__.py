@@ -15,6 +15,7 @@ PlaceSettings)`.
 
 PLACES = {
     "docker": "rftstream.environments.places.docker:DockerPlaces",
+    "kubernetes": "rftstream.environments.places.kubernetes:KubernetesPlaces",
     "bubblewrap": "rftstream.environments.places.bubblewrap:BubblewrapPlaces",
 }
 """Name of a kind, as `place = ` has it -> its class."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 _SEQUENCE = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 MODEL_PORT = 8900
@@ -20,14 +20,18 @@ MODEL_PORT = 8900
 class PlaceSettings:
     """Settings of all places of one kind."""
 
-    engine: str = "docker"
-    """The command of the engine: `docker`, `podman`, or a path."""
+    engine: str = ""
+    """The command of the engine: `docker`, `podman`, `kubectl`, or a path. Empty: the usual one of the kind."""
     engine_host: str = ""
     """Address of an engine elsewhere, such as `ssh://USER@HOST`. Empty: the one that the command finds."""
     relay_image: str = "python:3.12-slim"
     """An image with `python3`. The relay to the model runs in it."""
     root: str = ""
     """Folder with a root file system, for `bubblewrap`."""
+    namespace: str = ""
+    """Namespace of pods, for `kubernetes`. Empty: that of kubectl's context."""
+    pod: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of pods' `spec`, for `kubernetes`. They replace those of the place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from rftstream.environments.places.base import MODEL_PORT, PlaceOrder, PlaceSettings, Ran, last_lines
 from rftstream.environments.places.packing import pack_folder
-from rftstream.environments.places.processes import OUTPUT_BYTES, end_process, exchange, kill_all
-from rftstream.environments.places.relay import RELAY, Tunnel
+from rftstream.environments.places.processes import OUTPUT_BYTES, end_process, exchange
+from rftstream.environments.places.relay import RELAY, Relayed, Tunnel
 from rftstream.errors import ConfigError, HostedCodeError, HostError
 from rftstream.sandbox import cgroups, layers
 
@@ -85,10 +85,11 @@ def sweep() -> None:
             _remove(folder)
 
 
-class BubblewrapPlace:
+class BubblewrapPlace(Relayed):
     """One place: a folder, a relay, and a cgroup. `start` makes it; see `base.Place`."""
 
     def __init__(self, root: Path, parents: cgroups.Parents | None, order: PlaceOrder) -> None:
+        super().__init__()
         self._root, self._order, number = root, order, next(_numbers)
         owner = f"{socket.gethostname()}-{os.getpid()}-{cgroups.start_time(os.getpid())}-"
         self._folder = Path(tempfile.mkdtemp(prefix=PREFIX + owner))
@@ -98,9 +99,7 @@ class BubblewrapPlace:
         """The call of `_make`, in a thread that cannot be cancelled."""
         self._relay: asyncio.subprocess.Process | None = None
         self._relay_pid = 0
-        self._tunnel: Tunnel | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._running: set[asyncio.subprocess.Process] = set()
         self._exceeded = ""
         """The limit that ended the place."""
 
@@ -170,17 +169,7 @@ class BubblewrapPlace:
             self._relay_pid = int(json.loads(await asyncio.to_thread(info.read))["child-pid"])
         self._tunnel = Tunnel(process.stdout, process.stdin, self._order.model_url)
         await self._tunnel.ready()
-        self._tasks.append(asyncio.create_task(self._tunnel.run()))
-        self._tasks[-1].add_done_callback(lambda task: kill_all(self._running))
-
-    @property
-    def has_called(self) -> bool:
-        """Return whether anything in the place has connected to the model."""
-        return self._tunnel is not None and self._tunnel.newest > 0
-
-    def end_calls(self) -> int:
-        """Close the connections to the model, and refuse later ones."""
-        return 0 if self._tunnel is None else self._tunnel.end_calls()
+        self._tasks.append(self.follow())
 
     async def put(self, source: Path, target: str) -> None:
         """Copy the files of a folder into a folder of the place. They are unpacked in it: its links lead nowhere

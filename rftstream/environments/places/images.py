@@ -8,9 +8,9 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from rftstream.environments.places.base import PlaceSource, last_lines
+from rftstream.environments.places.engine import EngineCommand
 from rftstream.environments.places.packing import pack_files, pack_folder
 from rftstream.errors import HostedCodeError
 
@@ -20,25 +20,10 @@ FAILURE_S = 60.0
 """Seconds for which an image that could not be made is not tried again."""
 
 
-class AsksEngine(Protocol):
-    """The command of an engine."""
-
-    async def ask(self, *arguments: str, data: bytes = b"") -> str:
-        """Return the output of a command. HostError if it fails."""
-
-    async def call(
-        self, arguments: Sequence[str], data: bytes = b"", *, timeout_s: float | None = ...
-    ) -> tuple[int, str]:
-        """Return the exit code and the output of a command. HostError if it has no end of its own."""
-
-    def error(self, output: str) -> Exception:
-        """Return the error of a command that failed with this output."""
-
-
 class Images:
     """Makes the images for places. `DockerPlaces` makes one, and calls `of_source` and `pull` for each place."""
 
-    def __init__(self, engine: AsksEngine) -> None:
+    def __init__(self, engine: EngineCommand) -> None:
         self._engine = engine
         self._locks: dict[str, asyncio.Lock] = {}
         self._failures: dict[str, tuple[float, str]] = {}

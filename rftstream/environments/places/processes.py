@@ -12,9 +12,9 @@ OUTPUT_BYTES = 16_000
 """Number of bytes of a command's output that are kept."""
 
 
-async def communicate(process: asyncio.subprocess.Process, data: bytes = b"") -> str:
+async def communicate(process: asyncio.subprocess.Process, data: bytes = b"", most: int = OUTPUT_BYTES) -> str:
     """Send data to a process, and return the last part of its output."""
-    return (await exchange(process, data)).decode(errors="replace")
+    return (await exchange(process, data, most)).decode(errors="replace")
 
 
 async def exchange(process: asyncio.subprocess.Process, data: bytes = b"", most: int = OUTPUT_BYTES) -> bytes:

@@ -12,6 +12,8 @@ import functools
 import struct
 from urllib.parse import urlsplit
 
+from rftstream.environments.places.processes import kill_all
+
 HEAD = struct.Struct("<II")
 READ_BYTES = 1 << 16
 MAX_CONNECTIONS = 256
@@ -140,3 +142,28 @@ class Tunnel:
             while data := await reader.read(READ_BYTES):
                 self._writer.write(HEAD.pack(number, len(data)) + data)
                 await self._writer.drain()
+
+
+class Relayed:
+    """A place that may have a tunnel to the model."""
+
+    def __init__(self) -> None:
+        self._tunnel: Tunnel | None = None
+        self._running: set[asyncio.subprocess.Process] = set()
+        """Those of commands. They are ended when the tunnel does: without its model an agent could only wait."""
+
+    @property
+    def has_called(self) -> bool:
+        """Return whether anything in the place has connected to the model."""
+        return self._tunnel is not None and self._tunnel.newest > 0
+
+    def end_calls(self) -> int:
+        """Close the connections to the model, and refuse later ones."""
+        return 0 if self._tunnel is None else self._tunnel.end_calls()
+
+    def follow(self) -> asyncio.Task[None]:
+        """Pass on what comes through the tunnel, in a task that the place cancels when it is closed."""
+        assert self._tunnel
+        task = asyncio.create_task(self._tunnel.run())
+        task.add_done_callback(lambda _: kill_all(self._running))
+        return task

@@ -15,7 +15,8 @@ import pytest
 from rftstream.contracts.tasks import Problem
 from rftstream.environments.harbor.agent import HarborAgent, HarborConfig
 from rftstream.environments.hosts.agents import AgentResult, AgentWork
-from rftstream.environments.places import docker, images
+from rftstream.environments.places import engine as engine_module
+from rftstream.environments.places import images
 from rftstream.environments.places.base import PlaceOrder, PlaceSettings, PlaceSource, Ran
 from rftstream.environments.places.docker import DockerPlaces
 from rftstream.errors import ConfigError, HostedCodeError, HostError
@@ -167,7 +168,7 @@ async def test_a_solution_is_rehearsed_without_a_model(tmp_path: Path) -> None:
         ({}, "harness: got '', expected one of claude-code, codex, mini-swe-agent; or set command to your own"),
         ({"harness": "mini"}, "harness: got 'mini', expected one of"),
         ({"harness": "codex", "command": "x"}, "got harness and command, expected one of them"),
-        ({"command": "x", "place": "moon"}, "place: got 'moon', expected bubblewrap, docker"),
+        ({"command": "x", "place": "moon"}, "place: got 'moon', expected bubblewrap, docker, kubernetes"),
         ({"command": "x", "variables": {"KEY": "env:NOT_THERE"}}, "NOT_THERE"),
     ],
 )
@@ -300,7 +301,7 @@ async def test_what_a_place_cannot_be_made_of(
 @pytest.mark.process
 async def test_an_engine_that_has_answered_is_waited_for(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The place is lost. What could not be removed is removed before the next one is made."""
-    monkeypatch.setattr(docker, "AWAY_LOOK_S", 0.01)
+    monkeypatch.setattr(engine_module, "AWAY_LOOK_S", 0.01)
     order, away = PlaceOrder(source=PlaceSource(image="x")), Path(f"{engine}.away")
     places = DockerPlaces(PlaceSettings(engine=str(engine), engine_host="ssh://there"))
     place = await places.create(order)
@@ -315,7 +316,7 @@ async def test_an_engine_that_has_answered_is_waited_for(engine: Path, monkeypat
     await (await another).close()
     *failed, removed, _ = [words[-1] for words in asked_of(engine) if words[0] == "rm"]
     assert {*failed, removed} == {place._name} and failed
-    monkeypatch.setattr(docker, "AWAY_S", 0.0)
+    monkeypatch.setattr(engine_module, "AWAY_S", 0.0)
     away.touch()
     with pytest.raises(ConfigError, match=r"reaches no engine: .*; start it, and let"):
         await places.create(order)
