@@ -28,7 +28,7 @@ FOREIGN = {
     "docs/coming-from-trinity-rft.md": {"sync_offset", "eval_on_startup", "bench_on_latest_checkpoint"},
     "docs/coming-from-trl.md": {"RewardTrainer", "TrainingArguments"},
     "docs/coming-from-verl.md": {"ppo_trainer"},
-    "docs/harbor.md": {"ControlMaster", "ServerAliveInterval"},
+    "docs/harbor.md": {"ControlMaster", "ServerAliveInterval", "podPidsLimit"},
     "docs/coming-from.md": {"ppo_trainer"},
     "docs/decisions/0017-kafka-python-and-librdkafka.md": {"BufferError", "txn_requires_abort"},
     "docs/extending.md": {"rftstream/contracts/likes.py", "schemas/golden/like.v1.json"},

@@ -69,7 +69,7 @@ class EngineCommand:
         self._is_away = False
         """Whether the newest command that failed has reached no engine."""
         self._left: set[str] = set()
-        """What could not be removed."""
+        """Names of places that could not be removed."""
 
     def removal(self, name: str) -> list[str]:
         """Return the words that remove a place, whatever its state."""

@@ -60,7 +60,7 @@ done </etc/passwd
 export HOME
 rft_as="setpriv --reuid=$rft_user --regid=$rft_group $rft_groups"
 """
-"""What root does to begin a command of another user."""
+"""Shell commands by which root begins a command of another user."""
 PROBE = """
 import os, socket, sys, time
 for _ in range(10):

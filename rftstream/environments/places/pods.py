@@ -24,7 +24,7 @@ START_TROUBLES = (
     "CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun",
 )  # fmt: skip
 TOO_MUCH_WRITTEN = re.compile(r"local ephemeral storage limit|ephemeral local storage usage exceeds")
-"""What the kubelet says of a pod above its own limit; other pods are evicted since their node is full."""
+"""Words of the kubelet for a pod above its own limit; other pods are evicted since their node is full."""
 
 
 def describe_pod(name: str, order: PlaceOrder, settings: PlaceSettings) -> dict[str, Any]:
