@@ -56,7 +56,7 @@ class RunResult:
         if self.reward_first is not None and self.reward_last is not None:
             lines.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} (first and last tenth)")
         elif self.reward_last is not None:
-            lines.append(f"reward {self.reward_last:.3f} (last tenth; another reward scored the first steps)")
+            lines.append(f"reward {self.reward_last:.3f} (last tenth; the first steps have none that compares)")
         for name, result in self.evaluations.items():
             first, last = ("-" if mean is None else f"{mean:.3f}" for mean in (result["first"], result["last"]))
             lines.append(

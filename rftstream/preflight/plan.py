@@ -12,15 +12,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rftstream.config.parts.part_names import check_part_names
-from rftstream.config.placement import Machine, Placement, chosen_settings, place, with_devices_of
+from rftstream.config.placement import CPU, Machine, Placement, chosen_settings, place, with_devices_of
 from rftstream.config.sections import RunConfig
+from rftstream.contracts.role_names import RoleName
 from rftstream.errors import ConfigError, RftError
 from rftstream.threads import limit_threads
 
@@ -136,6 +137,21 @@ def _placed(config: RunConfig, purpose: Purpose, role: str | None) -> Placement:
     if purpose is not Purpose.make:
         return placement
     return dataclasses.replace(placement, config=with_devices_of(placement.config, config))
+
+
+def placed_here(config: RunConfig, wanted: Mapping[str, int]) -> RunConfig:
+    """Return the config with devices and engine for workers that share this machine. `wanted`: role -> their number;
+    the other roles are elsewhere, and take none of its GPUs."""
+    if not chosen_settings(config):
+        return config
+    from rftstream.models.machine import read_machine
+
+    explorer = dataclasses.replace(config.explorer, count=max(1, wanted.get(RoleName.explorer, 0)))
+    shared = dataclasses.replace(config, explorer=explorer)
+    for name in (RoleName.trainer, RoleName.evaluator):
+        if name not in wanted:
+            shared = dataclasses.replace(shared, **{name: dataclasses.replace(getattr(shared, name), device=CPU)})
+    return place(read_machine(), shared).config
 
 
 def add_import_paths(base: str | Path) -> None:

@@ -167,9 +167,17 @@ def changed_in_text(before: str, after: str) -> tuple[str, ...]:
 
 
 def changes_of_resume(before: RunConfig, after: RunConfig) -> list[str]:
-    """Return `changed_settings`, with a warning at settings that change what the model learns."""
-    lines = changed_settings(before, after)
-    return [f"{line} (what is learned changes)" if line.startswith(_WARNED) else line for line in lines]
+    """Return `changed_settings`, with a warning at settings that change what the model learns, and at those that change
+    nothing, since every stage has its own."""
+    lines = []
+    for line in changed_settings(before, after):
+        section, _, key = line.partition(" ")[0].partition(".")
+        if section == "trainer" and after.stages and all(getattr(one, key, None) is not None for one in after.stages):
+            line += f" (changes nothing: every stage has its own {key}; set stages.0.{key}, stages.1.{key}, ...)"
+        elif line.startswith(_WARNED):
+            line += " (what is learned changes)"
+        lines.append(line)
+    return lines
 
 
 def data_digests(config: RunConfig, model: ModelSpec, tasksets: Mapping[str, Taskset] | None = None) -> dict[str, str]:

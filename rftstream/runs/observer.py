@@ -35,6 +35,9 @@ class Curve:
         self.recent: deque[StepRecord] = deque(maxlen=RECENT_STEPS)
         """The newest steps in force, in order of versions."""
         self._first: list[StepRecord] = []
+        """The first steps in force that have a reward: a stage before may have trained demonstrations alone."""
+        self._whole_to: int | None = None
+        """The version up to which no step was left out; None before the first record."""
         self._lineage = Lineage()
         self._base: int | None = None
         """The version before the first step; None before the first record."""
@@ -50,13 +53,15 @@ class Curve:
         """Add a step record. Return whether it is a newly trained step in force."""
         if not self._begin(step.name, resumed=step.resumed):
             return False
-        assert self._base is not None
+        assert self._whole_to is not None
         self.version = step.name.version
         if step.resumed:
             return False
         self.recent.append(step)
-        if len(self._first) < FIRST_STEPS and self.version == self._base + len(self._first) + 1:
-            self._first.append(step)
+        if self.version == self._whole_to + 1:
+            self._whole_to = self.version
+            if len(self._first) < FIRST_STEPS and _rewards([step]):
+                self._first.append(step)
         return True
 
     def _begin(self, name: VersionName, *, resumed: bool) -> bool:
@@ -65,8 +70,10 @@ class Curve:
         if not self._lineage.take(name, resumed=resumed):
             return False
         if self._base is None:
-            self._base = start
+            self._base = self._whole_to = start
         if self._lineage.epoch > epoch_before:
+            assert self._whole_to is not None
+            self._whole_to = min(self._whole_to, start)
             for kept in (self.recent, self._first):
                 while kept and kept[-1].name.version > start:
                     kept.pop()

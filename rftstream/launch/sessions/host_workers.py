@@ -17,6 +17,7 @@ from rftstream.errors import ENDS_THE_RUN, TransportError
 from rftstream.launch.host import WAIT_S, Stop, StoppedError, join, wait_until
 from rftstream.launch.session_options import DEADLINE_S
 from rftstream.launch.supervisor import Supervisor, default_spawner, worker_commands
+from rftstream.preflight.plan import placed_here
 from rftstream.runs.folder import RunFolder, open_transport
 from rftstream.runs.observer import Observer
 
@@ -70,7 +71,7 @@ def _supervise(
         ends_the_run=ENDS_THE_RUN - {LOG_UNREACHED},
     )  # fmt: skip
     try:
-        supervisor.start(worker_commands(config, folder, counts=wanted, host=name, files=files))
+        supervisor.start(worker_commands(placed_here(config, wanted), folder, counts=wanted, host=name, files=files))
         report(f"workers of {folder.path}: {', '.join(slot.process for slot in supervisor.slots)}")
         while not supervisor.all_left:
             with suppress(TransportError):  # the workers notice it by themselves

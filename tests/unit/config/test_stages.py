@@ -19,7 +19,7 @@ from rftstream.preflight.checks.check_report import CheckReport
 from rftstream.preflight.trial_run import trial_config
 from rftstream.roles.feeder.admission import Admission, VersionInForce
 from rftstream.roles.trainer.schedule import rate_at, rate_change
-from rftstream.runs.manifest import changed_settings, check_same_run, make_manifest
+from rftstream.runs.manifest import changed_settings, changes_of_resume, check_same_run, make_manifest
 from rftstream.runs.writes.load_demonstrations import check_demonstrations
 from tests.suite.each import each
 
@@ -178,6 +178,15 @@ def test_from_a_file_and_set_one_by_one(tmp_path: Path) -> None:
     assert loader.load([file], sets=["stages=[]", "run.steps=1"], env={}).stages == ()
     with pytest.raises(ConfigError, match=r"got stages.2, expected stages.0 to stages.1"):
         loader.load([file], sets=["stages.2.steps=7"], env={})
+
+
+def test_a_resume_says_which_of_the_trainers_settings_no_stage_takes() -> None:
+    before = make([{"steps": 2, "lr": 0.5}, {"steps": 3, "lr": 0.25}], trainer={"lr": 1e-6})
+    after = make([{"steps": 2, "lr": 0.5}, {"steps": 3, "lr": 0.25}], trainer={"lr": 1e-3})
+    (line,) = changes_of_resume(before, after)
+    assert line.startswith("trainer.lr 1e-06 -> 0.001 (changes nothing: every stage has its own lr; set stages.0.lr, ")
+    (line,) = changes_of_resume(*(replace(one, stages=(one.stages[0], StageSection(steps=3))) for one in (before, after)))
+    assert line == "trainer.lr 1e-06 -> 0.001 (what is learned changes)"
 
 
 def test_a_run_goes_on_with_more_steps_but_not_with_stages_where_there_were_none() -> None:

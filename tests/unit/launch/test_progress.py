@@ -30,7 +30,7 @@ from rftstream.launch.supervisor import Slot
 from rftstream.launch.watch import Watch
 from rftstream.queries.formatting import duration
 from rftstream.runs.folder import RunFolder, create_log
-from rftstream.runs.observer import Curve, Observer
+from rftstream.runs.observer import FIRST_STEPS, Curve, Observer
 from rftstream.runs.studio_address import find_address, noted_address
 from rftstream.testing.played import played_records
 from rftstream.transport.base import Transport
@@ -111,6 +111,20 @@ def test_steps_without_a_reward_count_as_steps_only() -> None:
     assert curve.num_steps == 3
     assert curve.reward_first() == curve.reward_last() == 0.5
     assert curve.rewards() == [0.5]
+
+
+def test_the_first_rewards_come_after_a_long_stage_of_demonstrations() -> None:
+    curve = Curve()
+    for version in range(1, FIRST_STEPS + 51):
+        curve.absorb(step(version, None))
+    for version in range(FIRST_STEPS + 51, FIRST_STEPS + 501):
+        curve.absorb(step(version, version / 1000))
+    first = (FIRST_STEPS + 51 + FIRST_STEPS + 110) / 2000
+    assert curve.num_steps // 10 == 60
+    assert curve.reward_first() == pytest.approx(first)
+    curve.pass_over([], VersionName(trainer_epoch=1, version=5_000))
+    curve.absorb(step(5_001, 1.0))
+    assert curve.reward_first() == pytest.approx((FIRST_STEPS + 51 + FIRST_STEPS + 150) / 2000), "not that of now"
 
 
 def test_only_steps_in_force_count() -> None:

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from rftstream.config import loader
-from rftstream.config.placement import Machine, chosen_settings, place
+from rftstream.config.placement import Gpu, Machine, chosen_settings, place
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.preflight.plan import Purpose, plan
+from rftstream.launch.supervisor import worker_commands
+from rftstream.models import machine
+from rftstream.preflight.plan import Purpose, placed_here, plan
+from rftstream.runs.folder import RunFolder
 from tests.source import sources
 from tests.unit.tiny_run import write_run_file
 
@@ -43,6 +46,27 @@ def test_own_modules_can_be_imported_whatever_the_purpose(config: RunConfig, pur
 def test_devices_are_decided_where_the_work_is(config: RunConfig, purpose, role, open_settings, tmp_path) -> None:
     planned = plan(config, purpose, role=role, scratch=tmp_path / "scratch")
     assert chosen_settings(planned.config) == open_settings
+
+
+@pytest.mark.parametrize(("num_gpus", "wanted", "devices"), [
+    (0, {"explorer": 2, "trainer": 1, "verifier": 1}, ["cpu", "cpu", "cpu"]),
+    (4, {"explorer": 2}, ["cuda:0", "cuda:1"]),
+    (2, {"explorer": 3}, ["cuda:0", "cuda:1", "cuda:0"]),
+    (3, {"trainer": 1, "explorer": 2}, ["cuda:1", "cuda:2", "cuda:0"]),
+    (1, {"trainer": 1}, ["cuda:0"]),
+])  # fmt: skip
+def test_workers_of_a_host_that_does_not_see_the_run_folder_get_its_own_devices(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_gpus, wanted, devices
+) -> None:
+    """Those of explorers, then the trainer's: roles that are elsewhere take none of this host's GPUs."""
+    gpus = (Gpu(name="GPU", memory_bytes=80 * 2**30, capability=(9, 0)),) * num_gpus
+    monkeypatch.setattr(machine, "read_machine", lambda: Machine(gpus=gpus, memory_bytes=2**36))
+    parts = {"model__path": "a/model", "explorer__policy": "hf", "trainer__backend": "torch"}
+    placed = placed_here(loader.replace(config, **parts), wanted)
+    commands = dict(sorted((one.process, one.arguments) for _, one in worker_commands(
+        placed, RunFolder(tmp_path / "none"), counts=wanted, host="b", files=[tmp_path / "tiny.toml"]
+    )))  # fmt: skip
+    assert [words[-1] for words in commands.values() if "--device" in words] == devices
 
 
 def test_unknown_parts_are_refused_before_they_are_used(config: RunConfig, tmp_path: Path) -> None:
@@ -109,7 +133,7 @@ def test_hidden_modules_are_told_to_who_starts(
 def test_a_worker_that_is_planned_imports_nothing_that_only_a_start_needs(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\nfrom rftstream.config import loader\n"
-        "from rftstream.config.placement import Machine, place\n"
+        "from rftstream.config.placement import Gpu, Machine, place\n"
         "from rftstream.preflight.plan import Purpose, plan\n"
         f"config = place(Machine(), loader.load([Path({str(write_run_file(tmp_path))!r})])).config\n"
         "before = set(sys.modules)\nplan(config, Purpose.join, role='trainer')\n"
