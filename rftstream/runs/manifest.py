@@ -15,6 +15,7 @@ from typing import Any
 from rftstream.config.loader import from_toml, to_dict, to_toml
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import RunManifest
+from rftstream.contracts.role_names import RoleName
 from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
@@ -172,7 +173,8 @@ def changes_of_resume(before: RunConfig, after: RunConfig) -> list[str]:
     lines = []
     for line in changed_settings(before, after):
         section, _, key = line.partition(" ")[0].partition(".")
-        if section == "trainer" and after.stages and all(getattr(one, key, None) is not None for one in after.stages):
+        is_own = [getattr(stage, key, None) is not None for stage in after.stages]
+        if section == RoleName.trainer and is_own and all(is_own):
             line += f" (changes nothing: every stage has its own {key}; set stages.0.{key}, stages.1.{key}, ...)"
         elif line.startswith(_WARNED):
             line += " (what is learned changes)"

@@ -44,7 +44,7 @@ BUDGETS = {
     "replay": 800,
     "rewards": 8_250,
     "roles": 10_450,
-    "runs": 2_600,
+    "runs": 2_650,
     "sandbox": 2_650,
     "service": 2_800,
     "studio": 3_150,
