@@ -341,9 +341,7 @@ def look_elsewhere(control: ControlView, transport: Transport, now: float) -> El
     if not hosts:
         return None
     newest = max((record.timestamp_s for record in newest_records(transport).values()), default=0.0)
-    silent_s, members = now - newest, dict[str, list[str]]()
-    with suppress(TransportError):  # a reader may lack the right to ask
-        members = read_members(transport)
+    silent_s, members = now - newest, hear_members(transport)
     return Elsewhere(
         hosts=tuple(sorted(hosts)),
         silent_s=silent_s,
@@ -351,6 +349,14 @@ def look_elsewhere(control: ControlView, transport: Transport, now: float) -> El
         members=members,
         writes=silent_s >= STILL_AFTER_S and bool(members) and _gets_records(transport),
     )
+
+
+def hear_members(transport: Transport) -> dict[str, list[str]]:
+    """Return role -> workers that share its work and whose heartbeats the log gets, on every host; none if it may not
+    be asked."""
+    with suppress(TransportError):  # a reader may lack the right to ask
+        return read_members(transport)
+    return {}
 
 
 def _gets_records(transport: Transport) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from rftstream.queries.state.standstill import (
     Standstill,
     find_failing,
     find_standstill,
+    hear_members,
     look_at_movement,
     look_elsewhere,
     waiting_records,
@@ -95,7 +96,6 @@ class Status(Report):
     operators: OperatorTotals | None
     """Counts of the operators' actions on problems and groups; None if the run has no operators."""
     growing: GrowthReport | None
-    """Growth of the growing tasksets; None if there are none."""
     lag: Mapping[str, int]
     """Topic -> records that wait to be read; on `batches`, batches that wait to be trained."""
     lost: Mapping[str, int]
@@ -109,6 +109,7 @@ class Status(Report):
     disk_bytes: Mapping[str, int]
     disk_room: DiskRoom
     workers: tuple[WorkerStatus, ...]
+    heard: Mapping[str, Sequence[str]]
     no_signal: NoSignal | None
     """Text if the newest steps had no learning signal."""
     training_signs: tuple[Sign, ...]
@@ -285,6 +286,7 @@ def read_status(
         disk_bytes=used,
         disk_room=disk_room(run.folder, used, history),
         workers=workers,
+        heard=hear_members(run.transport) if live else {} if elsewhere is None else elsewhere.members,
         no_signal=find_no_signal(history.steps[-1].metrics, run.config) if history.steps else None,
         training_signs=find_training_signs(compared.steps, compared.evaluations, run.config),
         reward_signs=find_reward_signs(compared.metrics, compared.evaluations, run.config),
@@ -346,8 +348,7 @@ def _text(status: Status, now: float) -> list[str]:
     )
     workers = [(worker.process, str(worker.port or ""), worker_sentence(worker, now)) for worker in status.workers]
     known = {worker.process for worker in status.workers}
-    members = {} if status.elsewhere is None else status.elsewhere.members
-    for role, names in members.items():
+    for role, names in status.heard.items():
         unknown = (name for name in names if name.partition(" at ")[0] not in known)
         workers += [(name, "", f"one of the {role}s that the log hears") for name in unknown]
     return [
