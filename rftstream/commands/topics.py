@@ -23,12 +23,12 @@ from rftstream.commands.views import print_out
 def topics() -> None:
     """List a run's topics, make those that are missing, and set who may do what with them.
 
-    FILE is a run file (its newest run, or the one that it would start), or a run folder.
+    FILE is a run file (its newest run, or the one that it would start), or a run folder. Later FILEs override it.
     """
 
 
-def _file_argument(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.argument("file", metavar="FILE", required=False, type=RunPath(), envvar="RFTSTREAM_CONFIG")(command)
+def _files_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.argument("files", metavar="[FILE]...", nargs=-1, type=RunPath(), envvar="RFTSTREAM_CONFIG")(command)
 
 
 _run_option = click.option(
@@ -37,35 +37,35 @@ _run_option = click.option(
 
 
 @command("rftstream topics list examples/arithmetic.toml", group=topics, name="list")
-@_file_argument
+@_files_argument
 @json_option
-def list_(file: Path | None, as_json: bool) -> None:
+def list_(files: tuple[Path, ...], as_json: bool) -> None:
     """List a run's topics beside what they should be.
 
     It shows partitions, how much they hold, and every setting that differs from what the run file and rftstream
     require. Exit 1 if a setting differs or a topic is missing.
     """
-    _report(file, as_json, make=False)
+    _report(files, as_json, make=False)
 
 
 @command("rftstream topics apply examples/arithmetic.toml --json", group=topics)
-@_file_argument
+@_files_argument
 @json_option
-def apply(file: Path | None, as_json: bool) -> None:
+def apply(files: tuple[Path, ...], as_json: bool) -> None:
     """Make the topics that are missing.
 
     New topics get the right settings, on Kafka too. Existing topics are not changed; one with another number of
     partitions is an error.
     """
-    _report(file, as_json, make=True)
+    _report(files, as_json, make=True)
 
 
-def _report(file: Path | None, as_json: bool, *, make: bool) -> None:
+def _report(files: tuple[Path, ...], as_json: bool, *, make: bool) -> None:
     from rftstream.preflight.plan import Purpose, plan
     from rftstream.queries.state.topics import apply_topics, find_log, list_topics
 
-    (path,) = run_files([file] if file is not None else [])
-    config, folder = find_log(path)
+    path, *layers = run_files(files)
+    config, folder = find_log(path, layers)
     plan(config, Purpose.build)
     report = apply_topics(config, folder) if make else list_topics(config, folder)
     print_out(report.to_json() if as_json else report.to_text())
@@ -73,7 +73,7 @@ def _report(file: Path | None, as_json: bool, *, make: bool) -> None:
 
 
 @command("rftstream topics plan run.toml", "rftstream topics plan run.toml --format kafka-topics", group=topics)
-@_file_argument
+@_files_argument
 @_run_option
 @click.option(
     "--format",
@@ -84,7 +84,7 @@ def _report(file: Path | None, as_json: bool, *, make: bool) -> None:
     help="A text to send, or the commands of Kafka's own tool.",
 )
 @json_option
-def plan(file: Path | None, run_id: str | None, form: str, as_json: bool) -> None:
+def plan(files: tuple[Path, ...], run_id: str | None, form: str, as_json: bool) -> None:
     """Show what to ask of those who own the brokers: settings, topics, rights.
 
     No broker is asked. `rftstream doctor` and `topics list` compare later what was done.
@@ -96,8 +96,8 @@ def plan(file: Path | None, run_id: str | None, form: str, as_json: bool) -> Non
 
     if form != "text" and as_json:
         raise click.UsageError("--format kafka-topics prints commands alone; leave out --json")
-    (path,) = run_files([file] if file is not None else [])
-    config, folder = find_named(path, run_id)
+    path, *layers = run_files(files)
+    config, folder = find_named(path, run_id, layers)
     plan_run(config, Purpose.build)
     report = plan_topics(config, folder)
     print_out(report.to_json() if as_json else report.to_commands() if form != "text" else report.to_text())
@@ -110,7 +110,7 @@ def plan(file: Path | None, run_id: str | None, form: str, as_json: bool) -> Non
     "rftstream topics acls run.toml --apply --user-prefix team-a- --user reader=grafana",
     group=topics,
 )
-@_file_argument
+@_files_argument
 @_run_option
 @click.option(
     "--user-prefix",
@@ -138,7 +138,7 @@ def plan(file: Path | None, run_id: str | None, form: str, as_json: bool) -> Non
 )
 @json_option
 def acls(
-    file: Path | None,
+    files: tuple[Path, ...],
     run_id: str | None,
     user_prefix: str | None,
     users: tuple[str, ...],
@@ -166,8 +166,8 @@ def acls(
     named = dict(user.partition("=")[::2] for user in users)
     if wrong := [user for user in users if not user.partition("=")[2]]:
         raise click.UsageError(f"--user {wrong[0]}: expected ROLE=NAME, e.g. reader=grafana")
-    (path,) = run_files([file] if file is not None else [])
-    config, folder = find_named(path, run_id)
+    path, *layers = run_files(files)
+    config, folder = find_named(path, run_id, layers)
     plan(config, Purpose.build)
     report = needed_access(config, folder, prefix=user_prefix, named=named)
     difference = None

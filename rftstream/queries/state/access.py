@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,13 +136,13 @@ def _commands(grants: Iterable[Grant], servers: str) -> Iterator[str]:
         yield shlex.join(words)
 
 
-def find_named(path: Path, run_id: str | None = None) -> tuple[RunConfig, RunFolder]:
+def find_named(path: Path, run_id: str | None = None, layers: Sequence[Path] = ()) -> tuple[RunConfig, RunFolder]:
     """Return the run with this id, or else the run that `path` names: a run folder, or a run file (its newest run here,
     or the one that it would start). No server is asked, since nobody may have rights yet."""
     if path.is_dir() or not path.exists():
-        folder, config = find_run(path)
+        folder, config = find_run(path, layers)
     else:
-        config = loader.load([path])
+        config = loader.load([path, *layers])
         existing = candidates_here(config)
         folder = existing[-1] if existing else next_folder(config, None)
     return config, folder if run_id is None else RunFolder(folder.path.with_name(run_id))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,12 +85,12 @@ class TopicsReport(Report):
         return "\n".join(texts)
 
 
-def find_log(path: Path) -> tuple[RunConfig, RunFolder]:
-    """Find the run that `path` names, or the one that the run file would start next."""
+def find_log(path: Path, layers: Sequence[Path] = ()) -> tuple[RunConfig, RunFolder]:
+    """Find the run that `path` names, or the one that the run file, with the `layers` over it, would start next."""
     if path.is_dir() or not path.exists():
-        folder, config = find_run(path)
+        folder, config = find_run(path, layers)
         return config, folder
-    config = loader.load([path])
+    config = loader.load([path, *layers])
     existing = candidates(config)
     return config, existing[-1] if existing else next_folder(config, None)
 

@@ -18,6 +18,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ConfigError
 from rftstream.queries.state.access import AccessDifference, compare_access, find_named, needed_access
+from rftstream.queries.state.topics import find_log
 from rftstream.roles import role_specs
 from rftstream.runs.access import grants_of, principals, rights_of, user_kinds
 from rftstream.runs.folder import RunFolder
@@ -152,6 +153,10 @@ def test_no_server_is_asked_for_the_name_of_the_run(tmp_path: Path) -> None:
     file.write_text(loader.to_toml(CONFIG))
     assert find_named(file)[1].run_id == "sums"
     assert find_named(file, "sums-7")[1].run_id == "sums-7"
+    (layer := tmp_path / "broker.toml").write_text('[run]\nname = "over"\n[transport]\npartitions = 3\n')
+    (here := tmp_path / "here.toml").write_text(loader.to_toml(loader.replace(CONFIG, transport__kind="embedded")))
+    for config, folder in (find_named(file, None, [layer]), find_log(here, [layer])):
+        assert (folder.run_id, config.transport.partitions, config.model) == ("over", 3, CONFIG.model)
 
 
 def test_a_log_without_servers_has_no_users(tmp_path: Path) -> None:
