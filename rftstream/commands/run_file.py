@@ -38,6 +38,7 @@ def explain(keys: tuple[str, ...], is_all: bool, as_json: bool) -> None:
     sections of a run file, the parts and the themes.
     """
     from rftstream.commands.views import print_out
+    from rftstream.integrations.foreign_configs import left_out
     from rftstream.queries.reference import explain as asked
 
     if not keys:
@@ -45,9 +46,25 @@ def explain(keys: tuple[str, ...], is_all: bool, as_json: bool) -> None:
         return
     if os.getcwd() not in sys.path:  # the user's own modules are here
         sys.path.append(os.getcwd())
-    found = [one for key in keys for one in asked.explain(key)]
+    found: list[asked.Explained] = []
+    left: list[str] = []
+    for key in keys:
+        said, meant = left_out(key), []
+        try:
+            meant = asked.explain(key)
+        except ConfigError:
+            if said is None:
+                raise
+        if said is not None and all(one.found_by for one in meant):
+            left.append(said)
+        else:
+            found += meant
     width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH)
-    print_out(asked.to_json(found) if as_json else asked.to_text(found, width, None if is_all else asked.MOST_LISTED))
+    if as_json:
+        print_out([*asked.to_json(found), *({"meaning": said} for said in left)])
+    else:
+        texts = [asked.to_text(found, width, None if is_all else asked.MOST_LISTED)] if found else []
+        print_out("\n\n".join([*texts, *left]))
 
 
 @command(

@@ -40,3 +40,15 @@ def convert_config(
     module, _, name = SYSTEMS[system].partition(":")
     converted: ConvertedConfig = getattr(importlib.import_module(module), name)(list(files), gpus, trainer)
     return converted
+
+
+def left_out(name: str) -> str | None:
+    """Return a sentence about a setting of TRL that has no name here; None if TRL has none that is called so."""
+    from rftstream.integrations.foreign_configs.conversion import decided_reason
+    from rftstream.integrations.foreign_configs.reading import tables_of
+
+    tables = tables_of("trl")
+    if name not in tables["settings"].split():
+        return None
+    reason = decided_reason(name, tables["decided"])
+    return f"{name}, of TRL: {reason or 'no setting here; `rftstream convert-config trl` says what becomes of it'}"

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, get_type_hints
@@ -31,6 +31,7 @@ SECTIONS = {name: kind for name, kind in get_type_hints(RunConfig).items() if ki
 ORDER = tuple(field.name for field in dataclasses.fields(RunConfig))
 TRACKERS = tuple(field.name for field in dataclasses.fields(TrackersSection))
 SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
+DTYPES = ("bfloat16", "float16", "float32")
 WIDTH = 120
 COMMENT_WIDTH = 80
 """Longest line of the run file with a comment at its end, which stays readable beside the config."""
@@ -221,9 +222,17 @@ class Conversion:
             elif name not in ("none", "console", "all"):
                 self.leave(f"{there} = {name!r}", f"there are {', '.join(TRACKERS)}")
 
-    def schedule(self, name: str, warmup: Any, warmup_name: str, steps: int | None, batches: int = 1) -> None:
+    def schedule(
+        self,
+        name: str,
+        warmup: Any,
+        warmup_name: str,
+        steps: int | None,
+        batches: int = 1,
+        whole: Callable[[float], int] = int,
+    ) -> None:
         """Take a schedule of the learning rate and its warm-up. The warm-up is in steps, or a share of all steps if
-        below 1."""
+        below 1, of which `whole` makes a number of steps as the other system does."""
         kind = self.get(name, "constant")
         if kind in SCHEDULES:
             self.put("trainer.lr_schedule", SCHEDULES[kind], name)
@@ -241,20 +250,33 @@ class Conversion:
                 warmup_name, f"a share, {warmup}, of steps that the config does not say; set trainer.warmup_steps"
             )
         else:
-            self.put("trainer.warmup_steps", round(warmup * steps), f"{warmup_name} {warmup} x {steps} steps")
+            at = math.ceil(whole(warmup * steps * batches) / batches)
+            self.put("trainer.warmup_steps", at, f"{warmup_name} {warmup} x {steps} steps")
 
     def keep(self, name: str) -> None:
         """Take the number of checkpoints to keep, which is two at least."""
         if count := self.get(name):
             self.put("trainer.keep_checkpoints", max(count, 2), f"{name} {count}, at least 2" if count < 2 else name)
 
-    def lora(self, rank: str, alpha: str, targets: str, default_alpha: float, default_rank: int | None = None) -> None:
-        """Take an adapter if it has a rank."""
+    def lora(
+        self,
+        rank: str,
+        alpha: str,
+        targets: str,
+        default_alpha: float,
+        default_rank: int | None = None,
+        rooted: str = "",
+    ) -> None:
+        """Take an adapter if it has a rank. `rooted` names the setting that divides alpha by the root of the rank."""
         wanted, size = self.get(targets), self.get(rank, default_rank)
-        factor = self.get(alpha, default_alpha)
+        factor = float(self.get(alpha, default_alpha))
         if size:
             self.put("model.lora.rank", size, rank)
-            self.put("model.lora.alpha", float(factor), alpha)
+            if rooted and self.get(rooted):
+                said = f"{rooted}: {alpha} {factor} x the root of {rank} {size}"
+                self.put("model.lora.alpha", round(factor * math.sqrt(size), 3), said)
+            else:
+                self.put("model.lora.alpha", factor, alpha)
             self.put("model.lora.targets", wanted if isinstance(wanted, (list, tuple)) else "all-linear", targets)
 
     # ---------------------------------------------------------------- the end
@@ -278,8 +300,7 @@ class Conversion:
         if self._known and "." not in name and name not in self._known:
             near = registry.suggest(name, self._known)
             return f"{self.system} has no setting {name!r}" + (f"; {near}" if near.startswith("did you mean") else "")
-        prefix = max((one for one in decided if re.match(one, name)), key=len, default=None)
-        return decided[prefix] if prefix is not None else "no counterpart here"
+        return decided_reason(name, decided) or "no counterpart here"
 
     def _text(self) -> str:
         sections: dict[str, list[str]] = {}
@@ -293,6 +314,21 @@ class Conversion:
         head += [f"# Beside it: {one.name}, {one.about}" for one in self.modules]
         head += [f"# To do: {text}" for text in self._to_do]
         return "\n".join([*head, *(line for name, lines in sections.items() for line in ("", f"[{name}]", *lines)), ""])
+
+
+def take_dtype(conversion: Conversion, names: Sequence[str]) -> None:
+    """Take the data type of the model's weights, by whichever of these names it has."""
+    for name in names:
+        if (wanted := conversion.get(name, "auto")) in DTYPES:
+            conversion.put("model.dtype", wanted, name)
+        elif wanted != "auto":
+            conversion.leave(name, f"{wanted!r}: there are {', '.join(DTYPES)}")
+
+
+def decided_reason(name: str, decided: Mapping[str, str]) -> str | None:
+    """Return why a run file needs no setting of this name, by the longest pattern that it begins with."""
+    pattern = max((one for one in decided if re.match(one, name)), key=len, default=None)
+    return None if pattern is None else decided[pattern]
 
 
 def toml_value(value: Any) -> str:

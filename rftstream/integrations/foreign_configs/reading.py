@@ -36,6 +36,15 @@ def tables_of(system: str) -> dict[str, Any]:
     return loader.read_toml(Path(__file__).with_name(f"{system}.toml"))
 
 
+def lifted(settings: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """Return TRL's settings with those that stand in a table for the model or for sampling under their own names."""
+    for table in ("model_init_kwargs", "generation_kwargs"):
+        if isinstance(inner := settings.get(table), dict):
+            own = {name: value for name, value in inner.items() if name in known}
+            settings = {**settings, **own, table: {name: value for name, value in inner.items() if name not in own}}
+    return settings
+
+
 def read_text(path: Path) -> str:
     """Return the text of a file. ConfigError if it cannot be read."""
     try:

@@ -20,10 +20,11 @@ from rftstream.integrations.foreign_configs.conversion import (
     ConvertedModule,
     many,
     share,
+    take_dtype,
 )
-from rftstream.integrations.foreign_configs.reading import Launch, merged, read_launch, read_yaml, tables_of
+from rftstream.integrations.foreign_configs.reading import Launch, lifted, merged, read_launch, read_yaml, tables_of
 from rftstream.integrations.foreign_configs.trl_script import UNREAD, Script, ScriptReader
-from rftstream.integrations.foreign_configs.trl_sources import DatasetRules
+from rftstream.integrations.foreign_configs.trl_sources import DatasetRules, with_evaluation
 
 ALGORITHMS = {"grpo": "grpo", "rloo": "rloo", "sft": "sft", "dpo": "dpo", "reward": "reward_model"}
 TABLES = tables_of("trl")
@@ -39,22 +40,24 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     files, launched = _launched(files)
     if launched is not None:
         gpus, trainer = launched.processes if gpus is None else gpus, trainer or launched.trainer
-    script = Script("")
+    script, known = Script(""), TABLES["settings"].split()
     given = [(path, read_yaml(path)) for path in files if path.suffix in (".yaml", ".yml")]
     parsed = merged(given) | (launched.settings if launched is not None else {})
     scripts = [path for path in files if path.suffix not in (".yaml", ".yml")]
     for path in scripts:
-        script = ScriptReader(path, parsed if given or launched else None, TABLES["settings"].split()).read()
+        script = ScriptReader(path, parsed if given or launched else None, known).read()
         given.append((path, {name: value for name, value in script.settings.items() if value is not None}))
-    settings = merged(given) | (launched.settings if launched is not None else {})
+    settings = lifted(merged(given) | (launched.settings if launched is not None else {}), known)
     path = (scripts or files)[0]
     kind = trainer or script.trainer or _kind(settings, path)
+    if not scripts and kind in ("grpo", "rloo"):
+        settings = with_evaluation(settings)
     if settings.get("reward_funcs") and kind not in ("grpo", "rloo"):
         raise ConfigError(
             f"--trainer {kind}: the config has reward_funcs, which grpo and rloo take; say --trainer grpo"
         )
     defaults = {**TABLES["defaults"]["every"], **TABLES["defaults"][kind], **script.defaults}
-    conversion = Conversion("TRL", settings, defaults, TABLES["settings"].split())
+    conversion = Conversion("TRL", settings, defaults, known)
     conversion.algorithm = ALGORITHMS[kind]
     rules = _TrlRules(conversion, kind, gpus, script, path)
     rules.apply()
@@ -142,8 +145,10 @@ class _TrlRules:
             c.get("bf16")
         elif c.get("bf16"):
             c.put("model.dtype", "bfloat16", "bf16")
+        else:
+            take_dtype(c, ("dtype", "torch_dtype"))
         if c.get("use_peft"):
-            c.lora("lora_r", "lora_alpha", "lora_target_modules", 32.0, default_rank=16)
+            c.lora("lora_r", "lora_alpha", "lora_target_modules", 32.0, default_rank=16, rooted="use_rslora")
 
     # ------------------------------------------------------------------------------------ GRPO and RLOO
 
@@ -172,7 +177,7 @@ class _TrlRules:
             c.put("algorithms.grpo.normalise", normalise, f"loss_type {loss!r}")
         if algorithm == "dr_grpo":
             if scale in (True, "group"):
-                c.ask("scale_rewards: TRL still divides by the spread of the group; dr_grpo here only centres rewards")
+                c.ask("scale_rewards: TRL still divides by the group's spread; grpo here does, dr_grpo only centres")
             c.put("algorithms.dr_grpo.row_tokens", c.get("max_completion_length"), "max_completion_length")
         elif scale in (True, "group"):
             c.put(f"algorithms.{algorithm}.advantage_eps", 1e-4, "scale_rewards: TRL adds 1e-4 to the spread")
@@ -231,16 +236,16 @@ class _TrlRules:
             c.put("run.steps", steps, f"max_steps {most}{divided}{rounded}" if divided else "max_steps")
         else:
             steps = self._steps_of_passes(epochs)
-        warmup, ratio = c.get("warmup_steps"), c.get("warmup_ratio")
-        c.schedule(
-            "lr_scheduler_type", warmup or ratio, "warmup_steps" if warmup else "warmup_ratio", steps, batch_steps
-        )
+        name = "warmup_steps" if c.get("warmup_steps") else "warmup_ratio"
+        c.schedule("lr_scheduler_type", c.get(name), name, steps, batch_steps, math.ceil)
         every = c.get("save_steps", 0)
         if 0 < every < 1 and steps is not None:
             every = max(round(every * steps * batch_steps), 1)
-        if c.get("save_strategy", "steps") == "steps" and every >= 1:
+        if (strategy := c.get("save_strategy", "steps")) == "steps" and every >= 1:
             saved, rounded = share(every, batch_steps, up=True)
             c.put("trainer.checkpoint_every", saved, f"save_steps {every}{divided}{rounded}")
+        elif strategy != "steps":
+            c.leave(f"save_strategy = {strategy!r}", "trainer.checkpoint_every counts versions")
 
     def _steps_of_passes(self, epochs: float) -> int | None:
         """Take the passes through the rows. Return the steps that they come to, if a schedule needs them and the number

@@ -38,6 +38,16 @@ class SourceOfRows:
     """Rows that are used, if they are known."""
 
 
+def with_evaluation(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of TRL's command line with the dataset that it evaluates on, another split of the one that it
+    trains on."""
+    if settings.get("eval_strategy", "no") in (False, "no") or not settings.get("dataset_name"):
+        return settings
+    same = {f"eval_{name}": settings[name] for name in ("dataset_name", "dataset_config") if name in settings}
+    rest = {name: value for name, value in settings.items() if name != "dataset_test_split"}
+    return {**rest, **same, "eval_dataset_train_split": settings.get("dataset_test_split", "test")}
+
+
 class DatasetRules:
     """The rules for the datasets of one script or YAML. `source` is called for each of them."""
 

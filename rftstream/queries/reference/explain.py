@@ -29,8 +29,8 @@ MOST_PROPOSED = 6
 MOST_LISTED = 10
 """Settings of a list that are shown as text, unless all are asked for, or hardly more are there."""
 MENTION, MENTION_SOME, NAMED, RANKED = (
-    "settings that mention it:",
-    "nothing mentions all of it; settings that mention a part of it:",
+    "settings that mention {}:",
+    "nothing mentions all of {}; settings that mention a part of it:",
     "settings whose names have the word:",
     "settings that matter for it, the likeliest first:",
 )
@@ -72,7 +72,7 @@ def explain(key: str) -> list[Explained]:
         groups = [list(_of_theme(theme.name)) for theme in themes_in(text)]
         hits, are_whole = search.search(text)
         if are_whole or not groups:
-            groups.append(_listed(hits, MENTION if are_whole else MENTION_SOME))
+            groups.append(_listed(hits, (MENTION if are_whole else MENTION_SOME).format(text)))
         found = groups[0] if len(groups) == 1 else _ranked(groups)
     if not themed and not found:
         raise ConfigError(f"{text}: no such setting, section or part; {_proposal(words)}")

@@ -231,6 +231,12 @@ CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
         (OWN, CHATS, "foo_bar=1, num_generatoins=4, top_entropy_quantile=0.2", {},
          ("TRL has no setting 'foo_bar'\n", "no setting 'num_generatoins'; did you mean 'num_generations'?",
           "top_entropy_quantile = 0.2: no counterpart here")),
+        (OWN, CHATS, "max_steps=12, num_iterations=2, warmup_steps=0.05, save_strategy='epoch', "
+         "generation_kwargs={'min_p': 0.1, 'no': 1}, model_init_kwargs={'dtype': 'float32'}), "
+         "peft_config=LoraConfig(r=4, use_rslora=True",
+         {"trainer.warmup_steps": 1, "sampling.min_p": 0.1, "model.dtype": "float32", "model.lora.alpha": 16.0},
+         ("save_strategy = 'epoch': trainer.checkpoint", 'generation_kwargs = {"no": 1}: no counterpart')),
+        (OWN, CHATS, "max_steps=12, warmup_steps=0.1", {"trainer.warmup_steps": 2}, ()),  # 1.2, as transformers rounds
         (OWN, CHATS, "num_generations=3, per_device_train_batch_size=8", {"feeder.groups_per_batch": 2},
          ("num_generations 3, rounded from 2.667",)),
     ],
@@ -335,10 +341,15 @@ def test_a_script_with_its_yaml_and_the_shell_script_that_launches_both(yaml: st
 
 
 def test_a_yaml_without_a_reward_has_a_placeholder_that_check_refuses(tmp_path: Path) -> None:
-    (file,) = written(tmp_path, {"grpo.yaml": f"model_name_or_path: {MODEL}\ndataset_name: org/x\nmax_steps: 1\n"})
+    held_out = "eval_strategy: steps\neval_steps: 7\ndataset_test_split: held\n"
+    head = f"model_name_or_path: {MODEL}\ndataset_name: org/x\ndataset_config: main\nmax_steps: 1\n"
+    (file,) = written(tmp_path, {"grpo.yaml": head + held_out})
     done = convert_config("trl", [file], trainer="grpo")
     assert "tasksets.train.reward" not in [one.key for one in done.taken]
     assert any(trl.PLACEHOLDER in one for one in done.to_do)
+    evaluation = tomllib.loads(done.run_file)["evaluations"]["held-out"]
+    assert evaluation["source"] == "hf:org/x" and evaluation["every"] == 7
+    assert evaluation["options"] == {"subset": "main", "split": "held"}
     (run,) = written(tmp_path, {"run.toml": done.run_file})
     assert any(trl.PLACEHOLDER in one for one in check(loader.load([run], env={})).errors)
 

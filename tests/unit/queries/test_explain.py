@@ -16,7 +16,7 @@ from rftstream.errors import ConfigError
 from rftstream.queries.reference import explain, settings
 from rftstream.queries.reference.setting_completion import complete_explained, complete_set
 from rftstream.queries.reference.themes import THEMES, Theme, theme_named
-from tests.commands import called
+from tests.commands import call, called
 from tests.suite.each import each
 
 RUN_FILE = """
@@ -251,3 +251,11 @@ def test_keys_of_explain() -> None:
     assert "algorithms" in texts("al")
     assert "algorithms.grpo" in texts("algorithms.g")
     assert texts("algorithms.grpo.clip") == ["algorithms.grpo.clip_low", "algorithms.grpo.clip_high"]
+
+
+def test_settings_of_trl_without_a_name_here_are_said_to_be_so_and_findings_name_their_word() -> None:
+    said = call("explain", "logging_steps", "trainer.lr", "eval_strategy", "word_steps").stdout
+    assert "logging_steps, of TRL: the log keeps every completion" in said
+    assert "eval_strategy, of TRL: evaluations.NAME.every" in said and "Learning rate of AdamW" in said
+    assert said.count("nothing mentions all of") == 1 and "nothing mentions all of word_steps;" in said
+    assert [one["meaning"].split(",")[0] for one in called("explain", "logging_steps")] == ["logging_steps"]
