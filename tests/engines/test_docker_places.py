@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -254,11 +256,25 @@ async def test_what_a_dead_engine_left_is_swept_at_the_next_start() -> None:
             docker("rm", "--force", name)
 
 
+async def test_a_build_that_is_killed_is_tried_again_at_once() -> None:
+    """It is no fault of the Dockerfile's."""
+    places = DockerPlaces(PlaceSettings())
+    order = PlaceOrder(source=PlaceSource(image=IMAGE, install=f"sleep 3; : {secrets.token_hex(8)}"))
+    creating = asyncio.create_task(places.create(order))
+    await asyncio.to_thread(wait_until, lambda: clients("build"))
+    clients("build")[0].kill()
+    with pytest.raises(HostError, match="build was killed by signal 9"):
+        await creating
+    await (await places.create(order)).close()
+
+
 @pytest.fixture
 def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """The way to a machine `there`, which is this one, by ssh. Whoever serves what came that way is stopped at the end:
     it notices nothing while the network is cut."""
-    with ssh_server({name: os.environ[name] for name in ("PATH", "DOCKER_HOST") if name in os.environ}) as config:
+    with ssh_server(
+        {name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_HOST") if name in os.environ}
+    ) as config:
         (port,) = re.findall(r"Port (\d+)\n  User", config.read_text())
         proxy = Proxy(f"http://127.0.0.1:{port}")
         ssh = tmp_path / "bin" / "ssh"
@@ -272,7 +288,8 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         finally:
             proxy.close()
             for one in serving():
-                one.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
 
 
 def serving() -> list[psutil.Process]:
@@ -292,7 +309,8 @@ async def test_a_place_elsewhere_is_lost_with_its_network(network: Proxy, model:
     running = asyncio.create_task(place.run("echo half | tee /half; sleep 600", timeout_s=600))
     await asyncio.to_thread(wait_until, lambda: docker("exec", place._name, "sh", "-c", "cat /half || true") == "half")
     for one in serving():
-        one.suspend()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.suspend()
     network.fail(always=DROPPED)
     with pytest.raises(HostError, match=r"the place has (ended|lost)"):
         await running
