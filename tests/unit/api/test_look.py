@@ -290,8 +290,13 @@ def test_a_missing_package_is_named_with_what_installs_it(
 
 
 def test_a_folder_that_is_no_run_and_a_run_that_has_not_begun(tmp_path: Path) -> None:
-    with pytest.raises(rftstream.ConfigError, match=r"no config\.toml in it, so it is not a run folder"):
+    with pytest.raises(
+        rftstream.ConfigError, match=r"no config\.toml in it, so it is not a run folder; name one, or a run file"
+    ):
         rftstream.open(tmp_path)
+    RunFolder(tmp_path / "far").logs.mkdir(parents=True)
+    with pytest.raises(rftstream.ConfigError, match="only logs of workers for another host's run; name one, or a run"):
+        rftstream.open(tmp_path / "far")
     make_run(RunFolder(tmp_path / "runs" / "tiny"), write_run_file(tmp_path))
     with rftstream.open(tmp_path / "runs" / "tiny") as run:
         assert list(run.rollouts()) == list(run.groups()) == list(run.steps()) == []
