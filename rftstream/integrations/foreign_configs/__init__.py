@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rftstream.errors import ConfigError
+
 if TYPE_CHECKING:
     from rftstream.integrations.foreign_configs.conversion import ConvertedConfig
 
@@ -29,6 +31,8 @@ SYSTEMS = {
     "verl": "rftstream.integrations.foreign_configs.verl:convert_verl",
     "prime-rl": "rftstream.integrations.foreign_configs.prime_rl:convert_prime_rl",
 }
+MARKS = {"trl": "model_name_or_path", "verl": "actor_rollout_ref", "prime-rl": "[orchestrator"}
+"""System -> text that no config of another one has in it."""
 TRAINERS = ("grpo", "rloo", "sft", "dpo", "reward")
 
 
@@ -38,7 +42,14 @@ def convert_config(
     """Return the run file for a config of another system. `gpus`: the number of GPUs it ran on, if the config does not
     say it; 0 makes a run for CPUs. `trainer`: TRL's trainer, for a YAML that does not name it."""
     module, _, name = SYSTEMS[system].partition(":")
-    converted: ConvertedConfig = getattr(importlib.import_module(module), name)(list(files), gpus, trainer)
+    try:
+        converted: ConvertedConfig = getattr(importlib.import_module(module), name)(list(files), gpus, trainer)
+    except ConfigError as error:
+        text = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files if file.is_file())
+        other = next((one for one, mark in MARKS.items() if mark in text), system)
+        if other != system and MARKS[system] not in text:
+            raise ConfigError(f"{error}; it looks like a config of {other}: `convert-config {other}`") from None
+        raise
     return converted
 
 

@@ -118,6 +118,8 @@ def test_recipes_pass_check(recipe: Recipe, world: Path, tmp_path: Path, monkeyp
         ("trl", {"a.yaml": "reward_funcs: [a.b]\nseed: 1", "b.yaml": "seed: 2"}, "seed: .*a.yaml says 1"),
         ("verl", {"a.sh": "echo"}, "no override such as"),
         ("verl", {"a.yaml": "data: {train_batch_size: 1}"}, "no actor_rollout_ref.model.path"),
+        ("trl", {"a.yaml": "actor_rollout_ref: {model: {path: m}}"}, "it looks like a config of verl: `conv"),
+        ("verl", {"a.yaml": "model_name_or_path: m"}, "looks like a config of trl"),
         ("prime-rl", {"a.toml": "max_steps = 1", "b.toml": "max_steps = 2"}, "max_steps: .*a.toml says 1"),
         ("prime-rl", {"a.toml": "max_steps = 1\n[trainer]\n"}, "orchestrator.train.source"),
     ],
