@@ -1,15 +1,22 @@
-"""Kinds of errors. Two errors are of one kind if only numbers and addresses differ between them."""
+"""Kinds of errors. Two errors are of one kind if only numbers and addresses differ between them, and what they quote if
+that makes many kinds."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 MAX_KINDS = 1000
 """Most kinds that are remembered. One more, and all are forgotten."""
 
+MANY_QUOTED = 6
+"""From so many kinds on that differ in quoted parts alone, these are data, such as completions, and not names of
+columns or attributes: the kinds are shown as one."""
+
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 _QUOTED = re.compile(r"""(?<!\w)(['"`])(?:(?!\1)[^\n]){0,1000}\1(?!\w)""")
+_VARYING = re.compile(f"{_QUOTED.pattern}|{_NUMBER.pattern}")
 
 
 def kind_of(text: str) -> str:
@@ -22,17 +29,38 @@ def rough_kind_of(text: str) -> str:
     return kind_of(_QUOTED.sub("''", text))
 
 
-def shown_for_all(text: str, num_texts: int) -> str:
-    """Return what to show for all errors of the text's kind, which has `num_texts` different ones: with several, N
-    stands for each number and address."""
-    return text if num_texts == 1 else _NUMBER.sub("N", text)
-
-
 def common_text(texts: Collection[str]) -> str:
-    """Return what to show for different errors of one kind: N stands for each number and address that differs."""
-    differing = [len(set(found)) > 1 for found in zip(*map(_NUMBER.findall, texts), strict=True)]
-    places = iter(differing)
-    return _NUMBER.sub(lambda found: "N" if next(places) else found[0], min(texts))
+    """Return what to show for different errors of one kind: N stands for each number and address that differs, and dots
+    for each quoted part, if they are alike only without these."""
+    varying = _NUMBER if len({kind_of(text) for text in texts}) == 1 else _VARYING
+    found = [[match[0] for match in varying.finditer(text)] for text in texts]
+    places = iter([len(set(parts)) > 1 for parts in zip(*found, strict=False)])
+
+    def shown(match: re.Match[str]) -> str:
+        quote = match[0][0] if match[0][0] in "'\"`" else ""
+        return (f"{quote}...{quote}" if quote else "N") if next(places, True) else match[0]
+
+    return varying.sub(shown, min(texts))
+
+
+def counted_kinds(errors: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return what to show for each kind of errors, and how many there are, the most frequent first. `errors` are texts,
+    each with how often it is there."""
+    kinds: dict[str, Counter[str]] = {}
+    for text, count in errors:
+        kinds.setdefault(kind_of(text), Counter())[text] += count
+    alike: dict[str, list[Counter[str]]] = {}
+    for texts in kinds.values():
+        alike.setdefault(rough_kind_of(next(iter(texts))), []).append(texts)
+    shown: list[tuple[str, int]] = []
+    for group in alike.values():
+        if len(group) >= MANY_QUOTED:
+            whole: Counter[str] = Counter()
+            for texts in group:
+                whole.update(texts)
+            group = [whole]
+        shown += [(common_text(texts), texts.total()) for texts in group]
+    return sorted(shown, key=lambda one: -one[1])
 
 
 def last_line(detail: str) -> str:

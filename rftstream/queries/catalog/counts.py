@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rftstream.error_kinds import shown_for_all
+from rftstream.error_kinds import counted_kinds
 from rftstream.queries.audits.balance import STAGES, Balance
 from rftstream.queries.audits.rows import RESULTS
 from rftstream.queries.catalog.database import BUCKET_S, CatalogReader
@@ -198,23 +198,27 @@ def newest_time(catalog: CatalogReader) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorKind:
-    """Dead letters of one reason whose errors differ only in numbers. `count_letters` makes it."""
+    """Dead letters of one reason whose errors are of one kind. `count_letters` makes it."""
 
     reason: str
     error: str
-    """The error, with N for the numbers in which these letters' errors differ; empty if letters do not have it."""
+    """The error, with N and dots for what differs among these letters' errors; empty if letters do not have it."""
     count: int
 
 
 def count_letters(catalog: CatalogReader, moment: Moment) -> list[ErrorKind]:
     """Count dead letters by reason and kind of error, the most frequent first."""
     rows = catalog.rows(
-        "SELECT reason, kind, count(*) AS letters, count(DISTINCT error) AS texts, max(offset) AS offset, error"
-        " FROM letters WHERE at <= :at"
-        " GROUP BY reason, kind ORDER BY letters DESC, offset",
+        "SELECT reason, error, count(*) AS letters FROM letters WHERE at <= :at"
+        " GROUP BY reason, kind, error ORDER BY max(offset)",
         {"at": moment.at_s},
     )
-    return [
-        ErrorKind(reason=row["reason"], error=shown_for_all(row["error"], row["texts"]), count=row["letters"])
-        for row in rows
+    errors: dict[str, list[tuple[str, int]]] = {}
+    for row in rows:
+        errors.setdefault(row["reason"], []).append((row["error"], row["letters"]))
+    kinds = [
+        ErrorKind(reason=reason, error=error, count=count)
+        for reason, texts in errors.items()
+        for error, count in counted_kinds(texts)
     ]
+    return sorted(kinds, key=lambda kind: -kind.count)

@@ -17,7 +17,7 @@ from rftstream.contracts.dead import DeadDropped, DeadLetter
 from rftstream.contracts.ids import next_attempt
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.error_kinds import kind_of, shown_for_all
+from rftstream.error_kinds import counted_kinds
 from rftstream.errors import ConfigError, ContractError
 from rftstream.queries.catalog.counts import ErrorKind
 from rftstream.queries.catalog.finding import Letter
@@ -112,13 +112,14 @@ def read_letters(log: Log) -> list[Letter]:
 
 def error_kinds(letters: Iterable[Letter]) -> list[ErrorKind]:
     """Return the kinds of errors, the most frequent first."""
-    found: dict[tuple[str, str], Counter[str]] = {}
+    found: dict[str, Counter[str]] = {}
     for letter in letters:
         if letter.error:
-            found.setdefault((letter.reason, kind_of(letter.error)), Counter())[letter.error] += 1
+            found.setdefault(letter.reason, Counter())[letter.error] += 1
     kinds = [
-        ErrorKind(reason=reason, error=shown_for_all(next(iter(texts)), len(texts)), count=texts.total())
-        for (reason, _), texts in found.items()
+        ErrorKind(reason=reason, error=error, count=count)
+        for reason, texts in found.items()
+        for error, count in counted_kinds(texts.items())
     ]
     return sorted(kinds, key=lambda kind: -kind.count)
 

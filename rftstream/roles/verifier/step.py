@@ -27,7 +27,7 @@ from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import Rollout, RolloutStatus, roles_of
 from rftstream.contracts.tasks import RolloutIds
 from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout, spent_amounts
-from rftstream.error_kinds import Kinds, common_text, kind_of, last_line
+from rftstream.error_kinds import Kinds, counted_kinds, last_line
 from rftstream.errors import ContractError, StopRule
 from rftstream.rewards.base import (
     RewardInput,
@@ -98,10 +98,12 @@ class Deaths:
             )
         else:
             what = f"could not be scored by {by}" if scorers else "failed before they could be scored"
-        causes = Counter((reason, kind_of(line)) for reason, _, line in deaths)
-        (reason, kind), count = causes.most_common(1)[0]
-        lines = {line for other, _, line in deaths if (other, kind_of(line)) == (reason, kind)}
-        line = common_text(lines)
+        causes = [
+            (count, reason, line)
+            for reason in dict.fromkeys(reason for reason, _, _ in deaths)
+            for line, count in counted_kinds((line, 1) for other, _, line in deaths if other == reason)
+        ]
+        count, reason, line = max(causes, key=lambda cause: cause[0])
         cause = "reason of the last one" if len(causes) == 1 else f"reason of {count} of them"
         mend = "the reward" if not failed else "the environment or the policy" if not scorers else "the causes"
         return (
