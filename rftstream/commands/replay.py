@@ -266,7 +266,11 @@ def rescore(run: Path, reward: str, into: Path, sets: tuple[str, ...], as_json: 
     from rftstream.queries.records.shown import open_reader
 
     with opened_run(run) as source:
-        new = score(source, into, reward=reward, sets=sets, say=say)
+        try:
+            new = score(source, into, reward=reward, sets=sets, say=say)
+        except KeyboardInterrupt:
+            say("stopped; what is scored stays, and the same command goes on")
+            sys.exit(1)
         try:
             comparison = compare(
                 source.transport, new.transport, reader=open_reader(source, dims=can_dim() and not as_json)

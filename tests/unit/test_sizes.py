@@ -26,7 +26,7 @@ BUDGETS = {
     "api": 1_000,
     "algorithms": 2_100,
     "backends": 5_050,
-    "commands": 3_300,
+    "commands": 3_350,
     "config": 2_250,
     "contracts": 2_450,
     "core": 1_250,

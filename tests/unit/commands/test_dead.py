@@ -205,3 +205,13 @@ def test_what_cannot_be_scored_again_leaves_nothing_behind(run: Path, reward: st
     assert result.exit_code == 2
     assert says in result.stderr
     assert not into.exists()
+
+
+def test_ctrl_c_while_it_scores_says_how_it_goes_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object, **settings: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rftstream.launch.sessions.rescore.rescore", interrupted)
+    result = commands.call("rescore", run, "--reward", "exact", "--into", run.with_name("again"))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "stopped; what is scored stays, and the same command goes on\n"
