@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import command, json_option, layers_argument, run_argument
+from rftstream.commands.options import command, json_option, layers_argument, run_here_argument
 from rftstream.errors import ConfigError
 
 LOOK_EVERY_S = 0.5
@@ -22,7 +22,7 @@ LOOK_EVERY_S = 0.5
     "rftstream logs examples/runs/arithmetic --troubles",
     "rftstream logs examples/runs/arithmetic --follow",
 )
-@run_argument
+@run_here_argument
 @layers_argument
 @click.option("--role", "roles", metavar="ROLE", multiple=True, help="Only processes of this role; `run`: the command.")
 @click.option("--last", type=click.IntRange(1), default=40, show_default=True, help="Number of newest events.")

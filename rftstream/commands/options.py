@@ -23,6 +23,19 @@ DEFAULT_FILE = "rftstream.toml"
 
 files_argument = click.argument("files", metavar="[FILE]...", nargs=-1, type=RunFile(), envvar="RFTSTREAM_CONFIG")
 run_argument = click.argument("run", metavar="RUN", type=RunPath())
+
+
+def given_run(ctx: click.Context, _: click.Parameter, run: Any) -> Any:
+    """Return RUN as given, or ./rftstream.toml."""
+    if run or ctx.resilient_parsing:
+        return run
+    if Path(DEFAULT_FILE).is_file():
+        return (Path(DEFAULT_FILE),) if isinstance(run, tuple) else Path(DEFAULT_FILE)
+    raise click.UsageError(f"Missing argument 'RUN': a run folder or run file; there is no ./{DEFAULT_FILE}.")
+
+
+run_here_argument = click.argument("run", metavar="[RUN]", required=False, type=RunPath(), callback=given_run)
+"""RUN of commands that look at a run or go on with it."""
 layers_argument = click.argument("layers", metavar="[FILE]...", nargs=-1, type=RunFile())
 set_option = click.option(
     "--set",

@@ -16,8 +16,8 @@ from rftstream.commands.options import (
     layers_argument,
     load_run_file,
     progress_option,
-    run_argument,
     run_files,
+    run_here_argument,
     say,
     set_option,
 )
@@ -82,7 +82,7 @@ def run(
     "rftstream resume examples/runs/arithmetic --set run.steps=400",
     "rftstream resume base.toml mine.toml",
 )
-@run_argument
+@run_here_argument
 @layers_argument
 @set_option
 @json_option

@@ -20,11 +20,13 @@ from rftstream.commands.options import (
     can_dim,
     command,
     files_argument,
+    given_run,
     json_option,
     layers_argument,
     load_run_file,
     no_index_option,
     run_argument,
+    run_here_argument,
     say,
     set_option,
 )
@@ -71,7 +73,7 @@ def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool, verbose
 
 
 @command("rftstream status examples/runs/arithmetic", "rftstream status examples/arithmetic.toml --json")
-@run_argument
+@run_here_argument
 @layers_argument
 @json_option
 @click.option(
@@ -103,7 +105,7 @@ def status(run: Path, layers: tuple[Path, ...], as_json: bool, within_s: float) 
     "rftstream audit examples/runs/arithmetic --decisions",
     "rftstream audit runs/*",
 )
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
+@click.argument("runs", metavar="[RUN]...", nargs=-1, type=RunPath(), callback=given_run)
 @json_option
 @no_index_option
 @click.option("--decisions", is_flag=True, help="Compute every decision of the run's operators again, too.")
@@ -212,7 +214,7 @@ def inspect(
     "rftstream plot examples/runs/arithmetic --out .",
     "rftstream plot examples/runs/arithmetic --tensorboard board && tensorboard --logdir board",
 )
-@run_argument
+@run_here_argument
 @click.option(
     "--out", type=AnyPath(file_okay=False), metavar="DIR", help="Where the pictures go.  [default: RUN/plots]"
 )

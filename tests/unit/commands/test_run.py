@@ -202,8 +202,15 @@ def test_file_defaults(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_files([Path("x.toml")]) == (Path("x.toml"),)
     with pytest.raises(ConfigError, match="no run file: none given, RFTSTREAM_CONFIG is not set"):
         run_files([])
+    of_runs = ("status", "audit", "logs", "plot", "resume")
+    for command in of_runs:
+        code, _, error = call(command)
+        assert (code, "Missing argument 'RUN'" in error) == (2, True), command
     (here / "rftstream.toml").write_text("")
     assert run_files([]) == (Path("rftstream.toml"),)
+    for command in of_runs:
+        code, _, error = call(command)
+        assert (code, "rftstream.toml: " in error) == (2, True), (command, error)
     monkeypatch.setenv("RFTSTREAM_CONFIG", "elsewhere.toml")
     code, _, error = call("run")
     assert (code, error.split(":")[1].strip()) == (2, "elsewhere.toml")
