@@ -104,7 +104,7 @@ class Deaths:
             for line, count in counted_kinds((line, 1) for other, _, line in deaths if other == reason)
         ]
         count, reason, line = max(causes, key=lambda cause: cause[0])
-        cause = "reason of the last one" if len(causes) == 1 else f"reason of {count} of them"
+        cause = "reason of each" if len(causes) == 1 else f"reason of {count} of them"
         mend = "the reward" if not failed else "the environment or the policy" if not scorers else "the causes"
         return (
             f"{len(deaths)} of the last {JUDGED_OVER} rollouts {what}, expected at most {limit:.0%} "
