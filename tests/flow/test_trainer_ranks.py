@@ -89,6 +89,7 @@ def test_a_rank_dies_and_the_next_trainer_goes_on_alone(
 
 
 @pytest.mark.sampled(1, "ranks")
+@pytest.mark.heavy("three trainers, of which two have ranks")
 def test_adapters_and_a_renewed_reference_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
     pytest.importorskip("peft")
 

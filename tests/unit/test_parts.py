@@ -59,6 +59,7 @@ EXCEPTIONS = {
         ("environments/hosts/host.py", "code", "a field of an answer"),
         ("environments/hosts/host.py", "log", "the file that a host writes into"),
         ("environments/hosts/pool.py", "gymnasium textarena openenv ors verifiers", "the name of an adapter"),
+        ("environments/places/pods.py", "memory", "what a container may use"),
         ("gateway/dialects/chat.py", "code", "a field of an answer"),
         ("gateway/dialects/responses.py", "tools", "a field of an answer"),
         ("gateway/dialects/settings.py", "tools", "a setting of a request"),

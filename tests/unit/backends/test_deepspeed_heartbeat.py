@@ -163,10 +163,12 @@ def test_what_ends_the_trainer_does_not_say_that_training_goes_on(monkeypatch, c
         def check(self, keys):
             return False
 
+        def _may_wait(self, lost_s):
+            return False
+
     def end(code):
         raise SystemExit(code)
 
-    monkeypatch.setattr(rank_processes, "ABANDON_S", -1.0)
     monkeypatch.setattr(rank_processes.os, "_exit", end)
     ranks = Nobody()
     assert "goes on" in ranks.trouble()

@@ -295,7 +295,7 @@ def test_numbers(value: Any, reward: float) -> None:
 
 @each(
     ("value", "detail"),
-    [("1.0", "got str"), (float("nan"), "got nan"), (float("inf"), "got inf"), ([1.0], "got list"),
+    [("1.0", "got '1.0'"), (float("nan"), "got nan"), (float("inf"), "got inf"), ([1.0], "got list"),
      (10**400, "got inf"), (np.array([1.0]), "got ndarray"), (torch.tensor(float("nan")), "got nan"), ({}, "a dict"),
      ((1.0, 2.0), "got tuple")],
 )  # fmt: skip
