@@ -8,12 +8,18 @@ import pytest
 
 from rftstream.environments.places.base import MODEL_PORT, Place
 from rftstream.errors import HostedCodeError
+from tests.loopback import HttpServer
 
 ASK = (
     f"python3 -c 'import urllib.request as u; print(u.urlopen(\"http://127.0.0.1:{MODEL_PORT}/v1/x\").read().decode())'"
 )
 MANY = "mkdir /many; cd /many; for i in $(seq 30); do head -c 9000000 /dev/zero > $i; done; sleep 300"
 CONNECT = "python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 60)'"
+
+
+def made_model() -> HttpServer:
+    """A model that answers with the path that it was asked for."""
+    return HttpServer(lambda asked: f"asked for {asked.path}")
 
 
 async def takes_commands_and_files(place: Place, folder: Path) -> None:

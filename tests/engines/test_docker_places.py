@@ -26,8 +26,8 @@ from rftstream.environments.places.base import PlaceLimits, PlaceOrder, PlaceSet
 from rftstream.environments.places.docker import DockerPlace, DockerPlaces
 from rftstream.errors import HostedCodeError, HostError
 from tests.docker_engine import docker, places_left, start_engine
-from tests.loopback import Asked, HttpServer
-from tests.places import ASK, CONNECT, MANY, ends_what_takes_too_long, takes_commands_and_files
+from tests.loopback import HttpServer
+from tests.places import ASK, CONNECT, MANY, ends_what_takes_too_long, made_model, takes_commands_and_files
 from tests.proxy import DROPPED, Proxy
 from tests.ssh_server import ssh_server
 from tests.surroundings import ROOT
@@ -52,12 +52,7 @@ def engine() -> Iterator[None]:
 
 @pytest.fixture
 def model() -> Iterator[HttpServer]:
-    """Answers with the path that it was asked for."""
-
-    def answer(asked: Asked) -> object:
-        return f"asked for {asked.path}"
-
-    with HttpServer(answer) as found:
+    with made_model() as found:
         yield found
 
 

@@ -20,8 +20,8 @@ from rftstream.environments.places.kubernetes import KubernetesPlace, Kubernetes
 from rftstream.errors import ConfigError, HostedCodeError, HostError
 from tests.kubernetes.cluster import until
 from tests.kubernetes.node import BASE, Node
-from tests.loopback import Asked, HttpServer
-from tests.places import ASK, CONNECT, MANY, ends_what_takes_too_long, takes_commands_and_files
+from tests.loopback import HttpServer
+from tests.places import ASK, CONNECT, MANY, ends_what_takes_too_long, made_model, takes_commands_and_files
 from tests.surroundings import ROOT
 from tests.unit.data.test_harbor_tasks import EXAMPLES, task_at
 from tests.unit.data.test_tasksets_sources import open_source
@@ -59,12 +59,7 @@ def kubectl(node: Node, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def model() -> Iterator[HttpServer]:
-    """Answers with the path that it was asked for."""
-
-    def answer(asked: Asked) -> object:
-        return f"asked for {asked.path}"
-
-    with HttpServer(answer) as found:
+    with made_model() as found:
         yield found
 
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from rftstream.environments.places.base import MODEL_PORT, PlaceOrder, PlaceSettings, Ran, last_lines
 from rftstream.environments.places.packing import pack_folder
-from rftstream.environments.places.processes import OUTPUT_BYTES, end_process, exchange
-from rftstream.environments.places.relay import RELAY, Relayed, Tunnel
+from rftstream.environments.places.processes import OUTPUT_BYTES, end_process
+from rftstream.environments.places.relay import RELAY, Relayed
 from rftstream.errors import ConfigError, HostedCodeError, HostError
 from rftstream.sandbox import cgroups, layers
 
@@ -97,9 +97,7 @@ class BubblewrapPlace(Relayed):
         self._uid = layers.own_uid(number) if os.geteuid() == 0 else None
         self._making: asyncio.Task[int] | None = None
         """The call of `_make`, in a thread that cannot be cancelled."""
-        self._relay: asyncio.subprocess.Process | None = None
         self._relay_pid = 0
-        self._tasks: list[asyncio.Task[None]] = []
         self._exceeded = ""
         """The limit that ended the place."""
 
@@ -161,15 +159,13 @@ class BubblewrapPlace(Relayed):
         command += ["--cap-drop", "ALL", "--clearenv", "--info-fd", str(theirs), "--ro-bind", "/", "/"]
         command += ["--proc", "/proc", "--dev", "/dev", sys.executable, "-I", "-S", "-c", RELAY, str(MODEL_PORT)]
         try:
-            process = self._relay = await self._spawn(command, errors=asyncio.subprocess.DEVNULL, pass_fds=(theirs,))
+            process = await self._spawn(command, errors=asyncio.subprocess.DEVNULL, pass_fds=(theirs,))
         finally:
             os.close(theirs)
-        assert process.stdout and process.stdin
+        self._relay = process  # it is ended if what follows fails
         with os.fdopen(ours, "rb") as info:
             self._relay_pid = int(json.loads(await asyncio.to_thread(info.read))["child-pid"])
-        self._tunnel = Tunnel(process.stdout, process.stdin, self._order.model_url)
-        await self._tunnel.ready()
-        self._tasks.append(self.follow())
+        await self._begin_tunnel(process, self._order.model_url)
 
     async def put(self, source: Path, target: str) -> None:
         """Copy the files of a folder into a folder of the place. They are unpacked in it: its links lead nowhere
@@ -208,17 +204,10 @@ class BubblewrapPlace(Relayed):
             raise HostedCodeError(f"{path}: got more than {max_bytes} bytes")
         return data
 
-    async def close(self) -> None:
-        """End the place and remove its files. A caller that is cancelled meanwhile leaves nothing behind, either."""
-        await asyncio.shield(self._close())
-
     async def _close(self) -> None:
         if self._making is not None:
             await asyncio.gather(self._making, return_exceptions=True)
-        for task in self._tasks:
-            task.cancel()
-        if self._tunnel is not None:
-            await self._tunnel.close()
+        await super()._close()
         for process in (*self._running, *([self._relay] if self._relay is not None else [])):
             await end_process(process)
         if self._cgroup is not None:
@@ -251,14 +240,7 @@ class BubblewrapPlace(Relayed):
             process = await self._spawn([*self._begin(), "--args", str(arguments), *command], pass_fds=(arguments,))
         finally:
             os.close(arguments)
-        self._running.add(process)
-        try:
-            async with asyncio.timeout(timeout_s):
-                output = await exchange(process, data, most)
-                code = await process.wait()
-        finally:
-            await end_process(process)
-            self._running.discard(process)
+        code, output = await self._finish(process, data, timeout_s=timeout_s, most=most)
         self._check()
         if code < 0:  # of bubblewrap itself; what it runs has no such code
             raise HostError(f"the place has lost a command that it ran: it was killed by signal {-code}")

@@ -28,8 +28,8 @@ from rftstream.environments.places.engine import (
 )
 from rftstream.environments.places.images import Images
 from rftstream.environments.places.packing import TAR_BYTES, pack_folder, unpack_file
-from rftstream.environments.places.processes import OUTPUT_BYTES, communicate, drain, end_process, read_up_to
-from rftstream.environments.places.relay import RELAY, Relayed, Tunnel
+from rftstream.environments.places.processes import OUTPUT_BYTES, drain, end_process
+from rftstream.environments.places.relay import RELAY, Relayed
 from rftstream.errors import ConfigError, HostedCodeError, HostError
 
 DISK_LOOK_S = 5.0
@@ -103,8 +103,6 @@ class DockerPlace(Relayed):
         super().__init__()
         self._engine, self._name, self._order = engine, name, order
         self._keeper: asyncio.subprocess.Process | None = None
-        self._relay: asyncio.subprocess.Process | None = None
-        self._tasks: list[asyncio.Task[None]] = []
         self._exceeded = ""
         """The limit that ended the place."""
 
@@ -169,14 +167,10 @@ class DockerPlace(Relayed):
             [*self._begin(f"{self._name}-relay"), *options, image, "-c", RELAY, str(MODEL_PORT)],
             errors=asyncio.subprocess.DEVNULL,
         )
-        self._relay = process
-        assert process.stdout and process.stdin
-        self._tunnel = Tunnel(process.stdout, process.stdin, self._order.model_url)
         try:
-            await self._tunnel.ready()
+            await self._begin_tunnel(process, self._order.model_url)
         except asyncio.IncompleteReadError:
             raise HostError(f"the relay to the model does not start in {image}, which needs python3") from None
-        self._tasks.append(self.follow())
 
     def _begin(self, name: str) -> list[str]:
         """Return the beginning of a command that runs a container of this place."""
@@ -210,19 +204,12 @@ class DockerPlace(Relayed):
         process = await self._engine.spawn(
             ["exec", f"--env={mark}", *options, self._name, "sh", "-c", script, "sh", command], variables=variables
         )
-        self._running.add(process)
         try:
-            async with asyncio.timeout(timeout_s) as limit:
-                output = await communicate(process)
-                code = await process.wait()
+            code, data = await self._finish(process, timeout_s=timeout_s)
         except TimeoutError:
-            if not limit.expired():
-                raise
             await self._engine.call(["exec", "--user=0", self._name, "sh", "-c", KILL, "sh", mark])
             return Ran(exit_code=None, output="")
-        finally:
-            self._running.discard(process)
-            await end_process(process)
+        output = data.decode(errors="replace")
         self._check()
         if code:
             await self._must_live()
@@ -233,29 +220,14 @@ class DockerPlace(Relayed):
     async def get(self, path: str, *, max_bytes: int) -> bytes | None:
         """Return the content of a file of the container."""
         self._check()
-        process = await self._engine.spawn(["cp", f"{self._name}:{path}", "-"], errors=asyncio.subprocess.DEVNULL)
-        assert process.stdout
-        try:
-            async with asyncio.timeout(COMMAND_S):
-                data = await read_up_to(process.stdout, max_bytes + TAR_BYTES)
-        except TimeoutError:
-            raise HostError(f"the place: {path} is not read within {COMMAND_S:g} s") from None
-        finally:
-            await end_process(process)
+        data = await self._engine.read(["cp", f"{self._name}:{path}", "-"], max_bytes + TAR_BYTES, path)
         member, content = unpack_file(data)
         if member is not None and member.size > max_bytes:
             raise HostedCodeError(f"{path}: got {member.size} bytes, expected at most {max_bytes}")
         return content
 
-    async def close(self) -> None:
-        """Remove the container and its relay. A caller that is cancelled meanwhile leaves nothing behind, either."""
-        await asyncio.shield(self._close())
-
     async def _close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        if self._tunnel is not None:
-            await self._tunnel.close()
+        await super()._close()
         both = ((self._relay, f"{self._name}-relay"), (self._keeper, self._name))
         await asyncio.gather(*(self._remove(process, name) for process, name in both if process is not None))
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from rftstream.environments.places.base import last_lines
-from rftstream.environments.places.processes import OUTPUT_BYTES, communicate, end_process
+from rftstream.environments.places.processes import OUTPUT_BYTES, communicate, end_process, read_up_to
 from rftstream.errors import ConfigError, HostedCodeError, HostError
 from rftstream.sandbox.cgroups import start_time
 
@@ -140,6 +140,18 @@ class EngineCommand:
         if not code:
             self._has_answered, self._is_away = True, False
         return code, output
+
+    async def read(self, arguments: Sequence[str], max_bytes: int, what: str) -> bytes:
+        """Return what a command writes, up to a number of bytes. HostError if that takes too long."""
+        process = await self.spawn(arguments, errors=asyncio.subprocess.DEVNULL)
+        assert process.stdout
+        try:
+            async with asyncio.timeout(COMMAND_S):
+                return await read_up_to(process.stdout, max_bytes)
+        except TimeoutError:
+            raise HostError(f"the place: {what} is not read within {COMMAND_S:g} s") from None
+        finally:
+            await end_process(process)
 
     async def spawn(
         self,

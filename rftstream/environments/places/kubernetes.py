@@ -37,8 +37,8 @@ from rftstream.environments.places.pods import (
     find_trouble,
     waiting_for,
 )
-from rftstream.environments.places.processes import communicate, drain, end_process, read_up_to
-from rftstream.environments.places.relay import RELAY, Relayed, Tunnel
+from rftstream.environments.places.processes import drain, end_process
+from rftstream.environments.places.relay import RELAY, Relayed
 from rftstream.errors import ConfigError, HostedCodeError, HostError
 
 SETTINGS = "environments.harbor"
@@ -173,8 +173,6 @@ class KubernetesPlace(Relayed):
         super().__init__()
         self._engine, self._name, self._order = engine, name, order
         self._keeper: asyncio.subprocess.Process | None = None
-        self._relay: asyncio.subprocess.Process | None = None
-        self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
     async def start(cls, engine: KubernetesPlaces, order: PlaceOrder) -> KubernetesPlace:
@@ -224,16 +222,13 @@ class KubernetesPlace(Relayed):
 
     async def _start_relay(self) -> None:
         words = self._exec(RELAY_NAME, "python3", "-c", RELAY, str(MODEL_PORT))
-        process = self._relay = await self._engine.spawn(words, errors=asyncio.subprocess.DEVNULL)
-        assert process.stdout and process.stdin
-        self._tunnel = Tunnel(process.stdout, process.stdin, self._order.model_url)
+        process = await self._engine.spawn(words, errors=asyncio.subprocess.DEVNULL)
         try:
-            await self._tunnel.ready()
+            await self._begin_tunnel(process, self._order.model_url)
         except asyncio.IncompleteReadError:
             await self._looked_at()
             image = self._engine.settings.relay_image
             raise HostError(f"the relay to the model does not start in {image}, which needs python3") from None
-        self._tasks.append(self.follow())
 
     async def probe(self) -> None:
         """Raise ConfigError if the pod reaches more than the model."""
@@ -270,19 +265,12 @@ class KubernetesPlace(Relayed):
         mark = secrets.token_hex(8)
         script = write_script(command, mark, {**self._order.variables, **(variables or {})}, user, cwd)
         process = await self._engine.spawn(self._exec(PLACE, "sh", "-s"))
-        self._running.add(process)
         try:
-            async with asyncio.timeout(timeout_s) as limit:
-                output = await communicate(process, script.encode())
-                await process.wait()
+            _, data = await self._finish(process, script.encode(), timeout_s=timeout_s)
         except TimeoutError:
-            if not limit.expired():
-                raise
             await self._engine.call(self._exec(PLACE, "sh", "-c", KILL, "sh", f"RFTSTREAM_COMMAND={mark}"))
             return Ran(exit_code=None, output="")
-        finally:
-            self._running.discard(process)
-            await end_process(process)
+        output = data.decode(errors="replace")
         said, is_whole, code = output.rpartition(f"\n{mark} ")
         if not is_whole or not code.strip().isdigit():
             await self._must_live(output)
@@ -294,15 +282,7 @@ class KubernetesPlace(Relayed):
         await self._check()
         script = 'test -f "$1" && test ! -L "$1" || { echo none; exit; }; wc -c <"$1"; head -c "$2" "$1"'
         words = self._exec(PLACE, "sh", "-c", script, "sh", path, str(max_bytes))
-        process = await self._engine.spawn(words, errors=asyncio.subprocess.DEVNULL)
-        assert process.stdout
-        try:
-            async with asyncio.timeout(COMMAND_S):
-                head, is_whole, content = (await read_up_to(process.stdout, max_bytes + 32)).partition(b"\n")
-        except TimeoutError:
-            raise HostError(f"the place: {path} is not read within {COMMAND_S:g} s") from None
-        finally:
-            await end_process(process)
+        head, is_whole, content = (await self._engine.read(words, max_bytes + 32, path)).partition(b"\n")
         if head == b"none":
             return None
         if not is_whole or not head.strip().isdigit() or len(content) < min(int(head), max_bytes):
@@ -312,15 +292,8 @@ class KubernetesPlace(Relayed):
             raise HostedCodeError(f"{path}: got {int(head)} bytes, expected at most {max_bytes}")
         return content
 
-    async def close(self) -> None:
-        """Remove the pod. A caller that is cancelled meanwhile leaves nothing behind, either."""
-        await asyncio.shield(self._close())
-
     async def _close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        if self._tunnel is not None:
-            await self._tunnel.close()
+        await super()._close()
         await self._engine.remove(self._name)
         for process in (self._relay, self._keeper):
             if process is not None:

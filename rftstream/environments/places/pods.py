@@ -49,23 +49,7 @@ def describe_pod(name: str, order: PlaceOrder, settings: PlaceSettings) -> dict[
         }
     ]
     if order.model_url:
-        containers.append({
-            "name": RELAY_NAME,
-            "image": settings.relay_image,
-            "command": ["sleep", str(math.ceil(life_s))],
-            "resources": {
-                "requests": {"cpu": "10m", "memory": "32Mi"},
-                "limits": {"memory": "256Mi", "ephemeral-storage": "16Mi"},
-            },
-            "securityContext": {
-                "runAsUser": 65534,
-                "runAsGroup": 65534,
-                "runAsNonRoot": True,
-                "readOnlyRootFilesystem": True,
-                "allowPrivilegeEscalation": False,
-                "capabilities": {"drop": ["ALL"]},
-            },
-        })  # fmt: skip
+        containers.append(_describe_relay(settings, life_s))
     spec = {
         "containers": containers,
         "restartPolicy": "Never",
@@ -89,6 +73,26 @@ def describe_pod(name: str, order: PlaceOrder, settings: PlaceSettings) -> dict[
             },
         },
         "spec": {**spec, **settings.pod},
+    }
+
+
+def _describe_relay(settings: PlaceSettings, life_s: float) -> dict[str, Any]:
+    return {
+        "name": RELAY_NAME,
+        "image": settings.relay_image,
+        "command": ["sleep", str(math.ceil(life_s))],
+        "resources": {
+            "requests": {"cpu": "10m", "memory": "32Mi"},
+            "limits": {"memory": "256Mi", "ephemeral-storage": "16Mi"},
+        },
+        "securityContext": {
+            "runAsUser": 65534,
+            "runAsGroup": 65534,
+            "runAsNonRoot": True,
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
     }
 
 

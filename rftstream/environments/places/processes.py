@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
 
 OUTPUT_BYTES = 16_000
 """Number of bytes of a command's output that are kept."""
@@ -57,13 +56,12 @@ async def end_process(process: asyncio.subprocess.Process) -> None:
     if process.stdin:
         process.stdin.close()
     if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)  # `process.kill` would take its exit status from whoever waits for it
+        kill(process)
         await asyncio.shield(process.wait())
 
 
-def kill_all(processes: Iterable[asyncio.subprocess.Process]) -> None:
-    """Kill processes, whose users notice it."""
-    for process in processes:
+def kill(process: asyncio.subprocess.Process) -> None:
+    """Kill a process that may have ended. Whoever waits for it notices that."""
+    if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)  # `process.kill` would take its exit status from whoever waits for it

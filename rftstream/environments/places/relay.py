@@ -12,7 +12,7 @@ import functools
 import struct
 from urllib.parse import urlsplit
 
-from rftstream.environments.places.processes import kill_all
+from rftstream.environments.places.processes import OUTPUT_BYTES, end_process, exchange, kill
 
 HEAD = struct.Struct("<II")
 READ_BYTES = 1 << 16
@@ -60,7 +60,7 @@ except asyncio.IncompleteReadError:
 
 
 class Tunnel:
-    """The end of a relay on this machine. `DockerPlace` makes it over the pipes of the relay's process, awaits `ready`,
+    """The end of a relay on this machine. `Relayed` makes it over the pipes of the relay's process, awaits `ready`,
     keeps `run` going, and calls `close` at the end."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, url: str) -> None:
@@ -145,12 +145,15 @@ class Tunnel:
 
 
 class Relayed:
-    """A place that may have a tunnel to the model."""
+    """What all places share: their processes on this machine, and perhaps a tunnel to the model."""
 
     def __init__(self) -> None:
         self._tunnel: Tunnel | None = None
+        self._relay: asyncio.subprocess.Process | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        """They are cancelled when the place is closed."""
         self._running: set[asyncio.subprocess.Process] = set()
-        """Those of commands. They are ended when the tunnel does: without its model an agent could only wait."""
+        """Those of commands. They are killed when the tunnel ends: without its model an agent could only wait."""
 
     @property
     def has_called(self) -> bool:
@@ -161,9 +164,40 @@ class Relayed:
         """Close the connections to the model, and refuse later ones."""
         return 0 if self._tunnel is None else self._tunnel.end_calls()
 
-    def follow(self) -> asyncio.Task[None]:
-        """Pass on what comes through the tunnel, in a task that the place cancels when it is closed."""
-        assert self._tunnel
+    async def close(self) -> None:
+        """End the place and everything in it. A caller that is cancelled meanwhile leaves nothing behind, either."""
+        await asyncio.shield(self._close())
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tunnel is not None:
+            await self._tunnel.close()
+
+    async def _begin_tunnel(self, relay: asyncio.subprocess.Process, model_url: str) -> None:
+        """Pass on what comes from the relay's process. IncompleteReadError if the relay does not begin."""
+        self._relay = relay
+        assert relay.stdout and relay.stdin
+        self._tunnel = Tunnel(relay.stdout, relay.stdin, model_url)
+        await self._tunnel.ready()
         task = asyncio.create_task(self._tunnel.run())
-        task.add_done_callback(lambda _: kill_all(self._running))
-        return task
+        task.add_done_callback(self._tunnel_ended)
+        self._tasks.append(task)
+
+    def _tunnel_ended(self, _: asyncio.Task[None]) -> None:
+        for process in self._running:
+            kill(process)
+
+    async def _finish(
+        self, process: asyncio.subprocess.Process, data: bytes = b"", *, timeout_s: float, most: int = OUTPUT_BYTES
+    ) -> tuple[int, bytes]:
+        """Return the exit code and the last `most` bytes of output of a command's process. TimeoutError if it takes too
+        long; it is dead then."""
+        self._running.add(process)
+        try:
+            async with asyncio.timeout(timeout_s):
+                output = await exchange(process, data, most)
+                return await process.wait(), output
+        finally:
+            await end_process(process)
+            self._running.discard(process)

@@ -23,7 +23,8 @@ from rftstream.environments.places import bubblewrap
 from rftstream.environments.places.base import MODEL_PORT, PlaceLimits, PlaceOrder, PlaceSettings, PlaceSource
 from rftstream.environments.places.bubblewrap import PREFIX, BubblewrapPlace, BubblewrapPlaces, sweep
 from rftstream.errors import ConfigError, HostedCodeError, HostError
-from tests.loopback import Asked, HttpServer
+from tests.loopback import HttpServer
+from tests.places import made_model
 from tests.unit.data.test_harbor_tasks import task_at
 from tests.unit.data.test_tasksets_sources import open_source
 from tests.waiting import wait_until
@@ -54,10 +55,7 @@ def scratch(tmp_path: Path) -> None:
 
 @pytest.fixture
 def model() -> Iterator[HttpServer]:
-    def answer(asked: Asked) -> object:
-        return f"asked for {asked.path}"
-
-    with HttpServer(answer) as found:
+    with made_model() as found:
         yield found
 
 
