@@ -185,11 +185,11 @@ class WatchedRun:
             found = replace(self.snapshot, error=f"{type(error).__name__}: {error}")
         with self._lock:
             known = self.snapshot
-            changed = (self.behind_s() and not found.error) or _changed(
-                known, found
-            )  # pages said that they were behind
-            shown = replace(found, revision=known.revision + 1) if changed else replace(known, read_at=found.read_at)
-            self.snapshot = shown
+            changed = bool(self.behind_s() and not found.error)  # pages said that they were behind
+            changed = changed or _changed(known, found)
+            self.snapshot = (
+                replace(found, revision=known.revision + 1) if changed else replace(known, read_at=found.read_at)
+            )
         if changed:
             self.listener()
 

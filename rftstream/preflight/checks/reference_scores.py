@@ -142,71 +142,94 @@ def score_references(
     is_costly = any(spec.asks_server or spec.takes_given or spec.runs_programs for spec in specs)
     if is_costly or any(hasattr(one, "open") for one in reward.rewards):
         return None
-    asked = [problem for problem in problems if problem.answer][:MAX_SCORED]
-    have_answers = bool(asked)
-    asked = asked or list(problems[:MAX_SCORED])
-    items = [_answered(problem, said) for problem in asked for said in (problem.answer or "", "")]
-    groups = [(right, right, empty) for right, empty in zip(items[::2], items[1::2], strict=True)]
-    found: list[object] = []
-    formed: list[tuple[str, list[float | None]]] = []
-    hacks: list[Hack] = []
-    wrong: list[BaseException] = []
-
-    def score_all(items: Sequence[RewardInput]) -> list[object]:
-        scored = reward.score_all(items)
-        return [
-            reward.score_all([item])[0] if isinstance(one, BatchFailed) else one
-            for item, one in zip(items, scored, strict=True)
-        ]
-
-    def said_to(pairs: Sequence[tuple[Problem, str]]) -> list[float | None]:
-        scored = score_all([_answered(problem, said) for problem, said in pairs])
-        wrong.extend(one for one in scored if isinstance(one, BaseException))
-        return _rewards(scored)
-
-    def score() -> None:
-        try:
-            if reward.group:  # once for each problem: two siblings give its answer, and one says nothing
-                for one in groups:
-                    found.extend(reward.score_all(one, group=RewardGroup.of(one))[1:])
-                return
-            found.extend(score_all(items))
-            right, empty = _rewards(found[::2]), _rewards(found[1::2])
-            if have_answers and (_mean(right) or 0.0) < 1:
-                for form in FORMS:
-                    formed.append(
-                        (form, _rewards(score_all([_answered(one, form.format(one.answer)) for one in asked])))
-                    )
-            form, right = max([("{}", right), *formed], key=lambda one: _mean(one[1]) or 0.0)
-            hacks.extend(find_hacks(said_to, asked, right, empty, form))
-        except Exception as error:  # a user's reward may raise anything
-            found[:] = found if len(found) == len(items) else [error] * len(items)
-
-    thread = threading.Thread(target=score, name="score references", daemon=True)
+    scoring = _Scoring(reward, problems)
+    thread = threading.Thread(target=scoring.run, name="score references", daemon=True)
     thread.start()
     thread.join(LIMIT_S)
-    if len(found) < len(items):
+    return scoring.report()
+
+
+class _Scoring:
+    """Scores answers to problems, in a thread that its maker does not wait for: a user's reward may hang."""
+
+    def __init__(self, reward: CompositeReward, problems: Sequence[Problem]) -> None:
+        self._reward = reward
+        self._asked = [problem for problem in problems if problem.answer][:MAX_SCORED]
+        self._have_answers = bool(self._asked)
+        self._asked = self._asked or list(problems[:MAX_SCORED])
+        self._right: list[object] = []
+        """What each problem's own answer got: a score, or an error."""
+        self._empty: list[object] = []
+        self._formed: list[tuple[str, list[float | None]]] = []
+        """Forms of the answers, with their rewards."""
+        self._hacks: list[Hack] = []
+        self._wrong: list[BaseException] = []
+        """Errors of answers that are neither right nor empty."""
+
+    def run(self) -> None:
+        """Score all answers."""
+        try:
+            self._score()
+        except Exception as error:  # a user's reward may raise anything
+            if not self._empty:
+                self._right = self._empty = [error] * len(self._asked)
+
+    def _score(self) -> None:
+        right = [_answered(problem, problem.answer or "") for problem in self._asked]
+        empty = [_answered(problem, "") for problem in self._asked]
+        if self._reward.group:  # once for each problem: two siblings give its answer, and one says nothing
+            both = [
+                self._reward.score_all(group, group=RewardGroup.of(group))[1:]
+                for group in ((one, one, other) for one, other in zip(right, empty, strict=True))
+            ]
+            self._right, self._empty = [one for one, _ in both], [other for _, other in both]
+            return
+        self._right, self._empty = self._score_all(right), self._score_all(empty)
+        best = "{}", _rewards(self._right)
+        if self._have_answers and (_mean(best[1]) or 0.0) < 1:
+            for form in FORMS:
+                formed = [_answered(one, form.format(one.answer)) for one in self._asked]
+                self._formed.append((form, _rewards(self._score_all(formed))))
+            best = max([best, *self._formed], key=lambda one: _mean(one[1]) or 0.0)
+        form, rewards = best
+        self._hacks.extend(find_hacks(self._said_to, self._asked, rewards, _rewards(self._empty), form))
+
+    def _score_all(self, items: Sequence[RewardInput]) -> list[object]:
+        return [
+            self._reward.score_all([item])[0] if isinstance(one, BatchFailed) else one
+            for item, one in zip(items, self._reward.score_all(items), strict=True)
+        ]
+
+    def _said_to(self, pairs: Sequence[tuple[Problem, str]]) -> list[float | None]:
+        scored = self._score_all([_answered(problem, said) for problem, said in pairs])
+        self._wrong.extend(one for one in scored if isinstance(one, BaseException))
+        return _rewards(scored)
+
+    def report(self) -> ReferenceScores:
+        """Return what was found until now."""
+        num_problems, have_answers = len(self._asked), self._have_answers
+        if not self._empty:
+            return ReferenceScores(
+                num_problems=num_problems, have_answers=have_answers, error=f"no answer within {LIMIT_S:g} s"
+            )
+        right, empty, formed = _rewards(self._right), _rewards(self._empty), list(self._formed)
+        error = next((one for one in (*self._right, *self._empty) if isinstance(one, BaseException)), None)
         return ReferenceScores(
-            num_problems=len(asked), have_answers=have_answers, error=f"no answer within {LIMIT_S:g} s"
+            num_problems=num_problems,
+            have_answers=have_answers,
+            reference=_mean(right) if have_answers else None,
+            empty=_mean(empty),
+            less=_less_than_one(self._asked, right) if have_answers else (),
+            raised=sum(None in pair for pair in zip(right, empty, strict=True)),
+            form=max(
+                ((form.format(self._asked[0].answer), _mean(rewards) or 0.0) for form, rewards in formed),
+                key=lambda one: one[1],
+                default=None,
+            ),
+            hacks=tuple(self._hacks),
+            elsewhere=(len(self._wrong), _told(self._wrong[0])) if self._wrong else None,
+            error="" if error is None else _told(error),
         )
-    right, empty = _rewards(found[::2]), _rewards(found[1::2])
-    error = next((one for one in (*found[::2], *found[1::2]) if isinstance(one, BaseException)), None)
-    return ReferenceScores(
-        num_problems=len(asked),
-        have_answers=have_answers,
-        reference=_mean(right) if have_answers else None,
-        empty=_mean(empty),
-        less=_less_than_one(asked, right) if have_answers else (),
-        raised=sum(None in pair for pair in zip(right, empty, strict=True)),
-        form=max(
-            ((form.format(asked[0].answer), _mean(rewards) or 0.0) for form, rewards in formed),
-            key=lambda one: one[1],
-            default=None,
-        ),
-        hacks=tuple(hacks),
-        elsewhere=(len(wrong), _told(wrong[0])) if wrong else None,
-        error="" if error is None else _told(error),
-    )
 
 
 def _told(error: BaseException) -> str:

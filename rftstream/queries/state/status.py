@@ -27,6 +27,7 @@ from rftstream.queries.records.dead import error_kinds, read_dead
 from rftstream.queries.records.growth_report import GrowthReport, read_growth
 from rftstream.queries.state.best_version import BestVersion, find_best
 from rftstream.queries.state.disk import DiskRoom, disk_bytes, disk_room
+from rftstream.queries.state.run_state import ending_of, state_of
 from rftstream.queries.state.standstill import (
     Elsewhere,
     FailingTaskset,
@@ -40,7 +41,7 @@ from rftstream.queries.state.standstill import (
 )
 from rftstream.queries.state.workers import WorkerStatus, ask_workers_of, worker_sentence
 from rftstream.queries.traces.lineage import Origin, origin_of
-from rftstream.runs.ending import Ending, read_changes, read_ending
+from rftstream.runs.ending import Ending, read_changes
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.records.losses import WHOLE, deleted_unsaid
@@ -96,6 +97,7 @@ class Status(Report):
     operators: OperatorTotals | None
     """Counts of the operators' actions on problems and groups; None if the run has no operators."""
     growing: GrowthReport | None
+    """Growth of the growing tasksets; None if there are none."""
     lag: Mapping[str, int]
     """Topic -> records that wait to be read; on `batches`, batches that wait to be trained."""
     lost: Mapping[str, int]
@@ -110,6 +112,7 @@ class Status(Report):
     disk_room: DiskRoom
     workers: tuple[WorkerStatus, ...]
     heard: Mapping[str, Sequence[str]]
+    """Role that shares its work -> its members whose heartbeats the log gets, on any host."""
     no_signal: NoSignal | None
     """Text if the newest steps had no learning signal."""
     training_signs: tuple[Sign, ...]
@@ -320,21 +323,6 @@ def _facts_of(run: OpenRun, log: Log, doing: Callable[[str], object]) -> KnownFa
         and all(one.state == "put_back" for one in dead.groups),
         best=find_best(run, history),
     )
-
-
-def state_of(control: ControlView, goes_on: bool) -> str:
-    """Return running, paused, draining, finished, or stopped. `goes_on`: there is a supervisor here, or workers have
-    written recently."""
-    if control.finished is not None:
-        return "finished"
-    desired = control.desired
-    return str(desired) if goes_on or desired is not DesiredState.running else "stopped"
-
-
-def ending_of(control: ControlView, folder: RunFolder, goes_on: bool) -> Ending | None:
-    """Return how the newest session ended; None if the run continues or is finished, or if there was no session
-    here."""
-    return None if goes_on or control.finished is not None else read_ending(folder)
 
 
 # --------------------------------------------------------------------------------------------- output
