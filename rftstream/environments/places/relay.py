@@ -145,7 +145,7 @@ class Tunnel:
 
 
 class Relayed:
-    """What all places share: their processes on this machine, and perhaps a tunnel to the model."""
+    """A place, as far as all kinds are alike: its processes on this machine, and perhaps a tunnel to the model."""
 
     def __init__(self) -> None:
         self._tunnel: Tunnel | None = None

@@ -158,7 +158,7 @@ class _Scoring:
         self._have_answers = bool(self._asked)
         self._asked = self._asked or list(problems[:MAX_SCORED])
         self._right: list[object] = []
-        """What each problem's own answer got: a score, or an error."""
+        """Score of each problem's own answer, or the error that the reward raised."""
         self._empty: list[object] = []
         self._formed: list[tuple[str, list[float | None]]] = []
         """Forms of the answers, with their rewards."""
