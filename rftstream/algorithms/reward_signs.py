@@ -135,7 +135,7 @@ def _canaries(evaluations: Sequence[EvalResult], config: RunConfig) -> Iterator[
             continue
         risen = means[-1] - means[0] if len(means) > 1 else means[-1]
         if means[-1] >= CANARY_REWARD and risen >= CANARY_REWARD:
-            text = f"{means[-1]:.2f} of the reward is given for wrong answers; read what `rftstream evals` shows of it"
+            text = f"{means[-1]:.2f} of the reward is given for wrong answers; read some, `rftstream studio RUN`"
             yield Sign("canary", name, text)
 
 

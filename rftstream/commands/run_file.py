@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from rftstream.commands.options import at_work, columns_option, command, json_option
+from rftstream.commands.options import at_work, columns_option, command, json_option, say
 from rftstream.commands.param_types import AnyPath, complete_algorithm, complete_key, complete_reward
 from rftstream.errors import ConfigError
 
@@ -33,13 +33,15 @@ def explain(keys: tuple[str, ...], is_all: bool, as_json: bool) -> None:
 
     KEY is a setting (trainer.lr), a section (trainer, tasksets.NAME), a part (algorithms.grpo, or grpo), a setting of a
     part (algorithms.grpo.clip_low), a kind of parts (algorithms), another tool's name of a setting (num_generations),
-    or a theme (OOM, gpu, resume, speed, dead): then the settings that matter, with a line each. Other words ("reward
-    hacking") list the settings that mention them. Part names may be `module:Class` of your own. Without KEY: the
-    sections of a run file, the parts and the themes.
+    or a theme (OOM, gpu, resume, speed, dead): then the settings that matter, with a line each. A question about a run
+    ("why was a group dropped") is answered by the command that knows. Other words ("reward hacking") list the settings
+    that mention them. Part names may be `module:Class` of your own. Without KEY: the sections of a run file, the parts
+    and the themes.
     """
     from rftstream.commands.views import print_out
     from rftstream.integrations.foreign_configs import left_out
     from rftstream.queries.reference import explain as asked
+    from rftstream.queries.reference import questions
 
     if not keys:
         print_out(asked.sections_to_json() if as_json else asked.sections_to_text())
@@ -48,23 +50,29 @@ def explain(keys: tuple[str, ...], is_all: bool, as_json: bool) -> None:
         sys.path.append(os.getcwd())
     found: list[asked.Explained] = []
     left: list[str] = []
-    for key in keys:
-        said, meant = left_out(key), []
+    unknown: list[ConfigError] = []
+    for key in questions.whole(keys):
+        said, meant = left_out(key) or questions.answer(key), []
         try:
             meant = asked.explain(key)
-        except ConfigError:
+        except ConfigError as error:
             if said is None:
-                raise
+                unknown.append(error)
+                continue
         if said is not None and all(one.found_by for one in meant):
             left.append(said)
         else:
             found += meant
     width = min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH)
-    if as_json:
+    if as_json and (found or left):
         print_out([*asked.to_json(found), *({"meaning": said} for said in left)])
-    else:
+    elif found or left:
         texts = [asked.to_text(found, width, None if is_all else asked.MOST_LISTED)] if found else []
         print_out("\n\n".join([*texts, *left]))
+    for error in unknown[:-1]:
+        say(f"rftstream: {error}")
+    if unknown:
+        raise unknown[-1]
 
 
 @command(

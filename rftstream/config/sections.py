@@ -49,7 +49,12 @@ class RunSection:
     """Steps that the mean for `stop_reward` is taken over."""
     stop_on: tuple[RewardSign, ...] = ()
     """The run ends with exit code 6 when one of these signs of a hacked reward appears, as `status` tells them; by
-    default never. It begins to look after 20 steps."""
+    default never. It begins to look after 20 steps. canary: an evaluation with each other's answers is rewarded;
+    checks: a second opinion (`use = "check"`) is far from the reward; dominance: one part of the reward rose, the
+    others fell; falling: a part fell, the reward rose; held_out: the reward rose, no evaluation did; judge: a judge
+    contradicts itself when the order of two answers changes; kl: the policy leaves version 0 ever faster, for no more
+    reward; length: completions became twice or half as long, no evaluation rose; unscored: ever more rollouts have no
+    reward."""
     seed: Count = 0
     """Seed of the order of problems, of each rollout, and of the weights of a made model. Fixed for a run."""
     folder: str = "runs"

@@ -21,6 +21,7 @@ from rftstream.queries.state.workers import FIELD_TEXTS, SHOWN_ELSEWHERE, UNUSUA
 from rftstream.runs.folder import OpenRun
 from rftstream.testing import MemoryRun, Simulation
 from tests.docs.reading import PAGES, ROOT, blocks, code, read, shown
+from tests.source import sources
 from tests.suite.each import each
 
 OPERATIONS = read(ROOT / "docs" / "operations.md")
@@ -36,6 +37,13 @@ def test_commands_exist(page: Path) -> None:
     named = [name for text in (*code(page), *shell) for name in commands(text)]
     unknown = sorted(set(named) - set(COMMANDS))
     assert not unknown, f"{shown(page)}: no command {unknown}; correct it, or add it to GROUPS in rftstream/commands"
+
+
+def test_commands_that_messages_name_exist() -> None:
+    named = {(name, str(source.path)) for source in sources("rftstream") for _, text in source.strings for name in
+             re.findall(r"`rftstream ([a-z]+(?:-[a-z]+)*)\b", text)}  # fmt: skip
+    assert len(named) > 100
+    assert not [one for one in named if one[0] not in COMMANDS]
 
 
 def test_targets_of_make_exist() -> None:

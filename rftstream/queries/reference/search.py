@@ -47,7 +47,7 @@ def search(text: str) -> tuple[list[Hit], bool]:
 
 def named_with(word: str) -> list[Hit]:
     """Return settings whose name has a word, in any form."""
-    has = _pattern(word)
+    has = word_pattern(word)
     return _first_of_each(one for one in _catalogue() if one.hit.setting is not None and has(one.name))
 
 
@@ -101,11 +101,11 @@ def _spaced(key: str) -> str:
 def _count(words: Sequence[str], entry: _Entry) -> tuple[int, int]:
     """Return how many of the words an entry has, and what they count."""
     places = ((entry.name, OF_NAME), (entry.key, OF_KEY), (entry.sentence, OF_SENTENCE), (entry.rest, OF_TEXT))
-    counts = [next((count for text, count in places if has(text)), 0) for has in map(_pattern, words)]
+    counts = [next((count for text, count in places if has(text)), 0) for has in map(word_pattern, words)]
     return sum(map(bool, counts)), sum(counts)
 
 
-def _pattern(word: str) -> Callable[[str], object]:
+def word_pattern(word: str) -> Callable[[str], object]:
     """Return a function that says whether a text has the word, in any form."""
     stem = word
     ending = next((one for one in ENDINGS if word.endswith(one) and not word.endswith(("ss", "eed"))), "")

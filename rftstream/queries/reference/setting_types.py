@@ -76,4 +76,4 @@ def _range(kind: Any) -> str:
 
 def _plural(words: str) -> str:
     first, space, rest = words.partition(" ")
-    return words if first in ("text", "table", "{") else f"{first}s{space}{rest}"
+    return words if first in ("text", "table", "{") or first.startswith("`") else f"{first}s{space}{rest}"

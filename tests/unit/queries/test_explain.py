@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -14,6 +16,7 @@ from rftstream.config.parts import registry
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.queries.reference import explain, settings
+from rftstream.queries.reference.questions import QUESTIONS, Question
 from rftstream.queries.reference.setting_completion import complete_explained, complete_set
 from rftstream.queries.reference.themes import THEMES, Theme, theme_named
 from tests.commands import call, called
@@ -203,9 +206,25 @@ def test_the_command() -> None:
     assert {one["section"] for one in called("explain")} >= {"run", "trainer", "tasksets.NAME"}
     shown = CliRunner().invoke(cli, ["explain", "trainer.algorithm"])
     assert "grpo, dr_grpo" in shown.stdout
-    wrong = CliRunner().invoke(cli, ["explain", "trainer.lrr"])
-    assert wrong.exit_code == 2
-    assert "did you mean trainer.lr?" in wrong.stderr
+    wrong = CliRunner().invoke(cli, ["explain", "trainer.lrr", "trainer.lr", "no.such", "run.seed"])
+    assert wrong.exit_code == 2 and wrong.stdout.startswith("trainer.lr\n") and "\nrun.seed\n" in wrong.stdout
+    assert "did you mean trainer.lr?" in wrong.stderr and wrong.stderr.count("rftstream: ") == 2
+    nothing = CliRunner().invoke(cli, ["explain", "no.such", "--json"])
+    assert (nothing.exit_code, nothing.stdout) == (2, "")
+
+
+@each("question", QUESTIONS, ids=lambda question: question.example)
+def test_a_question_leads_to_the_command_that_answers_it(question: Question) -> None:
+    said = call("explain", question.example).stdout
+    assert said == f"{question.example}: {question.answer}\n" == call("explain", *question.example.split()).stdout
+    assert not any(one.is_asked(theme.name) for one in QUESTIONS for theme in THEMES)
+    for line in re.findall(r"`rftstream ([^`]+)`", question.answer):
+        command: Any = cli
+        for word in line.split():
+            if isinstance(command, click.Group) and not word.isupper():
+                command = command.get_command(click.Context(cli), word)
+                assert command is not None, line
+            assert not word.startswith("--") or any(word in param.opts for param in command.params), line
 
 
 # ---------------------------------------------------------------------------------------------------- completion
