@@ -69,8 +69,8 @@ def explain(keys: tuple[str, ...], is_all: bool, as_json: bool) -> None:
     elif found or left:
         texts = [asked.to_text(found, width, None if is_all else asked.MOST_LISTED)] if found else []
         print_out("\n\n".join([*texts, *left]))
-    for error in unknown[:-1]:
-        say(f"rftstream: {error}")
+    for one in unknown[:-1]:
+        say(f"rftstream: {one}")
     if unknown:
         raise unknown[-1]
 

@@ -12,7 +12,7 @@ FIRST_WORDS = {"why", "which", "what", "how", "where", "when", "who", "can", "do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class PlainQuestion:
     """A question about a run. `answer` finds it by its words."""
 
     example: str
@@ -26,7 +26,7 @@ class Question:
 
 
 QUESTIONS = (
-    Question(
+    PlainQuestion(
         example="why was a group dropped",
         words=(
             "group rollout batch sample answer",
@@ -35,7 +35,7 @@ QUESTIONS = (
         answer="`rftstream audit RUN` counts what became of groups and rollouts, and why; `rftstream trace RUN GROUP` "
         "says it of one; `rftstream studio RUN` lists them",
     ),
-    Question(
+    PlainQuestion(
         example="hardest problems",
         words=(
             "problem prompt question task",
@@ -44,71 +44,71 @@ QUESTIONS = (
         answer="`rftstream studio RUN`, page Problems: by reward, or by its change; in Python "
         '`rftstream.open("RUN").problems(order="hardest")`',
     ),
-    Question(
+    PlainQuestion(
         example="which rollouts were trained on",
         words=("group rollout answer completion", "train trained"),
         answer="`rftstream trace RUN batch:17` shows those of a batch, `rftstream trace RUN v12` the batch of a "
         "version; `rftstream export RUN FOLDER --fate trained` writes all",
     ),
-    Question(
+    PlainQuestion(
         example="which version sampled a rollout",
         words=("rollout answer completion group", "version weights checkpoint"),
         answer="`rftstream trace RUN ROLLOUT` shows the versions that sampled it, its verdict, batch and step",
     ),
-    Question(
+    PlainQuestion(
         example="answers that mention a word",
         words=("answer completion output rollout", "mention contain search grep find"),
         answer="`rftstream studio RUN`, page Rollouts, finds texts; `rftstream export RUN FOLDER --text TEXT` writes "
         "those rollouts",
     ),
-    Question(
+    PlainQuestion(
         example="where do I see the completions",
         words=("answer completion output rollout prompt", "see show read look print view"),
         answer="`rftstream studio RUN` shows them; `rftstream inspect RUN verified --last 3` prints the newest, with "
         "rewards; before a run, `rftstream try FILE` samples some",
     ),
-    Question(
+    PlainQuestion(
         example="how do I use the trained model",
         words=("use export serve deploy upload push merge download get", "model checkpoint adapter"),
         answer="`rftstream weights export RUN` makes a Hugging Face folder of a version; RUN/final is that of the last "
         "version; `rftstream status RUN` names the best one",
     ),
-    Question(
+    PlainQuestion(
         example="which version is the best",
         words=("best", "version checkpoint model step"),
         answer="`rftstream status RUN` names the best version by each evaluation, and how to export it; "
         "`rftstream evaluate RUN --versions all` evaluates those that are held",
     ),
-    Question(
+    PlainQuestion(
         example="how do two runs differ",
         words=("compare comparison differ difference", "run version checkpoint model"),
         answer="`rftstream studio RUN RUN`, page Compare: curves and settings of runs; `rftstream evaluate RUN "
         "--versions 0,100`: versions beside each other",
     ),
-    Question(
+    PlainQuestion(
         example="how long will it take",
         words=("long time eta remaining", "take left eta remaining until last"),
         answer="`rftstream check FILE` estimates it before a run; `rftstream status RUN` says how far a run is",
     ),
-    Question(
+    PlainQuestion(
         example="is it stuck",
         words=("stuck hang hung frozen stall",),
         answer="`rftstream status RUN` says what stands still, and why; `rftstream logs RUN --troubles` shows warnings "
         "and errors",
     ),
-    Question(
+    PlainQuestion(
         example="where is the traceback of an error",
         words=("error traceback exception log", "where see read find show"),
         answer="`rftstream logs RUN --troubles` shows warnings and errors of all processes, `rftstream dead list RUN` "
         "those of rewards and environments",
     ),
-    Question(
+    PlainQuestion(
         example="how do I cancel a run",
         words=("cancel abort stop end kill", "run training"),
         answer="ctrl-C stops it, and `rftstream resume RUN` goes on; `rftstream drain RUN` ends it in order; "
         "`rftstream pause RUN` holds it; run.steps, run.hours and run.stop_reward say when it ends by itself",
     ),
-    Question(
+    PlainQuestion(
         example="how do I score the rollouts again",
         words=("reward score verdict", "again anew another change"),
         answer="`rftstream rescore RUN --reward NAME --into NEWRUN` scores recorded rollouts with another reward; a "

@@ -16,7 +16,7 @@ from rftstream.config.parts import registry
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.queries.reference import explain, settings
-from rftstream.queries.reference.questions import QUESTIONS, Question
+from rftstream.queries.reference.questions import QUESTIONS, PlainQuestion
 from rftstream.queries.reference.setting_completion import complete_explained, complete_set
 from rftstream.queries.reference.themes import THEMES, Theme, theme_named
 from tests.commands import call, called
@@ -214,7 +214,7 @@ def test_the_command() -> None:
 
 
 @each("question", QUESTIONS, ids=lambda question: question.example)
-def test_a_question_leads_to_the_command_that_answers_it(question: Question) -> None:
+def test_a_question_leads_to_the_command_that_answers_it(question: PlainQuestion) -> None:
     said = call("explain", question.example).stdout
     assert said == f"{question.example}: {question.answer}\n" == call("explain", *question.example.split()).stdout
     assert not any(one.is_asked(theme.name) for one in QUESTIONS for theme in THEMES)
