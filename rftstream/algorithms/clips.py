@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -13,12 +13,11 @@ from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow
 from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.policy_gradient import BatchAdvantages, Clipped, GroupRelative
 from rftstream.algorithms.scored import ScoredBatch
-from rftstream.algorithms.settings import ClippedConfig, GroupRelativeConfig, GrpoConfig
+from rftstream.algorithms.settings import ClippedConfig, GroupRelativeConfig, GrpoConfig, RowTokensConfig
 from rftstream.algorithms.step_rewards import StepConfig
 from rftstream.core.advantages import (
     center_on_group_mean,
     compute_baseline_advantages,
-    compute_group_advantages,
     compute_leave_one_out_advantages,
     compute_likelihood_advantages,
     sum_of_later,
@@ -49,7 +48,16 @@ class Dapo(Grpo):
         DAPO's 4096 of 20480 tokens. 0: off."""
 
 
-class DrGrpo(Clipped):
+class RowSums(GroupRelative, Clipped):
+    """Group-relative advantages with PPO's clip, and sums over rows that are divided by `row_tokens`."""
+
+    def reduce(self, losses_BT: Tensor, rows: MicroBatch, denominators: Denominators) -> Tensor:
+        """Return the mean of `normalise`; where it is "sum", the sum over tokens and rows / (rows row_tokens)."""
+        loss: Tensor = super().reduce(losses_BT, rows, denominators)
+        return loss / self.config.row_tokens if self.normalise == "sum" else loss
+
+
+class DrGrpo(RowSums):
     """Dr.GRPO: GRPO done right (arXiv 2503.20783): rewards are only centred, and all tokens have the same weight.
 
     Division by a group's spread gives easy and hard problems more weight than those in between. The mean over a row
@@ -58,28 +66,18 @@ class DrGrpo(Clipped):
 
     PPO's clip on rewards that are only centred, summed over rows and divided by a constant."""
 
-    needs_spread = "group"
     normalise = "sum"
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(ClippedConfig):
+    class Config(RowTokensConfig, ClippedConfig, GroupRelativeConfig):
         """The settings in `[algorithms.dr_grpo]`."""
 
-        row_tokens: Annotated[int, Meta(ge=1)] = 256
-        """Constant by which the sum over a row is divided, in place of its number of tokens: the largest number of
-        tokens in a row, as in `sampling.max_tokens`, whose default this is."""
-
-    def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-        """Return R - mean_g for each rollout."""
-        return center_on_group_mean(rewards_N, groups_N)
-
-    def reduce(self, losses_BT: Tensor, rows: MicroBatch, denominators: Denominators) -> Tensor:
-        """Return the sum over tokens and rows / (rows row_tokens)."""
-        loss: Tensor = super().reduce(losses_BT, rows, denominators) / self.config.row_tokens
-        return loss
+        scale_rewards: Literal["group", "batch", "none"] = "none"
+        """Divisor of a rollout's reward minus its group's mean: none, as in the paper, the standard deviation of its
+        group, or that of all rewards of the batch."""
 
 
-class Gspo(GroupRelative, Clipped):
+class Gspo(RowSums):
     """GSPO: group sequence policy optimisation (arXiv 2507.18071): one ratio for a row, the geometric mean of its
     tokens' ratios.
 
@@ -88,17 +86,23 @@ class Gspo(GroupRelative, Clipped):
 
     PPO's clip on the geometric mean of a row's ratios."""
 
-    normalise = "sequence"
     clip_level = "geometric"
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(ClippedConfig, GroupRelativeConfig):
+    class Config(RowTokensConfig, ClippedConfig, GroupRelativeConfig):
         """The settings in `[algorithms.gspo]`."""
 
         clip_low: Annotated[float, Meta(gt=0, lt=1)] = 3e-4
         """Rows whose ratio is below 1 - this are clipped. 3e-4: the paper."""
         clip_high: Annotated[float, Meta(gt=0)] = 4e-4
         """Rows whose ratio is above 1 + this are clipped. 4e-4: the paper."""
+        normalise: Literal["sequence", "token", "constant"] = "sequence"
+        """Mean over rows (the paper), mean over all tokens, so that long rows count more, or sum over a row's tokens
+        divided by `row_tokens`; LUSPO (arXiv 2602.05261) is the last with `row_tokens` = 1."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.normalise = "sum" if config.normalise == "constant" else config.normalise
 
 
 class Rloo(Clipped):
@@ -240,7 +244,7 @@ class GiGpo(Grpo):
             shown = rows[row].token_ids[before[row] : start].tobytes()
             states_K[number] = states.setdefault((rows[row].group, shown), len(states))
             before[row] = end
-        own_K = compute_group_advantages(returns_K, states_K, eps=self.config.advantage_eps)
+        own_K = self.advantages(returns_K, states_K)
         for (row, start, end), own in zip(turns, own_K, strict=True):
             result[row][start:end] += self.config.turn_weight * own
         return result

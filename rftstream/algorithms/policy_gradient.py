@@ -27,7 +27,7 @@ from rftstream.algorithms.scored import NOTHING, ScoredBatch, collect_scored, of
 from rftstream.algorithms.settings import ClippedConfig, CorrectedConfig, PolicyGradientConfig
 from rftstream.contracts.batches import Experience
 from rftstream.contracts.rollouts import Segment
-from rftstream.core.advantages import center_on_group_mean, compute_group_advantages
+from rftstream.core.advantages import center_on_group_mean, compute_group_advantages, scale_by_batch
 from rftstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -340,18 +340,24 @@ class CorrectedPolicyGradient(PolicyGradient):
 
 
 class GroupRelative:
-    """Advantages of GRPO, for a config with `advantage_eps`."""
+    """Advantages of GRPO, for a `GroupRelativeConfig`."""
 
     config: Any
     needs_spread: Spread = "group"
 
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
-        """Return (R - mean_g) / (std_g + eps) for each rollout."""
-        return compute_group_advantages(rewards_N, groups_N, eps=self.config.advantage_eps)
+        """Return (R - mean_g) / (std + eps) for each rollout, with the deviation of `scale_rewards`."""
+        scale, eps = self.config.scale_rewards, self.config.advantage_eps
+        if scale == "group":
+            return compute_group_advantages(rewards_N, groups_N, eps=eps)
+        centred_N = center_on_group_mean(rewards_N, groups_N)
+        return centred_N if scale == "none" else scale_by_batch(centred_N, rewards_N, eps=eps)
 
     def penalised_advantages(self, scored: ScoredBatch, rewards_N: np.ndarray, penalties_N: np.ndarray) -> np.ndarray:
         """Return these minus the divergence, which is centred and not divided. Otherwise it would have full size in
         groups where the rewards differ only by it."""
+        if self.config.scale_rewards == "none":
+            return self.advantages(rewards_N - penalties_N, scored.groups_N)
         advantages_N = self.advantages(rewards_N, scored.groups_N)
         return np.asarray(advantages_N - center_on_group_mean(penalties_N, scored.groups_N))
 

@@ -84,8 +84,20 @@ class ClippedConfig(CorrectedConfig):
 class GroupRelativeConfig:
     """Settings of algorithms that compare siblings in standard deviations."""
 
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Divisor of a rollout's reward minus its group's mean: the standard deviation of its group, that of all rewards of
+    the batch, or none. Those of steps are always divided by their group's."""
     advantage_eps: Annotated[float, Meta(gt=0)] = 1e-6
-    """Value added to the standard deviation of a group's rewards."""
+    """Value added to the standard deviation of rewards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTokensConfig:
+    """Setting of algorithms that can divide the sum over a row by a constant."""
+
+    row_tokens: Annotated[int, Meta(ge=1)] = 256
+    """Constant by which the sum over a row is divided, in place of its number of tokens: the largest number of tokens
+    in a row, as in `sampling.max_tokens`, whose default this is."""
 
 
 @dataclass(frozen=True, kw_only=True)

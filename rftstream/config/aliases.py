@@ -12,8 +12,7 @@ from rftstream.contracts.role_names import RoleName
 _SETTINGS = {
     # what is learned by
     "trainer.algorithm": (
-        "algorithm_type adv_estimator importance_sampling_level loss_mode loss_type norm_adv_by_std_in_grpo "
-        "advantage.type algo.type loss.type"
+        "algorithm_type adv_estimator importance_sampling_level loss_mode loss_type advantage.type algo.type loss.type"
     ),
     "algorithms.grpo.kl_coef": "beta kl_beta kl_loss_coef kl_coefficient use_kl_loss",
     "algorithms.grpo.kl_in": "use_kl_in_reward kl_ctrl.kl_coef",
@@ -23,7 +22,7 @@ _SETTINGS = {
     "algorithms.grpo.clip_high": "epsilon_high clip_ratio_high",
     "algorithms.grpo.clip_low": "clip_ratio_low",
     "algorithms.grpo.dual_clip": "clip_ratio_c delta",
-    "algorithms.grpo.advantage_eps": "scale_rewards",
+    "algorithms.grpo.scale_rewards": "norm_adv_by_std_in_grpo",
     "algorithms.grpo.normalise": "loss_agg_mode",
     "algorithms.grpo.entropy_coefficient": "entropy_coeff entropy_coef",
     "algorithms.grpo.sequence_mask": "off_policy_mask_threshold",

@@ -44,6 +44,19 @@ def center_on_group_mean(rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndar
     return np.where((variance_G >= MIN_VARIANCE)[inverse_N], centred_N, 0.0)
 
 
+def scale_by_batch(centred_N: np.ndarray, rewards_N: np.ndarray, *, eps: float = 1e-6) -> np.ndarray:
+    """Return A = centred / (std + eps), std with n - 1 over all rewards of the batch. PPO Lite (arXiv 2508.08221).
+
+    centred_N: float [N], rewards minus the means of their groups. rewards_N: float [N]. Returns float64 [N].
+    """
+    if centred_N.shape != rewards_N.shape or not eps > 0:
+        raise ValueError(
+            f"advantages: got {centred_N.shape} and {rewards_N.shape}, eps {eps}, expected [N] twice, eps above 0"
+        )
+    spread = rewards_N.astype(np.float64).std(ddof=1) if len(rewards_N) > 1 else 0.0
+    return np.asarray(centred_N / (spread + eps))
+
+
 def compute_leave_one_out_advantages(rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
     """Return A = R - mean of the other siblings = n / (n - 1) (R - mean_g); 0 in a group of one. RLOO (arXiv
     2402.14740).

@@ -22,11 +22,17 @@ from rftstream.algorithms.base import Denominators, MicroBatch
 from rftstream.algorithms.clips import Dapo, DrGrpo, Gspo, Rloo
 from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.ratios import Cispo, Sapo
-from rftstream.core.advantages import compute_group_advantages, compute_leave_one_out_advantages
+from rftstream.core.advantages import (
+    center_on_group_mean,
+    compute_group_advantages,
+    compute_leave_one_out_advantages,
+    scale_by_batch,
+)
 
 ROWS, TOKENS = 7, 12
 CLOSE = {"rtol": 1e-5, "atol": 1e-7}
 SEEDS = [0, 1, 2]
+BY_ROW = {"importance_sampling_level": "sequence"}
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +132,12 @@ def agree(ours: tuple[float, torch.Tensor], theirs: tuple[float, torch.Tensor], 
      {"loss_type": "dapo", "epsilon_high": 0.28, "_entropy_bonus_enabled": True, "entropy_coef": 0.05}, False),
     (Cispo, {"max_ratio": 1.25}, {"loss_type": "cispo", "epsilon_high": 1.25}, False),
     (Sapo, {}, {"loss_type": "sapo"}, True),
+    (Gspo, {"normalise": "token", "clip_low": 0.2, "clip_high": 0.2}, {"loss_type": "dapo", **BY_ROW}, False),
+    (Gspo, {"normalise": "constant", "row_tokens": TOKENS, "clip_low": 0.2, "clip_high": 0.2},
+     {"loss_type": "dr_grpo", **BY_ROW}, True),
+    (Gspo, {"normalise": "constant", "row_tokens": 1, "clip_low": 0.2, "clip_high": 0.2},
+     {"loss_type": "luspo", **BY_ROW}, True),
+    (DrGrpo, {"row_tokens": 1}, {"loss_type": "luspo"}, True),
 ])  # fmt: skip
 def test_losses(
     trl: Any, seed: int, algorithm: Any, settings: dict[str, Any], theirs: dict[str, Any], by_sequence: bool
@@ -190,7 +202,7 @@ def test_rloo(trl: Any, seed: int) -> None:
 
 
 def test_advantages(trl: Any) -> None:
-    """Of groups of four: TRL's spread of a group, and the mean of the other siblings."""
+    """Of groups of four: TRL's spread of a group and of the batch, and the mean of the other siblings."""
     rewards = np.random.default_rng(0).random(12).astype(np.float32)
     groups = np.repeat(np.arange(3), 4)
     table = torch.tensor(rewards).view(3, 4)
@@ -198,5 +210,9 @@ def test_advantages(trl: Any) -> None:
     spread = trl.utils.nanstd(table, dim=1)[:, None]
     expected = (centred / (spread + 1e-4)).flatten().numpy()
     np.testing.assert_allclose(compute_group_advantages(rewards, groups, eps=1e-4), expected, rtol=1e-5, atol=1e-6)
+    batch = (centred / (trl.utils.nanstd(table.flatten()) + 1e-4)).flatten().numpy()
+    np.testing.assert_allclose(
+        scale_by_batch(center_on_group_mean(rewards, groups), rewards, eps=1e-4), batch, rtol=1e-5, atol=1e-6
+    )
     others = (table - (table.sum(1, keepdim=True) - table) / 3).flatten().numpy()
     np.testing.assert_allclose(compute_leave_one_out_advantages(rewards, groups), others, rtol=1e-5, atol=1e-6)
