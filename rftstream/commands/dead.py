@@ -67,7 +67,7 @@ def show(run: Path, name: str, as_json: bool) -> None:
     with opened_run(run) as opened:
         found, reader = find_letters(Log(opened.transport), name), open_reader(opened, dims=can_dim())
     if not found:
-        raise ConfigError(f"{name}: no dead letter has this id; `rftstream dead list` shows them")
+        raise ConfigError(f"{name}: no dead letter has this id; `rftstream dead list RUN` shows them")
     print_out(
         [letter_to_json(*one) for one in found]
         if as_json
@@ -112,7 +112,7 @@ def retry(
     put back; the dead sibling of a batched group stays dead.
     """
     _one_choice(names, reason, everything)
-    from rftstream.queries.records.dead import plan_retries
+    from rftstream.queries.records.dead import plan_retries, read_dead, reasons_to_text
     from rftstream.runs.writes.requests import ask_retries
     from rftstream.service.control_view import read_control
     from rftstream.service.role import Log
@@ -123,6 +123,7 @@ def retry(
         groups = list(stored)
         if groups:
             ask_retries(opened, stored, within_s=within_h * 3600)
+        here = "" if groups or reason is None else reasons_to_text(read_dead(log, now=time.time()))
         control, live = read_control(opened.transport), opened.folder.is_live()
     num_stored = sum(place is not None for places in stored.values() for place in places)
     hint = _what_next(run, finished=control.finished is not None, ended=control.ended is not None, live=live)
@@ -131,7 +132,7 @@ def retry(
         return
     text = f"{len(groups):,} groups asked to be put back, with {num_stored:,} rollouts to be scored again"
     if not groups:
-        which = f"no group that died of {reason!r}" if reason else "no dead group"
+        which = f"{here}; no group that died of {reason!r}" if reason else "no dead group"
         text = (
             f"{which} is left to be put back; rollouts that died in a group that is not complete yet, or that went "
             "into a batch without them, stay dead and need nothing"

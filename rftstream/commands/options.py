@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from rftstream.commands.param_types import RunFile, RunPath, complete_assignment
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, RftError
 
 if TYPE_CHECKING:
     from rftstream.config.sections import RunConfig
@@ -65,11 +65,32 @@ def command(
     group."""
 
     def decorate(function: Any) -> click.Command:
-        made = (click.command if group is None else group.command)(name, epilog=_epilog(examples))(function)
+        make = click.command if group is None else group.command
+        made = make(name, cls=RunCommand, epilog=_epilog(examples))(function)
         assert isinstance(made, click.Command)
         return made
 
     return decorate
+
+
+class RunCommand(click.Command):
+    """A command whose errors name the run that it was given, where they propose a command."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except RftError as error:
+            error.args = tuple(of_this_run(one, ctx) if isinstance(one, str) else one for one in error.args)
+            raise
+
+
+def of_this_run(text: str, context: click.Context | None) -> str:
+    """Return a text whose commands name the run that a command was given, where they say RUN."""
+    from rftstream.queries.formatting import run_named
+
+    run = None if context is None else context.params.get("run")
+    return text if run is None else run_named(text, run)
 
 
 def group(*examples: str) -> Callable[[Any], click.Group]:
@@ -173,5 +194,8 @@ def finish(result: RunResult, said: Mapping[str, Any] | None = None, text: str |
     """Print how a run ended, and exit with its exit code. With `said` the output is JSON, else text."""
     click.echo(json.dumps({**said, **result.to_dict()}) if said is not None else text or result.summary())
     if result.error:
-        say(f"rftstream: {result.error}")
+        from rftstream.queries.formatting import run_named
+        from rftstream.runs.folder import shown_path
+
+        say(f"rftstream: {run_named(result.error, shown_path(result.run_dir))}")
     sys.exit(result.exit_code)

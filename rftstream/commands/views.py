@@ -25,6 +25,7 @@ from rftstream.commands.options import (
     layers_argument,
     load_run_file,
     no_index_option,
+    of_this_run,
     run_argument,
     run_here_argument,
     say,
@@ -352,8 +353,9 @@ def answer_within(seconds: float, ask: Callable[[Callable[[str], None]], T]) -> 
 
 
 def print_out(what: Any) -> None:
-    """Print a text, or any other value as JSON."""
-    click.echo(what if isinstance(what, str) else _to_json(what))
+    """Print a text, or any other value as JSON. Commands in a text name the run of this command."""
+    context = click.get_current_context(silent=True)
+    click.echo(of_this_run(what, context) if isinstance(what, str) else _to_json(what))
 
 
 def _to_json(what: Any) -> str:

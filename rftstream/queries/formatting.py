@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -29,6 +31,12 @@ def table(heads: Sequence[object], rows: Iterable[Sequence[object]], *, left: in
     """Return an empty line and a table with its heads; no lines if the table has no rows."""
     found = list(rows)
     return ["", *columns([heads, *found], left=left, indent=indent)] if found else []
+
+
+def run_named(text: str, run: object) -> str:
+    """Return a text whose commands in backticks name a run where they say RUN: `rftstream resume RUN`."""
+    name = shlex.quote(str(run))
+    return re.sub(r"`rftstream [^`]*`", lambda found: re.sub(r"\bRUN\b", lambda _: name, found[0]), text)
 
 
 def listed(counts: Mapping[str, int], word: str = "") -> str:

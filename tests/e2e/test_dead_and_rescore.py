@@ -45,7 +45,10 @@ def test_a_broken_reward_stops_the_run_and_after_the_mend_nothing_is_lost(place:
     view = place.view("runs/tiny")
     before = view.assert_nothing_lost()
     assert stopped.result["dead_groups"] == before.groups.dead
-    assert "put back the groups that died (`rftstream dead retry RUN --all`)" in line
+    assert (
+        "put back the groups that died (`rftstream dead retry runs/tiny --all`), then `rftstream resume runs/tiny`"
+        in line
+    )
     assert before.groups.trained == 0
     assert before.groups.dead > 40
     assert before.rollouts.pending > 0

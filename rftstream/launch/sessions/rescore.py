@@ -129,7 +129,7 @@ def _import_of(source: OpenRun, transport: Transport, folder: RunFolder, say: Sa
     if not rewards.num_rewards:
         raise ConfigError(
             f"{source.run_id}: nobody has judged a rollout by {(source.config.feedback or FeedbackSection()).ask}, "
-            "expected votes; `rftstream feedback add` adds some"
+            "expected votes; `rftstream feedback add RUN --from FILE` adds some"
         )
     say(f"{rewards.num_rewards:,} rollouts have the reward that people gave, the others keep theirs")
     return JudgedImport(source.transport, transport, folder.run_id, say, rewards)

@@ -17,6 +17,7 @@ from rftstream.contracts.dead import DeadDropped, DeadLetter
 from rftstream.contracts.ids import next_attempt
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.verdicts import UnscorableReason
 from rftstream.error_kinds import counted_kinds
 from rftstream.errors import ConfigError, ContractError
 from rftstream.queries.catalog.counts import ErrorKind
@@ -244,6 +245,7 @@ def groups_to_retry(log: Log, view: DeadView, names: Sequence[str], reason: str 
     dead = [group for group in view.groups if group.state == "dead"]
     if reason is None:
         return dead
+    _check_reason(view, reason)
     return [group for group in dead if reason in group.reasons]
 
 
@@ -261,6 +263,22 @@ def plan_retries(
     return stored, len(chosen) - len(groups)
 
 
+def reasons_to_text(view: DeadView) -> str:
+    """Return what the dead letters and groups died of, as a sentence without a full stop."""
+    counts = Counter(letter.reason for letter in view.letters)
+    counts.update({name: 0 for group in view.groups for name in group.reasons})
+    groups = Counter(name for group in view.groups for name in group.reasons)
+    found = [f"{name} ({plural(counts[name], 'letter')}, {plural(groups[name], 'group')})" for name in counts]
+    return f"what is dead here died of {', '.join(found)}" if found else "nothing is dead here"
+
+
+def _check_reason(view: DeadView, reason: str) -> None:
+    """Raise ConfigError for a reason that nothing here has, and that no rollout can have."""
+    here = {letter.reason for letter in view.letters} | {name for group in view.groups for name in group.reasons}
+    if reason not in here and reason not in [str(one) for one in UnscorableReason]:
+        raise ConfigError(f"--reason {reason}: there is no such reason; {reasons_to_text(view)}")
+
+
 def _groups_of_letters(log: Log, names: Collection[str]) -> dict[str, str]:
     """Return letter -> group of its original record."""
     found: dict[str, str] = {}
@@ -276,7 +294,7 @@ def _named(view: DeadView, name: str, owners: Mapping[str, str]) -> DeadGroup:
             return group
     raise ConfigError(
         f"{name}: no dead group has it, expected the id of a dead letter, or of a rollout or group whose outcome is "
-        "dead (a dead sibling of a batched group stays dead); `rftstream dead list` shows them"
+        "dead (a dead sibling of a batched group stays dead); `rftstream dead list RUN` shows them"
     )
 
 
@@ -288,9 +306,11 @@ def to_drop(view: DeadView, names: Sequence[str], reason: str | None) -> tuple[l
         if unknown := [name for name in names if name not in letters and name not in groups]:
             raise ConfigError(
                 f"{unknown[0]}: not listed, expected the id of a dead letter or a dead group; "
-                "`rftstream dead list` shows them"
+                "`rftstream dead list RUN` shows them"
             )
         return [name for name in names if name in letters], [name for name in names if name in groups]
+    if reason is not None:
+        _check_reason(view, reason)
     return (
         [name for name, letter in letters.items() if reason in (None, letter.reason)],
         [name for name, group in groups.items() if reason is None or reason in group.reasons],

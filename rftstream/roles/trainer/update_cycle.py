@@ -215,8 +215,8 @@ class SignalWatch:
                 "no_signal",
                 f"trainer: {steps:,} steps in a row without a learning signal, expected fewer than {self._most:,} "
                 f"(trainer.max_steps_without_signal): {likely_cause(values, self._config)}. Look at some by "
-                "`rftstream inspect RUN verified --last 5`; mend it and `rftstream resume`, or take the weights as "
-                "they are by `rftstream weights export`",
+                "`rftstream inspect RUN verified --last 5`; mend it and `rftstream resume RUN`, or take the weights as "
+                "they are by `rftstream weights export RUN`",
             )
         if steps < WARN_AFTER_STEPS:
             self._warns_at = WARN_AFTER_STEPS

@@ -109,7 +109,7 @@ class Deaths:
         return (
             f"{len(deaths)} of the last {JUDGED_OVER} rollouts {what}, expected at most {limit:.0%} "
             f"(verifier.max_dead_share); {cause}: {reason}, {line}. Mend {mend}, put back the groups "
-            "that died (`rftstream dead retry RUN --all`), then run `rftstream resume`"
+            "that died (`rftstream dead retry RUN --all`), then `rftstream resume RUN`"
         )
 
 

@@ -138,6 +138,18 @@ def test_retry_asks_for_groups(run: Path, arguments: tuple[str, ...], groups: se
     assert sum(one["asked"] for one in called("list", run)["groups"]) == len(groups)
 
 
+def test_a_reason_that_is_not_here_names_those_that_are(run: Path) -> None:
+    here = "what is dead here died of error (2 letters, 1 group), timeout (2 letters, 1 group)"
+    for command in ("retry", "drop"):
+        wrong = call(command, run, "--reason", "tiemout")
+        assert (wrong.exit_code, wrong.stderr) == (
+            2, f"rftstream: --reason tiemout: there is no such reason; {here}\n"
+        )  # fmt: skip
+    assert call("retry", run, "--reason", "failed").stdout.startswith(f"{here}; no group that died of 'failed' is left")
+    shown = call("show", run, "verifier/rollouts/9/9").stderr
+    assert shown.endswith(f"`rftstream dead list {run}` shows them\n"), "the run, and no RUN"
+
+
 def test_retry_with_sampling(run: Path) -> None:
     assert called("retry", run, "--all", "--sample")["num_stored"] == 0
     assert [one.arguments["stored"] for one in requests_of(run)] == [[], []]

@@ -117,7 +117,7 @@ def test_inspect_without_a_topic_lists_them(run: Path) -> None:
     assert (counts["steps"], counts["dead"]) == (2, 0)
     text = call("inspect", run).stdout
     assert re.search(r"^  rollouts +sampled, not yet scored +4$", text, re.MULTILINE)
-    assert "`rftstream inspect RUN steps --last 1`" in text
+    assert f"`rftstream inspect {run} steps --last 1`" in text
     refused = call("inspect", run, "--last", 1)
     assert refused.exit_code == 2
     assert "TOPIC is missing" in refused.stderr
