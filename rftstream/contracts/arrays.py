@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
 from rftstream.contracts.rules import Violation, rule, show
+from rftstream.contracts.structs import part
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +46,7 @@ _ELEMENTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class Array:
     """An n-dimensional array, little-endian, C order."""
 

@@ -5,11 +5,12 @@ A renderer makes it from the sampled tokens (`Renderer.parse`). Environments get
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from rftstream.contracts.structs import part
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@part(frozen=True, slots=True, kw_only=True)
 class ToolCall:
     """One tool call of an assistant turn."""
 
@@ -26,7 +27,7 @@ class ToolCall:
     """Why the call could not be read, for the model to see; None for a call that could be."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class AssistantMessage:
     """One assistant turn as an environment sees it."""
 

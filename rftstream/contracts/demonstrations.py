@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rftstream.contracts.message_spec import Message, message
 from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.rules import Violation, presence, rule
+from rftstream.contracts.structs import part
 from rftstream.contracts.tasks import ChatMessage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class Preference:
     """Two answers to the same messages."""
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 if TYPE_CHECKING:
     from dataclasses import Field
 
+from rftstream.contracts.structs import struct_of
+
 Facts = dict[str, str | int | bool | None]
 """Header -> value. None and False are left out, True is written as 1."""
 
@@ -60,7 +62,7 @@ def message(contract: str, **facts: Any) -> Callable[[type[M]], type[M]]:
     """Make a frozen dataclass from the class below, and declare it. `facts` are the fields of its `MessageSpec`."""
 
     def declare(cls: type[M]) -> type[M]:
-        made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
+        made: type[M] = struct_of(cls)
         SPEC_OF[made] = MessageSpec(type=made, contract=contract, **facts)
         return made
 

@@ -4,13 +4,14 @@ buffer -> feeder, audit."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.ranges import NonNegativeFloat, NonNegativeInt
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.rules import Violation, presence, rule
+from rftstream.contracts.structs import part
 from rftstream.contracts.verdicts import UnscorableReason
 
 
@@ -27,7 +28,7 @@ class GroupResult(StrEnum):
     """Too few of its rollouts could be scored."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class RolloutSummary:
     """A rollout as an outcome tells of it."""
 
@@ -62,7 +63,7 @@ class OperatorAction(StrEnum):
     """Let later batches have the group, or some of its siblings, once more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class OperatorDecision:
     """An action of an operator of the experience side on a group. An operator that keeps a group as it is leaves no
     such record."""
@@ -90,7 +91,7 @@ class ReuseKind(StrEnum):
     """The group's attempts become demonstrations of problems that they do solve."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class ReuseOffer:
     """Permission for later batches to use a group once more."""
 
@@ -107,7 +108,7 @@ class ReuseOffer:
     """Numbers in the group of the rollouts offered, in order; empty where the whole group is offered."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class MaskedSpan:
     """Tokens that an operator kept from being trained on."""
 
@@ -211,7 +212,7 @@ def _check_group_outcome(outcome: GroupOutcome) -> Violation | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class GroupUse:
     """A group that was decided before and is in a batch once more."""
 

@@ -6,7 +6,7 @@ Shapes: T tokens of a segment.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -17,13 +17,14 @@ from rftstream.contracts.assistant import ToolCall
 from rftstream.contracts.message_spec import Message, message
 from rftstream.contracts.ranges import NonNegativeInt, PositiveInt
 from rftstream.contracts.rules import Violation, presence, rule, show
+from rftstream.contracts.structs import part
 from rftstream.contracts.tasks import ChatMessage, Media, Problem, RolloutIds, Sampling, headers_of_ids
 from rftstream.contracts.token_values import TokenValues
 
 MAX_ROLE_CHARACTERS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
     """`count` consecutive sampled tokens from position `start` on came from one policy version."""
 
@@ -37,7 +38,7 @@ class VersionSpan:
     """The trainer step of the weights."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class ImageSpan:
     """`count` consecutive tokens from position `start` on stand for an image. None of them was sampled."""
 
@@ -49,7 +50,7 @@ class ImageSpan:
     """The image that the policy saw there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class Segment:
     """A run of turns flattened to tokens."""
 
@@ -117,7 +118,7 @@ def _check_images(segment: Segment) -> Violation | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One message of the conversation as a person reads it."""
 
@@ -137,7 +138,7 @@ class Turn:
     """Reward that the environment gave for an assistant turn, if it gave one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class Posted:
     """The reward that environment or agent gave for the whole rollout."""
 
@@ -156,7 +157,7 @@ class Posted:
     """Reward of each role, in an episode of several agents. None: the role is not trained. Empty: all have `reward`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class AgentCall:
     """One model call of an agent. Its id is `rollout_id/call/number`."""
 
@@ -188,7 +189,7 @@ class AgentCall:
     """When its last token was sampled."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class SavedCall:
     """The data of a call that only a successor needs: its conversation, and the answer as it was sent."""
 
@@ -288,7 +289,7 @@ def _check_rollout(rollout: Rollout) -> Violation | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class StoredState:
     """Reference to the saved state of an environment, as an object of the run's store."""
 

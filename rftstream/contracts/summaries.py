@@ -6,7 +6,7 @@ records below its offset do not change."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 from msgspec import Meta
@@ -16,13 +16,14 @@ from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.rules import Violation, rule
+from rftstream.contracts.structs import part
 from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import VersionName
 
 _Count = Annotated[int, Meta(ge=0)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class MissingSiblings:
     """Siblings of a decided group that had not come yet."""
 
@@ -32,7 +33,7 @@ class MissingSiblings:
     """Numbers of these siblings in the group, in order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class OutcomesSummary:
     """Results of the groups that the summarised records of `outcomes` are about."""
 
@@ -50,7 +51,7 @@ class OutcomesSummary:
     """The batch behind the newest one that has groups once more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class KeptVersion:
     """A version that was announced and whose object was not given up."""
 
@@ -60,7 +61,7 @@ class KeptVersion:
     """The version that its object is a delta to; None for a full snapshot."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class VersionRun:
     """The versions that one trainer has written about one model."""
 
@@ -79,7 +80,7 @@ class VersionRun:
     the summary before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class StepsSummary:
     """Which versions were trained, and where training stands."""
 
@@ -95,7 +96,7 @@ class StepsSummary:
     """It is the run's last step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class WeightsSummary:
     """Which versions were announced before a full snapshot, which is the first record above the summary."""
 
@@ -103,7 +104,7 @@ class WeightsSummary:
     """Versions of each trainer, in order of the trainers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class KeptRecord:
     """A record of `control` that still says something, as it was."""
 
@@ -119,7 +120,7 @@ class KeptRecord:
     """Its headers, as names and values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class ControlSummary:
     """The records of `control` that later ones have neither replaced nor withdrawn."""
 

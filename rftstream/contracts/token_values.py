@@ -5,10 +5,9 @@ Shapes: T tokens, R runs of tokens with equally many values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.rules import Violation, rule, show
+from rftstream.contracts.structs import part
 
 ALLOWED = "allowed"
 """Kind of the sets of tokens that could be sampled, in the form of `rftstream.core.allowed`."""
@@ -21,7 +20,7 @@ DTYPES = ("uint8", "uint16", "int32", "float32")
 """dtypes of values beside tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class TokenValues:
     """Values of one kind, any number of them for each token. They belong to the pass that led to the token."""
 

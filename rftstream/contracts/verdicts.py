@@ -6,13 +6,14 @@ Shapes: T tokens of a segment.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.rollouts import Rollout, RolloutStatus, is_without_roles
 from rftstream.contracts.rules import Violation, presence, rule, show
+from rftstream.contracts.structs import part
 from rftstream.contracts.tasks import RolloutIds, headers_of_ids
 
 SPENT = "spent_"
@@ -23,7 +24,7 @@ PEOPLE = "feedback"
 """Name of the scorer of a verdict that only annotators gave."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """A reward and how it came about."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from itertools import zip_longest
 from typing import Annotated
@@ -13,6 +13,7 @@ from msgspec import Meta
 from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.rules import Violation, presence, rule
+from rftstream.contracts.structs import part
 
 
 class WeightsKind(StrEnum):
@@ -24,7 +25,7 @@ class WeightsKind(StrEnum):
     """Changes since the parent version."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@part(frozen=True, slots=True, kw_only=True, order=True)
 class VersionName:
     """A version's full name."""
 
@@ -57,7 +58,7 @@ def _version_headers(name: VersionName) -> Facts:
     return {"version": name.version, "trainer_epoch": name.trainer_epoch}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class ObjectPart:
     """A part of a version: an object with some of its tensors, each of them whole."""
 
@@ -72,7 +73,7 @@ class ObjectPart:
 ObjectParts = Annotated[tuple[ObjectPart, ...], Meta(max_length=4096)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class DeltaObject:
     """The changes since another version, as an object of the store, or as several."""
 
@@ -154,7 +155,7 @@ STALENESS_COUNTS = 65
 StalenessCounts = Annotated[tuple[NonNegativeInt, ...], Meta(max_length=STALENESS_COUNTS)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@part(frozen=True, slots=True, kw_only=True)
 class StepTotals:
     """Totals of all steps up to a version, so that no reader has to read them all."""
 
