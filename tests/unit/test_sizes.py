@@ -28,7 +28,7 @@ BUDGETS = {
     "backends": 5_050,
     "commands": 3_350,
     "config": 2_250,
-    "contracts": 2_450,
+    "contracts": 2_500,
     "core": 1_250,
     "data": 4_700,
     "environments": 5_600,
