@@ -26,6 +26,8 @@ class RunResult:
     run_dir: Path
     steps: int
     """Steps trained in all, those before a resume included."""
+    new_steps: int
+    """Steps that this command trained."""
     version: int
     reward_first: float | None
     """Mean over the first tenth of the steps, of at most 100; None if nothing was scored, or by another reward."""
@@ -52,12 +54,15 @@ class RunResult:
     def summary(self) -> str:
         """Return the summary that is shown at the end."""
         folder = shown_path(self.run_dir)
-        lines = [f"{folder}: {self.steps} steps in {self.wall_s:.1f} s; ended by: {self.reason}"]
-        if self.reward_first is not None and self.reward_last is not None:
+        lines = [f"{folder}: {self._steps_done()}; ended by: {self.reason}"]
+        is_news = self.new_steps > 0 or self.reason not in ("interrupted", "failed")  # else `run` told it before
+        if not is_news:
+            pass
+        elif self.reward_first is not None and self.reward_last is not None:
             lines.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} (first and last tenth)")
         elif self.reward_last is not None:
             lines.append(f"reward {self.reward_last:.3f} (last tenth; the first steps have none that compares)")
-        for name, result in self.evaluations.items():
+        for name, result in self.evaluations.items() if is_news else ():
             first, last = ("-" if mean is None else f"{mean:.3f}" for mean in (result["first"], result["last"]))
             lines.append(
                 f"evaluation {name} {first} -> {last} (versions {result['first_version']} and {result['last_version']})"
@@ -79,15 +84,29 @@ class RunResult:
             lines.append(f"look closer with: rftstream studio {folder}    or `audit`, `plot`, `trace`")
         return "\n".join(lines)
 
+    def _steps_done(self) -> str:
+        if self.new_steps == self.steps:
+            return f"{self.steps} steps in {self.wall_s:.1f} s"
+        new = plural(self.new_steps, "new step") if self.new_steps else "no new step"
+        return f"{new} in {self.wall_s:.1f} s, {self.steps} in all"
+
 
 def result_of(
-    folder: RunFolder, observer: Observer, reason: str, exit_code: int, began: float, error: str | None = None
+    folder: RunFolder,
+    observer: Observer,
+    reason: str,
+    exit_code: int,
+    began: float,
+    error: str | None = None,
+    *,
+    new_steps: int = 0,
 ) -> RunResult:
-    """Return the result of a run, as its log records it."""
+    """Return the result of a run, as its log records it, after a command that trained `new_steps`."""
     curve, finished = observer.curve, observer.control.finished
     return RunResult(
         run_dir=folder.path,
         steps=curve.num_steps,
+        new_steps=new_steps,
         version=curve.version,
         reward_first=curve.reward_first(),
         reward_last=curve.reward_last(),

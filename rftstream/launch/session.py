@@ -61,6 +61,7 @@ class RunSession:
         """The run's trackers. None until the log names the run."""
         self._untold: list[StepRecord | EvalResult] = []
         self._samples: SampleTables | None = None
+        self._new_steps = 0
         self._interrupts = 0
         self._signal = ""
         """Name of the last signal that interrupted the session."""
@@ -121,14 +122,14 @@ class RunSession:
                     watch.absorb(earlier := observer.catch_up())  # an earlier session has printed these
                     self._track(earlier, observer.control)
                 while not supervisor.all_left:
-                    news = observer.poll()
+                    news = self._news(observer)
                     self._heed_interrupts(supervisor)
                     supervisor.poll(observer.control, observer.curve.version)
                     self._progress.update(news)
                     targets.update(supervisor.slots)
                     self._track(news, observer.control)
                     transport.wait([observer.reader], LOOK_EVERY_S)
-                self._progress.update(news := observer.poll())
+                self._progress.update(news := self._news(observer))
                 self._track(news, observer.control)
         finally:
             if not supervisor.all_left:
@@ -140,6 +141,11 @@ class RunSession:
         if observer.control.finished is not None:
             self._describe(transport, model, observer.control.finished)
         return self._result(observer, supervisor.failure)
+
+    def _news(self, observer: Observer) -> list[StepRecord | EvalResult]:
+        news = observer.poll()
+        self._new_steps += sum(isinstance(one, StepRecord) for one in news)
+        return news
 
     def _describe(self, transport: Transport, model: ModelSpec, finished: RunFinished) -> None:
         """Write the model card of the trained model again, since its last evaluation came after the card was first
@@ -205,8 +211,8 @@ class RunSession:
 
     def _result(self, observer: Observer, failure: Failure | None) -> RunResult:
         reason, exit_code = self._reason(observer.control, failure)
-        error = failure.text if failure is not None else None
-        return result_of(self._folder, observer, reason, exit_code, self._options.began, error)
+        error, began = failure.text if failure is not None else None, self._options.began
+        return result_of(self._folder, observer, reason, exit_code, began, error, new_steps=self._new_steps)
 
     def _reason(self, control: ControlView, failure: Failure | None) -> tuple[str, int]:
         if control.finished is not None:

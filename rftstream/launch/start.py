@@ -173,15 +173,13 @@ def _go_on(
 
 def _rate_change(transport: Transport, before: RunConfig, config: RunConfig, version: int | None) -> list[str]:
     """Return a line on the new course of the learning rate if other settings change it at `version` (None: the
-    newest)."""
-    then, now = Stages.of(before), Stages.of(config)
-    if then == now:
-        return []
-    if version is None:
-        with closing(Observer(transport)) as observer:
-            observer.catch_up()
-            version = observer.curve.version
-    line = rate_change(then, now, version)
+    newest). The settings before may have trained nothing, so the rate of the last step is that of its record."""
+    with closing(Observer(transport)) as observer:
+        observer.catch_up()
+        curve = observer.curve
+    version = curve.version if version is None else version
+    last = next((step.metrics.get("lr") for step in curve.steps() if step.name.version == version), None)
+    line = rate_change(Stages.of(before), Stages.of(config), version, last)
     return [] if line is None else [line]
 
 

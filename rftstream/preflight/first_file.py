@@ -353,7 +353,10 @@ def _check_runs(run_file: Path) -> Mapping[str, Any]:
     config = loader.load([run_file], env={})
     report = check(loader.replace(config, transport__kind="embedded", transport__servers=None))
     if not report.ok:
-        raise ConfigError(f"nothing is written, since it would not run: {'; '.join(report.errors)}")
+        said: dict[str, str] = {}  # an evaluation has what the taskset has: what is wrong with both is told once
+        for error in sorted(report.errors, key=lambda one: one.startswith("evaluations.")):
+            said.setdefault(re.sub(r"^(tasksets|evaluations)\.[^.]+\.", "", error), error)
+        raise ConfigError(f"nothing is written, since it would not run: {'; '.join(said.values())}")
     return {} if config.model.make is not None else fitting_sizes(read_machine(), config, report)
 
 

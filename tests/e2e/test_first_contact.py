@@ -166,6 +166,7 @@ def test_wrong_answers_leave_nothing(arguments: list[str], said: str, here: Path
     done = call("init", "new", *arguments)
     assert done.exit_code == 2, done.output
     assert re.search(re.escape(said).replace(r"\.\*", ".*"), done.stderr), done.stderr
+    assert done.stderr.count(".reward: ") <= 1, "not of the evaluation, too"
     assert not (here / "new").exists()
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from rftstream.runs.observer import Curve
 
+UNTRAINED = "rollouts on their way"
+"""The rollouts that were admitted and that no batch has yet."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseLine:
@@ -37,10 +40,10 @@ def find_phases(
         found.append(_counted("loading", num_loaded, workers, "workers"))
     unsampled, unscored, scored = (lags.get(topic, 0) for topic in ("tasks", "rollouts", "verified"))
     if sampled := unscored + scored:
-        found.append(_counted("sampling", sampled, sampled + unsampled, "rollouts"))
-        found.append(_counted("scoring", scored, sampled, "rollouts"))
+        found.append(_counted("sampling", sampled, sampled + unsampled, UNTRAINED))
+        found.append(_counted("scoring", scored, sampled, "sampled ones"))
     elif unsampled:
-        found.append(_counted("sampling", 0, unsampled, "rollouts"))
+        found.append(_counted("sampling", 0, unsampled, UNTRAINED))
     step = f"step {curve.version:,}" + (f" of {steps:,}" if steps else "")
     found.append(PhaseLine(name="training", text=step, done=min(curve.version, steps or 0), total=steps))
     published = next((one.name.version for one in reversed(curve.recent) if one.weights_digest is not None), None)

@@ -14,19 +14,28 @@ def rate_at(stages: Stages, version: int) -> float:
     return learning_rate(stage.trainer, version - stage.first, stage.steps)
 
 
-def rate_change(before: Stages, after: Stages, version: int) -> str | None:
+def rate_change(before: Stages, after: Stages, version: int, recorded: float | None = None) -> str | None:
     """Describe for users how the learning rate at `version` differs under another schedule; None if it is the same. The
-    first version has no rate before it."""
-    planned, new = rate_at(before, version), rate_at(after, version)
-    if version == 0 or math.isclose(planned, new, rel_tol=1e-6, abs_tol=1e-12):
+    first version has no rate before it. `recorded`: the rate of the step before, if the log has it; `before` is what a
+    resume recorded, which may have trained nothing."""
+    if version == 0:
         return None
-    last, stage = rate_at(before, version - 1), after.at(version)
+    last, new, stage = rate_at(before, version - 1), rate_at(after, version), after.at(version)
+    planned = rate_at(before, version)
+    if recorded is not None and not _are_close(last, recorded):
+        last = planned = recorded
+    if _are_close(planned, new):
+        return None
     end = "" if stage.end is None else f", to version {stage.end:,}"
     return (
         f"learning rate {last:.3g} at the last step, {new:.3g} at the next (trainer.lr_schedule "
         f"'{stage.trainer.lr_schedule}' from {stage.trainer.lr:.3g}{end})"
         + ("; it rises: a trainer.lr that is lower by as much goes on where it was" if new > last else "")
     )
+
+
+def _are_close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-12)
 
 
 def learning_rate(settings: TrainerSection, version: int, steps: int | None) -> float:

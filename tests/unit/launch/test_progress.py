@@ -146,12 +146,17 @@ def test_only_steps_in_force_count() -> None:
     ("lags", "num_loaded", "version", "expected"),
     [
         ({}, 2, 0, ["loading 2 of 6 workers", "training step 0 of 10"]),
-        ({"tasks": 12}, None, 0, ["sampling 0 of 12 rollouts", "training step 0 of 10"]),
+        ({"tasks": 12}, None, 0, ["sampling 0 of 12 rollouts on their way", "training step 0 of 10"]),
         (
             {"tasks": 1, "rollouts": 3, "verified": 8},
             None,
             4,
-            ["sampling 11 of 12 rollouts", "scoring 8 of 11 rollouts", "training step 4 of 10", "publishing version 4"],
+            [
+                "sampling 11 of 12 rollouts on their way",
+                "scoring 8 of 11 sampled ones",
+                "training step 4 of 10",
+                "publishing version 4",
+            ],
         ),
         ({"tasks": 0, "rollouts": 0, "verified": 0}, None, 10, ["training step 10 of 10", "publishing version 10"]),
     ],
@@ -297,8 +302,8 @@ def test_the_live_view_shows_everything(scene: Scene) -> None:
     with console.capture() as capture:
         console.print(live_view(scene.watch))
     text = capture.get()
-    for part in ("step 3 of 10", "7 s left", "0.300 ▁▅█", "staleness 1.5", "8 rollouts/s", "scoring", "1 of 1 rollouts",
-                 "held of version 2: mean 0.250", "trainer-0 to start (2 restarts)",
+    for part in ("step 3 of 10", "7 s left", "0.300 ▁▅█", "staleness 1.5", "8 rollouts/s", "scoring",
+                 "1 of 1 sampled ones", "held of version 2: mean 0.250", "trainer-0 to start (2 restarts)",
                  "(reward 1): '1+1=' -> '[bold]2↵is it'"):  # fmt: skip
         assert part in text
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -118,7 +119,12 @@ def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: P
     said = io.StringIO()
     with pytest.raises(ConfigError, match=r"more\.toml: got it beside the run folder .*, expected the folder alone"):
         start.resume(tmp_path / "runs" / "tiny", layers=[layer])
-    start.resume(tmp_path / "runs" / "tiny", sets=["run.steps=3"], progress="plain", stream=said)
+    result = start.resume(tmp_path / "runs" / "tiny", sets=["run.steps=3"], progress="plain", stream=said)
+    assert (result.steps, result.new_steps) == (3, 1)
+    first, reward, *_ = result.summary().splitlines()
+    assert ": 1 new step in " in first and first.endswith("s, 3 in all; ended by: steps") and "reward" in reward
+    first, *rest = replace(result, new_steps=0, reason="failed", exit_code=2).summary().splitlines()
+    assert ": no new step in " in first and "reward" not in " ".join(rest), "what it told before is no news"
     assert "not taken" not in said.getvalue()
     assert "the code of" not in said.getvalue()
 
