@@ -95,7 +95,7 @@ class BatchTracer:
                     children=self._experiences_of(own),
                 )
             )
-        node.children += [*self._samples(groups), *groups]
+        node.children += [*self._samples(groups), *self._shown_demonstrations(groups), *groups]
         return node
 
     def _samples(self, groups: list[Node]) -> Iterator[Node]:
@@ -111,6 +111,27 @@ class BatchTracer:
                 prompt = self._reader.one_line([(asked, False)], SAMPLE_CHARACTERS)
                 facts = {"reward": experience.facts["reward"], "prompt": prompt, "said": said}
                 yield Node("sample", experience.name, facts=facts)
+
+    def _shown_demonstrations(self, groups: list[Node]) -> Iterator[Node]:
+        """Yield the first, a middling and the last demonstration of a batch with their texts."""
+        taken = [
+            one for group in groups for one in group.children if one.record and header(one.record, "expert") is not None
+        ]
+        chosen = [taken[place] for place in sorted({0, len(taken) // 2, len(taken) - 1} if taken else ())]
+        names = {one.name: ids[2] for one in chosen if (ids := split_group_id(one.name.rpartition("/")[0])) is not None}
+        places = self._records.places("experts")
+        wanted = {places[index % len(places)] for index in names.values()}
+        texts = {
+            index: self._records.message_of(record)
+            for record in (self._records.scan(wanted) if wanted else ())
+            if (index := number(record, "number")) in names.values()
+        }
+        for name, index in names.items():
+            if isinstance(message := texts.get(index), Demonstration):
+                asked, answered = (
+                    self._reader.one_line([(text, False)], SAMPLE_CHARACTERS) for text in _asked_and_answered(message)
+                )
+                yield Node("sample", name, facts={"prompt": asked, "shown": answered})
 
     def _rollout_of(self, experience: Node) -> Rollout | None:
         record = experience.record
@@ -227,6 +248,14 @@ def _facts(message: Demonstration) -> dict[str, Any]:
         "weight": message.weight,
         "ends with": repr(answer if len(answer) <= 60 else f"{answer[:57]}..."),
     }
+
+
+def _asked_and_answered(message: Demonstration) -> tuple[str, str]:
+    """Return the last message of the user, and the last answer: of a pair, the better one."""
+    pair = message.preference
+    before, answer = (message.messages[:-1], message.messages[-1:]) if pair is None else (pair.prompt, pair.chosen)
+    asked = next((one.content for one in reversed(before) if one.role == "user"), "")
+    return asked, answer[-1].content if answer else ""
 
 
 def _letters(headers: Headers, record: Record) -> Iterator[Node]:

@@ -14,9 +14,12 @@ from click.testing import Result
 
 from rftstream.config import loader
 from rftstream.contracts.assistant import ToolCall
+from rftstream.contracts.batches import LossKind
+from rftstream.contracts.demonstrations import Demonstration
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.contracts.rollouts import AgentCall, Posted, Turn
+from rftstream.contracts.tasks import ChatMessage, RolloutIds
 from rftstream.contracts.versions import EvalResult, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.queries.traces.lineage import Headers, Node
 from rftstream.queries.traces.trace import trace
@@ -26,7 +29,7 @@ from rftstream.service.role import Log
 from rftstream.transport.embedded.transport import EmbeddedTransport
 from rftstream.weights.stores.store import ObjectStore
 from tests import commands
-from tests.unit.synthetic import SyntheticLog, piece, rollout, segment
+from tests.unit.synthetic import SyntheticLog, experience, piece, rollout, segment
 
 CONFIG = {
     "run": {"name": "demo", "steps": 4},
@@ -186,6 +189,21 @@ def test_a_batch_and_the_version_that_it_made(scene: Scene) -> None:
     assert {(one.facts["reward"], one.facts["prompt"], one.facts["said"]) for one in samples} == {
         (1.0, "1+2=", "\x03\x04")
     }
+    for index in range(4):
+        said = (
+            ChatMessage(role="user", content=f"{index}+1="),
+            ChatMessage(role="assistant", content=f"{index + 1}\n"),
+        )
+        scene.put("experts", Demonstration(demonstration_id=str(index), source="a.jsonl", messages=said, number=index),
+                  partition=index % 2)  # fmt: skip
+    ids = [RolloutIds.of(f"experts/0/{index}/0", taskset="experts", sequence=index) for index in (3, 1, 2)]
+    scene.put("batches", *(
+        dataclasses.replace(experience(one, 2, 0, i), expert=True, reward=None, loss_kind=LossKind.sft)
+        for i, one in enumerate(ids)
+    ))  # fmt: skip
+    assert {
+        (one.name, one.facts["prompt"], one.facts["shown"]) for one in all_of(scene.trace("batch:2"), "sample")
+    } == {(f"experts/0/{index}/0/0", f"{index}+1=", f"{index + 1}↵") for index in (1, 2, 3)}
     version = scene.trace("v1")
     assert [one.name for one in all_of(version, "batch")] == ["batch:0"]
     for text in ("1/1", "version:1", "versions/000001-00000001.safetensors", "steps[0]@1", "weights[0]@1"):
