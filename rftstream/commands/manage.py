@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -22,6 +23,9 @@ from rftstream.commands.options import (
 
 if TYPE_CHECKING:
     from rftstream.runs.delete import Deletion
+
+PIP = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+"""Settings of pip, which else speaks of itself."""
 
 
 @command("rftstream delete examples/runs/arithmetic", "rftstream delete examples/runs/arithmetic-2 --yes")
@@ -119,4 +123,8 @@ def _install(extra: str, *, yes: bool) -> NoReturn:
         raise click.UsageError("--install: nobody is there to be asked; add --yes")
     if not yes:
         click.confirm("run it?", default=True, abort=True, err=True)
-    sys.exit(subprocess.run(words, check=False).returncode)
+    with at_work(f"installing {extra}"):
+        code = subprocess.run([*words, "--quiet"], check=False, env={**os.environ, **PIP}).returncode
+    if code == 0:
+        click.echo(f"{extra} is installed")
+    sys.exit(code)

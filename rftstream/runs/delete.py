@@ -120,10 +120,11 @@ def delete_run(plan: Deletion) -> None:
                 look: ServerLook | None = getattr(transport.admin, "look", None)
                 if look is not None:
                     look.delete_groups(plan.groups)
-        if plan.objects:
+        if plan.store is not None and not plan.shared_with:
             store = open_store(config, folder)
             for name in plan.objects:
                 store.delete(name)
+            store.remove_scratch()
         for name in _parts(config):
             _remove(folder.path / name)
     with contextlib.suppress(OSError):  # it has other content

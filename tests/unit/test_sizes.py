@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_250,
-    "queries": 13_900,
+    "queries": 13_950,
     "replay": 800,
     "rewards": 8_250,
     "roles": 10_450,

@@ -138,6 +138,11 @@ class ObjectStore:
         with contextlib.suppress(WeightsGone), self._errors(name):
             self._files.delete(_checked(name))
 
+    def remove_scratch(self) -> None:
+        """Remove the place of temporary folders in a store on disk. It stays if a process uses it."""
+        if isinstance(self._files, _LocalFiles):
+            self._files.remove_scratch()
+
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """Give a temporary folder for files on their way into the store. The folder is removed at the end."""
@@ -249,6 +254,12 @@ class _LocalFiles:
         folder = incoming / f"{self._host}+{os.getpid()}+{id(self):x}-{number}"
         folder.mkdir()
         return folder
+
+    def remove_scratch(self) -> None:
+        incoming = self._root / INCOMING
+        with contextlib.suppress(OSError):  # it is not there, or other processes write into the store
+            self._sweep(incoming)
+            incoming.rmdir()
 
     def add(self, name: str, path: Path) -> bool:
         target = self._root / name

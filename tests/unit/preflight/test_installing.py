@@ -94,13 +94,14 @@ def test_the_command_is_shown_and_run(environment, monkeypatch, words, code, ran
     environment()
     calls: list[list[str]] = []
 
-    def run(command: list[str], *, check: bool) -> SimpleNamespace:
+    def run(command: list[str], *, check: bool, env: dict[str, str]) -> SimpleNamespace:
+        assert env["PIP_DISABLE_PIP_VERSION_CHECK"] == "1"
         calls.append(command)
         return SimpleNamespace(returncode=7)
 
     monkeypatch.setattr(subprocess, "run", run)
     result = CliRunner().invoke(doctor, words)
-    assert (result.exit_code, calls) == (code, [[*PIP, "rftstream[data]"]] if ran else [])
+    assert (result.exit_code, calls) == (code, [[*PIP, "rftstream[data]", "--quiet"]] if ran else [])
 
 
 def test_errors_name_a_command_that_works() -> None:
