@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import threading
@@ -11,9 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from random import randbytes
 
 import pytest
+from kafka.consumer.fetcher import Fetcher
 from kafka.structs import OffsetAndMetadata
+from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.config.sections import TransportSection
 from rftstream.contracts.records import NewRecord, TopicPartition
@@ -221,6 +225,27 @@ def test_a_look_up_unpacks_nothing_behind_it(transport: KafkaTransport) -> None:
 
 
 @pytest.mark.law("bounded")
+def test_an_idle_partition_does_not_hold_up_another(transport: KafkaTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While records of a partition are left, a fetch for the idle one alone would take the broker's whole patience."""
+    producer = transport.producer("first")
+    producer.start()
+    for start in range(0, 500, 100):
+        producer.commit([NewRecord("a", 0, b"%d" % number, randbytes(20_000)) for number in range(start, start + 100)])
+    fetched: list[set[str]] = []
+    create = Fetcher._create_fetch_requests
+
+    def recorded(fetcher: Fetcher) -> dict[int, tuple[object, dict[KafkaPartition, int]]]:
+        requests = create(fetcher)
+        fetched.extend({place.topic.rpartition(".")[2] for place in offsets} for _, offsets in requests.values())
+        return requests
+
+    monkeypatch.setattr(Fetcher, "_create_fetch_requests", functools.partialmethod(recorded))
+    with closing(transport.reader({A0: 0, TopicPartition("b", 0): 0})) as reader:
+        num_read = sum(map(len, read_to_ends(transport, reader, {A0: transport.admin.end_offsets("a")[A0]})))
+    assert num_read == 500
+    assert len(fetched) > 5 and {"b"} not in fetched
+
+
 def test_empty_polls_keep_nothing_of_their_callers(transport: KafkaTransport) -> None:
     """An error in a cycle would keep the frames of all callers, with what is in their variables."""
 
