@@ -317,10 +317,10 @@ def indexed(run: OpenRun, no_index: bool, *, looking: bool = False) -> Iterator[
 @contextmanager
 def opened_run(run: Path, layers: Sequence[Path] = ()) -> Iterator[OpenRun]:
     """Open the run of a folder or a run file, and close its log at the end."""
-    from rftstream.runs.folder import open_run
+    from rftstream.api.on_log import open_named
 
     with at_work("opening the run"):
-        opened = open_run(run, layers)
+        opened = open_named(run, layers)
     try:
         yield opened
     finally:

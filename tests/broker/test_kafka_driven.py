@@ -39,6 +39,7 @@ from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing.foreign import ForeignWriter
 from tests.broker.conftest import Made
 from tests.broker.driven import Driven, DrivenRun
+from tests.commands import called
 from tests.e2e.test_bounds import COLUMNS, column, run_with
 from tests.e2e.test_dead_and_rescore import BROKEN
 from tests.e2e.test_resume import digests
@@ -116,7 +117,14 @@ def test_commands_that_read_a_run(place: Workplace, recorded: Path) -> None:
         assert looked.code == 0, looked.err
 
 
-def test_a_run_is_opened_by_its_id_and_the_address_of_its_log(recorded: Path, servers: str) -> None:
+def test_a_run_is_opened_by_its_id_and_the_address_of_its_log(
+    recorded: Path, servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (part := tmp_path / "part.toml").write_text(
+        f'[run]\nname = "{recorded.name}"\n[transport]\nkind = "kafka"\nservers = "{servers}"\n'
+    )
+    assert called("audit", part) == called("audit", recorded), "the settings are those that stand on the log"
     with rftstream.open(recorded.name, servers=servers) as run, rftstream.open(recorded) as same:
         assert (run.id, run.state, run.summary["version"]) == (recorded.name, "finished", 6)
         assert run.rollouts(fate="trained").to_pandas().equals(same.rollouts(fate="trained").to_pandas())

@@ -61,6 +61,12 @@ def change(run: Path, how: Any) -> None:
 def test_audit_of_a_folder_and_of_its_run_file(run: Path, run_file: Path) -> None:
     report = called("audit", run)
     assert report == called("audit", run_file)
+    (part := run_file.with_name("part.toml")).write_text('[run]\nname = "demo"\n')
+    assert report == called("audit", part), "a part of the run's file that names the run is enough"
+    part.write_text('[run]\nname = "other"\n')
+    assert "part of a run file, without [model], [tasksets]; no run other under" in call("audit", part).stderr
+    part.write_text('[model]\npath = "fake"\n')
+    assert "[run]: missing" in (said := call("inspect", part).stderr) and "the file with run.name and [trans" in said
     assert report["balanced"] is True
     assert report["groups"]["admitted"] == 3
     for key in ("admitted", "pending", "pending_by_stage", "trained", "expired", "filtered", "dead"):
