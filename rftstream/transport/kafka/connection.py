@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
@@ -20,7 +21,7 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ConfigError, LogRefused, RftError, TransportError
 from rftstream.transport.base import Jump
 from rftstream.transport.kafka.client import compat, selector
-from rftstream.transport.kafka.options import FETCH_WAIT_MS, REQUEST_MS, check_options
+from rftstream.transport.kafka.options import FETCH_WAIT_MS, FILES, REQUEST_MS, check_options
 
 OLDEST_BROKER = (3, 0)
 """The first version that returns stable positions of a whole group in one request, and that fences by generation."""
@@ -228,6 +229,9 @@ class KafkaClientFactory:
             return ConfigError(f"transport: kafka-python refuses the settings: {shorten(error)}")
         if not isinstance(error, kafka_errors.KafkaTimeoutError | kafka_errors.KafkaConnectionError | OSError):
             return self.reworded(error, "the connection") if isinstance(error, kafka_errors.KafkaError) else error
+        for name in FILES:
+            if (file := self._options.get(name)) and not Path(file).is_file():
+                return ConfigError(f"transport.options.{name}: {file}: no such file on this host")
         if reasons.refusal is not None:
             return self.reworded(reasons.refusal, "the connection")
         secured = self._options.get("security_protocol", "PLAINTEXT")
@@ -253,6 +257,12 @@ class KafkaClientFactory:
         """Return one of our errors with the content of a client's error. `where` names the action that failed."""
         if isinstance(error, RftError):
             return error
+        if isinstance(error, kafka_errors.IllegalSaslStateError):
+            return LogRefused(
+                f"transport.servers: {self.servers} knows no users at this port, and"
+                f" {self._options.get('security_protocol')} was expected; mend"
+                " transport.options.security_protocol, or the address"
+            )
         if isinstance(error, _UNKNOWN_USER):
             return LogRefused(
                 f"transport.options: {self.servers} refused the credentials for {where}"

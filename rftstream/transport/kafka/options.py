@@ -67,6 +67,15 @@ _LEAST: dict[str, int] = {
 }
 """Setting -> the least value that can work; 0 for all other numbers."""
 
+_ONE_OF = {
+    "security_protocol": ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
+    "sasl_mechanism": ("AWS_MSK_IAM", "GSSAPI", "OAUTHBEARER", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
+}
+"""Setting -> its values. kafka-python takes any other protocol for PLAINTEXT, and says nothing."""
+
+FILES = ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile")
+"""Settings that name a file of this host."""
+
 
 def check_options(options: Mapping[str, Any], *, session_s: float) -> None:
     """Raise ConfigError for a setting of `transport.options` that kafka-python does not have, that is rftstream's own,
@@ -80,6 +89,10 @@ def check_options(options: Mapping[str, Any], *, session_s: float) -> None:
             near = difflib.get_close_matches(name, sorted(known.keys() - _OURS | _OWN), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(f"transport.options.{name}: kafka-python has no such setting{hint}")
+        if name in _ONE_OF and options[name] not in _ONE_OF[name]:
+            raise ConfigError(
+                f"transport.options.{name}: got {options[name]!r}, expected one of {', '.join(_ONE_OF[name])}"
+            )
         if isinstance(known[name], int | float) and not isinstance(known[name], bool):
             _check_number(name, options[name])
     session_ms = max(session_s, MIN_SESSION_S) * 1000

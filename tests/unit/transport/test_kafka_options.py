@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +38,8 @@ def check(session_timeout_s: float = 10.0, **options: Any) -> None:
         ({"session_timeout_s": 3e6}, r"transport\.session_timeout_s: got 3e\+06, expected less than 2,147,483"),
         ({"group_id": "x"}, r"options\.group_id: is set by rftstream itself"),
         ({"request_timeout": 1}, r"options\.request_timeout: .* did you mean 'request_timeout_ms'\?"),
+        ({"security_protocol": "SASLSSL"}, r"options\.security_protocol: got 'SASLSSL', expected one of PLAINTEXT"),
+        ({"sasl_mechanism": "SCRAM-SHA512"}, r"options\.sasl_mechanism: got 'SCRAM-SHA512', expected one of .*PLAIN,"),
         ({"replication_factor": 0}, r"options\.replication_factor: got 0"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -53,6 +56,14 @@ def test_what_can_never_work_is_named(options: dict[str, Any], said: str) -> Non
 )  # fmt: skip
 def test_what_may_work_is_taken(options: dict[str, Any]) -> None:
     check(**options)
+
+
+def test_a_certificate_that_is_not_there_is_named_and_not_the_broker(tmp_path: Path) -> None:
+    options = {"security_protocol": "SSL", "ssl_cafile": str(tmp_path / "ca.pem"), "bootstrap_timeout_ms": 1000}
+    transport = KafkaTransport("r", TransportSection(kind="kafka", servers="127.0.0.1:1", options=options))
+    with pytest.raises(ConfigError, match=r"options\.ssl_cafile: .*ca\.pem: no such file on this host"):
+        transport.admin.topics()
+    transport.close()
 
 
 @pytest.mark.parametrize(
