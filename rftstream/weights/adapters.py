@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def write_adapter(folder: Path, spec: ModelSpec, tensors: Mapping[str, RawTensor
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": spec.folder.name,
+        "base_model_name_or_path": _base_name(spec.folder),
         "r": spec.lora.rank,
         "lora_alpha": spec.lora.alpha,
         "target_modules": targets if isinstance(targets, str) else list(targets),
@@ -58,6 +59,12 @@ def write_adapter(folder: Path, spec: ModelSpec, tensors: Mapping[str, RawTensor
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     with (folder / "adapter_model.safetensors").open("wb") as file:
         write_snapshot(file, tensors, {"format": "pt"})
+
+
+def _base_name(folder: Path) -> str:
+    """Return what PEFT loads the model by: its name on the hub, if it was fetched from there, else its folder."""
+    fetched = re.search(r"/models--([^/]+)--([^/]+)/snapshots/[^/]+$", (whole := folder.resolve()).as_posix())
+    return f"{fetched[1]}/{fetched[2]}" if fetched else str(whole)
 
 
 class _Merged(Mapping[str, RawTensor]):

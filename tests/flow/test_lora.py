@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import AutoPeftModelForCausalLM
+from safetensors.torch import load_file
 
 from rftstream.algorithms.grpo import Grpo
 from rftstream.backends.torch.backend import TorchBackend
@@ -23,7 +25,7 @@ from rftstream.runs.making.init_from import fetch_initial
 from rftstream.runs.manifest import check_worker, make_manifest
 from rftstream.testing.played import played_records
 from rftstream.transport.embedded.transport import EmbeddedTransport
-from rftstream.weights.adapters import whole_tensors
+from rftstream.weights.adapters import whole_tensors, write_adapter
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.snapshot import RawTensor, state_digest
@@ -104,6 +106,20 @@ def test_export_merges_or_leaves_the_adapter_apart(trained, tmp_path: Path) -> N
     for file in adapter.iterdir():
         assert file.read_bytes() == (final / "adapter" / file.name).read_bytes()
     assert json.loads((adapter / "adapter_config.json").read_text())["target_modules"] == ["q_proj", "down_proj"]
+    loaded = AutoPeftModelForCausalLM.from_pretrained(adapter).merge_and_unload().state_dict()  # the model is found
+    for name, one in load_file(merged / "model.safetensors").items():
+        assert torch.allclose(loaded[name].float(), one.float(), atol=2e-3), name
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("/hub/models--org--x.y/snapshots/0a1b", "org/x.y"), ("/models--org--x/snapshots/0a1b/nf4", None), ("/x", None)],
+)
+def test_an_adapter_names_the_model_that_it_belongs_to(folder: str, name: str | None, tmp_path: Path) -> None:
+    spec = prepare_model(loader.from_dict(RUN).model, tmp_path / folder[1:], 0)
+    write_adapter(tmp_path, spec, {})
+    said = json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert said == (name or str(spec.folder))
 
 
 def test_a_run_trained_as_a_whole_has_no_adapter(tmp_path: Path) -> None:

@@ -40,14 +40,14 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     files, launched = _launched(files)
     if launched is not None:
         gpus, trainer = launched.processes if gpus is None else gpus, trainer or launched.trainer
-    script, known = Script(""), TABLES["settings"].split()
+    script, known, flags = Script(""), TABLES["settings"].split(), launched.settings if launched is not None else {}
     given = [(path, read_yaml(path)) for path in files if path.suffix in (".yaml", ".yml")]
-    parsed = merged(given) | (launched.settings if launched is not None else {})
+    parsed = merged(given) | flags
     scripts = [path for path in files if path.suffix not in (".yaml", ".yml")]
     for path in scripts:
         script = ScriptReader(path, parsed if given or launched else None, known).read()
         given.append((path, {name: value for name, value in script.settings.items() if value is not None}))
-    settings = lifted(merged(given) | (launched.settings if launched is not None else {}), known)
+    settings = lifted(merged(given) | {name: flags[name] for name in flags.keys() - script.arguments}, known)
     path = (scripts or files)[0]
     kind = trainer or script.trainer or _kind(settings, path)
     if not scripts and kind in ("grpo", "rloo"):

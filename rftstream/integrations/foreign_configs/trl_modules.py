@@ -8,10 +8,11 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from rftstream.integrations.foreign_configs.trl_scopes import Binding, Scope, last_name
+from rftstream.integrations.foreign_configs.trl_scopes import DEFINITIONS, Binding, Scope, last_name
 
 RUNS = ("parse_args", "parse_args_and_config", "parse_args_into_dataclasses", "load_dataset", "train")
 """Calls that a copy leaves out: they belong to the script's own run."""
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class ScriptCode:
@@ -66,10 +67,10 @@ class ScriptCode:
             return self.renamed.get(column) == ours
         readers = [name for name in names if column in self.words_of([name])]
         bound = [one.value for name in readers for one in self._bindings(name)]
-        if set(readers) & set(self._lambdas) or not all(isinstance(node, ast.FunctionDef) for node in bound):
+        if set(readers) & set(self._lambdas) or not all(isinstance(node, FUNCTIONS) for node in bound):
             return False
         for node in bound:
-            documented = isinstance(node, ast.FunctionDef) and ast.get_docstring(node, clean=False)
+            documented = isinstance(node, FUNCTIONS) and ast.get_docstring(node, clean=False)
             for one in ast.walk(node):
                 words = {getattr(one, field, None) for field in ("id", "arg", "attr", "name")}
                 text = one.value if isinstance(one, ast.Constant) and isinstance(one.value, str) else ""
@@ -132,7 +133,7 @@ def _names_in(node: ast.AST) -> list[str]:
     own = {one.id for one in every if isinstance(one.ctx, ast.Store)} | {
         one.arg for one in ast.walk(node) if isinstance(one, ast.arg)
     }
-    inner = {one.name for one in ast.walk(node) if isinstance(one, (ast.FunctionDef, ast.ExceptHandler)) and one.name}
+    inner = {one.name for one in ast.walk(node) if isinstance(one, (*DEFINITIONS, ast.ExceptHandler)) and one.name}
     imported = {
         (each.asname or each.name).partition(".")[0]
         for one in ast.walk(node)
@@ -140,13 +141,13 @@ def _names_in(node: ast.AST) -> list[str]:
         for each in one.names
     }
     read = dict.fromkeys(one.id for one in every if isinstance(one.ctx, ast.Load))
-    is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    is_function = isinstance(node, (*FUNCTIONS, ast.Lambda))
     return [name for name in read if name not in (own if is_function else ()) and name not in inner | imported]
 
 
 def _runs(one: Binding) -> bool:
     """Return whether a statement belongs to the script's own run: it reads the command line, or trains."""
-    if isinstance(one.statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+    if isinstance(one.statement, DEFINITIONS):
         return False
     calls = [last_name(node.func) for node in ast.walk(one.statement) if isinstance(node, ast.Call)]
     return any(name in RUNS or name.endswith("Trainer") for name in calls)

@@ -56,6 +56,8 @@ class Script:
     defaults: dict[str, Any] = field(default_factory=dict)
     """Defaults of what the script calls."""
     code: ScriptCode | None = None
+    arguments: set[str] = field(default_factory=set)
+    """Arguments of the script's own argparse whose given values were taken."""
     makes_chats: bool = False
     """Whether some prompt in the script is written as a list of messages."""
 
@@ -89,10 +91,12 @@ class ScriptReader:
         except (SyntaxError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: not Python: {error}; name a training script, or TRL's YAML config") from None
         self._path, self._lines = path, text.splitlines()
+        self._given = parsed or {}
         self._parsed = None if parsed is None else {**SPLITS, **parsed}
         self._known = known
         self.scope = Scope().add(self._tree.body)
         self._environment: dict[str, Any] = {}
+        self._arguments_taken: set[str] = set()
 
     def read(self) -> Script:
         """Return the arguments of the script's trainer. ConfigError if there is none."""
@@ -101,6 +105,7 @@ class ScriptReader:
         names = {node.name for node in every if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
         names |= {ast.unparse(node.targets[0]) for node in every if isinstance(node, ast.Assign)}
         script = Script(kind.lower(), functions=names, environment=self._environment)
+        script.arguments = self._arguments_taken
         script.code = ScriptCode(self._path.name, self._lines, scope)
         script.makes_chats = any(map(_is_row_of_chat, every))
         datasets = DatasetReader(self)
@@ -219,8 +224,8 @@ class ScriptReader:
         return False
 
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:
-        """Return a setting of the command line, the default of an argparse argument, or the last part of a constant
-        such as torch.bfloat16."""
+        """Return a setting of the command line, an argument of argparse as it is given or by default, or the last part
+        of a constant such as torch.bfloat16."""
         if node.attr in self._known and self._parsed is not None and self._is_parsed(node.value, scope):
             return self._parsed.get(node.attr)
         if ast.unparse(node.value) in ("torch", "TaskType", "jnp"):
@@ -230,8 +235,13 @@ class ScriptReader:
                 flags = [
                     str(one.value).lstrip("-").replace("-", "_") for one in call.args if isinstance(one, ast.Constant)
                 ]
+                if node.attr not in flags:
+                    continue
+                if taken := [one for one in flags if one in self._given]:
+                    self._arguments_taken.update(taken)
+                    return self._given[taken[0]]
                 default = next((one.value for one in call.keywords if one.arg == "default"), None)
-                if node.attr in flags and default is not None:
+                if default is not None:
                     return self.value(default, scope)
         raise UnreadableExpression(node)
 

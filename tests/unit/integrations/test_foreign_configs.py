@@ -342,6 +342,31 @@ def test_a_script_with_its_yaml_and_the_shell_script_that_launches_both(yaml: st
     assert "kept" in call("convert-config", "trl", launch, "-o", out).stderr and made.read_text() == "mine"
 
 
+def test_a_script_with_an_argparse_of_its_own_is_converted_as_it_is_launched(tmp_path: Path) -> None:
+    script = (
+        f"import argparse, asyncio\n{HEAD}"
+        "async def right(completions, solution):\n"
+        "    async def one(said, solution):\n"
+        "        return float(said == solution)\n"
+        "    return await asyncio.gather(*(one(*pair) for pair in zip(completions, solution)))\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('-l', '--lr', default=1e-5)\n"
+        "parser.add_argument('--beta', default=0.1)\n"
+        "args = parser.parse_args()\n"
+        "config = GRPOConfig('o', learning_rate=args.lr, beta=args.beta)\n"
+        f"GRPOTrainer('m', right, train_dataset={ROWS}.map("
+        "lambda row: {'prompt': row['q'], 'solution': row['answer']}), args=config)\n"
+    )
+    files = {"rows.jsonl": '{"q": "a", "answer": "b"}\n', "train.py": script, "run.sh": "python train.py --lr 2e-5\n"}
+    *_, launch = written(tmp_path, files)
+    done = convert_config("trl", [launch])
+    values = tomllib.loads(done.run_file)
+    assert (values["trainer"]["lr"], values["algorithms"]["grpo"]["kl_coef"]) == (2e-5, 0.1)
+    assert not [one for one in done.not_taken if "lr" in one.there.split(" ")], done.not_taken
+    assert not any("uses one" in one for one in done.to_do), done.to_do
+    assert "solution is called answer there" in re.sub(r"\s+", " ", done.to_text())
+
+
 def test_a_yaml_without_a_reward_has_a_placeholder_that_check_refuses(tmp_path: Path) -> None:
     held_out = "eval_strategy: steps\neval_steps: 7\ndataset_test_split: held\n"
     head = f"model_name_or_path: {MODEL}\ndataset_name: org/x\ndataset_config: main\nmax_steps: 1\n"
