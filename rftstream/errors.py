@@ -10,8 +10,9 @@
     │   ├── AssignmentLost        3     yes   a partition of the transaction belongs to another member now
     │   ├── ProducerLost          3     no    fenced, timed out or unknown: only the log can tell which
     │   ├── PositionMissing       3     no    a position that must exist does not (or lies outside the log)
-    │   │   └── LogTruncated      3     no    a position lies beyond the end: the log has lost what was there
-    │   ├── RecordsDeleted        3     no    records are gone that had to be read; `control` does not say so
+    │   │   ├── PositionsReset    7     no    ... since somebody has set positions: what was done cannot be told
+    │   │   └── LogTruncated      7     no    a position lies beyond the end: the log has lost what was there
+    │   ├── RecordsDeleted        7     no    records are gone that had to be read; `control` does not say so
     │   ├── RecordTooLarge        4     no    a record over the limit of its topic
     │   ├── LogFull               3     yes   no room on the disk of the log
     │   └── LogRefused            2     yes   rights or credentials that the log does not take; a ConfigError, too
@@ -48,7 +49,10 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-ENDS_THE_RUN = frozenset({2, 3, 4, 6})
+RUN_LOST = 7
+"""Exit code of the errors after which no `resume` goes on, since the log has lost what the run needs."""
+
+ENDS_THE_RUN = frozenset({2, 3, 4, 6, RUN_LOST})
 """Exit codes of workers that are not started again; the run ends. A worker that exits with 5 has lost its role to
 another process."""
 
@@ -65,9 +69,6 @@ REFUSED_BY_SYSTEM = frozenset(
 )
 """Numbers of system errors for a wrong path or missing rights. Another try gives the same error. A full disk, too many
 open files or a lost connection may pass, so they are not here."""
-
-NEW_RUN = "begin a new run"
-"""Words of the errors after which no `resume` goes on, since records are lost."""
 
 
 class RftError(Exception):
@@ -137,8 +138,16 @@ class PositionMissing(TransportError):
     retriable = False
 
 
+class PositionsReset(PositionMissing):
+    """Somebody has set the positions of a group, so that nobody can tell what its role has done."""
+
+    exit_code = RUN_LOST
+
+
 class LogTruncated(PositionMissing):
     """A partition ends before a position that a reader has reached or committed: its newest records are lost."""
+
+    exit_code = RUN_LOST
 
     def __init__(self, topic: str, partition: int, position: int, end: int) -> None:
         super().__init__(
@@ -154,6 +163,7 @@ class LogTruncated(PositionMissing):
 class RecordsDeleted(TransportError):
     """Records that had to be read were deleted from the log, and not by the run itself. Their content is lost."""
 
+    exit_code = RUN_LOST
     retriable = False
 
 

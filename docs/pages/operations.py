@@ -42,6 +42,10 @@ MEANINGS = {
     ),
     5: ("another process took the role over", "left alone while that one lives"),
     6: ("stopped by a rule of the run itself", "ends the run"),
+    7: (
+        "the log has lost what the run needs, and no resume goes on: begin a new run, as the error says",
+        "ends the run",
+    ),
 }
 """Code -> what it means, and what `run` does when a worker ends with it."""
 

@@ -29,8 +29,8 @@ ExecCondition=/bin/sh -c {condition}
 {make}ExecStart={start}
 Restart=on-failure
 RestartSec=2
-# 2, 4, 6: another try mends nothing. 5: another process has the role, as it should.
-RestartPreventExitStatus=2 4 5 6
+# 2, 4, 6, 7: another try mends nothing. 5: another process has the role, as it should.
+RestartPreventExitStatus=2 4 5 6 7
 SuccessExitStatus=5
 # The worker is told to leave, and takes up to 40 s. What it has started ends with it.
 KillMode=mixed

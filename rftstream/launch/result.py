@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.contracts.versions import EvalResult
-from rftstream.errors import NEW_RUN, RftError, StopRule
+from rftstream.errors import RUN_LOST, RftError, StopRule
 from rftstream.queries.formatting import plural, size
 from rftstream.queries.records.dead import read_dead
 from rftstream.queries.state.disk import disk_bytes
@@ -78,7 +78,7 @@ class RunResult:
                 f"`rftstream dead retry {folder} --all` puts them back"
             )
         if self.reason == "interrupted" or self.exit_code:
-            if NEW_RUN not in (self.error or ""):
+            if self.exit_code != RUN_LOST:
                 lines.append(f"go on with: rftstream resume {folder}")
         else:
             lines.append(f"look closer with: rftstream studio {folder}    or `audit`, `plot`, `trace`")

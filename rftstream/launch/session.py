@@ -78,7 +78,7 @@ class RunSession:
                 result = self._run(new=new)
             result = replace(result, disk_bytes=sum(disk_bytes(self._folder).values()))  # all have closed the log
             by = {"interrupted": self._signal, "failed": "error"}.get(result.reason, result.reason)
-            note_ending(self._notes, by, result.error)
+            note_ending(self._notes, by, result.error, result.exit_code)
             return result
         finally:
             for handler in self._notes.handlers:

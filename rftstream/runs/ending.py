@@ -1,7 +1,7 @@
 """Records how each session of a run ended, in two lines of `logs/run.log`: one at its beginning, one at its end.
 
     2026-01-31 12:00:00.123 INFO    run begins pid=4711
-    2026-01-31 12:30:00.456 ERROR   run ended by=error error="trainer-0: ..."
+    2026-01-31 12:30:00.456 ERROR   run ended by=error exit_code=2 error="trainer-0: ..."
 
 A session without the second line was killed. A full disk looks the same, since the second line cannot be written.
 """
@@ -20,12 +20,15 @@ from textwrap import shorten
 from typing import Any
 
 from rftstream.config import secrets
+from rftstream.errors import exit_code_of
 from rftstream.runs.folder import RunFolder
 
 RUN_LOG = "run.log"
 """File in `logs/` with the supervisor's messages, in the form of `TextFormatter`."""
 
-_LINE = re.compile(r"(\S+ \S+)\.\d+ (?:INFO|ERROR) +run (?:begins pid=\d+|ended by=(\S+)(?: error=(.*))?)$")
+_LINE = re.compile(
+    r"(\S+ \S+)\.\d+ (?:INFO|ERROR) +run (?:begins pid=\d+|ended by=(\S+)(?: exit_code=(\d+))?(?: error=(.*))?)$"
+)
 _CHANGED = re.compile(r"(\S+ \S+)\.\d+ WARNING +run changed: (.*)$")
 
 
@@ -39,6 +42,8 @@ class Ending:
     """Time of the ending in seconds; None for a kill."""
     error: str | None = None
     """The error, in one line; None if there was none."""
+    exit_code: int | None = None
+    """The exit code of the error."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the ending as a dict for JSON."""
@@ -61,16 +66,17 @@ def noting_failure(notes: logging.Logger) -> Iterator[None]:
         note_ending(notes, "SIGINT")
         raise
     except BaseException as error:
-        note_ending(notes, "error", str(error) or type(error).__name__)
+        note_ending(notes, "error", str(error) or type(error).__name__, exit_code_of(error))
         raise
 
 
-def note_ending(notes: logging.Logger, by: str, error: str | None = None) -> None:
-    """Record how a session ended. Only the last line of an error is recorded, without secrets."""
+def note_ending(notes: logging.Logger, by: str, error: str | None = None, exit_code: int = 0) -> None:
+    """Record how a session ended. Of an error its exit code and its last line are recorded, without secrets."""
     if error is None:
         notes.info("ended", extra={"by": by})
     else:
-        notes.error("ended", extra={"by": by, "error": secrets.hidden(error.strip().rpartition("\n")[2])})
+        said = {"by": by, "exit_code": exit_code}
+        notes.error("ended", extra={**said, "error": secrets.hidden(error.strip().rpartition("\n")[2])})
 
 
 def read_ending(folder: RunFolder) -> Ending | None:
@@ -100,11 +106,12 @@ def read_changes(folder: RunFolder) -> list[str]:
     return found[-6:]
 
 
-def _ending(moment: str, by: str | None, error: str | None) -> Ending:
+def _ending(moment: str, by: str | None, exit_code: str | None, error: str | None) -> Ending:
     if by is None:
         return Ending(by="kill")
     at = time.mktime(time.strptime(moment, "%Y-%m-%d %H:%M:%S"))
-    return Ending(by=by, at=at, error=None if error is None else secrets.hidden(_plain(error)))
+    code = None if exit_code is None else int(exit_code)
+    return Ending(by=by, at=at, error=None if error is None else secrets.hidden(_plain(error)), exit_code=code)
 
 
 def _plain(value: str) -> str:

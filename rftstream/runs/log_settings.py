@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.topics import TOPICS, Width
-from rftstream.errors import ConfigError, PositionMissing, RftError
+from rftstream.errors import RUN_LOST, ConfigError, PositionMissing, RecordsDeleted, RftError, TransportError
 from rftstream.runs.folder import wanted_topics
 from rftstream.transport.base import TopicSettings, Transport
 from rftstream.transport.findings import ServerLook
@@ -84,12 +84,13 @@ def check_log(transport: Transport, config: RunConfig, run: str, *, begun: bool)
 
 def explained(
     error: PositionMissing, transport: Transport, config: RunConfig, run: str, topics: Collection[str] | None = None
-) -> PositionMissing:
+) -> TransportError:
     """Return the error for a missing position. If the state of the topics is the cause, the error explains it. `topics`
     as for `dangers`."""
     with contextlib.suppress(RftError):
         if found := dangers(transport, config, begun=True, topics=topics):
-            return PositionMissing(f"{error}; {in_words(run, found)}")
+            kind = RecordsDeleted if is_lost(found) or error.exit_code == RUN_LOST else PositionMissing
+            return kind(f"{error}; {in_words(run, found)}")
     return error
 
 

@@ -232,7 +232,7 @@ def test_a_topic_that_is_gone_ends_its_readers_with_its_name(
     hand(administrator)
     with pytest.raises(RecordsDeleted, match=f"{said}.*what it held is lost: begin a new run") as lost:
         look_at_log(reader, run)
-    assert lost.value.exit_code == 3
+    assert lost.value.exit_code == 7
 
 
 def _delete_groups(hand: Administrator) -> None:
@@ -362,7 +362,7 @@ def test_records_that_a_new_leader_lacks_end_their_reader_with_the_cause_and_are
     run.workers = [feeder]
     with pytest.raises(LogTruncated, match=r"outcomes\[0\]@\d+: beyond the end.*unclean\.leader\.election") as lost:
         run.play()
-    assert lost.value.exit_code == 3
+    assert lost.value.exit_code == 7
     assert counted.get() == before + lost.value.num_lost > before
     run.workers = all_workers
     run.close()
@@ -413,7 +413,7 @@ def test_a_leader_that_lacks_what_was_committed_ends_its_readers_with_the_cause(
         run.workers = [feeder]
         with pytest.raises(LogTruncated, match=r"outcomes\[0\]@\d+: beyond the end.*unclean\.leader\.election") as lost:
             run.play()
-        assert lost.value.exit_code == 3 and lost.value.num_lost > 0
+        assert lost.value.exit_code == 7 and lost.value.num_lost > 0
         run.workers = all_workers
         run.close()
 

@@ -204,7 +204,7 @@ def test_a_log_under_other_peoples_hands(place: Workplace, servers: str, run_id:
     view.transport.admin.delete_before(view.transport.admin.end_offsets("rollouts"))
     verifier = place.start("worker", f"{run_dir}/config.toml", "--role", "verifier")
     lost = verifier.finish()
-    assert lost.code == 3, lost.err
+    assert lost.code == 7, lost.err
     assert f"{name}: offsets were deleted that the verifier had not read: rollouts[" in lost.err
     assert f'model.init_from = "{name}"' in lost.err
     told = place.call("status", run_dir, "--json").result

@@ -152,7 +152,7 @@ def test_units_are_accepted_by_systemd(place: Workplace) -> None:
     assert "systemctl enable --now rftstream-tiny-feeder.service rftstream-tiny-explorer@1.service" in done.out
     texts = [unit.read_text() for unit in units]
     assert ["ExecStartPre=" in text for text in texts] == [name == "feeder" for name in names]
-    assert all("RestartPreventExitStatus=2 4 5 6\n" in text and "SuccessExitStatus=5\n" in text for text in texts)
+    assert all("RestartPreventExitStatus=2 4 5 6 7\n" in text and "SuccessExitStatus=5\n" in text for text in texts)
     if shutil.which("systemd-analyze") is not None:
         for damage in ("", "KillMode=mixd"):
             units[0].write_text(f"{texts[0]}[Service]\n{damage}\n")

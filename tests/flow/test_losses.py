@@ -13,7 +13,7 @@ from rftstream.contracts.control import DesiredState, RunState, Trimmed
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, VersionName
-from rftstream.errors import ConfigError, LogRefused, LogTruncated, PositionMissing, RecordsDeleted
+from rftstream.errors import RUN_LOST, ConfigError, LogRefused, LogTruncated, PositionMissing, RecordsDeleted
 from rftstream.launch.log_watch import LogWatch
 from rftstream.metrics import LOST, WRONG_TOPICS
 from rftstream.runs.folder import wanted_topics
@@ -72,7 +72,7 @@ def test_what_nobody_has_read_is_missed_at_once(
     before = LOST.labels(role, topic)._value.get()
     with pytest.raises(RecordsDeleted) as lost:
         (driver if while_running else RoleDriver(scene, role, process="after")).work()
-    assert lost.value.exit_code == 3
+    assert lost.value.exit_code == RUN_LOST
     assert f"{topic}[0] from 0 to 3" in str(lost.value)
     assert 'model.init_from = "flow"' in str(lost.value)
     assert LOST.labels(role, topic)._value.get() == before + 4
@@ -220,6 +220,7 @@ def test_topics_of_another_shape_are_refused_with_a_way_on(change: str) -> None:
     missing = explained(PositionMissing("group explorer: no position for tasks[4]"), transport, config, "flow")
     assert str(missing).startswith(f"group explorer: no position for tasks[4]; flow: {sentence}")
     transport.admin.delete_topics(["tasks"])
+    assert explained(PositionMissing("x"), transport, config, "flow").exit_code == RUN_LOST != missing.exit_code
     assert dangers(transport, config, begun=True) == ["tasks: is gone, expected the topic"]
     assert dangers(transport, config, begun=False) == []
 
@@ -276,5 +277,6 @@ def test_a_feeder_whose_cursor_is_gone_says_so(tmp_path: Path) -> None:
     scene = Scene(tmp_path, manifest=False)
     RoleDriver(scene, "feeder").work()
     move(scene, "feeder", "steps", [0])
-    with pytest.raises(PositionMissing, match="somebody has reset the positions of the feeder's group"):
+    with pytest.raises(PositionMissing, match="somebody has reset the positions of the feeder's group") as reset:
         RoleDriver(scene, "feeder", process="after").work()
+    assert reset.value.exit_code == RUN_LOST

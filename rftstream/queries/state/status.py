@@ -14,7 +14,7 @@ from rftstream.algorithms.reward_signs import Sign, find_reward_signs
 from rftstream.config.stages import stage_line
 from rftstream.contracts.control import DesiredState
 from rftstream.contracts.outcomes import GroupResult
-from rftstream.errors import NEW_RUN
+from rftstream.errors import RUN_LOST
 from rftstream.queries.audits.group_counts import count_outcomes, feeder_cursor, filtered_rows, why_filtered
 from rftstream.queries.audits.operator_totals import OperatorReader, OperatorTotals
 from rftstream.queries.catalog.counts import ErrorKind
@@ -422,8 +422,8 @@ def _state_sentence(status: Status) -> str:
     if status.live:
         return f"running, {who}"
     if elsewhere is None:
-        is_lost = status.stopped is not None and NEW_RUN in (status.stopped.error or "")
-        return f"stopped: {who}; " + (NEW_RUN if is_lost else f"`rftstream resume {status.folder}` goes on")
+        is_lost = status.stopped is not None and status.stopped.exit_code == RUN_LOST
+        return f"stopped: {who}; " + ("begin a new run" if is_lost else f"`rftstream resume {status.folder}` goes on")
     if elsewhere.goes_on:
         return f"running by {elsewhere.to_text()}; {who}"
     return (

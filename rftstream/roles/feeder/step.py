@@ -32,7 +32,7 @@ from rftstream.data.demonstrations.split import trained_numbers
 from rftstream.data.operators.base import Draw
 from rftstream.data.operators.pipeline import TaskPipeline
 from rftstream.data.tasksets.files import JsonlTaskset
-from rftstream.errors import ConfigError, PositionMissing
+from rftstream.errors import ConfigError, PositionsReset
 from rftstream.roles.feeder import FEEDER
 from rftstream.roles.feeder.admission import Admission, SkipWatch, VersionInForce
 from rftstream.roles.feeder.cursor import FeederCursor
@@ -140,7 +140,7 @@ class FeederStep(SingleStep):
             there.drawn, there.left_out = self._cursor.drawn | there.drawn, self._cursor.left_out | there.left_out
             self._cursor = there
         elif _were_admitted(log_):
-            raise PositionMissing(
+            raise PositionsReset(
                 f"{STEPS}: the feeder's position has no metadata, expected its cursor, since tasks were admitted; "
                 "somebody has reset the positions of the feeder's group, and what was drawn cannot be told any more: "
                 f'begin a new run from what was trained, with model.init_from = "{self._config.run.name}"'

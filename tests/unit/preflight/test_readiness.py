@@ -260,7 +260,7 @@ def test_permanent_and_passing(error: Exception, code: int) -> None:
 
 def test_what_is_refused_for_good_is_never_tried_again() -> None:
     kinds: list[Any] = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, RftError)]
-    again = [one for one in kinds if one.exit_code in (2, 4, 6) and one.retriable]
+    again = [one for one in kinds if one.exit_code in (2, 4, 6, 7) and one.retriable]
     assert again == [errors.LogRefused], "a live run waits for rights and passwords, within transport.patience_s"
 
 

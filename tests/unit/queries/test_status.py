@@ -263,8 +263,10 @@ def noted(folder: Path, *lines: str) -> None:
         ("INFO    run ended by=SIGTERM", "SIGTERM", "SIGTERM, 2026-01-31 12:30:00"),
         ('ERROR   run ended by=error error="trainer-0: \\"x\\" is gone"', "error",
          'an error, 2026-01-31 12:30:00: trainer-0: "x" is gone'),
-        ('ERROR   run ended by=error error="tasks: is gone: begin a new run"', "error",
-         "an error, 2026-01-31 12:30:00: tasks: is gone: begin a new run"),
+        ('ERROR   run ended by=error exit_code=2 error="put it back, or begin a new run"', "error",
+         "an error, 2026-01-31 12:30:00: put it back, or begin a new run"),
+        ('ERROR   run ended by=error exit_code=7 error="tasks: is gone"', "error",
+         "an error, 2026-01-31 12:30:00: tasks: is gone"),
     ],
 )  # fmt: skip
 def test_what_stopped_a_run(log: SyntheticLog, tmp_path: Path, line: str | None, by: str, said: str) -> None:
@@ -274,7 +276,7 @@ def test_what_stopped_a_run(log: SyntheticLog, tmp_path: Path, line: str | None,
     assert found.to_json()["stopped"]["by"] == by
     assert found.failed is (by == "error"), "only that pages somebody"
     assert f"stopped by    {said}" in found.to_text()
-    assert ("`rftstream resume" in found.to_text()) is ("a new run" not in said)
+    assert ("`rftstream resume" in found.to_text()) is ("exit_code=7" not in str(line))
     with RunFolder(tmp_path).held():
         assert status(log, tmp_path).stopped is None
     log.put("control", RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=8), finished_at=5.0))
