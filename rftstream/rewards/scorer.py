@@ -63,6 +63,7 @@ class ProcessScorer:
         self._bad_starts = 0
         self._check_at = 0.0
         self._grouped: Collection[str] | None = None
+        self._versions: dict[str, str] = {}
         self.num_replaced = 0
         """Number of children that were killed or died."""
         self._children = [self._start() for _ in range(processes or config.verifier.processes)]
@@ -143,9 +144,11 @@ class ProcessScorer:
         results, alive = child.receive()
         if child.error is not None:
             raise ConfigError(child.error)
-        if child.versions and not self._queue.scorers:
-            self._queue.scorers = child.versions
-            self._bad_starts = 0
+        if child.versions and not child.announced:
+            child.announced, self._bad_starts = True, 0
+            self._say_changes(child.versions)
+        if child.versions:
+            self._queue.scorers = child.versions  # of the child whose results are taken now
         for result in sorted(
             results, key=lambda result: all(one.score is not None for one in result.outcomes)
         ):  # scores last: they close the breaker
@@ -153,6 +156,17 @@ class ProcessScorer:
         untried = [self._queue.find(result.number) for result in results if not result.tried]
         self._queue.not_tried(pending for pending in untried if pending is not None)
         return alive
+
+    def _say_changes(self, versions: Mapping[str, tuple[str, str]]) -> None:
+        """Log each reward whose code is not what it was in the children before."""
+        for name, (scorer, version) in versions.items():
+            if (before := self._versions.get(name, version)) != version:
+                logger.warning(
+                    "reward %s of %s: its code has changed (%s -> %s): a new scoring process has read it, and each "
+                    "verdict carries the version that gave it",
+                    *(scorer, name, before, version),
+                )
+            self._versions[name] = version
 
     def _take(self, result: Result) -> None:
         pending = self._queue.find(result.number)

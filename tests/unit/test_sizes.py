@@ -42,7 +42,7 @@ BUDGETS = {
     "preflight": 4_250,
     "queries": 13_950,
     "replay": 800,
-    "rewards": 8_250,
+    "rewards": 8_300,
     "roles": 10_450,
     "runs": 2_650,
     "sandbox": 2_650,

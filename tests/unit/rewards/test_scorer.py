@@ -322,6 +322,26 @@ def test_a_child_killed_while_idle_is_replaced(make: Make) -> None:
     assert drain(scorer)["2"].score
 
 
+def test_a_replaced_child_stamps_the_code_that_it_has_read(
+    make: Make, user_rewards: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scorer = make(processes=2)
+    (old,) = {reply.scorer_version for reply in drain(scorer, ["7"] * 200).values()}
+    (user_rewards / "user_rewards.py").write_text("def score(completion, answer):\n    return 0.25\n")
+    assert {reply.scorer_version for reply in drain(scorer, ["7"] * 200).values()} == {old}, "it is what still runs"
+    scoring_child().kill()
+    seen: set[tuple[float, str]] = set()
+    deadline = time.monotonic() + 120.0
+    while not any(reward == 0.25 for reward, _ in seen):
+        assert time.monotonic() < deadline
+        seen |= {
+            (reply.score.reward, reply.scorer_version) for reply in drain(scorer, ["7"] * 200).values() if reply.score
+        }
+    (new,) = {version for _, version in seen} - {old}
+    assert seen <= {(1.0, old), (0.25, new)}, "two children of two codes, and no verdict under the other's name"
+    assert caplog.text.count(f"reward score of train: its code has changed ({old} -> {new})") == 1
+
+
 def test_what_a_hanging_reward_started_is_killed_too(make: Make, tmp_path: Path) -> None:
     scorer = make(timeout_s=1.0, tries=1)
     scorer.submit(request("1", "hang with a child", pid_file=str(tmp_path / "pid")))
