@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.versions import EvalResult
 from rftstream.errors import RUN_LOST, RftError, StopRule
 from rftstream.queries.formatting import plural, size
-from rftstream.queries.records.dead import read_dead
+from rftstream.queries.records.dead import error_kinds, read_dead
 from rftstream.queries.state.disk import disk_bytes
 from rftstream.runs.folder import RunFolder, shown_path
 from rftstream.runs.observer import Observer
@@ -46,6 +47,10 @@ class RunResult:
     """Bytes of the run folder."""
     dead_groups: int = 0
     """Groups that died and were neither put back nor dropped."""
+    no_reward: int = 0
+    """Rollouts that got no reward while this command ran, also those whose group did not die."""
+    no_reward_why: str = ""
+    """The most frequent error of these."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, with paths as texts."""
@@ -72,6 +77,9 @@ class RunResult:
         if not RunFolder(self.run_dir).exists():
             return "\n".join([*lines, f"nothing was begun; the logs are in {folder}/logs"])
         lines.append(f"disk: {size(self.disk_bytes)} in {folder}")
+        if self.no_reward:
+            why = f", most of them: {self.no_reward_why}" if self.no_reward_why else ""
+            lines.append(f"{plural(self.no_reward, 'rollout')} without a reward{why}: `rftstream dead list {folder}`")
         if self.dead_groups:
             lines.append(
                 f"{plural(self.dead_groups, 'group')} died: `rftstream dead list {folder}` says of what, "
@@ -117,16 +125,20 @@ def result_of(
         error=error,
         evaluations={name: _means(*results) for name, results in observer.evaluations.items()},
         disk_bytes=sum(disk_bytes(folder).values()),
-        dead_groups=_num_dead(observer) if exit_code in (0, StopRule.exit_code) else 0,
+        **(_dead(observer, time.time() - (time.monotonic() - began)) if exit_code in (0, StopRule.exit_code) else {}),
     )
 
 
-def _num_dead(observer: Observer) -> int:
-    """Return how many groups are dead and not put back; 0 if the log does not answer any more."""
+def _dead(observer: Observer, since: float) -> dict[str, Any]:
+    """Return how many groups are dead and not put back, and how many rollouts got no reward since a time; nothing if
+    the log does not answer any more."""
     with suppress(RftError):
-        groups = read_dead(Log(observer.transport), now=time.time()).groups
-        return sum(group.state == "dead" for group in groups)
-    return 0
+        view = read_dead(Log(observer.transport), now=time.time())
+        letters = [letter for letter in view.letters if letter.role == RoleName.verifier and letter.at >= since]
+        why = next((kind.error for kind in error_kinds(reversed(letters))), "")
+        num_dead = sum(group.state == "dead" for group in view.groups)
+        return {"dead_groups": num_dead, "no_reward": len(letters), "no_reward_why": why}
+    return {}
 
 
 def _means(first: EvalResult, last: EvalResult) -> dict[str, float | int | None]:

@@ -59,6 +59,8 @@ def test_a_broken_reward_stops_the_run_and_after_the_mend_nothing_is_lost(place:
         ("error", "verifier", "rollouts")
     ]
     assert listed["num_groups"] == {"dead": before.groups.dead}
+    assert stopped.result["no_reward"] == sum(one["count"] for one in listed["letters"])
+    assert "RuntimeError: the checker is down" in stopped.result["no_reward_why"]
     assert "the checker is down" in place.look("dead", "show", "runs/tiny", listed["newest"][0]["id"]).out
 
     place.write("mended", "")
@@ -70,6 +72,7 @@ def test_a_broken_reward_stops_the_run_and_after_the_mend_nothing_is_lost(place:
     assert (done.result["steps"], done.result["reason"]) == (10, "steps")
     after = view.assert_nothing_lost()
     assert done.result["dead_groups"] == after.groups.dead - before.groups.dead, "but for those put back"
+    assert done.result["no_reward"] == 0, "what died before this command is no news"
     assert after.groups.dead >= before.groups.dead, "the first attempts stay what they are"
     assert after.groups.trained == 160
     trained = {one.ids.group_id for one in view.experiences() if one.batch_sequence < 10}
