@@ -66,7 +66,7 @@ _SETTINGS = {
         "num_generations num_samples repeat_times rollouts_per_example rollout.n orchestrator.group_size"
     ),
     "feeder.max_staleness": "staleness max_async_level max_off_policy_steps",
-    "buffer.zero_variance": "filter_groups online_difficulty_filtering",
+    "buffer.zero_variance": "filter_groups online_difficulty_filtering curriculum.gates",
     # how long
     "run.steps": "max_steps num_steps total_steps total_training_steps train_steps",
     "tasksets.NAME.passes": "epochs num_epochs num_train_epochs total_epochs",
@@ -96,7 +96,7 @@ _SETTINGS = {
     "model.lora.rank": "lora_rank lora_r",
     "model.lora.alpha": "lora_alpha",
     "model.lora.targets": "target_modules",
-    "tasksets.NAME.source": "data dataset dataset_name train_dataset train_files custom_cls",
+    "tasksets.NAME.source": "data dataset dataset_name train_dataset train_files custom_cls train.source",
     "evaluations.NAME.source": "eval eval_dataset val_files eval.env",
     "tasksets.NAME.columns": "prompt_key response_key reward_fn_key",
     "tasksets.NAME.too_long": "data.truncation filter_overlong_prompts",
@@ -108,11 +108,11 @@ _SETTINGS = {
     ),
     "rewards": "reward_kwargs",
     "tasksets.NAME.environment": "max_tool_calling_iterations multi_turn env",
-    "tasksets.NAME.weight": "env_ratios",
+    "tasksets.NAME.weight": "env_ratios source.ratio",
     "pipeline": "easy_threshold hard_threshold",
     "explorer.repetition_tokens": "filters",
     "evaluations.NAME.every": "eval_steps eval_interval test_freq eval.interval",
-    "evaluations.NAME.n": "num_generations_eval eval.rollouts_per_example",
+    "evaluations.NAME.n": "num_generations_eval eval.rollouts_per_example eval.group_size",
     "evaluations.NAME.sampling": "val_kwargs eval.sampling",
     "evaluations.NAME.num_tasks": "eval.num_examples",
     # what is kept and shown

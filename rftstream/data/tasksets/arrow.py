@@ -29,6 +29,17 @@ READ_BYTES = 1024 * 1024
 """Bytes of a column that are read at a time, so that a row group is never in memory as a whole."""
 
 
+def describe_parquet(path: Path) -> tuple[int, tuple[str, ...]]:
+    """Return the number of rows of a Parquet file and the names of its columns, from the file's end alone. ConfigError
+    if it cannot be read."""
+    import_pyarrow(str(path))
+    import pyarrow.parquet as pq
+
+    with _reading(path):
+        found = pq.read_metadata(path)
+        return int(found.num_rows), tuple(found.schema.to_arrow_schema().names)
+
+
 class ArrowRows:
     """A RowSource over files that pyarrow reads, one file after the other."""
 

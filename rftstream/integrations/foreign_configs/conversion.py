@@ -30,7 +30,8 @@ SECTIONS = {name: kind for name, kind in get_type_hints(RunConfig).items() if ki
 """Sections in which a setting with the same name as another system's has the same meaning."""
 ORDER = tuple(field.name for field in dataclasses.fields(RunConfig))
 TRACKERS = tuple(field.name for field in dataclasses.fields(TrackersSection))
-SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
+SCHEDULES = {name: name for name in ("constant", "linear", "cosine")}
+SCHEDULES |= {"constant_with_warmup": "constant", "cosine_with_min_lr": "cosine"}
 DTYPES = ("bfloat16", "float16", "float32")
 WIDTH = 120
 COMMENT_WIDTH = 80

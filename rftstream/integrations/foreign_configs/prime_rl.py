@@ -14,13 +14,25 @@ from typing import Any
 
 from rftstream.config import loader
 from rftstream.errors import ConfigError
-from rftstream.integrations.foreign_configs.conversion import Conversion, ConvertedConfig, section_name, share
+from rftstream.integrations.foreign_configs.conversion import (
+    Conversion,
+    ConvertedConfig,
+    section_name,
+    share,
+    toml_value,
+)
 from rftstream.integrations.foreign_configs.reading import flat, merged, tables_of
 
 SHARED = (
     r"(max_steps|seq_len|model\.name|ckpt|monitors|wandb|output_dir|log|run|resume|weight_broadcast|slurm|deployment)"
 )
 TABLES = tables_of("prime_rl")
+EVALUATED = {
+    "max_completion_tokens": "max_tokens",
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p")},
+}
+READ = {"name", "id", "args", "env", "ratio", "sampling", "curriculum", "serve"}
+"""Settings of a source that rules read, or that are of its server."""
 SAMPLING = ("orchestrator.train.sampling", "orchestrator.sampling")
 
 
@@ -36,8 +48,10 @@ def convert_prime_rl(files: list[Path], gpus: int | None, trainer: str | None) -
     prefix = "" if is_sft else "trainer."
     (_sft if is_sft else _reinforced)(c, files[0], gpus)
     _optimizer(c, prefix)
-    if c.get(f"{prefix}model.lora.rank"):
-        c.lora(f"{prefix}model.lora.rank", f"{prefix}model.lora.alpha", f"{prefix}model.lora.target_modules", 32.0)
+    lora = f"{prefix}model.lora"
+    if c.get(lora) == {} or c.names(f"{lora}."):
+        c.get(lora)
+        c.lora(f"{lora}.rank", f"{lora}.alpha", f"{lora}.target_modules", 32.0, default_rank=16)
         c.get("orchestrator.model.lora.rank"), c.get("orchestrator.model.lora.name")
     project = c.get("monitors.wandb.project", c.get("wandb.project"))
     entity, named = c.get("monitors.wandb.entity"), c.get("monitors.wandb.name", c.get("wandb.name"))
@@ -69,10 +83,14 @@ def _optimizer(c: Conversion, prefix: str) -> None:
         c.leave(f"{prefix}optim.type", f"{kind!r} has no counterpart; AdamW stands in its place")
     betas = [c.get(f"{prefix}optim.betas1", 0.9), c.get(f"{prefix}optim.betas2", 0.999)]
     c.put("trainer.adam_betas", betas, f"{prefix}optim.betas1, betas2 (default of prime-rl)")
-    if c.get(f"{prefix}scheduler.type", "constant") != "constant":
-        steps = c.get("max_steps")
+    if (schedule := c.get(f"{prefix}scheduler.type", "constant")) == "linear":
+        c.put("trainer.warmup_steps", c.get(f"{prefix}scheduler.warmup_steps", 10), f"{prefix}scheduler.warmup_steps")
+        last = c.get(f"{prefix}scheduler.decay_steps", 10)
+        c.get(f"{prefix}scheduler.min_lr")
+        c.ask(f"scheduler linear: prime-rl's rate falls in the last {last} steps alone, here it stays constant")
+    elif schedule != "constant":
         name = f"{prefix}scheduler.warmup_steps"
-        c.schedule(f"{prefix}scheduler.type", c.get(name, 10), name, steps)
+        c.schedule(f"{prefix}scheduler.type", c.get(name, 10), name, c.get("max_steps"))
         if (low := c.get(f"{prefix}scheduler.min_lr")) is not None:
             c.put("trainer.min_lr_share", low / c.get(f"{prefix}optim.lr"), f"{prefix}scheduler.min_lr / optim.lr")
     c.put("backends.torch.gradient_checkpointing", True, f"{prefix}model.ac: prime-rl's default, too")
@@ -91,16 +109,17 @@ def _reinforced(c: Conversion, path: Path, gpus: int | None) -> None:
     if (level := c.get("orchestrator.max_async_level")) is not None:
         c.put("feeder.max_staleness", level, "orchestrator.max_async_level")
     c.take(TABLES["alike"])
-    c.put("model.context", c.get("orchestrator.seq_len", c.get("seq_len")), "seq_len")
+    longest = c.get("orchestrator.seq_len", c.get("seq_len"))
+    c.put("model.context", longest, "seq_len")
+    c.put("sampling.max_tokens", longest, "seq_len, without a max_completion_tokens")
     for prefix in SAMPLING:
         most = c.get(f"{prefix}.max_completion_tokens", c.get(f"{prefix}.max_tokens"))
         if most is not None:
             c.put(
                 "sampling.max_tokens", most, f"{prefix}.max_completion_tokens: of one turn there, of all together here"
             )
-        c.take(f"{prefix}.temperature {prefix}.min_tokens {prefix}.repetition_penalty")
-    if c.get("orchestrator.train.filter_zero_advantages", True):
-        c.put("buffer.zero_variance", "replace" if size > 1 else "keep", "orchestrator.train.filter_zero_advantages")
+        c.take([f"{prefix}.{name}" for name in ("temperature", "min_tokens", "repetition_penalty")])
+    c.get("orchestrator.train.filter_zero_advantages")  # groups without an advantage teach nothing here, either
     sources = c.get("orchestrator.train.source") or c.get("orchestrator.env") or c.get("env") or []
     if not sources:
         raise ConfigError(
@@ -108,6 +127,14 @@ def _reinforced(c: Conversion, path: Path, gpus: int | None) -> None:
         )
     for one in sources:
         _environment(c, "tasksets", one, "orchestrator.train.source")
+        gates = (one.get("curriculum") or {}).get("gates") or {}
+        if any(gate.get("type") == "advantage_range" for gate in gates.values()) and size > 1:
+            c.put("buffer.zero_variance", "replace", "orchestrator.train.source.curriculum.gates advantage_range")
+        for name in sorted(set(one) - READ):
+            shown = toml_value(one[name])
+            c.leave(
+                f"orchestrator.train.source.{name} = {shown[:60]}", "of all tasksets or none: no counterpart for one"
+            )
     for one in c.get("orchestrator.eval.source") or c.get("orchestrator.eval.env") or []:
         place = _environment(c, "evaluations", one, "orchestrator.eval.source")
         c.put(
@@ -122,9 +149,9 @@ def _reinforced(c: Conversion, path: Path, gpus: int | None) -> None:
         )
         if (count := one.get("num_examples", c.get("orchestrator.eval.num_examples", -1))) > 0:
             c.put(f"{place}.num_tasks", count, "orchestrator.eval.num_examples")
-        most = c.get("orchestrator.eval.sampling.max_completion_tokens")
-        if most:
-            c.put(f"{place}.sampling", {"max_tokens": most}, "orchestrator.eval.sampling.max_completion_tokens")
+        sampling = {ours: c.get(f"orchestrator.eval.sampling.{name}") for name, ours in EVALUATED.items()}
+        if given := {name: value for name, value in sampling.items() if value is not None} | _sampled(one):
+            c.put(f"{place}.sampling", given, "orchestrator.eval.sampling")
     if gpus:
         c.put("explorer.policy", "vllm", "inference")
     c.place(gpus, f"deployment, {gpus} GPUs: one trains, the others sample")
@@ -143,13 +170,21 @@ def _loss(c: Conversion) -> None:
     c.algorithm = algorithm
     c.put("trainer.algorithm", algorithm, "orchestrator.algo.type, trainer.loss.type")
     if algorithm == "dppo":
-        c.ask("prime-rl does not divide by the spread of the group, as dppo does; dr_grpo does not, and clips")
+        c.put("algorithms.dppo.scale_rewards", "none", "orchestrator.algo.type: rewards minus the group's mean")
         for name, ours in (("dppo_mask_high", "max_rise"), ("dppo_mask_low", "max_fall"), ("kl_tau", "square_coef")):
             if (value := c.get(f"trainer.loss.{name}")) is not None:
                 c.put(f"algorithms.dppo.{ours}", value, f"trainer.loss.{name}")
+    if algorithm == "maxrl":
+        c.ask("prime-rl drops tokens as dppo does; maxrl here has PPO's clip")
     if algorithm == "opd":
         c.put("rewards.teacher.url", c.get("orchestrator.algo.teacher.base_url"), "orchestrator.algo.teacher.base_url")
         c.put("rewards.teacher.model", c.get("orchestrator.algo.teacher.name"), "orchestrator.algo.teacher.name")
+
+
+def _sampled(source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling of one source under our names."""
+    given = source.get("sampling") or {}
+    return {EVALUATED[name]: value for name, value in given.items() if name in EVALUATED}
 
 
 def _environment(c: Conversion, kind: str, source: Mapping[str, Any], there: str) -> str:
@@ -168,8 +203,8 @@ def _environment(c: Conversion, kind: str, source: Mapping[str, Any], there: str
     c.put(f"{place}.reward", "environment", f"{there}.env: the rewards of verifiers")
     if kind == "tasksets" and (ratio := source.get("ratio")):
         c.put(f"{place}.weight", float(ratio), f"{there}.ratio")
-    if kind == "tasksets" and (passes := source.get("sampling")):
-        c.put(f"{place}.sampling", {"max_tokens": passes["max_completion_tokens"]}, f"{there}.sampling")
+    if kind == "tasksets" and _sampled(source):
+        c.put(f"{place}.sampling", _sampled(source), f"{there}.sampling")
     c.ask(f'write {name}.jsonl beside the run file, a line {{"prompt": "", "idx": 0}} for each task of the taskset')
     c.ask("make venvs/verifiers with the packages of the environments: docs/agents.md, agents of frameworks")
     return place
@@ -188,5 +223,5 @@ def _sft(c: Conversion, path: Path, gpus: int | None) -> None:
         "data.micro_batch_size",
         f"{c.get('data.micro_batch_size', 1)}: memory is trainer.tokens_per_microbatch, by tokens",
     )
-    c.take("max_steps optim.lr optim.weight_decay optim.max_norm ckpt.interval")
+    c.take(["max_steps", "optim.lr", "optim.weight_decay", "optim.max_norm", "ckpt.interval"])
     c.place(gpus, "deployment: one GPU trains")

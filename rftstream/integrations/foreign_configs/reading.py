@@ -22,6 +22,9 @@ from rftstream.errors import ConfigError
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:[./][\w-]+)+)=(.*)", re.DOTALL)
 ASSIGNMENT = re.compile(r"\s*(?:export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
+INTERPOLATION = re.compile(r"\$\{(?:(?P<kind>oc\.\w+):)?(?P<name>[\w.]+)(?:,\s*(?P<default>[^{}]*))?\}")
+HYDRA = {"n": "--config-name", "p": "--config-path"}
+ARRAY = re.compile(r"\s*\w+\+?=\((?!\()")
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -54,8 +57,9 @@ def read_text(path: Path) -> str:
         raise ConfigError(f"{path}: {found}; expected a config as UTF-8") from None
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the settings of a YAML file. ConfigError if the file is no mapping."""
+def read_yaml(path: Path, *, nested: bool = False) -> dict[str, Any]:
+    """Return the settings of a YAML file under dotted names, or `nested` as they are. ConfigError if it is no
+    mapping."""
     import yaml  # type: ignore[import-untyped]
 
     try:
@@ -65,7 +69,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         found = type(values).__name__
         raise ConfigError(f"{path}: its YAML is a {found}, expected a mapping of settings; is it the right file?")
-    return {name: _number(value) for name, value in flat(values).items()}
+    return {name: _number(value) for name, value in (values if nested else flat(values)).items()}
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -101,7 +105,8 @@ def read_overrides(path: Path) -> dict[str, Any]:
     for words in shell_commands(path):
         for word in words:
             if override := OVERRIDE.fullmatch(word):
-                found[override[1]] = parse_value(override[2])
+                value = parse_value(override[2])
+                found |= flat({override[1]: value})
     if not found:
         raise ConfigError(
             f"{path}: no override such as data.train_batch_size=64 in it; name a script that launches verl"
@@ -109,12 +114,57 @@ def read_overrides(path: Path) -> dict[str, Any]:
     return found
 
 
+def read_named_config(path: Path) -> Path | None:
+    """Return the YAML that a launch script names for hydra, in the folder that it names or beside the script, whether
+    it is there or not; None if the script names none."""
+    flags: dict[str, Any] = {}
+    for words in shell_commands(path):
+        flags |= _flags([re.sub(r"^-c([np])\b", lambda one: HYDRA[one[1]], word) for word in words])
+    if not (name := flags.get("config-name")):
+        return None
+    folder = str(flags.get("config-path", "."))
+    places = [Path(folder), path.parent / folder, path.parent / Path(folder).name, path.parent]
+    found = [place / f"{str(name).removesuffix('.yaml')}.yaml" for place in places]
+    return next((one for one in found if one.is_file()), found[-1])
+
+
+def interpolated(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the `${other.setting}` of OmegaConf filled in, as far as they are known, and defaults of
+    environment variables."""
+
+    def value_of(match: re.Match[str]) -> Any:
+        kind, name, default = match["kind"], match["name"], match["default"]
+        if kind == "oc.env":
+            return "~" if name == "HOME" else match[0] if default is None else parse_value(default)
+        found = given.get(name, defaults.get(name, match[0] if default is None else parse_value(default)))
+        return (
+            INTERPOLATION.sub(lambda one: str(value_of(one)), found)
+            if isinstance(found, str) and found != match[0]
+            else found
+        )
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, list):
+            return [filled(one) for one in value]
+        if not isinstance(value, str):
+            return value
+        whole = INTERPOLATION.fullmatch(value)
+        return value_of(whole) if whole else INTERPOLATION.sub(lambda one: str(value_of(one)), value)
+
+    return {name: filled(value) for name, value in given.items()}
+
+
 def shell_commands(path: Path) -> Iterator[list[str]]:
     """Yield the words of each command in a shell script, with the script's variables filled in."""
     text = re.sub(r"\\[ \t]*\n", " ", read_text(path))
-    variables: dict[str, str] = {"HOME": "~"}
+    variables: dict[str, str] = {"HOME": "~", "PWD": "."}
+    in_array = False
     for line in text.splitlines():
-        line = _filled(line, variables)
+        line = _filled(line.replace("$(pwd)", "."), variables)
+        if ARRAY.match(line):
+            line, in_array = ARRAY.sub("", line), True
+        if in_array and line.count(")") > line.count("("):
+            line, in_array = line.rpartition(")")[0], False
         try:
             words = shlex.split(line, comments=True)
         except ValueError:  # quotes over several lines, as in heredocs
@@ -148,6 +198,8 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
             continue
         launcher, given = _flags(words[:place]), _flags(words[place + 1 :])
         named = [*([] if trainer else [words[place]]), *([str(given.pop("config"))] if "config" in given else [])]
+        if trainer:  # trl's own command takes the flags of accelerate, too
+            launcher |= {name: given.pop(name) for name in ("accelerate_config", "num_processes") if name in given}
         counts = (launcher.pop(name, None) for name in ("num_processes", "nproc_per_node", "nproc-per-node"))
         processes = next((one for one in counts if isinstance(one, int)), None)
         settings = {**{f"launcher.{name}": value for name, value in launcher.items()}, **given}
@@ -183,6 +235,8 @@ def parse_value(text: str) -> Any:
     """Return the value of an override. Text that is not YAML is returned as a string."""
     import yaml
 
+    if text.startswith("{"):  # hydra's mappings need no space
+        text = re.sub(r"(\w):(?=[^\s/])", r"\1: ", text)
     try:
         return _number(yaml.safe_load(text))
     except yaml.YAMLError:
@@ -222,5 +276,7 @@ def _filled(line: str, variables: Mapping[str, str]) -> str:
 
 
 def _number(value: Any) -> Any:
-    """Return `1e-6` as a number. YAML 1.1 reads it as a string."""
+    """Return `1e-6` as a number, in mappings, too. YAML 1.1 reads it as a string."""
+    if isinstance(value, dict):
+        return {name: _number(one) for name, one in value.items()}
     return float(value) if isinstance(value, str) and NUMBER.fullmatch(value) else value

@@ -23,14 +23,17 @@ from rftstream.integrations.foreign_configs.conversion import (
     take_dtype,
 )
 from rftstream.integrations.foreign_configs.reading import Launch, lifted, merged, read_launch, read_yaml, tables_of
+from rftstream.integrations.foreign_configs.trl_losses import put_correction, put_loss
 from rftstream.integrations.foreign_configs.trl_script import UNREAD, Script, ScriptReader
 from rftstream.integrations.foreign_configs.trl_sources import DatasetRules, with_evaluation
+from rftstream.integrations.foreign_configs.trl_steps import evaluated_every, put_lowest_rate
 
 ALGORITHMS = {"grpo": "grpo", "rloo": "rloo", "sft": "sft", "dpo": "dpo", "reward": "reward_model"}
 TABLES = tables_of("trl")
-CORRECTIONS = {"truncate": "tis", "mask": "mask"}
 PLACEHOLDER = "write_this_reward"
 """Name of a function that is not there, so that `check` refuses the run file."""
+TRLS_REWARDS = ("think_format_reward",)
+"""Rewards that TRL's command line has under names without a module, beside those that have a counterpart."""
 REWARDS = {"accuracy_reward": "math", "reasoning_accuracy_reward": "math"}
 
 
@@ -38,10 +41,14 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     """Return the run file for a training script, a YAML config, or both together, or for the shell script that launches
     them."""
     files, launched = _launched(files)
+    unknown: dict[str, str] = {}
     if launched is not None:
+        unknown = {name: str(one) for name, one in launched.settings.items() if "$" in str(one)}
+        for name in unknown:
+            del launched.settings[name]
         gpus, trainer = launched.processes if gpus is None else gpus, trainer or launched.trainer
     script, known, flags = Script(""), TABLES["settings"].split(), launched.settings if launched is not None else {}
-    given = [(path, read_yaml(path)) for path in files if path.suffix in (".yaml", ".yml")]
+    given = [(path, read_yaml(path, nested=True)) for path in files if path.suffix in (".yaml", ".yml")]
     parsed = merged(given) | flags
     scripts = [path for path in files if path.suffix not in (".yaml", ".yml")]
     for path in scripts:
@@ -59,11 +66,14 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     defaults = {**TABLES["defaults"]["every"], **TABLES["defaults"][kind], **script.defaults}
     conversion = Conversion("TRL", settings, defaults, known)
     conversion.algorithm = ALGORITHMS[kind]
-    rules = _TrlRules(conversion, kind, gpus, script, path)
+    processes = gpus if launched is None else launched.processes or gpus
+    rules = _TrlRules(conversion, kind, gpus, script, path, processes or 1)
     rules.apply()
     for name, place in script.unreadable.items():
         if name not in settings and name not in rules.asked:
             conversion.leave_unread(name, f"could not be read without running the script: {place}")
+    for name, text in unknown.items():
+        conversion.leave_unread(name, f"{text!r}: only the shell that runs the script knows it")
     if script.environment:
         values = ", ".join(f"{name} = {value}" for name, value in script.environment.items())
         conversion.ask(f"the script's defaults of environment variables were taken: {values}")
@@ -93,14 +103,18 @@ def _kind(settings: Mapping[str, Any], path: Path) -> str:
 class _TrlRules:
     """The conversion rules for TRL's settings. `apply` is called once."""
 
-    def __init__(self, conversion: Conversion, kind: str, gpus: int | None, script: Script, path: Path) -> None:
+    def __init__(
+        self, conversion: Conversion, kind: str, gpus: int | None, script: Script, path: Path, processes: int
+    ) -> None:
+        """`processes`: those that TRL trains in, whose batches add up."""
         self._c, self._kind, self._gpus, self._script, self._path = conversion, kind, gpus, script, path
+        self._processes = processes
         self._module = re.sub(r"\W", "_", path.stem)  # train-grpo.py is no name of a module
         self._samples = kind in ("grpo", "rloo")
-        by_math = self._samples and any(
-            self._named_here(one) == "math" for one in many(conversion.get("reward_funcs") or [])
-        )
-        self._datasets = DatasetRules(conversion, script, path, samples=self._samples, by_math=by_math)
+        rewards = many(conversion.get("reward_funcs") or []) if self._samples else []
+        by_math = any(self._named_here(one) == "math" for one in rewards)
+        by_chat = by_math or any(self._is_theirs(one) for one in rewards)
+        self._datasets = DatasetRules(conversion, script, path, samples=self._samples, by_math=by_math, by_chat=by_chat)
         self.asked = self._datasets.asked
         """Arguments of the trainer that the user is asked to write."""
 
@@ -111,9 +125,10 @@ class _TrlRules:
         c.name_run(name or Path(str(c.get("output_dir"))).name, "run_name" if name else "output_dir")
         self._train = self._datasets.source("")
         self._model()
-        if self._samples:
-            self._loss()
         c.put("trainer.algorithm", c.algorithm, f"{self._kind.upper()}Trainer")
+        if self._samples:
+            put_loss(c, self._kind, TABLES["losses"])
+            put_correction(c, self._kind)
         self._batches()
         c.take(TABLES["alike"])
         c.keep("save_total_limit")
@@ -147,74 +162,42 @@ class _TrlRules:
             c.put("model.dtype", "bfloat16", "bf16")
         else:
             take_dtype(c, ("dtype", "torch_dtype"))
+        if c.get("load_in_4bit"):
+            c.put("model.quantize", "nf4", "load_in_4bit")
+        if (optimizer := str(c.get("optim", ""))).endswith("8bit") and "adamw" in optimizer:
+            c.put("backends.torch.moments", "8bit", f"optim {optimizer}")
+        elif optimizer and "adamw" not in optimizer:
+            c.leave(f"optim = {optimizer!r}", "AdamW, always")
         if c.get("use_peft"):
             c.lora("lora_r", "lora_alpha", "lora_target_modules", 32.0, default_rank=16, rooted="use_rslora")
 
     # ------------------------------------------------------------------------------------ GRPO and RLOO
 
-    def _loss(self) -> None:
-        c = self._c
-        if self._kind == "rloo":
-            c.put("algorithms.rloo.kl_coef", c.get("beta"), "beta")
-            if c.get("beta"):
-                c.put("algorithms.rloo.kl_in", "reward", "beta: RLOO takes the divergence from the reward")
-                c.put("algorithms.rloo.kl_estimator", "k1", "beta: RLOO sums log-ratios")
-            return
-        loss, scale = c.get("loss_type"), c.get("scale_rewards")
-        algorithm, normalise = TABLES["losses"].get(loss, ("grpo", "token"))
-        if loss not in TABLES["losses"]:
-            c.leave("loss_type", f"{loss!r} has no counterpart; the mean over tokens stands in its place")
-        if c.get("importance_sampling_level") == "sequence":
-            algorithm, normalise = "gspo", ""
-            c.put("trainer.algorithm", "gspo", "importance_sampling_level")
-        if scale in (False, "none") and algorithm == "grpo":
-            algorithm, normalise = "dr_grpo", ""
-            c.ask("scale_rewards none: dr_grpo only centres rewards, and divides the sum over a row by a constant")
-        elif scale == "batch":
-            c.leave("scale_rewards", "'batch' has no counterpart; each group's own spread divides")
-        c.algorithm = algorithm
-        if normalise:
-            c.put("algorithms.grpo.normalise", normalise, f"loss_type {loss!r}")
-        if algorithm == "dr_grpo":
-            if scale in (True, "group"):
-                c.ask("scale_rewards: TRL still divides by the group's spread; grpo here does, dr_grpo only centres")
-            c.put("algorithms.dr_grpo.row_tokens", c.get("max_completion_length"), "max_completion_length")
-        elif scale in (True, "group"):
-            c.put(f"algorithms.{algorithm}.advantage_eps", 1e-4, "scale_rewards: TRL adds 1e-4 to the spread")
-        if algorithm == "cispo":
-            c.put("algorithms.cispo.max_ratio", c.get("epsilon_high", c.get("epsilon", 0.2)), "epsilon_high")
-        if algorithm == "sapo":
-            c.put("algorithms.sapo.tau_positive", c.get("sapo_temperature_pos", 1.0), "sapo_temperature_pos")
-            c.put("algorithms.sapo.tau_negative", c.get("sapo_temperature_neg", 1.05), "sapo_temperature_neg")
-        if c.get("beta"):
-            c.put(f"algorithms.{algorithm}.kl_coef", c.get("beta"), "beta: k3, in the loss")
-        if c.get("sync_ref_model"):
-            c.put("trainer.reference_every", c.get("ref_model_sync_steps", 512), "ref_model_sync_steps")
-            c.leave("ref_model_mixup_alpha", "the newer policy takes the place of the reference, unmixed")
-
     def _batches(self) -> None:
         """Convert numbers that TRL counts in completions and optimizer steps."""
-        c, processes = self._c, max(self._gpus or 1, 1)
+        c, processes = self._c, self._processes
         device, accumulated = c.get("per_device_train_batch_size"), c.get("gradient_accumulation_steps")
         said = f"per_device_train_batch_size {device} x {processes} processes"
         steps, passes = 1, 1
         if self._samples:
-            per_generation = c.get("steps_per_generation", accumulated)
-            completions = c.get("generation_batch_size") or device * processes * max(per_generation, accumulated)
-            said = (
-                f"generation_batch_size {completions}"
-                if c.get("generation_batch_size")
-                else f"{said} x {max(per_generation, accumulated)} steps = {completions} completions"
+            longer, sampled = (
+                max(c.get("steps_per_generation", accumulated), accumulated),
+                c.get("generation_batch_size"),
             )
+            least = device * processes * accumulated  # several batches of samples in one optimizer step are one here
+            completions = max(sampled, least) if sampled else device * processes * longer
+            name = "steps_per_generation" if longer > accumulated else "gradient_accumulation_steps"
+            said = f"{said} x {name} {longer} = {completions} completions"
+            said = f"generation_batch_size {completions}" if sampled and sampled >= least else said
             size = c.get("num_generations")
             c.put("feeder.group_size", size, "num_generations")
             groups, rounded = share(completions, size)
             self._per_batch = groups
             c.put("feeder.groups_per_batch", groups, f"{said} / num_generations {size}{rounded}")
-            steps, rounded = share(completions, device * processes * accumulated)
+            steps, rounded = share(completions, least)
             passes = c.get("num_iterations")
             if steps > 1:
-                there = f"steps_per_generation: {completions} completions / {device * processes * accumulated} a step"
+                there = f"steps_per_generation: {completions} completions / {least} by gradient_accumulation_steps"
                 c.put("trainer.minibatches", steps, there + rounded)
             if passes > 1:
                 c.put("trainer.updates_per_batch", passes, "num_iterations")
@@ -230,18 +213,22 @@ class _TrlRules:
         divided = f" / {batch_steps} optimizer steps per batch" if batch_steps > 1 else ""
         self._batch_steps, self._divided = batch_steps, divided
         most, epochs = c.get("max_steps", -1), c.get("num_train_epochs")
-        steps = None
+        steps: int | None = None
         if most > 0:
             steps, rounded = share(most, batch_steps, up=True)
             c.put("run.steps", steps, f"max_steps {most}{divided}{rounded}" if divided else "max_steps")
         else:
             steps = self._steps_of_passes(epochs)
+        self._steps = steps
         name = "warmup_steps" if c.get("warmup_steps") else "warmup_ratio"
         c.schedule("lr_scheduler_type", c.get(name), name, steps, batch_steps, math.ceil)
+        put_lowest_rate(c)
         every = c.get("save_steps", 0)
         if 0 < every < 1 and steps is not None:
-            every = max(round(every * steps * batch_steps), 1)
-        if (strategy := c.get("save_strategy", "steps")) == "steps" and every >= 1:
+            every = math.ceil(every * steps * batch_steps)
+        if (strategy := c.get("save_strategy", "steps")) == "steps" and 0 < every < 1:
+            c.leave(f"save_steps = {every}", "a share of steps that the config does not say")
+        elif strategy == "steps" and every >= 1:
             saved, rounded = share(every, batch_steps, up=True)
             c.put("trainer.checkpoint_every", saved, f"save_steps {every}{divided}{rounded}")
         elif strategy != "steps":
@@ -272,12 +259,12 @@ class _TrlRules:
         if c.get("use_vllm"):
             mode = c.get("vllm_mode", "colocate")
             if self._gpus is None:
-                c.put("explorer.policy", "auto", "use_vllm: vllm, where it is installed for a GPU")
+                said = "use_vllm" if mode == "colocate" else f"use_vllm, vllm_mode {mode}"
+                c.put("explorer.policy", "auto", f"{said}: vllm, where it is installed for a GPU")
             elif self._gpus:
                 c.put("explorer.policy", "vllm", "use_vllm")
             else:
                 c.leave("use_vllm", "with --gpus 0 the run's own engine samples, on CPUs")
-            self._correction()
             apart = self._gpus if mode == "server" else None
             c.place(self._gpus, f"vllm_mode {mode!r}, --gpus {self._gpus}", apart=apart)
         else:
@@ -293,30 +280,26 @@ class _TrlRules:
             for key, value in held_out.settings.items():
                 c.put(f"evaluations.held-out.{key}", value, held_out.there if key == "options" else "eval_dataset")
             self._put_rewards("evaluations.held-out", "reward_funcs")
-            if every := c.get("eval_steps"):
-                asked, rounded = share(every, self._batch_steps, up=True)
-                said = f"eval_steps {every}{self._divided}{rounded}" if self._divided else "eval_steps"
-                c.put("evaluations.held-out.every", asked, said)
+            self._evaluated("evaluations.held-out.every")
             c.put(
                 "evaluations.held-out.n",
                 c.get("num_generations_eval", c.get("num_generations")),
                 "num_generations_eval",
             )
 
-    def _correction(self) -> None:
+    def _evaluated(self, key: str) -> None:
+        """Write how often there is an evaluation, in versions."""
         c = self._c
-        place = f"algorithms.{c.algorithm}.correction"
-        if c.get("vllm_importance_sampling_correction") is False:
-            c.put(place, "none", "vllm_importance_sampling_correction")
-            return
-        level, _, kind = c.get("vllm_importance_sampling_mode", "sequence_mask").partition("_")
-        if self._kind == "grpo":
-            c.put(place, CORRECTIONS[kind], f"vllm_importance_sampling_mode '{level}_{kind}'")
-            c.put(f"{place}_level", level, f"vllm_importance_sampling_mode '{level}_{kind}'")
-            name = "vllm_importance_sampling_clip_max"
-            c.put(f"{place}_high", c.get(name, c.get("vllm_importance_sampling_cap", 3.0)), name)
-            if (low := c.get("vllm_importance_sampling_clip_min")) is not None:
-                c.put(f"{place}_low", low, "vllm_importance_sampling_clip_min")
+        every, there = evaluated_every(c, None if self._steps is None else self._steps * self._batch_steps)
+        rows = self._train.num_rows
+        if every is not None:
+            asked, rounded = share(every, self._batch_steps, up=True)
+            c.put(key, asked, f"{there} {every}{self._divided}{rounded}" if self._divided else there)
+        elif there == "eval_strategy 'epoch'" and rows:
+            c.put(key, share(rows, self._per_batch, up=True)[0], f"{there}: {rows} rows / {self._per_batch} a batch")
+        else:
+            no = " (default of TRL), which does not evaluate" if there.endswith("'no'") else ""
+            c.put(key, 50, f"{there}{no}: not known in versions")
 
     def _put_rewards(self, section: str, there: str) -> None:
         """Write the rewards of a section, or a placeholder that `check` refuses."""
@@ -330,7 +313,7 @@ class _TrlRules:
                 unread.append(one[UNREAD])
                 name: str | None = f"{self._module}_rewards:{PLACEHOLDER}"
             else:
-                name = self._reward(one, own)
+                name = self._reward(one, own, None if weights is None else weights[number])
             if name is not None:
                 weight = {} if weights is None else {"weight": float(weights[number])}
                 rewards.append({"name": name, **weight})
@@ -362,11 +345,15 @@ class _TrlRules:
 
     def _named_here(self, one: Any) -> str | None:
         """Return the name of our reward in the place of one of TRL's, if there is one."""
+        return REWARDS.get(str(one).rpartition(":")[2]) if self._is_theirs(one) else None
+
+    def _is_theirs(self, one: Any) -> bool:
+        """Return whether a reward is one of TRL's that read what the assistant said in messages."""
         module, _, name = str(one).rpartition(":")
         is_theirs = module.partition(".")[0] == "trl" or (not module and name not in self._script.functions)
-        return REWARDS.get(name) if is_theirs else None
+        return is_theirs and (name in REWARDS or name in TRLS_REWARDS)
 
-    def _reward(self, one: Any, own: list[str]) -> str | None:
+    def _reward(self, one: Any, own: list[str], weight: float | None) -> str | None:
         """Return the name here of one reward, or None if it becomes a setting. `own` gets the script's functions."""
         c = self._c
         if isinstance(one, dict) and "model" in one:
@@ -376,9 +363,17 @@ class _TrlRules:
         is_theirs = module.partition(".")[0] == "trl" or (not module and name not in self._script.functions)
         if name == "get_soft_overlong_punishment" and is_theirs:
             most = one[name] if isinstance(one, dict) else {"max_completion_len": 1280, "soft_punish_cache": 256}
-            share = most["soft_punish_cache"] / most["max_completion_len"]
-            c.put(f"algorithms.{c.algorithm}.overlong_share", share, f"{name}: soft_punish_cache / max_completion_len")
+            longest, place = most["max_completion_len"], f"algorithms.{c.algorithm}.overlong"
+            c.put(
+                f"{place}_share", most["soft_punish_cache"] / longest, f"{name}: soft_punish_cache / max_completion_len"
+            )
+            if weight is not None:
+                c.put(f"{place}_penalty", float(weight), f"reward_weights, of {name}")
+            if longest != c.get("max_completion_length"):
+                c.ask(f"{name} is about {longest} tokens, here the share is that of sampling.max_tokens")
             return None
+        if is_theirs and name in TRLS_REWARDS:
+            module = "trl.rewards"
         if (here := self._named_here(one)) is not None:
             return here
         if not module and "." in name:
@@ -441,6 +436,7 @@ class _TrlRules:
         c, share = self._c, self._datasets.held_out()
         if share is not None:
             c.put("experts.held_out", share, "train_test_split")
+            self._evaluated("experts.held_out_every")
         elif split := c.get("dataset.train_test_split"):
             c.ask(f"train_test_split {split}: experts.held_out is a share of the rows; write it")
         for name in (*c.names("eval_dataset"), *c.names("eval_load_dataset")):
@@ -448,3 +444,6 @@ class _TrlRules:
                 c.get(name)
             else:
                 c.leave(name, "experts.held_out keeps a share of the rows")
+        if share is None:
+            for name in ("eval_strategy", "eval_steps", "dataset_test_split"):
+                c.leave(name, "rows apart are experts.held_out, a share of the rows; the loss on it is held_out_loss")

@@ -129,7 +129,7 @@ class DatasetReader:
         made: dict[str, ast.AST] = {}
         for node in ast.walk(function):
             if isinstance(node, ast.Dict) and not any(
-                isinstance(key, ast.Constant) and key.value == "role" for key in node.keys
+                isinstance(key, ast.Constant) and key.value in ("role", "type") for key in node.keys
             ):
                 pairs = zip(node.keys, node.values, strict=True)
                 made |= {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
@@ -177,6 +177,10 @@ class DatasetReader:
                 else {}
             )
             role, content = ast.unparse(parts.get("'role'", ast.Constant(""))), parts.get("'content'", ast.Constant(""))
+            if isinstance(content, ast.List) and (text := _text_of_parts(content)) is not None:
+                if "'image'" in ast.unparse(content) and "image" not in columns:
+                    columns.setdefault("images", "image")  # what TRL looks for
+                content = text
             column, template = _column(content, row), self._template_or_none(content, row, scope)
             if role == "'system'" and not _column_inside(content, row):
                 found["dataset.system"] = self._reader.value(content, scope)
@@ -216,6 +220,18 @@ class DatasetReader:
         if PLACE.search(text):
             raise UnreadableExpression(node, "whose braces a template would take for a column")
         return text
+
+
+def _text_of_parts(content: ast.List) -> ast.expr | None:
+    """Return the one text among the parts of a message, beside which there may be images."""
+    parts = [one for one in content.elts if isinstance(one, ast.Dict)]
+    texts = [
+        value
+        for part in parts
+        for key, value in zip(part.keys, part.values, strict=True)
+        if isinstance(key, ast.Constant) and key.value == "text"
+    ]
+    return texts[0] if len(texts) == 1 and len(parts) == len(content.elts) else None
 
 
 def _formatted(text: str, words: Mapping[str, str], node: ast.AST) -> str:

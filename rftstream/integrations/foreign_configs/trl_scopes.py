@@ -84,7 +84,7 @@ class Scope:
         names = [one.arg for one in node.args.args]
         given: dict[str, ast.expr] = dict(zip(reversed(names), reversed(node.args.defaults), strict=False))
         if call is not None:
-            given |= dict(zip(names, call.args, strict=False))
+            given |= dict(zip(names, _unpacked(call.args, len(names)), strict=False))
             given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
         scope.bound += [Binding(name, value, node, caller or self) for name, value in given.items()]
         return scope.add(node.body)
@@ -104,6 +104,18 @@ def named(node: ast.AST, scope: Scope) -> ast.AST | None:
 
 def last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _unpacked(arguments: list[ast.expr], most: int) -> list[ast.expr]:
+    """Return the arguments of a call, with `*value` as its elements, as many as there are parameters."""
+    found: list[ast.expr] = []
+    for one in arguments:
+        if isinstance(one, ast.Starred):
+            rest = range(most - len(found))
+            found += [ast.copy_location(ast.Subscript(one.value, ast.Constant(k), ast.Load()), one) for k in rest]
+        else:
+            found.append(one)
+    return found
 
 
 def _targets(target: ast.expr, value: ast.expr) -> list[tuple[str, ast.expr]]:

@@ -33,10 +33,11 @@ KINDS = ("GRPO", "RLOO", "SFT", "DPO", "Reward")
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 ADAPTERS = {"LoraConfig": {"lora_r": 8, "lora_alpha": 8}, "ModelConfig": {"lora_r": 16, "lora_alpha": 32}}
 """Class of an adapter's settings -> its defaults: peft's, and those of TRL's command line."""
-SPLITS = {"dataset_train_split": "train", "dataset_test_split": "test"}
+PARSED_DEFAULTS = {"dataset_train_split": "train", "dataset_test_split": "test", "eval_strategy": "no"}
 """Defaults of TRL's command line that scripts read."""
 UNREAD = "could not be read"
 PARSED = ("parse_args_and_config", "parse_args_into_dataclasses")
+COMPARED: dict[type[ast.cmpop], bool] = {ast.Eq: True, ast.Is: True, ast.NotEq: False, ast.IsNot: False}
 CASTS = {"int": int, "float": float, "str": str}
 TEXTS = ("split", "replace", "lower", "upper", "strip", "rstrip", "lstrip")
 """String methods that can be evaluated."""
@@ -92,7 +93,9 @@ class ScriptReader:
             raise ConfigError(f"{path}: not Python: {error}; name a training script, or TRL's YAML config") from None
         self._path, self._lines = path, text.splitlines()
         self._given = parsed or {}
-        self._parsed = None if parsed is None else {**SPLITS, **parsed}
+        self._parsed = None if parsed is None else {**PARSED_DEFAULTS, **parsed}
+        if self._parsed and self._parsed["eval_strategy"] is False:  # YAML's no
+            self._parsed["eval_strategy"] = "no"
         self._known = known
         self.scope = Scope().add(self._tree.body)
         self._environment: dict[str, Any] = {}
@@ -122,6 +125,8 @@ class ScriptReader:
                     script.settings[name] = self._functions(node, scope, script.code)
                 elif name == "train_dataset":
                     script.settings |= datasets.read(node, scope)
+                elif name == "eval_dataset" and ast.unparse(self.resolved(node, scope)[0]) == "None":
+                    continue
                 elif name == "eval_dataset":
                     found = datasets.read(node, scope)
                     script.settings |= {f"eval_{key}": value for key, value in found.items()}
@@ -159,13 +164,26 @@ class ScriptReader:
         yield self.scope, self._tree.body
         for node in ast.walk(self._tree):
             if isinstance(node, ast.FunctionDef):
-                yield self.scope.inside(node), node.body
+                named = [one for one in ast.walk(self._tree) if isinstance(one, ast.Call)]
+                calls = [one for one in named if isinstance(one.func, ast.Name) and one.func.id == node.name]
+                yield self.scope.inside(node, calls[0] if len(calls) == 1 else None, self.scope), node.body
 
     def resolved(self, node: ast.AST, scope: Scope) -> tuple[ast.AST, Scope]:
-        """Follow names to their value, and return the node with the scope in which to evaluate it."""
-        while isinstance(node, ast.Name):
-            node, scope = scope.find(node)
+        """Follow names to their value, and choices whose condition is known. Return the node with the scope in which
+        to evaluate it."""
+        while isinstance(node, (ast.Name, ast.IfExp)):
+            if isinstance(node, ast.IfExp):
+                node = node.body if self._holds(node.test, scope) else node.orelse
+            else:
+                node, scope = scope.find(node)
         return node, scope
+
+    def _holds(self, test: ast.expr, scope: Scope) -> bool:
+        """Return whether a condition holds. UnreadableExpression if running the script would be needed."""
+        if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], tuple(COMPARED)):
+            left, right = self.value(test.left, scope), self.value(test.comparators[0], scope)
+            return bool((left == right) is COMPARED[type(test.ops[0])])
+        return bool(self.value(test, scope))
 
     # ------------------------------------------------------------------------------------------ values
 
@@ -197,7 +215,7 @@ class ScriptReader:
             return getattr(said, node.func.attr)(*(self.value(one, scope) for one in node.args))
         if isinstance(node, ast.Subscript) and not ast.unparse(node.value).endswith("environ"):
             return self.value(node.value, scope)[self.value(node.slice, scope)]
-        if isinstance(node, ast.Name):
+        if isinstance(node, (ast.Name, ast.IfExp)):
             return self.value(*self.resolved(node, scope))
         if isinstance(node, ast.Attribute):
             return self._attribute(node, scope)

@@ -20,8 +20,8 @@ from rftstream.integrations.foreign_configs.trl_files import (
 )
 from rftstream.integrations.foreign_configs.trl_script import Script
 
-KNOWN = ("prompt", "messages", "answer", "completion", "chosen", "rejected")
-OURS = {"solution": "answer", "ground_truth": "answer"}
+KNOWN = ("prompt", "messages", "answer", "completion", "chosen", "rejected", "images")
+OURS = {"solution": "answer", "ground_truth": "answer", "image": "images"}
 HELD_OUT = 100
 """Rows that are held out where their number is not known."""
 
@@ -51,10 +51,13 @@ def with_evaluation(settings: dict[str, Any]) -> dict[str, Any]:
 class DatasetRules:
     """The rules for the datasets of one script or YAML. `source` is called for each of them."""
 
-    def __init__(self, conversion: Conversion, script: Script, path: Path, *, samples: bool, by_math: bool) -> None:
-        """`by_math`: whether a reward of TRL compares with the column `solution`."""
+    def __init__(
+        self, conversion: Conversion, script: Script, path: Path, *, samples: bool, by_math: bool, by_chat: bool
+    ) -> None:
+        """`by_math`: whether a reward of TRL compares with the column `solution`; `by_chat`: whether one of TRL reads
+        messages, so that prompts are lists of messages."""
         self._c, self._script, self._path = conversion, script, path
-        self._samples, self._by_math = samples, by_math
+        self._samples, self._by_math, self._by_chat = samples, by_math, by_chat
         self.asked: set[str] = set()
         """Arguments of the trainer that the user is asked to write."""
 
@@ -207,7 +210,11 @@ class DatasetRules:
                     f"{name} is the column {column} of the rows, renamed by the map, which no setting does for "
                     f"rewards: call the parameter of the reward {ours}"
                 )
-        named = {name: column for name, column in found.items() if name in KNOWN and name != column}
+        named = {
+            name: column for name, column in found.items() if name in KNOWN and (name != column or name == "images")
+        }
+        if self._by_chat and not {"prompt", "messages"} & set(found):
+            named = {"messages": "prompt", **named}
         return {"answer": "solution", **named} if self._by_math and "answer" not in found else named
 
 

@@ -1,8 +1,9 @@
 """Converts verl's settings to a run file: PPO's trainer with all its estimators, and SFT, from YAML and from overrides
 in a launch script.
 
-Names and defaults are those of verl/trainer/config/ppo_trainer.yaml and sft_trainer.yaml. verl counts problems per
-batch, as a run file does. It gives the size of minibatches; a run file gives their number.
+Names and defaults are those of verl/trainer/config/ppo_trainer.yaml, sft_trainer_engine.yaml and the older
+sft_trainer.yaml. verl counts problems per batch, as a run file does. It gives the size of minibatches; a run file gives
+their number.
 """
 
 from __future__ import annotations
@@ -10,37 +11,56 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rftstream.data.tasksets.arrow import describe_parquet
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.conversion import Conversion, ConvertedConfig, many, section_name, share
-from rftstream.integrations.foreign_configs.reading import merged, read_overrides, read_yaml, tables_of
+from rftstream.integrations.foreign_configs.reading import (
+    interpolated,
+    merged,
+    read_named_config,
+    read_overrides,
+    read_yaml,
+    tables_of,
+)
+from rftstream.integrations.foreign_configs.verl_losses import ACTOR, put_loss
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+ROLLOUT = "actor_rollout_ref.rollout"
 TABLES = tables_of("verl")
-LOSSES = ("gspo", "cispo", "sapo")
 PATHS = ("model.path", "partial_pretrain", "train_files", "val_files")
 """Ends of the names of path settings, which may keep an unresolved shell variable."""
-LEVELS = ("token", "sequence", "geometric")
 ENGINES = ("vllm", "hf")
-DIVERGENCES = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+PLACEHOLDER = "my_tools:write_these_tools"
+"""A tool that is not there, so that `check` refuses the run file."""
+NO_VAL = "there are no data.val_files"
 TOO_LONG = {"error": "error", "left": "truncate", "right": "truncate", "middle": "truncate"}
 
 
 def convert_verl(files: list[Path], gpus: int | None, trainer: str | None) -> ConvertedConfig:
     """Return the run file for YAML configs and launch scripts. Overrides of a script win over the files."""
-    given = merged([(path, read_yaml(path)) for path in files if path.suffix in (".yaml", ".yml")])
-    scripts = [(path, read_overrides(path)) for path in files if path.suffix not in (".yaml", ".yml")]
-    given |= merged(scripts)
-    is_sft = "model.partial_pretrain" in given or ("optim.lr" in given and f"{ACTOR}.optim.lr" not in given)
+    scripts = [path for path in files if path.suffix not in (".yaml", ".yml")]
+    named = [] if len(scripts) < len(files) else [one for path in scripts if (one := read_named_config(path))]
+    read = [path for path in files if path not in scripts] + [path for path in named if path.is_file()]
+    given = merged([(path, read_yaml(path)) for path in read])
+    given |= merged([(path, read_overrides(path)) for path in scripts])
+    is_sft = not any(name.startswith("actor_rollout_ref.") for name in given) and (
+        "model.partial_pretrain" in given or any(name.startswith("optim.") for name in given)
+    )
+    is_older = is_sft and ("model.partial_pretrain" in given or "data.prompt_key" in given)
+    defaults = TABLES[("sft_defaults" if is_older else "sft_engine_defaults") if is_sft else "defaults"]
+    given = interpolated(given, defaults)
     unread = {name: value for name, value in given.items() if "$" in str(value)}
     placed = {name for name in unread if name.endswith(PATHS)}
     for name in set(unread) - placed:
         del given[name]
-    conversion = Conversion("verl", given, TABLES["sft_defaults" if is_sft else "defaults"])
+    conversion = Conversion("verl", given, defaults)
     for name, value in unread.items():
         if name in placed:
             conversion.ask(f"{name}: {value!r} has a variable of the shell; write the path in its place")
         else:
             conversion.leave_unread(name, f"{value!r}: only the shell that runs the script knows it")
+    for path in named:
+        if not path.is_file() and not path.stem.endswith("_trainer"):
+            conversion.ask(f"the script takes the config {path.name}, which is not here: name that file, too")
     (_sft if is_sft else _reinforced)(conversion, files[0], gpus)
     return conversion.finish(TABLES["decided"])
 
@@ -50,19 +70,27 @@ def _model(c: Conversion, name: str, path: Path) -> None:
         raise ConfigError(f"{path}: no {name} that could be read, expected the model; add it to the file")
     c.put("model.path", model, name)
     prefix = name.rpartition(".")[0]
-    c.lora(f"{prefix}.lora_rank", f"{prefix}.lora_alpha", f"{prefix}.target_modules", 16)
+    if c.get(f"{prefix}.lora.rank"):  # megatron's
+        c.lora(f"{prefix}.lora.rank", f"{prefix}.lora.alpha", f"{prefix}.lora.target_modules", 32)
+    else:
+        c.lora(f"{prefix}.lora_rank", f"{prefix}.lora_alpha", f"{prefix}.target_modules", 16)
+    kwargs = "data.apply_chat_template_kwargs"
+    if given := {one.removeprefix(f"{kwargs}."): c.get(one) for one in c.names(f"{kwargs}.")}:
+        c.put("model.chat_template_kwargs", given, kwargs)
+    if c.get(f"{ACTOR}.freeze_vision_tower"):
+        c.put("backends.torch.freeze_vision_tower", True, f"{ACTOR}.freeze_vision_tower")
 
 
 def _passes(c: Conversion, place: str) -> None:
-    """Take the epochs if no number of steps is given. Steps win over epochs."""
-    epochs = c.get("trainer.total_epochs")
-    if c.get("trainer.total_training_steps") is None:
+    """Take the epochs, unless they are verl's default beside a number of steps. What ends first ends the run."""
+    epochs, has_steps = c.get("trainer.total_epochs"), c.get("trainer.total_training_steps") is not None
+    if not has_steps or c.get("trainer.total_epochs", only_given=True):
         c.put(f"{place}.passes", epochs, "trainer.total_epochs")
 
 
 def _length(c: Conversion, warmup: str, schedule: str) -> None:
     """Take the schedule over the steps, and the intervals that are counted in steps."""
-    steps = c.get("trainer.total_training_steps")
+    steps = c.get("trainer.total_training_steps") or _counted(c, warmup, schedule)
     at = c.get(f"{warmup}.lr_warmup_steps", -1)
     name = f"{warmup}.lr_warmup_steps" if at > 0 else f"{warmup}.lr_warmup_steps_ratio"
     c.schedule(schedule, at if at > 0 else c.get(name), name, steps)
@@ -70,9 +98,19 @@ def _length(c: Conversion, warmup: str, schedule: str) -> None:
         ("trainer.save_freq", "trainer.checkpoint_every"),
         ("trainer.test_freq", "evaluations.val.every"),
     ):
-        every = c.get(there, -1)
-        if every > 0 and (key != "evaluations.val.every" or c.get("data.val_files")):
+        every, is_evaluation = c.get(there, -1), key == "evaluations.val.every"
+        if is_evaluation and (c.algorithm == "sft" or not c.get("data.val_files")):
+            if c.get(there, only_given=True) is not None:
+                c.leave(
+                    f"{there} = {every!r}",
+                    "experts.held_out keeps a share of the rows" if c.algorithm == "sft" else NO_VAL,
+                )
+        elif isinstance(every, str):  # after_each_epoch
+            c.leave(f"{there} = {every!r}", f"{key} counts versions")
+        elif every > 0:
             c.put(key, every, there)
+        elif is_evaluation:
+            c.put(key, 50, f"{there}: verl evaluates before the training alone")
     project = c.get("trainer.project_name")
     c.keep("trainer.max_actor_ckpt_to_keep")
     c.keep("trainer.max_ckpt_to_keep")
@@ -80,9 +118,28 @@ def _length(c: Conversion, warmup: str, schedule: str) -> None:
     c.track(c.get("trainer.logger"), "trainer.logger", project)
 
 
+def _counted(c: Conversion, warmup: str, schedule: str) -> int | None:
+    """Return the steps that the epochs come to, and take them, if a schedule needs them and the Parquet files are at
+    hand. verl leaves out what is left of an epoch after its whole batches."""
+    is_constant = c.get(schedule, "constant") == "constant" and not c.get(f"{warmup}.lr_warmup_steps_ratio")
+    counts = [_table(file)[0] for file in many(c.get("data.train_files") or [])]
+    if is_constant or not counts or None in counts:
+        return None
+    rows, epochs, size = sum(one or 0 for one in counts), c.get("trainer.total_epochs"), c.get("data.train_batch_size")
+    steps: int = max(rows // size, 1) * epochs
+    c.put("run.steps", steps, f"trainer.total_epochs {epochs} x {rows} rows / data.train_batch_size {size}")
+    return steps
+
+
+def _table(file: Any) -> tuple[int | None, tuple[str, ...]]:
+    """Return the number of rows of a Parquet file and its columns; None and no columns if it is not at hand."""
+    path = Path(str(file)).expanduser()
+    return describe_parquet(path) if str(file).endswith(".parquet") and path.is_file() else (None, ())
+
+
 def _reinforced(c: Conversion, path: Path, gpus: int | None) -> None:
     _model(c, "actor_rollout_ref.model.path", path)
-    _loss(c)
+    put_loss(c, TABLES["estimators"])
     files = many(c.get("data.train_files") or [])
     if not files:
         raise ConfigError(
@@ -106,7 +163,11 @@ def _reinforced(c: Conversion, path: Path, gpus: int | None) -> None:
         steps, rounded = share(prompts, minibatch)
         said = f"{ACTOR}.ppo_mini_batch_size: data.train_batch_size {prompts} / {minibatch} problems a step{rounded}"
         c.put("trainer.minibatches", steps, said)
-    c.put("feeder.max_staleness", 0, "verl samples and trains in turns; 1 or 2 does both at once")
+    if (mode := c.get("trainer.v1.trainer_mode", "sync")) == "sync":
+        c.put("feeder.max_staleness", 0, "verl samples and trains in turns; 1 or 2 does both at once")
+    else:
+        name = "trainer.v1.sampler.max_off_policy_threshold"
+        c.put("feeder.max_staleness", c.get(name, 8), f"{name}, trainer_mode {mode}")
     longest = c.get("data.max_prompt_length") + c.get("data.max_response_length")
     c.put("model.context", longest, f"data.max_prompt_length + data.max_response_length = {longest}")
     if (most := c.get(f"{ROLLOUT}.top_k", -1)) > 0:
@@ -128,7 +189,10 @@ def _problems(c: Conversion, place: str, file: Any, there: str, size: str) -> No
     kind = "jsonl" if str(file).endswith((".json", ".jsonl")) else "parquet"
     c.put(f"{place}.source", f"{kind}:{file}", there)
     columns = {"messages": c.get("data.prompt_key", "prompt"), "answer": "reward_model.ground_truth"}
-    c.put(f"{place}.columns", {**columns, "data_source": c.get("data.reward_fn_key", "data_source")}, "data.prompt_key")
+    columns["data_source"] = c.get("data.reward_fn_key", "data_source")
+    if (images := c.get("data.image_key")) or "images" in _table(file)[1]:
+        columns["images"] = images or "images"
+    c.put(f"{place}.columns", columns, "data.prompt_key")
     if (most := c.get(size, -1)) > 0:
         c.put(f"{place}.options", {"size": most}, size)
     c.put(f"{place}.reward", *_reward(c))
@@ -143,89 +207,42 @@ def _reward(c: Conversion) -> tuple[Any, str]:
             for one in c.names(f"{prefix}.reward_kwargs."):
                 c.put(f'rewards."{name}".{one.rpartition(".")[2]}', c.get(one), one)
             return name, f"{prefix}.path, .name"
-    if c.get("reward_model.enable"):
-        c.put("rewards.reward_model.path", c.get("reward_model.model.path"), "reward_model.model.path")
-        return "reward_model", "reward_model.enable"
+    for prefix, path in (("reward_model", "model.path"), ("reward.reward_model", "model_path")):
+        if c.get(f"{prefix}.enable"):
+            c.put("rewards.reward_model.path", c.get(f"{prefix}.{path}"), f"{prefix}.{path}")
+            return "reward_model", f"{prefix}.enable"
+    c.get("reward_model.reward_manager"), c.get("reward.reward_manager.name")
     c.ask('verl chooses its reward by data_source; "math" compares the answers: set another reward for other problems')
     return "math", "custom_reward_function: none"
 
 
 def _turns(c: Conversion, place: str) -> None:
-    prefix = f"{ROLLOUT}.multi_turn"
-    if not c.get(f"{prefix}.enable"):
+    prefix, loop = f"{ROLLOUT}.multi_turn", f"{ROLLOUT}.agent.default_agent_loop"
+    is_tool_agent = c.get(loop) == "tool_agent"
+    if not is_tool_agent and c.get(loop) not in (None, "single_turn_agent"):
+        c.leave(f"{loop} = {c.get(loop)!r}", "its class is of verl: write an environment, docs/extending.md")
+    if not (c.get(f"{prefix}.enable") or is_tool_agent):
         return
-    c.put(f"{place}.environment", "tools", f"{prefix}.enable")
-    if turns := c.get(f"{prefix}.max_assistant_turns", c.get(f"{prefix}.max_turns")):
-        c.put("environments.tools.max_turns", turns, f"{prefix}.max_assistant_turns")
-    if most := c.get(f"{prefix}.max_tool_response_length"):
-        c.put("environments.tools.max_result_chars", most, f"{prefix}.max_tool_response_length")
-    tools = f"{prefix}.tool_config_path"
-    if c.get(tools):
-        c.leave(
-            tools, "its tools are classes of verl; write each as a function, and name it in environments.tools.tools"
-        )
-
-
-def _loss(c: Conversion) -> None:
-    estimator = c.get("algorithm.adv_estimator")
-    loss, reduction = c.get(f"{ACTOR}.policy_loss.loss_mode", "vanilla"), c.get(f"{ACTOR}.loss_agg_mode")
-    c.algorithm, there = TABLES["estimators"].get(estimator, "grpo"), "algorithm.adv_estimator"
-    if estimator not in TABLES["estimators"]:
-        c.leave(there, f"{estimator!r} has no counterpart; grpo stands in its place")
-    if loss in LOSSES and c.algorithm == "grpo":
-        c.algorithm, there = loss, f"{ACTOR}.policy_loss.loss_mode"
-    elif loss != "vanilla":
-        c.leave(f"{ACTOR}.policy_loss.loss_mode", f"{loss!r} has no counterpart; PPO's clip stands in its place")
-    sums = reduction in ("seq-mean-token-sum", "seq-mean-token-sum-norm")
-    if c.algorithm == "grpo" and (sums or c.get("algorithm.norm_adv_by_std_in_grpo") is False):
-        c.algorithm, there = "dr_grpo", "algorithm.norm_adv_by_std_in_grpo, loss_agg_mode"
-        longest = 1 if reduction == "seq-mean-token-sum" else c.get("data.max_response_length")
-        c.put("algorithms.dr_grpo.row_tokens", longest, f"{ACTOR}.loss_agg_mode, data.max_response_length")
-        if not sums:
-            c.ask("norm_adv_by_std_in_grpo: dr_grpo only centres rewards, and divides the sum over a row by a constant")
-    c.put("trainer.algorithm", c.algorithm, there)
-    if c.algorithm == "grpo":
-        normalise = "sequence" if reduction == "seq-mean-token-mean" else "token"
-        c.put("algorithms.grpo.normalise", normalise, f"{ACTOR}.loss_agg_mode")
-    if estimator == "reinforce_plus_plus_baseline":
-        c.put("algorithms.reinforce_plus_plus.group_baseline", True, "algorithm.adv_estimator")
-    place = f"algorithms.{c.algorithm}"
-    in_reward = c.get("algorithm.use_kl_in_reward")
-    if c.get(f"{ACTOR}.use_kl_loss"):
-        c.put(f"{place}.kl_coef", c.get(f"{ACTOR}.kl_loss_coef", 0.001), f"{ACTOR}.kl_loss_coef")
-        kind = str(c.get(f"{ACTOR}.kl_loss_type", "low_var_kl"))
-        c.put(f"{place}.kl_estimator", DIVERGENCES.get(kind.rstrip("+"), "k3"), f"{ACTOR}.kl_loss_type {kind}")
-    elif in_reward:
-        c.put(f"{place}.kl_in", "reward", "algorithm.use_kl_in_reward")
-        c.put(f"{place}.kl_coef", c.get("algorithm.kl_ctrl.kl_coef", 0.001), "algorithm.kl_ctrl.kl_coef")
-        kind = c.get("algorithm.kl_penalty", "kl")
-        c.put(f"{place}.kl_estimator", DIVERGENCES.get(kind, "k1"), f"algorithm.kl_penalty {kind}")
-    _correction(c, place)
-    for name in (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type", "algorithm.kl_ctrl.kl_coef"):
-        c.get(name)
-    for prefix in ("reward_model.overlong_buffer", "reward_model.reward_kwargs.overlong_buffer_cfg"):
-        if c.get(f"{prefix}.enable"):
-            tokens, longest = c.get(f"{prefix}.len"), c.get("data.max_response_length")
-            said = f"{prefix}.len {tokens} / data.max_response_length {longest}"
-            c.put(f"{place}.overlong_share", tokens / longest, said)
-            c.put(
-                f"{place}.overlong_penalty", float(c.get(f"{prefix}.penalty_factor", 1.0)), f"{prefix}.penalty_factor"
-            )
-        c.get(f"{prefix}.log"), c.get("reward_model.reward_kwargs.max_resp_len")
-    c.get("reward_model.reward_manager")
-
-
-def _correction(c: Conversion, place: str) -> None:
-    prefix = "algorithm.rollout_correction"
-    for name, kind in (("rollout_is", "tis"), ("rollout_rs", "mis")):
-        level, most = c.get(f"{prefix}.{name}"), c.get(f"{prefix}.{name}_threshold")
-        if level and (level not in LEVELS or isinstance(most, str)):
-            c.leave(f"{prefix}.{name}", f"{level!r} has no counterpart; there are {', '.join(LEVELS)}")
-        elif level:
-            c.put(f"{place}.correction", kind, f"{prefix}.{name}")
-            c.put(f"{place}.correction_level", level, f"{prefix}.{name} {level}")
-            if most is not None:
-                c.put(f"{place}.correction_high", float(most), f"{prefix}.{name}_threshold")
+    c.put(
+        f"{place}.environment",
+        "tools",
+        loop if not c.get(f"{prefix}.enable") else f"{prefix}.enable, default_agent_loop",
+    )
+    turns = c.get(f"{prefix}.max_assistant_turns", c.get(f"{prefix}.max_turns"))
+    said = f"{prefix}.max_assistant_turns" if turns else f"{prefix}.max_assistant_turns: without a limit there"
+    c.put("environments.tools.max_turns", turns or 100, said)
+    c.put(
+        "environments.tools.max_result_chars",
+        c.get(f"{prefix}.max_tool_response_length", 256),
+        f"{prefix}.max_tool_response_length: cut at the end here, in the middle there",
+    )
+    c.put("environments.tools.max_calls", c.get(f"{prefix}.max_parallel_calls", 1), f"{prefix}.max_parallel_calls")
+    told = [name for name in (f"{prefix}.tool_config_path", f"{prefix}.function_tool_path") if c.get(name)]
+    named = ", ".join(str(c.get(name)) for name in told) or "in no file that the config names"
+    c.put_placeholder("environments.tools.tools", [PLACEHOLDER], (told or [f"{prefix}.tool_config_path"])[0])
+    c.ask(
+        f"verl's tools ({named}): write each as a function of a module, and name them in the place of {PLACEHOLDER!r}"
+    )
 
 
 def _held_out(c: Conversion) -> None:
@@ -250,20 +267,23 @@ def _sft(c: Conversion, path: Path, gpus: int | None) -> None:
         f"{'parquet' if str(one).endswith('.parquet') else 'file'}:{one}" for one in many(c.get("data.train_files"))
     ]
     c.put("experts.source", sources[0] if len(sources) == 1 else sources, "data.train_files")
-    if c.get("data.multiturn.enable"):
-        columns = {"messages": c.get("data.multiturn.messages_key", "messages")}
+    if c.get("data.multiturn.enable") or c.get("data.messages_key"):
+        columns = {"messages": c.get("data.messages_key", c.get("data.multiturn.messages_key", "messages"))}
     else:
         keys = {
             "prompt": ("data.prompt_key", "data.prompt_dict_keys"),
             "completion": ("data.response_key", "data.response_dict_keys"),
         }
         columns = {ours: ".".join([c.get(key), *(c.get(inner) or [])[:1]]) for ours, (key, inner) in keys.items()}
-    c.put("experts.columns", columns, "data.prompt_key, data.response_key")
+    dicts = "data.prompt_key, response_key, prompt_dict_keys, response_dict_keys"
+    c.put("experts.columns", columns, "data.messages_key" if "messages" in columns else dicts)
     c.put("experts.per_batch", c.get("data.train_batch_size"), "data.train_batch_size")
     c.put("model.context", c.get("data.max_length"), "data.max_length")
+    if c.get("data.truncation", "error") != "error":
+        c.put("experts.too_long", "skip", "data.truncation: verl cuts what is longer, here it is left out")
     c.take(TABLES["sft_alike"])
     _passes(c, "experts")
-    _length(c, "optim", "optim.lr_scheduler")
+    _length(c, "optim", "optim.lr_scheduler" if c.get("optim.lr_scheduler") else "optim.lr_scheduler_type")
     c.place(
         c.get("trainer.n_gpus_per_node", only_given=True) if gpus is None else gpus,
         "trainer.n_gpus_per_node: one of them trains",

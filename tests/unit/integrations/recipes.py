@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.unit.integrations import published
+
 GSM8K_SCRIPT = """
 from datasets import load_dataset
 from peft import LoraConfig
@@ -134,6 +136,10 @@ class Recipe:
     not_taken: tuple[str, ...] = ()
     modules: dict[str, str] = field(default_factory=dict)
     """What the report asks to be put beside the run file."""
+    quiet: tuple[str, ...] = ()
+    """Settings given that neither the run file nor the report names, since they change nothing here."""
+    refused: str = ""
+    """Why `check` refuses the run file until its user has written something."""
 
 
 RECIPES = {
@@ -165,7 +171,7 @@ RECIPES = {
         {
             "feeder.groups_per_batch": 8, "trainer.minibatches": 4, "trainer.updates_per_batch": 2, "run.steps": 50,
             "trainer.warmup_steps": 2, "algorithms.grpo.normalise": "sequence", "algorithms.grpo.clip_high": 0.28,
-            "trainer.lr": 1e-6, "tasksets.train.columns": {"answer": "solution"},
+            "trainer.lr": 1e-6, "tasksets.train.columns": {"messages": "prompt", "answer": "solution"},
             "tasksets.train.reward": [{"name": "math", "weight": 1.0}, {"name": "my_rewards:short", "weight": 0.2}],
         },
         ("top_entropy_quantile",),
@@ -216,8 +222,9 @@ RECIPES = {
             "                eval_dataset=data, tools=[multiply]).train()\n\nmain()\n"
         },
         {
-            "trainer.algorithm": "dr_grpo", "algorithms.dr_grpo.row_tokens": 512,
-            "tasksets.train.environment": "tools", "environments.tools.tools": ["agent_tools:multiply"],
+            "trainer.algorithm": "grpo", "algorithms.grpo.scale_rewards": "none",
+            "algorithms.grpo.normalise": "token", "tasksets.train.environment": "tools",
+            "environments.tools.tools": ["agent_tools:multiply"],
             "evaluations.held-out.every": 3, "run.steps": 5,
             "environments.tools.max_turns": 4, "tasksets.train.reward": "my_rewards:short",
         },
@@ -237,17 +244,6 @@ RECIPES = {
             "model.context": 512, "trainer.lr": 2e-5, "run.steps": 30,
         },
         ("packing",),
-    ),
-    "trl-dpo-yaml": Recipe(
-        "trl",
-        {
-            "dpo.yaml": "model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct\ndataset_name: org/pairs\nbeta: 0.2\n"
-            "learning_rate: 5.0e-7\nnum_train_epochs: 1\nuse_peft: true\nlora_r: 32\nlora_alpha: 16\n"
-            "per_device_train_batch_size: 2\ngradient_accumulation_steps: 8\neval_strategy: steps\n"
-        },
-        {"trainer.algorithm": "dpo", "algorithms.dpo.beta": 0.2, "experts.per_batch": 16, "experts.passes": 1,
-         "model.lora.rank": 32, "model.lora.alpha": 16.0},
-        ("eval_strategy",),
     ),
     "verl-grpo-lora": Recipe(
         "verl",
@@ -291,20 +287,6 @@ RECIPES = {
         {"my_score.py": "def score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):\n"
                         "    return float(ground_truth in solution_str) + bonus\n"},
     ),
-    "verl-multi-turn": Recipe(
-        "verl",
-        {
-            "multiturn.yaml": "hydra: {searchpath: [file://verl/trainer/config]}\ndefaults: [ppo_trainer, _self_]\n"
-            "actor_rollout_ref: {rollout: {name: sglang, multi_turn: {enable: true, max_assistant_turns: 5, "
-            "tool_config_path: tools.yaml}}}\n",
-            "run.sh": "python3 -m verl.trainer.main_ppo --config-name=multiturn algorithm.adv_estimator=rloo "
-            "data.train_files=$HOME/data/gsm8k/train.parquet actor_rollout_ref.rollout.n=4 "
-            "actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct trainer.total_epochs=1 trainer.logger=console "
-            'trainer.experiment_name="turns_$(date +%s)"\n',
-        },
-        {"trainer.algorithm": "rloo", "tasksets.gsm8k.environment": "tools", "environments.tools.max_turns": 5},
-        ("actor_rollout_ref.rollout.multi_turn.tool_config_path",),
-    ),
     "verl-sft": Recipe(
         "verl",
         {
@@ -319,6 +301,116 @@ RECIPES = {
             "experts.columns": {"prompt": "extra_info.question", "completion": "extra_info.answer"},
         },
         ("trainer.default_local_dir", "data.val_files"),
+    ),
+    "trl-grpo-agent": Recipe(
+        "trl",
+        {"agent_grpo.py": published.AGENT, "agent_grpo.yaml": published.AGENT_YAML},
+        {
+            "tasksets.train.columns": {"messages": "question"}, "tasksets.train.options": {"split": "train"},
+            "evaluations.held-out.options": {"split": "test"}, "evaluations.held-out.every": 5,
+            "environments.tools.tools": ["agent_grpo_tools:look_up", "agent_grpo_tools:add"],
+            "environments.tools.max_turns": 7, "model.chat_template_kwargs": {"enable_thinking": False},
+            "trainer.algorithm": "dr_grpo", "algorithms.dr_grpo.row_tokens": 2048,
+            "algorithms.dr_grpo.scale_rewards": "group", "algorithms.dr_grpo.advantage_eps": 1e-4,
+            "algorithms.dr_grpo.kl_unbiased": True, "algorithms.dr_grpo.correction": "mask",
+        },
+        ("log_completions", "vllm_enable_sleep_mode"),
+        quiet=("steps_per_generation",),
+    ),
+    "trl-grpo-vision": Recipe(
+        "trl",
+        {"grpo_vlm.py": published.VISION},
+        {
+            "tasksets.train.columns": {"messages": "problem", "images": "image"}, "trainer.algorithm": "gspo",
+            "algorithms.gspo.normalise": "token", "algorithms.gspo.clip_low": 0.2, "algorithms.gspo.clip_high": 0.2,
+            "algorithms.gspo.correction": "tis", "tasksets.train.reward": "grpo_vlm_rewards:accuracy",
+        },
+        ("dataset_train_split", "save_steps"),
+    ),
+    "trl-grpo-qlora-yaml": Recipe(
+        "trl",
+        {"recipe_lora.yaml": published.QLORA_YAML},
+        {
+            "model.quantize": "nf4", "model.lora.rank": 32, "backends.torch.moments": "8bit",
+            "trainer.lr_schedule": "cosine", "trainer.min_lr_share": 0.1, "algorithms.grpo.scale_rewards": "batch",
+            "algorithms.grpo.overlong_penalty": 0.1, "feeder.groups_per_batch": 16, "trainer.minibatches": 4,
+            "evaluations.held-out.every": 5, "algorithms.grpo.correction_high": 2.0,
+            "tasksets.train.columns": {"messages": "prompt", "answer": "solution"},
+            "tasksets.train.reward": [{"name": "math", "weight": 1.0},
+                                      {"name": "trl.rewards:think_format_reward", "weight": 0.2}],
+        },
+        ("warmup_ratio", "save_strategy"),
+        quiet=("num_iterations", "per_device_train_batch_size"),
+    ),
+    "trl-dpo": Recipe(
+        "trl",
+        {"dpo_lora.py": published.PAIRS},
+        {"trainer.algorithm": "dpo", "experts.held_out": 0.05, "experts.held_out_every": 50, "trainer.lr": 5e-6,
+         "model.lora.rank": 16, "experts.per_batch": 16, "experts.passes": 2, "trainer.checkpoint_every": 200},
+        ("loss_type", "loss_weights"),
+    ),
+    "trl-sft-yaml-launched": Recipe(
+        "trl",
+        {"sft.yaml": published.SFT_YAML, "launch_sft.sh": published.SFT_LAUNCH},
+        {"trainer.algorithm": "sft", "trainer.lr": 2e-5, "run.name": "sft", "experts.per_batch": 64,
+         "trainer.min_lr_share": 0.1, "model.context": 4096},
+        ("run_name", "launcher.accelerate_config", "neftune_noise_alpha", "eos_token"),
+    ),
+    "verl-yaml": Recipe(
+        "verl",
+        {"grpo_math.yaml": published.MATH_YAML},
+        {
+            "trainer.algorithm": "dr_grpo", "algorithms.dr_grpo.row_tokens": 3072, "algorithms.dr_grpo.clip_low": 0.2,
+            "algorithms.dr_grpo.clip_high": 0.28, "algorithms.dr_grpo.kl_estimator": "k2", "trainer.warmup_steps": 15,
+            "algorithms.dr_grpo.correction": "icepop", "algorithms.dr_grpo.correction_low": 0.5, "run.steps": 310,
+            "tasksets.gsm8k.passes": 10, "evaluations.val.source": "parquet:~/data/gsm8k/test.parquet",
+            "model.chat_template_kwargs": {"enable_thinking": False}, "evaluations.val.n": 4,
+        },
+        ("actor_rollout_ref.actor.clip_ratio = 0.3", "algorithm.rollout_correction.rollout_rs"),
+    ),
+    "verl-gspo-arrays": Recipe(
+        "verl",
+        {"run_gspo.sh": published.GSPO},
+        {
+            "trainer.algorithm": "gspo", "algorithms.gspo.clip_high": 4e-4, "algorithms.gspo.overlong_share": 0.25,
+            "tasksets.gsm8k.shuffle": False, "trainer.warmup_steps": 10, "trainer.tokens_per_microbatch": 10240,
+            "algorithms.gspo.correction": "tis", "evaluations.val.sampling": {"temperature": 1.0, "top_p": 0.7},
+        },
+        ("actor_rollout_ref.actor.clip_ratio_c",),
+        quiet=("actor_rollout_ref.actor.loss_agg_mode", "reward.reward_kwargs.max_resp_len"),
+    ),
+    "verl-tools": Recipe(
+        "verl",
+        {"gsm8k_multiturn_grpo.yaml": published.TURNS_YAML, "run_multiturn.sh": published.TURNS},
+        {
+            "tasksets.gsm8k.environment": "tools", "environments.tools.max_turns": 5, "sampling.max_tokens": 1024,
+            "environments.tools.max_result_chars": 1024, "environments.tools.max_calls": 1, "feeder.group_size": 16,
+        },
+        ("actor_rollout_ref.rollout.name", "actor_rollout_ref.rollout.multi_turn.format"),
+        quiet=("actor_rollout_ref.actor.ppo_mini_batch_size",),
+        refused="'my_tools:write_these_tools' cannot be imported",
+    ),
+    "verl-images-lora": Recipe(
+        "verl",
+        {"run_vl_lora.sh": published.IMAGES},
+        {
+            "model.lora.rank": 64, "model.lora.alpha": 32.0, "backends.torch.freeze_vision_tower": True,
+            "tasksets.geo3k.columns": {"messages": "prompt", "answer": "reward_model.ground_truth",
+                                       "data_source": "data_source", "images": "images"},
+            "rewards.geo:compute_score.format_weight": 0.1, "trainer.minibatches": 4, "feeder.group_size": 5,
+        },
+        ("actor_rollout_ref.model.exclude_modules", "trainer.nnodes"),
+        {"geo.py": "def compute_score(data_source, solution_str, ground_truth, extra_info=None, format_weight=0.0):\n"
+                   "    return float(ground_truth in solution_str)\n"},
+    ),
+    "verl-sft-engine": Recipe(
+        "verl",
+        {"run_sft_engine.sh": published.ENGINE},
+        {
+            "trainer.algorithm": "sft", "experts.columns": {"messages": "messages"}, "trainer.lr": 2e-5,
+            "trainer.min_lr_share": 0.1, "trainer.lr_schedule": "cosine", "run.steps": 2, "experts.per_batch": 96,
+        },
+        ("trainer.test_freq", "engine.strategy", "trainer.default_local_dir"),
     ),
     "prime-rl-wordle": Recipe(
         "prime-rl",

@@ -1,0 +1,32 @@
+"""Conversion rules for what transformers counts in optimizer steps: evaluations, and the end of a schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rftstream.integrations.foreign_configs.conversion import Conversion
+
+
+def evaluated_every(c: Conversion, steps: int | None) -> tuple[Any, str]:
+    """Return the optimizer steps between two evaluations as transformers has them, None if none says how many, and the
+    setting that they are of. `steps`: all optimizer steps of the training, if they are known."""
+    strategy = c.get("eval_strategy", c.get("evaluation_strategy", "no"))
+    name = "eval_steps" if c.get("eval_steps") else "logging_steps"
+    if strategy != "steps" and name == "logging_steps":
+        return None, f"eval_strategy {strategy!r}"
+    every = c.get(name)
+    if 0 < every < 1:
+        return (None if steps is None else max(-(-every * steps // 1), 1)), name
+    return int(every), name if name == "eval_steps" else "logging_steps, as eval_strategy has no eval_steps"
+
+
+def put_lowest_rate(c: Conversion) -> None:
+    """Take the learning rate at the end of a schedule that does not fall to 0."""
+    kwargs = "lr_scheduler_kwargs"
+    given = c.get(kwargs) or {}
+    if (lowest := given.get("min_lr_rate")) is not None:
+        c.put("trainer.min_lr_share", lowest, f"{kwargs}.min_lr_rate")
+    elif (lowest := given.get("min_lr")) is not None:
+        c.put("trainer.min_lr_share", lowest / c.get("learning_rate"), f"{kwargs}.min_lr / learning_rate")
+    for name in sorted(set(given) - {"min_lr_rate", "min_lr"}):
+        c.leave(f"{kwargs}.{name} = {given[name]}", "there are constant, linear and cosine, without more settings")
