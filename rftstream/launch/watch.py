@@ -83,8 +83,6 @@ class Watch:
         self.slots = slots
         self.title = folder.run_id
         self.began = time.monotonic()
-        self.evaluations: dict[str, EvalResult] = {}
-        """The newest result of each evaluation."""
         self.signs: tuple[Sign, ...] = ()
         """Signs that something may be wrong with the training."""
         self.sample: Sample | None = None
@@ -115,10 +113,9 @@ class Watch:
         return min(filter(None, (self.config.steps, counted)), default=None)
 
     def absorb(self, news: Sequence[StepRecord | EvalResult]) -> None:
-        """Keep the results of evaluations. A step shows that the workers have loaded."""
+        """Keep the results of evaluations, to be told. A step shows that the workers have loaded."""
         for message in news:
             if isinstance(message, EvalResult):
-                self.evaluations[message.evaluation] = message
                 self._results.append(message)
             else:
                 self.num_loaded = None

@@ -140,7 +140,7 @@ class Observer:
         self.control = ControlView()
         self.curve = Curve()
         self.evaluations: dict[str, tuple[EvalResult, EvalResult]] = {}
-        """The first and the newest result of each evaluation, both by the newest reward."""
+        """The results of each evaluation at its first and its newest version, both by the newest reward."""
         self._rule = RecordsInForce(transport)
         control = self._rule.begin_control()
         positions = {TopicPartition(topic, 0): 0 for topic in OBSERVED} | {CONTROL: control.offset}
@@ -179,8 +179,8 @@ class Observer:
                 if record.topic == "control":
                     self.control.absorb(record.key, message)
                 elif isinstance(message, EvalResult):
-                    first, _ = self.evaluations.get(message.evaluation, (message, message))
-                    self.evaluations[message.evaluation] = (by_newest_scorer([first, message])[0], message)
+                    held = self.evaluations.get(message.evaluation, (message, message))
+                    self.evaluations[message.evaluation] = self._ends(*held, message)
                     news.append(message)
                 elif isinstance(message, StepRecord) and self.curve.absorb(message):
                     news.append(message)
@@ -188,6 +188,14 @@ class Observer:
             if not self._polled:
                 self._polled.extend(self.reader.poll())
         return news
+
+    def _ends(self, first: EvalResult, newest: EvalResult, result: EvalResult) -> tuple[EvalResult, EvalResult]:
+        """Return the first and the newest of three results by their versions: somebody may ask for that of an older
+        version at any time. A version that is not in force any more is left out."""
+        known = by_newest_scorer([first, newest, result])
+        found = [one for one in known if one is result or one.name.version <= self.curve.version]
+        ordered = sorted(found, key=lambda one: (one.name.version, one.evaluated_at))
+        return ordered[0], ordered[-1]
 
     def close(self) -> None:
         """Close the reader."""

@@ -19,7 +19,7 @@ from rftstream.launch.display.progress_text import (
 )
 from rftstream.launch.supervisor import Slot
 from rftstream.launch.watch import Watch
-from rftstream.queries.formatting import duration
+from rftstream.queries.formatting import duration, plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -104,7 +104,7 @@ def _live_rows(watch: Watch, width: int) -> list[tuple[str, Text | str]]:
     rows += [("warning", Text(one.to_text(), "yellow")) for one in watch.failing]
     if rates := watch.rates():
         rows.append(("rates", "   ".join(rate_parts(rates))))
-    for result in watch.evaluations.values():
+    for _, result in watch.observer.evaluations.values():
         rows.append(("evaluation", evaluation_line(result).removeprefix("evaluation ")))
     rows.append(("workers", _workers(watch.slots)))
     if watch.sample is not None:
@@ -137,7 +137,7 @@ def _workers(slots: Sequence[Slot]) -> Text:
     styles = {"running": "green", "to start": "yellow", "failed": "red", "fenced": "yellow"}
     text = Text()
     for slot in slots:
-        restarts = f" ({slot.restarts} restarts)" if slot.restarts else ""
+        restarts = f" ({plural(slot.restarts, 'restart')})" if slot.restarts else ""
         state = "" if slot.state == "running" else f" {slot.state}"
         text.append(f"{slot.process}{state}{restarts}", styles.get(slot.state, "dim"))
         text.append("  ")

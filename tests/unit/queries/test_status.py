@@ -90,6 +90,23 @@ def test_only_steps_in_force_count(log: SyntheticLog) -> None:
     assert history.version == 3
 
 
+def test_a_result_that_was_asked_for_later_is_not_the_newest(log: SyntheticLog) -> None:
+    train(log, 0.1, 0.2, 0.3, 0.4)
+    log.put("evals", evaluation(2, 0.2), evaluation(4, 0.4), evaluation(3, 0.3), evaluation(0, 0.0))
+    observer = Observer(log.transport)
+
+    def ends() -> list[int]:
+        observer.catch_up()
+        return [one.name.version for results in observer.evaluations.values() for one in results]
+
+    assert ends() == [0, 4]
+    log.step(2, epoch=2, resumed=True)
+    train(log, 0.9, epoch=2, start=2)
+    log.put("evals", evaluation(3, 0.8, epoch=2))
+    assert ends() == [0, 3], "version 4 is not in force any more"
+    observer.close()
+
+
 def test_a_newer_trainer_whose_start_was_not_said_counts_the_same_for_all_who_look(log: SyntheticLog) -> None:
     train(log, 0.1, 0.2, 0.3)
     train(log, 0.9, epoch=2, start=1)
