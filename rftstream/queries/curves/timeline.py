@@ -85,16 +85,20 @@ class Timeline:
         """Return in words what waited for what."""
         shares = {one.name: one.share or 0.0 for one in self.lane(RoleName.trainer).activities}
         sampling, scoring = (self.lane(role).activities[0].share for role in (RoleName.explorer, RoleName.verifier))
-        if shares["waiting for a batch"] < OFTEN:
+        training, waiting = shares.get("training", 0.0), shares["waiting for a batch"]
+        if waiting < OFTEN:
             idle = "" if sampling is None else f"; explorers had nothing to sample {1 - sampling:.0%} of the time"
             return f"The trainer rarely waits: training is what takes the time{idle}."
-        waits = f"The trainer waits for a batch {shares['waiting for a batch']:.0%} of the time"
+        waits, first = f"The trainer waits for a batch {waiting:.0%} of the time", "{} is what takes the time."
+        if training > waiting:
+            waits = f"The trainer trains {training:.0%} of the time, and waits for a batch {waiting:.0%} of it"
+            first = "training takes most, then {}."
         if sampling is None or scoring is None:
             return f"{waits}."
         if sampling >= MOSTLY:
-            return f"{waits}: sampling is what takes the time."
+            return f"{waits}: {first.format('sampling')}"
         if scoring >= MOSTLY:
-            return f"{waits}: scoring is what takes the time."
+            return f"{waits}: {first.format('scoring')}"
         return (
             f"{waits}, and explorers have nothing to sample {1 - sampling:.0%} of it: they wait for each other, since "
             "feeder.max_staleness lets no more be admitted."

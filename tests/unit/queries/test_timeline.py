@@ -54,6 +54,7 @@ def step(version: int, at: float, *, wait: float, train: float, publish: float) 
         (0.1, 0.4, 0.1, "training is what takes the time; explorers had nothing to sample 60% of the time"),
         (0.1, None, None, "training is what takes the time."),
         (0.5, 0.9, 0.9, "50% of the time: sampling is"),
+        (0.4, 0.9, 0.1, "trains 60% of the time, and waits for a batch 40% of it: training takes most, then sampling."),
         (0.5, 0.3, 0.9, "50% of the time: scoring is"),
         (0.5, 0.4, 0.3, "explorers have nothing to sample 60% of it: they wait for each other"),
         (0.5, None, None, "waits for a batch 50% of the time."),
