@@ -84,11 +84,13 @@ def aligned(value: float) -> str:
 
 
 def why(group: GroupRow) -> str:
-    """Return the reason of a group's decision; of one without a spread, with the rewards that it had."""
+    """Return the reason of a group's decision; of one without a spread, trained or not, the rewards that it had."""
     rewards = [sibling.reward for sibling in group.siblings if sibling.reward is not None]
+    least, most = (number(min(rewards)), number(max(rewards))) if rewards else ("", "")
+    if group.reason == "complete" and len(rewards) > 1 and least == most:
+        return f"all {len(rewards)} rewards are {least}: nothing to compare"
     if group.reason != "zero_variance" or not rewards:
         return group.reason or ""
-    least, most = number(min(rewards)), number(max(rewards))
     said = f"all {len(rewards)} rewards are {least}" if least == most else f"rewards are {least} to {most}"
     return f"{group.reason}: {said}"
 

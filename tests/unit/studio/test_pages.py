@@ -157,12 +157,13 @@ def test_a_problem_is_found_by_its_name(finished: tuple[Simulation, WatchedRun, 
     [
         ("zero_variance", (0.0,) * 8, "zero_variance: all 8 rewards are 0"),
         ("zero_variance", (0.5, None, 0.5), "zero_variance: all 2 rewards are 0.500"),
+        ("complete", (1.0,) * 8, "all 8 rewards are 1: nothing to compare"),
         ("zero_variance", (), "zero_variance"),
-        ("complete", (1.0, 1.0), "complete"),
+        ("complete", (1.0, 0.0), "complete"),
         (None, (), ""),
     ],
 )
-def test_a_dropped_group_says_why(reason: str | None, rewards: tuple[float | None, ...], said: str) -> None:
+def test_a_group_without_a_gradient_says_why(reason: str | None, rewards: tuple[float | None, ...], said: str) -> None:
     group = SimpleNamespace(reason=reason, siblings=[SimpleNamespace(reward=reward) for reward in rewards])
     assert why(cast(GroupRow, group)) == said
 
