@@ -15,7 +15,7 @@ from rftstream.errors import RUN_LOST, RftError, StopRule
 from rftstream.queries.formatting import plural, size
 from rftstream.queries.records.dead import error_kinds, read_dead
 from rftstream.queries.state.disk import disk_bytes
-from rftstream.runs.folder import RunFolder, shown_path
+from rftstream.runs.folder import RunFolder, read_config, shown_path
 from rftstream.runs.observer import Observer
 from rftstream.service.role import Log
 
@@ -51,6 +51,9 @@ class RunResult:
     """Rollouts that got no reward while this command ran, also those whose group did not die."""
     no_reward_why: str = ""
     """The most frequent error of these."""
+    sampled_by: Path | None = None
+    """The run that sampled all rollouts of this one, which `replay --into` or `rescore` made: no reward here says what
+    this run's model does."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain values, with paths as texts."""
@@ -64,7 +67,8 @@ class RunResult:
         if not is_news:
             pass
         elif self.reward_first is not None and self.reward_last is not None:
-            lines.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} (first and last tenth)")
+            whose = f", of what {shown_path(self.sampled_by)} sampled" if self.sampled_by else ""
+            lines.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} (first and last tenth{whose})")
         elif self.reward_last is not None:
             lines.append(f"reward {self.reward_last:.3f} (last tenth; the first steps have none that compares)")
         for name, result in self.evaluations.items() if is_news else ():
@@ -111,6 +115,7 @@ def result_of(
 ) -> RunResult:
     """Return the result of a run, as its log records it, after a command that trained `new_steps`."""
     curve, finished = observer.curve, observer.control.finished
+    imported_from = read_config(folder).run.imported_from if folder.exists() else None
     return RunResult(
         run_dir=folder.path,
         steps=curve.num_steps,
@@ -126,6 +131,7 @@ def result_of(
         evaluations={name: _means(*results) for name, results in observer.evaluations.items()},
         disk_bytes=sum(disk_bytes(folder).values()),
         **(_dead(observer, time.time() - (time.monotonic() - began)) if exit_code in (0, StopRule.exit_code) else {}),
+        sampled_by=Path(imported_from) if imported_from else None,
     )
 
 

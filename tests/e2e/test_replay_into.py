@@ -48,6 +48,7 @@ def test_a_real_model_gets_the_same_weights_again_and_others_under_other_setting
     same = place.call("replay", "runs/turns", "--into", "runs/same", "--json", timeout_s=PATIENCE_S)
     assert same.code == 0, same.err
     assert (same.result["changed"], same.result["version"], same.result["reason"]) == ([], 7, "steps")
+    assert Path(same.result["sampled_by"]).name == "turns"
     view = place.view("runs/same")
     assert digests(view) == theirs, "bit for bit"
     assert view.assert_nothing_lost().groups.trained == 14

@@ -377,11 +377,9 @@ def _token_lines(prompt: Prompt) -> list[str]:
 
 def _disk_line(disk: DiskEstimate) -> str:
     more = ""
-    if disk.filters and disk.log_bytes:
-        more = (
-            f", without groups that {' and '.join(disk.filters)} may filter: where half of all are, "
-            f"{size(disk.total_bytes + disk.log_bytes)}"
-        )
+    doubled = size(disk.total_bytes + (disk.log_bytes or 0))
+    if disk.filters and doubled != size(disk.total_bytes):
+        more = f", without groups that {' and '.join(disk.filters)} may filter: where half of all are, {doubled}"
     return f"disk: up to {size(disk.total_bytes)} of {size(disk.free_bytes)} free{more}"
 
 

@@ -51,6 +51,8 @@ class History:
     """Tasksets that another reward scores since some version, in order of versions."""
     setting_changes: tuple[SettingChange, ...] = ()
     """Settings that `resume` changed, in order of versions."""
+    reached: int = 0
+    """The newest version that any trainer had made: above `version` while batches are trained again."""
 
     @property
     def num_steps(self) -> int:
@@ -70,6 +72,11 @@ class History:
     def version(self) -> int:
         """Return the version in force; 0 before the first record."""
         return 0 if self.current is None else self.current.name.version
+
+    @property
+    def again(self) -> str:
+        """Return words about the batches that are trained again; empty if there are none."""
+        return f"up to {self.reached:,} batches are trained again" if self.reached > self.version else ""
 
     def at_work_s(self, at: float) -> float:
         """Return a clock time minus the pauses before it. Differences between such times are seconds of work."""
@@ -252,6 +259,7 @@ class _Fold:
         self._current: StepRecord | None = None
         self._gaps: list[tuple[float, float]] = []
         self._longest_s = LEAST_PAUSE_S
+        self._reached = 0
 
     def add(self, message: StepRecord | VersionName) -> None:
         """Add a step. A VersionName stands for the start of a trainer of which nothing else is known."""
@@ -264,6 +272,7 @@ class _Fold:
         if not message.resumed:
             self._start(message.name, resumed=False)
             self._steps[message.name.version] = message
+            self._reached = max(self._reached, message.name.version)
             if before is not None:
                 self._longest_s = max(self._longest_s, message.recorded_at - before.recorded_at)
             return
@@ -301,6 +310,7 @@ class _Fold:
             evaluations=tuple(self._results[key] for key in sorted(self._results)),
             current=self._current,
             pauses=tuple((begin, end) for begin, end in self._gaps if end - begin > self._longest_s),
+            reached=self._reached,
         )
 
 

@@ -79,3 +79,11 @@ def disk_room(folder: RunFolder, used: Mapping[str, int], history: History) -> D
     )  # the median: a pause is in only one gap
     grown = sum(used.get(name, 0) for name in GROWING)
     return DiskRoom(free, free * took_s / grown / 3600 if took_s >= LEAST_S and grown else None)
+
+
+def lasts_to_the_end(room: DiskRoom, used: Mapping[str, int], history: History, num_steps: int | None) -> bool:
+    """Whether the run can do the rest of its `num_steps`, each as large as those before, and leave LITTLE_BYTES."""
+    if num_steps is None or history.num_steps < 2:
+        return False
+    step_bytes = sum(used.get(name, 0) for name in GROWING) / (history.num_steps - 1)
+    return room.free_bytes - step_bytes * max(0, num_steps - history.version) >= LITTLE_BYTES

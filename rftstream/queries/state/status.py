@@ -26,7 +26,7 @@ from rftstream.queries.plain import Report, pick
 from rftstream.queries.records.dead import error_kinds, read_dead
 from rftstream.queries.records.growth_report import GrowthReport, read_growth
 from rftstream.queries.state.best_version import BestVersion, find_best
-from rftstream.queries.state.disk import DiskRoom, disk_bytes, disk_room
+from rftstream.queries.state.disk import DiskRoom, disk_bytes, disk_room, lasts_to_the_end
 from rftstream.queries.state.run_state import ending_of, state_of
 from rftstream.queries.state.standstill import (
     Elsewhere,
@@ -366,7 +366,7 @@ def _training(status: Status, now: float) -> Iterator[tuple[str, str]]:
     version = f"{history.version:,}{of}, trainer epoch {status.trainer_epoch}"
     if history.current is not None and history.current.recorded_at:
         version += f", recorded {duration(now - history.current.recorded_at)} ago"
-    yield "version", version
+    yield "version", "; ".join(filter(None, (version, history.again)))
     if status.stage is not None:
         yield "stage", status.stage
     if reward["last"] is not None:
@@ -407,7 +407,9 @@ def _flow(status: Status) -> Iterator[tuple[str, str]]:
         yield "exported", f"{one.num_rows:,} rows ({one.form}) to {one.folder} by {one.by}, {one.digest}"
     disk = ", ".join(f"{name} {size(count)}" for name, count in status.disk_bytes.items())
     yield "disk", f"{size(sum(status.disk_bytes.values()))} ({disk})"
-    if status.disk_room.is_little:
+    if status.disk_room.is_little and not lasts_to_the_end(
+        status.disk_room, status.disk_bytes, status.history, status.num_steps
+    ):
         yield "free", status.disk_room.to_text()
 
 

@@ -49,9 +49,9 @@ def step(version: int, reward: float | None = None, *, epoch: int = 1, resumed: 
     )  # fmt: skip
 
 
-def evaluation(mean: float, num_unscored: int = 0) -> EvalResult:
+def evaluation(mean: float, num_unscored: int = 0, *, version: int = 2, epoch: int = 1) -> EvalResult:
     return EvalResult(
-        evaluation="held", name=VersionName(trainer_epoch=1, version=2), num_tasks=4, num_samples=1,
+        evaluation="held", name=VersionName(trainer_epoch=epoch, version=version), num_tasks=4, num_samples=1,
         num_unscored=num_unscored,
         metrics={"mean": mean, "pass@1": mean, "length_mean": 3.0}, generations=None, best=True,
     )  # fmt: skip
@@ -125,6 +125,19 @@ def test_the_first_rewards_come_after_a_long_stage_of_demonstrations() -> None:
     curve.pass_over([], VersionName(trainer_epoch=1, version=5_000))
     curve.absorb(step(5_001, 1.0))
     assert curve.reward_first() == pytest.approx((FIRST_STEPS + 51 + FIRST_STEPS + 150) / 2000), "not that of now"
+
+
+def test_a_result_that_was_asked_for_later_is_not_the_newest(scene: Scene) -> None:
+    def ends() -> list[int]:
+        scene.observer.catch_up()
+        return [one.name.version for one in scene.observer.evaluations["held"]]
+
+    scene.publish("steps", *map(step, (1, 2, 3, 4)))
+    scene.publish("evals", *(evaluation(version / 10, version=version) for version in (2, 4, 3, 0)))
+    assert ends() == [0, 4]
+    scene.publish("steps", step(2, epoch=2, resumed=True), step(3, epoch=2))
+    scene.publish("evals", evaluation(0.8, version=3, epoch=2))
+    assert ends() == [0, 3], "version 4 is not in force any more"
 
 
 def test_only_steps_in_force_count() -> None:

@@ -103,7 +103,8 @@ class Checkpoints:
                 f"{since} to begin with; put a copy of one back, or begin a new run with model.init_from"
             )
         if self.versions.any_recorded:
-            log.warning("no usable checkpoint; training all recorded batches again from version 0")
+            why = "no usable checkpoint" if self._written else "no checkpoint yet (trainer.checkpoint_every)"
+            log.warning("%s; training all recorded batches again from version 0", why)
         self.backend.begin_anew()
         return None
 
