@@ -220,8 +220,11 @@ class Worker:
             (manifest,) = self._until(lambda: (control().manifest,), "the log")
             if manifest is not None:
                 self._prepare(manifest)
+                self._check_end(transport)
         else:
             self._check(self._until(lambda: control().manifest, "the run's first record (is a feeder alive?)"))
+            if self.role == RoleName.trainer:
+                self._check_end(transport)
         context = role_context(
             config=self.config,
             folder=self.folder,
@@ -266,6 +269,15 @@ class Worker:
         config, folder = self.config, self.folder.model
         used = digests_for(self.role, config, lambda: prepare_model(config.model, folder, config.run.seed))
         check_worker(manifest, config, used)
+
+    def _check_end(self, transport: Transport) -> None:
+        """Raise ConfigError if the run would end by the files of this host, which does not see its folder."""
+        from rftstream.runs.making.elsewhere import check_end
+
+        if not self.folder.exists():
+            (lines,) = self._until(lambda: (check_end(transport, self.config, self.folder.run_id),), "the log")
+            for line in lines:
+                log.warning("works by the run files of this host, which differ from the run's settings: %s", line)
 
     def _loop(self, service: Service) -> None:
         deadline: float | None = None

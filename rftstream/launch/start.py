@@ -43,6 +43,7 @@ from rftstream.runs.folder import (
 )
 from rftstream.runs.log_settings import check_log
 from rftstream.runs.making.create import begin, say_aside, write_config
+from rftstream.runs.making.elsewhere import check_resumed
 from rftstream.runs.making.init_from import fetch_initial
 from rftstream.runs.manifest import changed_settings, changes_of_resume, check_same_run, data_digests
 from rftstream.runs.modules import changes_of_modules, write_modules
@@ -114,6 +115,9 @@ def resume(
     config = placed_anew(folder, sets) if folder.exists() else loader.load([run, *layers], sets=sets)
     planned = plan(config, Purpose.resume)
     notes = not_taken([Path(run), *layers], planned.config, sets) if folder.exists() else []
+    if not folder.exists():
+        with closing(open_transport(planned.config, folder)) as transport:
+            check_resumed(transport, planned.config, folder.run_id, sets)
     return _go_on(folder, before, planned, options, notes)
 
 

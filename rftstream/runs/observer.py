@@ -34,6 +34,8 @@ class Curve:
         """The newest version in force; 0 before the first record."""
         self.recent: deque[StepRecord] = deque(maxlen=RECENT_STEPS)
         """The newest steps in force, in order of versions."""
+        self.settings = ""
+        """Settings that the newest trainer wrote at its start, as TOML; "" if its record was left out."""
         self._first: list[StepRecord] = []
         """The first steps in force that have a reward: a stage before may have trained demonstrations alone."""
         self._whole_to: int | None = None
@@ -56,6 +58,7 @@ class Curve:
         assert self._whole_to is not None
         self.version = step.name.version
         if step.resumed:
+            self.settings = step.config or self.settings
             return False
         self.recent.append(step)
         if self.version == self._whole_to + 1:

@@ -43,6 +43,7 @@ from rftstream.queries.state.workers import WorkerStatus, ask_workers_of, worker
 from rftstream.queries.traces.lineage import Origin, origin_of
 from rftstream.runs.ending import Ending, read_changes
 from rftstream.runs.folder import OpenRun, RunFolder
+from rftstream.runs.making.elsewhere import steps_of
 from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.records.losses import WHOLE, deleted_unsaid
 from rftstream.service.role import Log
@@ -269,7 +270,12 @@ def read_status(
         origin=origin_of(run.config, control.manifest),
         control=control,
         history=history,
-        num_steps=min(filter(None, (run.config.steps, ended.batches if ended is not None else None)), default=None),
+        num_steps=min(
+            filter(
+                None, (steps_of(run, control.manifest, history.resumes), ended.batches if ended is not None else None)
+            ),
+            default=None,
+        ),
         stage=stage_line(run.config, history.version),
         best=known.best,
         groups={

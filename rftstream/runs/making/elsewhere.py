@@ -1,0 +1,75 @@
+"""What a run works by, as its log has it, for a host that does not see the run folder and so has run files of its own.
+
+Where these say otherwise, a run of 3,000 steps would end at once on a host whose file says 250."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing, suppress
+
+from rftstream.config.loader import from_toml, to_toml
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.control import RunManifest
+from rftstream.contracts.versions import StepRecord
+from rftstream.errors import ConfigError
+from rftstream.runs.folder import OpenRun
+from rftstream.runs.manifest import changed_in_text
+from rftstream.runs.observer import Observer
+from rftstream.transport.base import Transport
+
+_COMPARED = ("run.", "stages.", "sampling.", "feeder.", "buffer.", "trainer.", "algorithms.", "retention.")
+_OF_A_HOST = ("run.name", "run.folder", "run.resume", "trainer.device", "trainer.colocate", "trainer.threads")
+
+
+def settings_on_log(transport: Transport) -> tuple[str, int]:
+    """Return the settings that the newest trainer wrote at its start, else those that the run began with, as TOML (""
+    if there are none yet), and the version in force."""
+    with closing(Observer(transport, whole=True)) as observer:
+        observer.catch_up()
+        manifest, curve = observer.control.manifest, observer.curve
+        return curve.settings or ("" if manifest is None else manifest.config), curve.version
+
+
+def _steps_in(text: str, config: RunConfig) -> int | None:
+    """Return the steps that settings of the log say; those of `config` if the settings cannot be read."""
+    with suppress(ConfigError):
+        return from_toml(text).steps if text else config.steps
+    return config.steps
+
+
+def steps_of(run: OpenRun, manifest: RunManifest | None, resumes: Sequence[StepRecord]) -> int | None:
+    """Return the version at which a run ends. A host without the run folder has but its own run files."""
+    if run.folder.exists() or manifest is None:
+        return run.config.steps
+    texts = [start.config for start in resumes if start.config]
+    return _steps_in(texts[-1] if texts else manifest.config, run.config)
+
+
+def check_resumed(transport: Transport, config: RunConfig, run_id: str, sets: Sequence[str]) -> None:
+    """Check, where a run is resumed from run files alone, that these do not change it: what changes is given by
+    `--set`. ConfigError, with the differences, if they do."""
+    given = tuple(f"{one.partition('=')[0].strip()}." for one in sets)
+    lines = _differences(settings_on_log(transport)[0], config)
+    lines = [line for line in lines if not f"{line.partition(' ')[0]}.".startswith(given)]
+    if lines:
+        raise ConfigError(
+            f"{run_id}: its log says other settings than the run files on this host, which has no config.toml of it: "
+            f"{'; '.join(lines)}; give each by --set SECTION.KEY=VALUE, as it was or as it shall be"
+        )
+
+
+def check_end(transport: Transport, config: RunConfig, run_id: str) -> list[str]:
+    """Return what a worker's run files say otherwise than the run's log. ConfigError if the run would end by it."""
+    text, version = settings_on_log(transport)
+    steps = _steps_in(text, config)
+    if config.steps is not None and version >= config.steps and (steps is None or steps > version):
+        raise ConfigError(
+            f"{run_id}: run.steps: got {config.steps:,} from the run files on this host, but the run is at version "
+            f"{version:,} of {'no end' if steps is None else format(steps, ',')}, and would end by it; mend the files"
+        )
+    return _differences(text, config)
+
+
+def _differences(text: str, config: RunConfig) -> list[str]:
+    lines = changed_in_text(text, to_toml(config)) if text else ()
+    return [line for line in lines if line.startswith(_COMPARED) and not line.startswith(_OF_A_HOST)]

@@ -1,0 +1,70 @@
+"""A host that does not see the run folder has run files of its own: where these say otherwise, they change no run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.queries.state.status import read_status
+from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_transport
+from rftstream.runs.making.elsewhere import check_end, check_resumed
+from rftstream.runs.manifest import make_manifest
+from tests.unit.synthetic import SyntheticLog
+
+
+def config_of(tmp_path: Path, steps: int | None, **more: object) -> RunConfig:
+    found = loader.from_dict({
+        "run": {"name": "sums", "steps": 1}, "model": {"path": "fake"}, "tasksets": {"sums": {"source": "arithmetic"}},
+    })  # fmt: skip
+    return loader.replace(found, base=str(tmp_path), run__steps=steps, **({} if steps else {"run__hours": 9.0}), **more)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[OpenRun]:
+    """A run of 9 steps, of which 3 are trained, as a host without its config.toml opens it with 2 in its run file."""
+    folder, began = RunFolder(tmp_path / "runs" / "sums"), config_of(tmp_path, 9)
+    folder.path.mkdir(parents=True)
+    transport = open_transport(began, folder, create=True)
+    create_log(transport, began)
+    log = SyntheticLog(transport)
+    log.put("control", make_manifest(began, "sums", {}, 1.0))
+    log.step(0, resumed=True, config=loader.to_toml(began))
+    for version in (1, 2, 3):
+        log.trained[version] = version
+        log.step(version)
+    yield OpenRun(folder, config_of(tmp_path, 2), transport)
+    transport.close()
+
+
+def test_a_worker_whose_file_would_end_the_run_is_refused(run: OpenRun, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sums: run\.steps: got 2 from .* at version 3 of 9, and would end by it"):
+        check_end(run.transport, run.config, "sums")
+    lower = config_of(tmp_path, 5, trainer__lr=0.5, trainer__device="cuda:1", explorer__count=7)
+    lines = check_end(run.transport, lower, "sums")
+    assert [line.partition(" ")[0] for line in lines] == ["run.steps", "trainer.lr"], "and what is a host's own may be"
+    assert check_end(run.transport, config_of(tmp_path, 9), "sums") == []
+
+
+def test_what_the_newest_trainer_works_by_counts(run: OpenRun, tmp_path: Path) -> None:
+    log = SyntheticLog(run.transport)
+    log.trained[3] = 3
+    log.step(3, epoch=2, resumed=True, config=loader.to_toml(config_of(tmp_path, 3)))
+    assert check_end(run.transport, config_of(tmp_path, 3), "sums") == [], "it was told to end there"
+    assert read_status(run).num_steps == 3
+
+
+def test_a_resume_by_files_changes_only_what_set_gives(run: OpenRun, tmp_path: Path) -> None:
+    for files in (run.config, config_of(tmp_path, None)):
+        with pytest.raises(ConfigError, match=r"sums: its log says other settings .*run\.steps 9 -> .*--set"):
+            check_resumed(run.transport, files, "sums", ["trainer.lr=0.1", "run.hours=9"])
+    check_resumed(run.transport, config_of(tmp_path, 20), "sums", ["run.steps=20"])
+    check_resumed(run.transport, config_of(tmp_path, 9, trainer__colocate=False), "sums", [])
+
+
+def test_the_status_has_the_steps_of_the_log(run: OpenRun) -> None:
+    assert read_status(run).num_steps == 9
