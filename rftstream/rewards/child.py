@@ -33,7 +33,10 @@ from rftstream.rewards.event_loop import caught
 from rftstream.rewards.frames import (
     IDLE,
     MAX_FRAME_BYTES,
+    PACKAGE,
     PAGE_BYTES,
+    TRACE_AT,
+    TRACE_SIGNAL,
     At,
     Ready,
     Result,
@@ -52,8 +55,6 @@ FLUSH_S = 0.005
 """Largest number of seconds that results are held back, to be sent together."""
 MAX_DETAIL = 2000
 PR_SET_PDEATHSIG = 1
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-"""The folder of our own code."""
 
 
 def main() -> None:
@@ -62,8 +63,9 @@ def main() -> None:
     _die_with(parent)
     requests, replies = _take_pipes()
     page = mmap.mmap(page_fd, PAGE_BYTES)
-    os.close(page_fd)
+    os.lseek(page_fd, TRACE_AT, os.SEEK_SET)
     faulthandler.enable()
+    faulthandler.register(TRACE_SIGNAL, file=page_fd, all_threads=True)
     frames = FrameReader(MAX_FRAME_BYTES)
     bodies: list[bytes] = []
     while not bodies:

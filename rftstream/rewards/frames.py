@@ -1,14 +1,18 @@
 """The protocol between a scorer and its children: frames of length and msgpack over pipes, and one shared page.
 
 The parent sends a Setup, then lists of ScoreItems. The child sends a Ready, then lists of Results. The page holds the
-child's current work (an At). So the parent knows, without waking the child, which items hang or killed it.
+child's current work (an At). So the parent knows, without waking the child, which items hang or killed it. There
+a child that hangs also writes where it is.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
+import signal
 import struct
+import sysconfig
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,10 +22,17 @@ from rftstream.frames import frame
 from rftstream.rewards.base import RewardGroup, RewardInput, Score
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
-PAGE_BYTES = 4096
+PAGE_BYTES = 16384
+TRACE_AT = 4096
+"""Place on the page at which a child that is told to (TRACE_SIGNAL) writes where its threads are."""
+TRACE_SIGNAL = signal.SIGUSR2
 IDLE = -1
 """Number on the page while no item is being scored."""
 
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+"""The folder of our own code."""
+
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _PAGE = struct.Struct("<dqqdqd")
 
 
@@ -145,3 +156,19 @@ def waited_s(pid: int | str = "self") -> float:
         return 0.0
     finally:
         os.close(file)
+
+
+def read_trace(page: Any) -> str:
+    """Return what the child wrote about its threads; empty if it was not told to, or cannot."""
+    text: bytes = page[TRACE_AT:PAGE_BYTES]
+    return text.partition(b"\0")[0].decode(errors="replace")
+
+
+def users_place(trace: str) -> str:
+    """Return the innermost line of the user's own code in a trace, as `file:line, in function`; empty if there is
+    none."""
+    libraries = (PACKAGE, "<", *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib")))
+    for file, line, function in _FRAME.findall(trace):
+        if not file.startswith(libraries):
+            return f"{file}:{line}, in {function}"
+    return ""

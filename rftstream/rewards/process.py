@@ -26,11 +26,14 @@ from rftstream.rewards.frames import (
     IDLE,
     MAX_FRAME_BYTES,
     PAGE_BYTES,
+    TRACE_SIGNAL,
     At,
     Ready,
     Result,
     pack_items,
     read_page,
+    read_trace,
+    users_place,
     waited_s,
     write_page,
 )
@@ -42,6 +45,8 @@ MAX_HELD = 512
 MAX_CHUNK_BYTES = 8 << 20
 START_TIMEOUT_S = 600.0
 """Largest number of seconds for a child to start, since a reward may load a model first."""
+TRACE_S = 0.3
+"""Seconds to wait for a child that hangs to write where it is."""
 DYING_S = 0.5
 """Seconds to wait for a child's exit code after its pipe has ended."""
 
@@ -256,6 +261,18 @@ class RewardChild:
         except psutil.Error:
             return AnswerEvaluation(part=at.part, busy=False)
         return AnswerEvaluation(part=at.part, busy=times.user + times.system - at.cpu_s >= BUSY_SHARE * timeout_s)
+
+    def place(self) -> str:
+        """Return where in the user's code a child that hangs is; empty if it does not say so within TRACE_S."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, TRACE_SIGNAL)
+        text, ends_at = "", time.monotonic() + TRACE_S
+        while time.monotonic() < ends_at:
+            before, text = text, read_trace(self._page)
+            if text and text == before:
+                break
+            time.sleep(TRACE_S / 10)
+        return users_place(text)
 
     @property
     def crashed(self) -> bool:

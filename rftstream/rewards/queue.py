@@ -165,7 +165,7 @@ class ScoringQueue:
                 "%s: %s: %s (try %d of %d); its process was replaced",
                 pending.rollout_id,
                 self._name(pending.reward),
-                detail,
+                ": ".join(detail.splitlines()),
                 pending.tries,
                 tries,
             )
@@ -188,7 +188,7 @@ class ScoringQueue:
             batch[0].rollout_id,
             len(batch) - 1,
             self._name(batch[0].reward),
-            detail,
+            ": ".join(detail.splitlines()),
         )
         self.not_tried(batch)
         for pending in batch:

@@ -191,6 +191,7 @@ class ProcessScorer:
         held = [pending for pending in child.held.values() if self._queue.find(pending.number)]
         self._children.remove(child)
         evaluation = child.evaluation(self._timeout_s)
+        place = child.place() if timed_out and child.versions else ""
         exit_text = child.kill(self._selector, dying=not timed_out)
         self.num_replaced += 1
         if not child.versions:
@@ -200,6 +201,7 @@ class ProcessScorer:
         self._queue.not_tried(pending for pending in held if pending not in culprits)
         reason = "timeout" if timed_out else "error"
         detail = f"no result within {self._timeout_s:g} s" if timed_out else f"the scoring process died: {exit_text}"
+        detail = f"at {place}\n{detail}" if place else detail
         at_fault = evaluation is not None and (evaluation.busy if timed_out else child.crashed)
         if len(culprits) == 1 and evaluation is not None and at_fault:
             self._over_limit(culprits[0], evaluation.part, detail)
@@ -211,7 +213,8 @@ class ProcessScorer:
 
     def _over_limit(self, pending: Pending, part: int, detail: str) -> None:
         """Score a rollout again, with 0 for the part of the reward whose limits the policy's answer exceeded."""
-        logger.warning("%s: the answer cannot be evaluated: %s; it counts as a wrong one", pending.rollout_id, detail)
+        said = ": ".join(detail.splitlines())
+        logger.warning("%s: the answer cannot be evaluated: %s; it counts as a wrong one", pending.rollout_id, said)
         pending.over_limit += (part,)
         pending.alone = True
         self._queue.not_tried([pending])
