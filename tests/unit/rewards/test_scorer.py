@@ -197,9 +197,7 @@ def test_where_all_hang_few_are_tried_and_none_is_zero(make: Make, caplog: pytes
     assert {(reply.score, reply.reason) for reply in replies.values()} == {(None, "timeout")}
     assert scorer.num_replaced < 12, "not 144"
     assert any("not tried: 6 tries of others in a row" in reply.detail for reply in replies.values())
-    said = (
-        r"r0: reward score of train: at \S+, in score: no result within 0.5 s \(try 1 of 3\); its process"
-    )
+    said = r"r0: reward score of train: at \S+, in score: no result within 0.5 s \(try 1 of 3\); its process"
     assert re.search(said, caplog.text)
     scorer.submit(request("well again", "7"))
     assert drain(scorer)["well again"].score == Score(reward=1.0, parts={"score": 1.0})
