@@ -7,6 +7,9 @@ import math
 from rftstream.config.role_sections import TrainerSection
 from rftstream.config.stages import Stages
 
+NEARLY_OVER = 0.05
+"""Share of `trainer.lr` below which a schedule has nearly ended."""
+
 
 def rate_at(stages: Stages, version: int) -> float:
     """Return the learning rate of the batch that is trained at `version`. Each stage has its own schedule."""
@@ -27,10 +30,14 @@ def rate_change(before: Stages, after: Stages, version: int, recorded: float | N
     if _are_close(planned, new):
         return None
     end = "" if stage.end is None else f", to version {stage.end:,}"
+    advice = ""
+    if new < stage.trainer.lr * NEARLY_OVER and version - stage.first >= stage.trainer.warmup_steps:
+        advice = "; little is learned at the end of a schedule: trainer.lr_schedule=constant keeps trainer.lr"
+    elif new > last > 0:
+        advice = f"; it rises: trainer.lr={stage.trainer.lr * last / new:.3g} goes on where it was"
     return (
         f"learning rate {last:.3g} at the last step, {new:.3g} at the next (trainer.lr_schedule "
-        f"'{stage.trainer.lr_schedule}' from {stage.trainer.lr:.3g}{end})"
-        + ("; it rises: a trainer.lr that is lower by as much goes on where it was" if new > last else "")
+        f"'{stage.trainer.lr_schedule}' from {stage.trainer.lr:.3g}{end}){advice}"
     )
 
 

@@ -124,7 +124,7 @@ def test_each_stage_has_its_schedule_to_itself() -> None:
         (4, 1.0, 3, None),
         (12, 1.0, 0, None),
         (12, 1.0, 3, "learning rate 0.5 at the last step, 0.75 at the next (trainer.lr_schedule 'linear' from 1, to "
-         "version 12); it rises: a trainer.lr that is lower by as much goes on where it was"),
+         "version 12); it rises: trainer.lr=0.667 goes on where it was"),
         (4, 0.5, 3, "learning rate 0.5 at the last step, 0.125 at the next (trainer.lr_schedule 'linear' from 0.5, to "
          "version 4)"),
     ],
@@ -139,6 +139,19 @@ def test_another_schedule_says_the_old_and_the_new_rate(steps: int, lr: float, v
         failed = of(4, 0.01)
         assert rate_change(failed, of(steps, lr), version, 0.5) == said
         assert rate_change(failed, failed, version, 0.5) is not None
+
+
+def test_more_steps_at_the_end_of_a_schedule_are_said_to_learn_little() -> None:
+    def of(steps: int, warmup: int = 0) -> Stages:
+        trainer = {"lr": 1.0, "lr_schedule": "linear", "warmup_steps": warmup}
+        return Stages.of(make([], experts=None, run={"name": "x", "steps": steps}, trainer=trainer))
+
+    assert (rate_change(of(96), of(100), 96) or "").endswith(
+        "0.04 at the next (trainer.lr_schedule 'linear' from 1, to version 100); little is learned at the end of a "
+        "schedule: trainer.lr_schedule=constant keeps trainer.lr"
+    )
+    for more, version in ((of(200), 96), (of(100, 100), 2)):
+        assert "constant" not in (rate_change(of(96), more, version) or "constant")
 
 
 @each(
