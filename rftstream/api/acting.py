@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rftstream.api.reports import RunReports
 from rftstream.api.versions import RunVersion
@@ -23,14 +21,13 @@ from rftstream.launch import start
 from rftstream.launch.result import RunResult
 from rftstream.launch.sessions.replay_into import Replay
 from rftstream.launch.sessions.rescore import rescore
+from rftstream.launch.start import Settings, as_sets
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.queries.decisions.comparison import Comparison, compare
 from rftstream.replay.again import ReplayReport, replay
 from rftstream.runs.folder import OpenRun, lies_in_folder
 from rftstream.service.control_view import ControlReader
 
-Settings = Mapping[str, Any] | Sequence[str]
-"""Settings to change: {"trainer.lr": 1e-5}, or ["trainer.lr=1e-5"] as for --set."""
 POLL_S = 0.1
 
 
@@ -50,7 +47,7 @@ class RunActions(RunReports):
         self._check_is_here()
         if self._index.run.folder.is_live():
             raise ConfigError(f"{self._index.run.folder.path}: this run is live already; stop it first")
-        words = [word for one in _sets(set) for word in ("--set", one)]
+        words = [word for one in as_sets(set) for word in ("--set", one)]
         command = [sys.executable, "-m", "rftstream", "resume", str(self._index.run.folder.path), "--progress", "none"]
         control = ControlReader(self._index.run.transport)
         with tempfile.TemporaryFile() as said:  # a pipe would hold up a supervisor that says much
@@ -85,12 +82,12 @@ class RunActions(RunReports):
         """Continue the run to its end, and return how it ended, as `rftstream resume` does. `set` changes settings.
         `progress`: auto, live, plain or none."""
         self._check_is_here()
-        return start.resume(self._index.run.folder.path, sets=_sets(set), progress=progress)
+        return start.resume(self._index.run.folder.path, sets=as_sets(set), progress=progress)
 
     def rescore(self, reward: str, into: str | Path, *, set: Settings = ()) -> Comparison:  # noqa: A002
         """Score the rollouts again with another reward, into a new run, and compare both, as `rftstream rescore` does.
         `reward`: a built-in one, module:function, or `feedback`: people's."""
-        new = rescore(self._as_it_is(), Path(into), reward=reward, sets=_sets(set), say=_say)
+        new = rescore(self._as_it_is(), Path(into), reward=reward, sets=as_sets(set), say=_say)
         with closing(new.transport):
             return compare(self._index.run.transport, new.transport)
 
@@ -111,7 +108,7 @@ class RunActions(RunReports):
     ) -> RunResult:
         """Train the recorded batches under other settings into a new run, as `rftstream replay --into` does. `without`:
         rollouts or groups to leave out, or `feedback`."""
-        branch = Replay(self._planned(), Path(into), sets=_sets(set), first=first, last=last, without=without)
+        branch = Replay(self._planned(), Path(into), sets=as_sets(set), first=first, last=last, without=without)
         branch.prepare(_say)
         return branch.train(progress=progress)
 
@@ -123,13 +120,6 @@ class RunActions(RunReports):
         """Raise ConfigError if this host has neither the run's folder nor its log."""
         if not self._index.run.folder.exists() and lies_in_folder(self._index.run.config):
             raise ConfigError(f"{self._index.run.folder.path}: the run's folder is gone")
-
-
-def _sets(given: Settings) -> list[str]:
-    """Return settings as --set takes them."""
-    if isinstance(given, Mapping):
-        return [f"{name}={json.dumps(value)}" for name, value in given.items()]
-    return list(given)
 
 
 def _say(text: str) -> None:

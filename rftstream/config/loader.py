@@ -35,12 +35,11 @@ ORIGINS = {"path", "make", "init_from"}
 
 
 def load(
-    files: Sequence[str | Path],
-    *,
-    sets: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
+    files: str | Path | Sequence[str | Path], *, sets: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> RunConfig:
-    """Return the resolved config of one or more run files. ConfigError says what is wrong and where."""
+    """Return the resolved config of one or more run files. `sets` change settings, as --set does: ["trainer.lr=1e-5"].
+    ConfigError says what is wrong and where."""
+    files = [files] if isinstance(files, str | Path) else files
     merged: dict[str, Any] = {}
     sources: list[tuple[str, Mapping[str, Any]]] = []
     for file in files:
@@ -393,7 +392,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; name a run file, or set RFTSTREAM_CONFIG") from None
+        near = registry.near_file(path)
+        raise ConfigError(f"{path}: no such file; name a run file, or set RFTSTREAM_CONFIG{near}") from None
     except IsADirectoryError:
         raise ConfigError(_not_a_file(path)) from None
     except UnicodeDecodeError as error:

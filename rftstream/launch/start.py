@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rftstream.config import loader
 from rftstream.config.placement import place
@@ -58,10 +59,14 @@ from rftstream.transport.base import Transport
 from rftstream.weights.checkpoints import CheckpointStore
 from rftstream.weights.trimming import delete_trimmed, undeleted
 
+Settings = Mapping[str, Any] | Sequence[str]
+"""Settings to change: {"trainer.lr": 1e-5}, or ["trainer.lr=1e-5"] as for --set."""
+
 
 def run(
     config: RunConfig | str | Path,
     *,
+    set: Settings = (),  # noqa: A002  as the option of the commands
     run_dir: str | Path | None = None,
     progress: str = "auto",
     stream: TextIO | None = None,
@@ -70,12 +75,14 @@ def run(
 ) -> RunResult:
     """Do a new run from start to end, or continue an existing one if `run.resume` says so.
 
-    `progress`: auto, live, plain or none, written to `stream` (stdout).
+    `set` changes settings of a run file. `progress`: auto, live, plain or none, written to `stream` (stdout).
     ConfigError if the folder's run is live, or neither live nor ended, or ended in a `run_dir` that was named.
     """
     options = SessionOptions(progress=progress, stream=stream, deadline_s=deadline_s, spawner=spawner)
     if not isinstance(config, RunConfig):
-        config = loader.load([config])
+        config = loader.load(config, sets=as_sets(set))
+    elif set:
+        raise ConfigError("set: got a RunConfig, expected a run file; `load_config(FILE, sets=[...])` changes settings")
     planned = plan(config, Purpose.begin, run_dir=run_dir)
     config = planned.config
     if config.run.resume != "never":
@@ -96,6 +103,13 @@ def run(
         if planned.run_dir is None and folder.run_id != config.run.name:
             notes.insert(0, f"a new run in {shown_path(folder.path)}: those of this name before it have ended")
         return RunSession(config, folder, options).run(new=True, notes=notes)
+
+
+def as_sets(given: Settings) -> list[str]:
+    """Return settings as --set takes them."""
+    if isinstance(given, Mapping):
+        return [f"{name}={json.dumps(value)}" for name, value in given.items()]
+    return list(given)
 
 
 def resume(

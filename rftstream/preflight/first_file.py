@@ -20,7 +20,7 @@ from typing import Any
 from rftstream.config import loader
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import AlgorithmSpec
-from rftstream.config.sections import RunSection
+from rftstream.config.sections import RunConfig, RunSection
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.tasks import Problem
 from rftstream.errors import ConfigError
@@ -38,11 +38,14 @@ from rftstream.preflight.first_problems import (
     read_problems,
     relative_to,
     sample_text,
+    without_answer,
 )
 from rftstream.queries.plain import Report
 from rftstream.queries.reference.run_file_schema import FILE_NAME as SCHEMA
 from rftstream.queries.reference.run_file_schema import schema_text
 from rftstream.queries.reference.source_text import config_fields, evaluate
+from rftstream.rewards.functions import FunctionReward
+from rftstream.rewards.resolve import build_reward
 from rftstream.runs.modules import find_modules
 
 RUN_FILE = "rftstream.toml"
@@ -51,6 +54,8 @@ MOST_CHARACTERS, MOST_CONTEXT = 300, 512
 LEAST_DIVIDED, MOST_HELD_OUT = 20, 100
 """Fewest problems for which some are held out, and the most that are held out."""
 HELD_OUT_SHARE = 0.1
+WITHOUT_ANSWER = 12
+"""Characters of a completion that are reckoned with where problems have no answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ def write(wanted: FirstFile) -> WrittenFiles:
         if not (wanted.folder / SCHEMA).exists():
             made.append(_write_new(wanted.folder / SCHEMA, schema_text()))
         made.append(_write_new(wanted.folder / RUN_FILE, text))
-        if sizes := _check_runs(made[-1]):
+        if sizes := _check_runs(made[-1], wanted):
             made[-1].write_text(run_file_text(wanted, sizes), encoding="utf-8")
         copied = _copy_modules(wanted.folder)
     except BaseException:
@@ -213,7 +218,7 @@ def _made_model(problems: Sequence[Problem]) -> list[str]:
         'dtype = "float32"',
         "",
         "[model.make]               # a small model with random weights and one token per character; instead of it:",
-        f'characters = {_text(characters)}   # [model] path = "a/Hugging/Face/folder"',
+        f'{f"characters = {_text(characters)}":<26} # [model] path = "a/Hugging/Face/folder"',
         f"context = {context}",
     ]
 
@@ -296,7 +301,7 @@ def _prompt(problem: Problem) -> str:
 
 def _most_tokens(problems: Sequence[Problem]) -> int:
     """Return the tokens that a made model gets: for the longest answer, its end, and a quarter more."""
-    longest = max(len(problem.answer or "") for problem in problems)
+    longest = max(len(problem.answer or "") for problem in problems) or WITHOUT_ANSWER
     return longest + 1 + longest // 4
 
 
@@ -347,7 +352,7 @@ def _write_new(path: Path, text: str) -> Path:
     return path
 
 
-def _check_runs(run_file: Path) -> Mapping[str, Any]:
+def _check_runs(run_file: Path, wanted: FirstFile) -> Mapping[str, Any]:
     """Check the file as `rftstream check` does, except the broker, which may not be running yet. Return the sizes that
     fit this machine, by section; none for a made model."""
     config = loader.load([run_file], env={})
@@ -357,7 +362,20 @@ def _check_runs(run_file: Path) -> Mapping[str, Any]:
         for error in sorted(report.errors, key=lambda one: one.startswith("evaluations.")):
             said.setdefault(re.sub(r"^(tasksets|evaluations)\.[^.]+\.", "", error), error)
         raise ConfigError(f"nothing is written, since it would not run: {'; '.join(said.values())}")
+    _check_answers(wanted, config)
     return {} if config.model.make is not None else fitting_sizes(read_machine(), config, report)
+
+
+def _check_answers(wanted: FirstFile, config: RunConfig) -> None:
+    """Raise ConfigError if the reward is a function of the answer, and no column is known to be the answer."""
+    if columns := without_answer(wanted):
+        section = next(iter(config.tasksets.values()))
+        for one in build_reward(section.reward, config, section=section).rewards:
+            if isinstance(one, FunctionReward) and "answer" in one.required:
+                raise ConfigError(
+                    f"--tasks: {wanted.tasks}: found the columns {', '.join(columns)}, and none that is called like an "
+                    f"answer, which {one.name} takes; say which it is, --column answer=NAME"
+                )
 
 
 def _copy_modules(folder: Path) -> tuple[Path, ...]:

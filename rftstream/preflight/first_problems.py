@@ -16,7 +16,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.data.tasksets.columns import OUR_COLUMNS, USUAL_COLUMNS, found_columns
 from rftstream.data.tasksets.open import open_taskset
-from rftstream.data.tasksets.rows import RowReader, first_rows, near_file
+from rftstream.data.tasksets.rows import RowReader, first_rows
 from rftstream.errors import ConfigError
 
 SAMPLE = "problems.jsonl"
@@ -72,6 +72,12 @@ def missing_prompt(wanted: FirstFile) -> list[str]:
     return list(row) if row is not None and not _has_prompt(wanted, row) else []
 
 
+def without_answer(wanted: FirstFile) -> list[str]:
+    """Return the columns of the problems if none of them has an answer; else nothing."""
+    row = _first_row(wanted, find_source(wanted)) if wanted.tasks else None
+    return list(row) if row is not None and all(one.answer is None for one in read_problems(wanted)) else []
+
+
 def read_problems(wanted: FirstFile) -> list[Problem]:
     """Return the first problems that are named, or those of the sample. ConfigError explains why there are none."""
     if not wanted.tasks:
@@ -105,7 +111,7 @@ def find_source(wanted: FirstFile) -> str:
     elif not path.is_file():
         raise ConfigError(
             f"--tasks: {text}: no such file, and no source; expected a file of JSON lines or Parquet, a folder of a "
-            f"data set, or one of {', '.join(known)}{near_file(path)}"
+            f"data set, or one of {', '.join(known)}{registry.near_file(path)}"
         )
     if ending not in known:
         way = ALONE if path.suffix in FOLDER_ONLY else f"say what it is, jsonl:{text}"

@@ -145,6 +145,11 @@ def test_a_built_in_source(here: Path) -> None:
         (["--tasks", "rows.jsonl", "--column", "prompt"], "expected OURS=THEIRS"),
         (["--tasks", "rows.jsonl", "--column", "prompt=no_such"], "say which it is, --column prompt=NAME"),
         (["--tasks", "jsonl:rows.jsonl", "--model", "./nowhere", "--column", "prompt=text"], "no such folder"),
+        (
+            ["--tasks", "rows.jsonl", "--column", "prompt=text", "--reward", "my_scores:near"],
+            "found the columns text, next, and none that is called like an answer, which my_scores:near takes; say "
+            "which it is, --column answer=NAME",
+        ),
         (["--name", "My Run"], "run.name"),
         (["--tasks", "squares"], "and images"),
         (["--tasks", "long.jsonl"], "too much for a small made model"),

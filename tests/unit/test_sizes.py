@@ -27,7 +27,7 @@ BUDGETS = {
     "algorithms": 2_100,
     "backends": 5_050,
     "commands": 3_350,
-    "config": 2_250,
+    "config": 2_300,
     "contracts": 2_500,
     "core": 1_250,
     "data": 4_700,

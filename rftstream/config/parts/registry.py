@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -206,6 +207,17 @@ def check_numbers(values: Any, where: str) -> None:
         raise ConfigError(f"{where}: got {values}, expected a finite number")
     elif isinstance(values, int) and not -(2**63) <= values < 2**63:
         raise ConfigError(f"{where}: got {values}, expected a whole number of at most 64 bits")
+
+
+def near_file(path: Path) -> str:
+    """Return `; did you mean train.jsonl?` if a file beside a missing one has a similar name, else nothing."""
+    beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() and not path.exists() else []
+    near = [
+        one
+        for one in difflib.get_close_matches(path.name, beside)
+        if difflib.get_close_matches(path.stem, [Path(one).stem])  # the same ending alone is not similar
+    ]
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:

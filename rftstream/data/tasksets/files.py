@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rftstream.config.parts import registry
 from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.arrow import ArrowRows
 from rftstream.data.tasksets.columns import Columns, TableConfig
 from rftstream.data.tasksets.row_index import kept_index
-from rftstream.data.tasksets.rows import JsonLines, RowReader, RowSource, near_file
+from rftstream.data.tasksets.rows import JsonLines, RowReader, RowSource
 from rftstream.errors import ConfigError
 
 
@@ -109,7 +110,7 @@ def find_files(location: str) -> list[Path]:
     if not found:
         text = "no such file" if not (path.is_dir() or glob.has_magic(location)) else "no *.parquet there"
         text = "nothing matches" if glob.has_magic(location) and not path.is_dir() else text
-        expected = f"expected a Parquet file, a pattern or a folder of such files{near_file(path)}"
+        expected = f"expected a Parquet file, a pattern or a folder of such files{registry.near_file(path)}"
         raise ConfigError(f"{location}: {text}; {expected}")
     return sorted(found)
 

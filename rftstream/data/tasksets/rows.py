@@ -6,7 +6,6 @@ A file is scanned once. For JSON lines and CSV, only the offsets of rows are kep
 from __future__ import annotations
 
 import csv
-import difflib
 import hashlib
 import os
 from array import array
@@ -21,6 +20,7 @@ from typing import Any, BinaryIO, ClassVar, Protocol
 
 import msgspec
 
+from rftstream.config.parts import registry
 from rftstream.data.tasksets.fields import a_kind
 from rftstream.data.tasksets.row_index import LARGE_ROWS, KeptIndex, RowIndex
 from rftstream.errors import ConfigError
@@ -336,14 +336,7 @@ def _open(path: Path, expected: str) -> BinaryIO:
         return open(path, "rb")
     except OSError as error:
         text = "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror)
-        raise ConfigError(f"{path}: {text}; expected {expected}{near_file(path)}") from None
-
-
-def near_file(path: Path) -> str:
-    """Return `; did you mean train.jsonl?` if a file beside a missing one has a similar name, else nothing."""
-    beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() and not path.exists() else []
-    near = difflib.get_close_matches(path.name, beside, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{path}: {text}; expected {expected}{registry.near_file(path)}") from None
 
 
 def _state(file: BinaryIO) -> tuple[int, int]:

@@ -49,6 +49,19 @@ def processes_of(folder: Path) -> list[str]:
 # ------------------------------------------------------------------------------------------------ whole runs
 
 
+def test_python_names_a_run_file_and_changes_settings_as_the_commands_do(run_file: Path) -> None:
+    assert rftstream.load_config(run_file) == rftstream.load_config(str(run_file)) == rftstream.load_config([run_file])
+    config = rftstream.load_config(run_file, sets=["run.name=other"])
+    assert config.run.name == "other"
+    with pytest.raises(ConfigError, match=r"--set trainer.ler: unknown key; did you mean 'lr'"):
+        rftstream.run(run_file, set={"trainer.ler": 1e-3})
+    with pytest.raises(ConfigError, match="set: got a RunConfig, expected a run file"):
+        rftstream.run(config, set={"trainer.lr": 1e-3})
+    missing = run_file.with_name(f"{run_file.stem}s.toml")
+    with pytest.raises(ConfigError, match=f"{missing.name}: no such file; .*; did you mean {run_file.name}?"):
+        rftstream.run(missing)
+
+
 @pytest.mark.sampled(2, "start")
 @pytest.mark.slow
 def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_path: Path) -> None:
@@ -56,7 +69,7 @@ def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_pa
 
     out = io.StringIO()
     sets = ["trackers.tensorboard=board", "evaluations.held.source=arithmetic", "evaluations.held.every=2"]
-    result = rftstream.run(loader.load([run_file], sets=sets), stream=out)
+    result = rftstream.run(run_file, set=sets, stream=out)
     folder = RunFolder(tmp_path / "runs" / "tiny")
     assert (result.run_dir, result.steps, result.version, result.reason, result.exit_code) == (
         folder.path, 4, 4, "steps", 0
