@@ -281,5 +281,6 @@ def rescore(run: Path, reward: str, into: Path, sets: tuple[str, ...], as_json: 
         print_out({"run_dir": str(new.folder.path), **comparison.to_json()})
     else:
         is_default = new.config.trainer.algorithm == "grpo"
-        advised = " --set trainer.algorithm=topr (grpo stops learning early from old rollouts)" if is_default else ""
-        print_out(f"{comparison.to_text()}\n\ntrain from it with: rftstream resume {into}{advised}")
+        advised = " --set trainer.algorithm=topr" if is_default else ""
+        why = "\n(topr, since grpo soon learns no more from rollouts of older versions)" if is_default else ""
+        print_out(f"{comparison.to_text()}\n\ntrain from it with: rftstream resume {into}{advised}{why}")

@@ -145,6 +145,7 @@ n = 2
     assert place.look(*late, "runs/later").code == 0
     once_more = place.look("rescore", "runs/tiny", "--reward", "flat_checks:score", "--into", "runs/flat")
     assert "has scored tiny, too: nothing can change" in once_more.err
+    assert "train from it with: rftstream resume runs/flat --set trainer.algorithm=topr\n" in once_more.out
     other = place.look("rescore", "runs/tiny", "--reward", "flat_checks:score", "--into", "runs/again")
     assert other.code == 2
     assert "was begun with other settings: tasksets.sums.reward" in other.err

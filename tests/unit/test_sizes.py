@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_250,
-    "queries": 13_950,
+    "queries": 14_000,
     "replay": 800,
     "rewards": 8_300,
     "roles": 10_450,

@@ -39,7 +39,7 @@ QUESTIONS = (
         example="hardest problems",
         words=(
             "problem prompt question task",
-            "hard harder hardest easy easier easiest unsolved worst best learned unlearned forgotten",
+            "hard harder hardest easy easier easiest solve unsolved worst best learned unlearned forgotten",
         ),
         answer="`rftstream studio RUN`, page Problems: by reward, or by its change; in Python "
         '`rftstream.open("RUN").problems(order="hardest")`',
@@ -62,14 +62,20 @@ QUESTIONS = (
         "those rollouts",
     ),
     PlainQuestion(
+        example="longest answers",
+        words=("answer completion output rollout", "worst best longest shortest truncated cut"),
+        answer="`rftstream studio RUN`, page Rollouts: by reward, tokens or how they ended; in Python "
+        '`rftstream.open("RUN").rollouts(order="worst")`',
+    ),
+    PlainQuestion(
         example="where do I see the completions",
-        words=("answer completion output rollout prompt", "see show read look print view"),
+        words=("answer completion output rollout prompt sample", "see show read look print view"),
         answer="`rftstream studio RUN` shows them; `rftstream inspect RUN verified --last 3` prints the newest, with "
         "rewards; before a run, `rftstream try FILE` samples some",
     ),
     PlainQuestion(
         example="how do I use the trained model",
-        words=("use export serve deploy upload push merge download get", "model checkpoint adapter"),
+        words=("use export serve deploy upload push merge download get where", "model checkpoint adapter"),
         answer="`rftstream weights export RUN` makes a Hugging Face folder of a version; RUN/final is that of the last "
         "version; `rftstream status RUN` names the best one",
     ),
@@ -78,6 +84,12 @@ QUESTIONS = (
         words=("best", "version checkpoint model step"),
         answer="`rftstream status RUN` names the best version by each evaluation, and how to export it; "
         "`rftstream evaluate RUN --versions all` evaluates those that are held",
+    ),
+    PlainQuestion(
+        example="how do I evaluate a checkpoint",
+        words=("evaluate evaluation benchmark", "version checkpoint model"),
+        answer="`rftstream evaluate RUN --versions 0,100` does it by the run file's evaluations, `rftstream evaluate "
+        "--model FOLDER --benchmark gsm8k` by a benchmark",
     ),
     PlainQuestion(
         example="how do two runs differ",
@@ -101,6 +113,16 @@ QUESTIONS = (
         words=("error traceback exception log", "where see read find show"),
         answer="`rftstream logs RUN --troubles` shows warnings and errors of all processes, `rftstream dead list RUN` "
         "those of rewards and environments",
+    ),
+    PlainQuestion(
+        example="why was my run stopped",
+        words=("why", "stop end fail die crash exit", "run training trainer"),
+        answer="`rftstream status RUN` says what stopped it, `rftstream logs RUN --troubles` what was said before",
+    ),
+    PlainQuestion(
+        example="how do I delete a run",
+        words=("delete remove clean", "run"),
+        answer="`rftstream delete RUN` shows what would be removed, and asks",
     ),
     PlainQuestion(
         example="how do I cancel a run",
