@@ -73,9 +73,9 @@ class RunResult:
             lines.append(f"reward {self.reward_last:.3f} (last tenth; the first steps have none that compares)")
         for name, result in self.evaluations.items() if is_news else ():
             first, last = ("-" if mean is None else f"{mean:.3f}" for mean in (result["first"], result["last"]))
-            lines.append(
-                f"evaluation {name} {first} -> {last} (versions {result['first_version']} and {result['last_version']})"
-            )
+            begin, end = result["first_version"], result["last_version"]
+            changed = f"{first} -> {last} (versions {begin} and {end})" if begin != end else f"{last} (version {end})"
+            lines.append(f"evaluation {name} {changed}")
         if self.final is not None:
             lines.append(f"the model is in {shown_path(self.final)}")
         if not RunFolder(self.run_dir).exists():

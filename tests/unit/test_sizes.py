@@ -39,7 +39,7 @@ BUDGETS = {
     "launch": 3_600,
     "models": 4_100,
     "policies": 5_050,
-    "preflight": 4_250,
+    "preflight": 4_300,
     "queries": 14_000,
     "replay": 800,
     "rewards": 8_300,

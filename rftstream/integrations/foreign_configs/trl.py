@@ -54,7 +54,7 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     for path in scripts:
         script = ScriptReader(path, parsed if given or launched else None, known).read()
         given.append((path, {name: value for name, value in script.settings.items() if value is not None}))
-    settings = lifted(merged(given) | {name: flags[name] for name in flags.keys() - script.arguments}, known)
+    settings = lifted(merged(given) | {name: flags[name] for name in flags if name not in script.arguments}, known)
     path = (scripts or files)[0]
     kind = trainer or script.trainer or _kind(settings, path)
     if not scripts and kind in ("grpo", "rloo"):
@@ -439,11 +439,10 @@ class _TrlRules:
             self._evaluated("experts.held_out_every")
         elif split := c.get("dataset.train_test_split"):
             c.ask(f"train_test_split {split}: experts.held_out is a share of the rows; write it")
-        for name in (*c.names("eval_dataset"), *c.names("eval_load_dataset")):
-            if share is not None:
-                c.get(name)
-            else:
-                c.leave(name, "experts.held_out keeps a share of the rows")
+        for name in (held := [*c.names("eval_dataset"), *c.names("eval_load_dataset")]):
+            c.get(name)
+        if held and share is None:
+            c.leave("eval_dataset", "experts.held_out keeps a share of the rows")
         if share is None:
             for name in ("eval_strategy", "eval_steps", "dataset_test_split"):
                 c.leave(name, "rows apart are experts.held_out, a share of the rows; the loss on it is held_out_loss")

@@ -230,7 +230,7 @@ class CheckReport(Report):
 
 
 SHOWN_CHARACTERS = 100
-"""Most characters of a prompt in the short report."""
+"""Most characters of a prompt or a demonstration in the short report."""
 
 
 def _short_text(report: CheckReport) -> list[str]:
@@ -240,6 +240,9 @@ def _short_text(report: CheckReport) -> list[str]:
         lines.append(_model_line(report))
     for line in report.tasksets:
         lines += _short_taskset_lines(line)
+    if report.demonstrations is not None:
+        found = report.demonstrations.to_lines()
+        lines += [_abridged(line) if line.startswith("    ") else line for line in found]
     room = [] if report.memory is None else [place_line(report.memory, place) for place in report.memory.places]
     if report.disk is not None:
         room.append(_disk_line(report.disk))
@@ -262,12 +265,15 @@ def _short_taskset_lines(line: TasksetLine) -> list[str]:
     return [head, *_seen_lines(line)]
 
 
+def _abridged(text: str) -> str:
+    half = SHOWN_CHARACTERS // 2
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
+
+
 def _seen_lines(line: TasksetLine) -> list[str]:
     if line.first is None or line.kind == "evaluation":
         return []
-    prompt = "".join(line.first.pieces).replace("\n", LINE_END)
-    half = SHOWN_CHARACTERS // 2
-    text = prompt if len(prompt) <= SHOWN_CHARACTERS else f"{prompt[:half]} ... {prompt[-half:]}"
+    text = _abridged("".join(line.first.pieces).replace("\n", LINE_END))
     lines = [f"  the model sees, {plural(line.first.num_tokens, 'token')}: {text}"]
     if line.replied:
         lines.append(f"  the environment replies: {line.replied}")

@@ -82,8 +82,11 @@ class ReferenceScores(Report):
         if not self.have_answers:
             return f"{number(self.empty or 0.0)} for an empty completion, in {scored} without an answer"
         right, empty = (
-            "an error" if found is None else f"{number(found)}{'' if found == expected else f' ({expected} expected)'}"
-            for found, expected in ((self.reference, 1), (self.empty, 0))
+            "an error" if found is None else f"{number(found)}{f' ({expected} expected)' if is_odd else ''}"
+            for found, expected, is_odd in (
+                (self.reference, 1, self.reference is not None and self.reference < 1),  # sums of rewards give more
+                (self.empty, 0, self.empty != 0),
+            )
         )
         raised = f"; raised for {self.raised} of {self.num_problems}: {self.error}" if self.raised else ""
         form = f", {number(self.form[1])} for {self.form[0]!r}" if self.form and self.form[1] > 0 else ""
