@@ -108,9 +108,12 @@ class ScoringQueue:
         self._active[pending.number] = pending
         self._queue(pending)
 
-    def prepare(self) -> None:
-        """Let a probe begin if a reward is suspected, and reply to requests that waited too long for a probe."""
+    def prepare(self, *, ready: bool = True) -> None:
+        """Let a probe begin if a reward is suspected, and reply to requests that waited too long for a probe. Time in
+        which no child is `ready` to begin does not count, since one that replaces another may load a model first."""
         for reward, held in self._held.items():
+            for pending in held if not ready else ():
+                pending.held_at = self._now()
             breaker = self._breakers[reward]
             if held and breaker.probe is None:
                 probe = breaker.choose(held)

@@ -125,7 +125,7 @@ class ProcessScorer:
 
     def _feed(self) -> None:
         """Give waiting items to the children with the least work, until no child has room."""
-        self._queue.prepare()
+        self._queue.prepare(ready=any(child.versions for child in self._children))
         while self._queue.waiting:
             child = min(self._children, key=lambda child: child.load)
             if not child.take(self._queue.waiting, self._selector):

@@ -204,6 +204,17 @@ def test_where_all_hang_few_are_tried_and_none_is_zero(make: Make, caplog: pytes
     assert "it came back" in caplog.text
 
 
+def test_nobody_is_given_up_while_a_process_starts(make: Make, user_rewards: Path) -> None:
+    (user_rewards / "slow_start.py").write_text("import time\ntime.sleep(2)\nfrom user_rewards import score\n")
+    scorer = make("slow_start:score", timeout_s=1.0, tries=3)
+    for number in range(12):
+        scorer.submit(replace(request(str(number), "hang"), group_id=f"g{number // 3}"))
+    assert any("not tried: 6 tries of others in a row" in reply.detail for reply in drain(scorer).values())
+    assert all(reply.score for reply in drain(scorer, ["7"] * 40).values()), (
+        "a process that starts says nothing of them"
+    )
+
+
 def test_where_all_take_their_process_along_few_are_tried(make: Make) -> None:
     scorer = make(tries=3)
     replies = drain(scorer, ["hard exit"] * 48)
