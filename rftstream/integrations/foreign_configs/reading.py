@@ -119,7 +119,8 @@ def read_named_config(path: Path) -> Path | None:
     it is there or not; None if the script names none."""
     flags: dict[str, Any] = {}
     for words in shell_commands(path):
-        flags |= _flags([re.sub(r"^-c([np])\b", lambda one: HYDRA[one[1]], word) for word in words])
+        every = _flags([re.sub(r"^-c([np])\b", lambda one: HYDRA[one[1]], word) for word in words])
+        flags |= {flag: _listed(value)[0] for flag, value in every.items()}  # what follows are overrides
     if not (name := flags.get("config-name")):
         return None
     folder = str(flags.get("config-path", "."))

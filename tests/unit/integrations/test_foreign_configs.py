@@ -383,6 +383,21 @@ def test_a_script_with_its_yaml_and_the_shell_script_that_launches_both(yaml: st
     assert "kept" in call("convert-config", "trl", launch, "-o", out).stderr and made.read_text() == "mine"
 
 
+@pytest.mark.parametrize("flag", ["--config-name=mine", "--config-name mine", "-cn mine"])
+def test_overrides_after_the_name_of_a_config_of_verl(flag: str, tmp_path: Path) -> None:
+    shell = f"python -m verl.trainer.main_ppo {flag} actor_rollout_ref.rollout.n=3 trainer.total_training_steps=4"
+    data = "{prompt_key: prompt, train_files: a.parquet}"
+    yaml = f"actor_rollout_ref: {{model: {{path: {MODEL}}}, rollout: {{n: 7}}}}\ndata: {data}\n"
+    launch, *_ = written(tmp_path, {"run.sh": shell, "mine.yaml": yaml})
+    done = convert_config("verl", [launch])
+    values = tomllib.loads(done.run_file)
+    assert (values["feeder"]["group_size"], values["run"]["steps"], values["model"]["path"]) == (3, 4, MODEL)
+    launch.write_text(
+        f"{shell.replace('mine', 'ppo_trainer')} actor_rollout_ref.model.path={MODEL} data.train_files=a.parquet"
+    )
+    assert not any("takes the config" in one for one in convert_config("verl", [launch]).to_do)
+
+
 def test_a_script_with_an_argparse_of_its_own_is_converted_as_it_is_launched(tmp_path: Path) -> None:
     script = (
         f"import argparse, asyncio\n{HEAD}"
