@@ -42,10 +42,10 @@ def logs(
 
     The files are in RUN/logs, one for each process. A process on another host has its file there.
     """
-    from rftstream.launch.log_files import TROUBLES, LogEvent, LogFile, in_order
+    from rftstream.launch.log_files import TROUBLES, LogEvent, LogFile, find_logs, in_order
     from rftstream.runs.folder import find_run
 
-    folder = find_run(run, layers)[0].logs
+    folder = find_logs(run, layers) or find_run(run, layers)[0].logs
     opened: dict[Path, LogFile] = {}
 
     def new_events(newest: int | None = None) -> list[LogEvent]:
@@ -64,7 +64,10 @@ def logs(
     if not opened:
         found = ", ".join(sorted({path.stem.partition("-")[0] for path in folder.glob("*.log")}))
         asked = f" of {', '.join(roles)}" if roles else ""
-        raise ConfigError(f"{folder}: no logs{asked}, expected one of {found or 'a process that ran on this machine'}")
+        raise ConfigError(
+            f"{folder}: no logs{asked}, expected one of {found or 'a process that ran on this machine'}; processes of "
+            "other hosts have theirs there, and `rftstream status RUN` names these"
+        )
     with suppress(KeyboardInterrupt):
         while follow:
             time.sleep(LOOK_EVERY_S)

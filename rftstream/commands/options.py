@@ -76,6 +76,16 @@ def command(
 class RunCommand(click.Command):
     """A command whose errors name the run that it was given, where they propose a command."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments, and say how to name several run files where one RUN is expected."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if "unexpected extra argument" in error.message and ".toml" in error.message:
+                told = f"{error.message.rstrip('.')}; several files of a run are one RUN: first.toml,second.toml"
+                raise click.UsageError(told, ctx) from None
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         try:

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rftstream.config import loader
+
 _TEXT = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S+ (.*)")
 """The beginning of an event in the form `text` of launch/logging.py. Other lines belong to the event before them."""
 _BLOCK_BYTES = 1 << 16
@@ -54,6 +56,21 @@ class LogFile:
             events.append(found)
             self._newest = found
         return events
+
+
+def find_logs(run: Path, layers: Sequence[Path] = ()) -> Path | None:
+    """Return the folder with the logs of the newest run that has some on this host; None without one. No server is
+    asked, and logs may be all that a host has of a run of others."""
+    if run.is_dir():
+        return run / "logs" if (run / "logs").is_dir() and not layers else None
+    first, *more = [run] if run.exists() else map(Path, str(run).split(","))
+    if not first.is_file():
+        return None
+    config = loader.load([first, *more, *layers])
+    name = re.compile(re.escape(config.run.name) + r"(?:-(\d+))?")
+    base = Path(config.base) / config.run.folder
+    found = [(int(match[1] or 1), one) for one in base.glob("*/logs") if (match := name.fullmatch(one.parent.name))]
+    return max(found)[1] if found else None
 
 
 def event_of(line: str) -> LogEvent | None:

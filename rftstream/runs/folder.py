@@ -200,8 +200,7 @@ class OpenRun:
 
 
 def candidates(config: RunConfig, *, user: str | None = None) -> list[RunFolder]:
-    """Return the runs of this run file, oldest first: those with a folder here, and those on a shared log. `user`: as
-    in `open_transport`."""
+    """Return the runs of this run file, oldest first: with a folder here, or on a shared log. `user`: for the log."""
     return _numbered(config, {folder.run_id for folder in candidates_here(config)} | names_on_log(config, user=user))
 
 
@@ -248,11 +247,14 @@ def next_folder(config: RunConfig, newest: RunFolder | None) -> RunFolder:
 
 
 def find_run(run: str | Path, layers: Sequence[Path] = ()) -> tuple[RunFolder, RunConfig]:
-    """Return the run that a user names: a run folder, or a run file with the `layers` that override it (then its newest
-    run). The config is the run's; of a run that was started on another host, it is the run file's."""
+    """Return the run that a user names: a run folder, or run files, with commas between them or in `layers` (then their
+    newest run). The config is the run's; of a run that was started on another host, it is the run files'."""
     if not isinstance(run, str | Path):
         raise ConfigError(f"run: got a {type(run).__name__}, expected the path of a run folder or of a run file")
     path = Path(run)
+    if "," in str(run) and not path.exists():
+        first, *more = str(run).split(",")
+        return find_run(first, [*map(Path, more), *layers])
     if path.is_dir():
         if layers:
             raise ConfigError(f"{layers[0]}: got it beside the run folder {path}, expected the folder alone")
@@ -273,10 +275,8 @@ def find_run(run: str | Path, layers: Sequence[Path] = ()) -> tuple[RunFolder, R
     folders = candidates(config)
     if not folders:
         there = "" if lies_in_folder(config) else f" nor at {config.transport.servers}"
-        raise ConfigError(
-            f"{path}: no run of it yet under {Path(config.base) / config.run.folder}{there}; start one with"
-            " `rftstream run`"
-        )
+        base = Path(config.base) / config.run.folder
+        raise ConfigError(f"{path}: no run of it yet under {base}{there}; start one with `rftstream run`")
     return folders[-1], read_config(folders[-1]) if folders[-1].exists() else config
 
 

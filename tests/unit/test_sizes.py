@@ -26,7 +26,7 @@ BUDGETS = {
     "api": 1_050,
     "algorithms": 2_100,
     "backends": 5_050,
-    "commands": 3_350,
+    "commands": 3_400,
     "config": 2_300,
     "contracts": 2_500,
     "core": 1_250,

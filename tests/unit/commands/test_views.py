@@ -63,6 +63,7 @@ def test_audit_of_a_folder_and_of_its_run_file(run: Path, run_file: Path) -> Non
     assert report == called("audit", run_file)
     (part := run_file.with_name("part.toml")).write_text('[run]\nname = "demo"\n')
     assert report == called("audit", part), "a part of the run's file that names the run is enough"
+    assert report == called("audit", f"{run_file},{part}"), "several files, where one RUN is expected"
     part.write_text('[run]\nname = "other"\n')
     assert "part of a run file, without [model], [tasksets]; no run other under" in call("audit", part).stderr
     part.write_text('[model]\npath = "fake"\n')
@@ -135,6 +136,7 @@ def test_inspect_without_a_topic_lists_them(run: Path) -> None:
         (("inspect", "RUN", "rolouts"), "did you mean 'rollouts'"),
         (("inspect", "RUN", "rollouts", "--where", "x"), "expected HEADER=VALUE"),
         (("audit", "nowhere"), "nowhere: no such file"),
+        (("delete", "a.toml", "b.toml"), "extra argument (b.toml); several files of a run are one RUN: first.toml,sec"),
         (("list", "rewardz"), "did you mean 'rewards'"),
         (("check", "nowhere.toml"), "nowhere.toml: no such file"),
     ],

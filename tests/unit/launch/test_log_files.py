@@ -80,5 +80,19 @@ def test_the_command_shows_roles_and_troubles(tmp_path: Path) -> None:
     assert said("--role", "feeder") == ["fed"]
     assert said("--troubles") == ["odd"]
     assert said("--last", "1") == ["fed"]
+    (tmp_path / "config.toml").unlink()
+    assert said() == ["fine", "odd", "fed"], "a run of another host, of which this one has logs alone"
     refused = CliRunner().invoke(cli, ["logs", str(tmp_path), "--role", "cook"])
     assert refused.exit_code == 2 and "no logs of cook, expected one of feeder, trainer" in refused.stderr
+
+
+def test_logs_are_shown_though_the_broker_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(
+        '[run]\nname = "x"\nsteps = 1\n[model]\npath = "fake"\n[tasksets.a]\nsource = "arithmetic"\n'
+    )
+    (tmp_path / "kafka.toml").write_text('[transport]\nkind = "kafka"\nservers = "127.0.0.1:1"\n')
+    for name in ("x", "x-2", "xy"):
+        (tmp_path / "runs" / name / "logs").mkdir(parents=True)
+        (tmp_path / "runs" / name / "logs" / "verifier-0.log").write_text(line(1, f"of {name}"))
+    done = CliRunner().invoke(cli, ["logs", f"{tmp_path}/x.toml,{tmp_path}/kafka.toml"])
+    assert done.exit_code == 0 and done.stdout.endswith("of x-2\n"), done.output
