@@ -249,10 +249,11 @@ def _listed(wanted: Sequence[_Wanted]) -> str:
 
 def _await(run: OpenRun, reader: Reader, wanted: list[_Wanted], timeout_s: float, say: Say) -> Iterator[Evaluated]:
     """Yield results until `wanted` is empty. Stop if no evaluator is alive to do the work."""
-    heard = said = time.monotonic()
+    heard = looked = time.monotonic()
+    due_s = SAY_S
     while wanted:
         for one in _taken(reader.poll(), wanted):
-            heard = time.monotonic()
+            heard, due_s = time.monotonic(), SAY_S
             yield one
         now = time.monotonic()
         if wanted and now - heard > timeout_s:
@@ -260,12 +261,14 @@ def _await(run: OpenRun, reader: Reader, wanted: list[_Wanted], timeout_s: float
                 f"evaluator: no result for {_listed(wanted)} within {timeout_s:g} s; look at its log, or "
                 "give --timeout, or --here once it is gone"
             )
-        if wanted and now - said >= SAY_S:
-            said = now
+        if wanted and now - looked >= SAY_S:
+            looked = now
             if _evaluator_alive(run) is None:
                 return
             _check_held(run, wanted)
-            say(f"waiting for {_listed(wanted)}: {now - heard:.0f} s of {timeout_s:g}")
+            if now - heard >= due_s:
+                due_s *= 2
+                say(f"waiting for {_listed(wanted)}: {now - heard:.0f} s of {timeout_s:g}")
         if wanted:
             run.transport.wait([reader], LOOK_S)
 

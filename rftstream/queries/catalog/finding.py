@@ -91,6 +91,8 @@ class GroupFilter:
     taskset: str = ""
     batch: int | None = None
     problem: int | None = None
+    decided: bool = False
+    """Only those that are not pending."""
 
 
 def find_groups(
@@ -123,7 +125,7 @@ def conditions_of(wanted: GroupFilter, moment: Moment) -> tuple[list[str], dict[
         if value not in ("", None):
             where.append(f"{name} = :{name}")
             values[name] = value
-    if wanted.reason or wanted.batch is not None:
+    if wanted.decided or wanted.reason or wanted.batch is not None:
         where.append("decided_at <= :at")
     return where, values
 

@@ -76,7 +76,7 @@ class History:
     @property
     def again(self) -> str:
         """Return words about the batches that are trained again; empty if there are none."""
-        return f"up to {self.reached:,} batches are trained again" if self.reached > self.version else ""
+        return f"batches up to version {self.reached:,} are trained again" if self.reached > self.version else ""
 
     def at_work_s(self, at: float) -> float:
         """Return a clock time minus the pauses before it. Differences between such times are seconds of work."""

@@ -143,7 +143,7 @@ UNUSUAL_TEXTS: dict[str, FieldText] = {
     "joined": lambda joined: "a loop of its user's own (rftstream.join)",
     "paused": _of("rollout", " set aside"),
     "weights_refused": lambda count: f"{plural(count, 'time')} weights were refused",
-    "rejected": _of("task", " rejected"),
+    "rejected": _of("group", " not trained on"),
     "left_out": _of("problem", " left out, too long"),
     "retries": _of("dead group", " to be put back"),
     "experts_dead": _of("demonstration", " of no use"),

@@ -52,6 +52,7 @@ def glance(page: PageOfRun) -> Values:
     now = time.time()
     counts, moment, snapshot = count_fates(page.catalog, page.moment), page.moment, page.snapshot
     history, status = page.glanced, page.snapshot.status
+    newest = find_groups(page.catalog, moment, GroupFilter(decided=True), limit=6)  # pending ones have said little
     return {
         "counts": counts,
         "history": history,
@@ -63,7 +64,7 @@ def glance(page: PageOfRun) -> Values:
         "letters": sum(kind.count for kind in count_letters(page.catalog, moment)),
         "charts": run_charts(page.charted, only_first=True),
         "fates": ("trained", "pending", "filtered", "expired", "dead"),
-        **with_lines(page, find_groups(page.catalog, moment, GroupFilter(), limit=6)),
+        **with_lines(page, newest or find_groups(page.catalog, moment, GroupFilter(), limit=6)),
         "best": newest_and_best(history.evaluations),
     }
 

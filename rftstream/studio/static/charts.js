@@ -4,6 +4,7 @@
 const charts = (() => {
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const dashes = { dash: [6, 4], dot: [2, 3], dashdot: [7, 3, 2, 3], longdash: [11, 4], longdashdot: [11, 3, 2, 3] };
+  const WHOLE = [...Array(13).keys()].flatMap((power) => [1, 2, 2.5, 5].map((digit) => digit * 10 ** power)).filter(Number.isInteger); // between ticks of versions
   const short = (value) => {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
@@ -185,9 +186,9 @@ const charts = (() => {
     const own = Object.fromEntries(panel.lines.flatMap((line, place) => (line.limits ? [["own" + place, { range: () => panel.lines[place].limits }]] : [])));
     const plot = new uPlot({
       ...sizeOf(figure), series, bands, legend: { show: false }, padding: [() => (panel.changes.length ? 20 : 6), hasRight ? 0 : 18, 0, 0],
-      scales: { x: { time: false }, y: panel.log ? { distr: 3, range: wide } : { range: fit(() => panel.range) }, right: { range: fit(() => null) }, ...own },
+      scales: { x: { time: false, range: (one, low, high) => (one.data[0].length === 1 ? [one.data[0][0], one.data[0][0] + 1] : [low, high]) }, y: panel.log ? { distr: 3, range: wide } : { range: fit(() => panel.range) }, right: { range: fit(() => null) }, ...own },
       axes: [
-        axisOf({ size: 26, label: panel.xLabel }), axisOf({ scale: "y", label: panel.unit, log: panel.log, ...(Object.keys(own).length ? { size: 8, values: () => [], grid: { show: false } } : {}) }),
+        axisOf({ size: 26, label: panel.xLabel, ...(panel.xLabel.startsWith("version") ? { incrs: WHOLE } : {}) }), axisOf({ scale: "y", label: panel.unit, log: panel.log, ...(Object.keys(own).length ? { size: 8, values: () => [], grid: { show: false } } : {}) }),
         ...(hasRight ? [axisOf({ scale: "right", side: 1, label: panel.rightUnit, grid: { show: false } })] : []),
       ],
       cursor: { sync: { key: "curves" }, y: false, points: { size: 6 } },

@@ -87,7 +87,7 @@ def test_only_steps_in_force_count(log: SyntheticLog) -> None:
     assert [step.name for step in history.steps][-1] == VersionName(trainer_epoch=2, version=3)
     assert [record.name.version for record in history.resumes] == [2]
     assert [result.metrics["mean"] for result in history.evaluations] == [0.2, 0.8]
-    assert (history.version, history.again) == (3, "up to 4 batches are trained again")
+    assert (history.version, history.again) == (3, "batches up to version 4 are trained again")
     train(log, 0.5, epoch=2, start=3)
     assert read_history(Log(log.transport)).again == ""
 

@@ -437,6 +437,7 @@ def test_a_mean_says_what_was_not_scored(tmp_path: Path) -> None:
     log.flow(0)
     log.batch(0, [0])
     log.step(1, metrics={"reward": 0.5})
+    log.admit(1, 1)  # pending, with nothing to show yet
     log.put("evals", EvalResult(
         evaluation="held-out", name=VersionName(trainer_epoch=1, version=1), num_tasks=16, num_samples=2,
         num_unscored=16, metrics={"mean": 1.0}, generations=None,
@@ -444,10 +445,13 @@ def test_a_mean_says_what_was_not_scored(tmp_path: Path) -> None:
     watched = watch(memory)
     watched.follow_once()
     with client([watched]) as browser:
+        newest = browser.get("/runs/demo").text.rpartition("Newest groups")[2]
+        assert "trained" in newest and "pending" not in newest
+        assert 'evaluation held-out</th><td class="n">1, best 1 at v1</td>' in browser.get("/compare?run=demo").text
         for address in ("", "/versions", "/versions/1"):
             assert "16 of 32 samples unscored" in browser.get(f"/runs/demo{address}").text, address
-        newest = browser.get("/api/v1/runs/demo").json()["evaluations"]["held-out"]
-        assert (newest["num_unscored"], newest["num_tasks"] * newest["num_samples"]) == (16, 32)
+        result = browser.get("/api/v1/runs/demo").json()["evaluations"]["held-out"]
+        assert (result["num_unscored"], result["num_tasks"] * result["num_samples"]) == (16, 32)
     watched.stop()
 
 
