@@ -65,6 +65,8 @@ def write_page(
 
 def write_report(run: OpenRun, file: Path) -> int:
     """Write the report of a run, and return its size in bytes. The index of the run is brought up to date first."""
+    if not file.parent.is_dir():
+        raise ConfigError(f"{file}: there is no folder {file.parent}, expected one that exists")
     follower = RunFollower(run)
     try:
         wrong = what_is_wrong(follower.look_at_all().status, now=time.time())

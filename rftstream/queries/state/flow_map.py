@@ -53,30 +53,25 @@ def flow_of(
     history: History,
     control: ControlView | None,
     rates: Mapping[str, TopicRate],
-    lag: Mapping[str, int] | None,
-    workers: Sequence[WorkerStatus] | None,
+    workers: Sequence[WorkerStatus],
     *,
     now: float,
 ) -> tuple[FlowRole, ...]:
-    """Return the map. `lag`: topic -> waiting records, from `status`. None for a past moment, where it is computed from
-    the counts."""
+    """Return the map. What waits is counted by rollouts, as `audit` counts them: offsets that are not committed yet
+    hold finished ones, too."""
     stages = counts.rollouts.pending_by_stage
-    waiting: Mapping[str, int] = (
-        lag
-        if lag is not None
-        else {
-            "tasks": stages[STAGES[0]],
-            "rollouts": stages[STAGES[1]],
-            "verified": stages[STAGES[2]],
-            "batches": max(0, counts.newest_batch + 1 - history.version),
-        }
-    )
+    waiting = {
+        "tasks": stages[STAGES[0]],
+        "rollouts": stages[STAGES[1]],
+        "verified": stages[STAGES[2]],
+        "batches": max(0, counts.newest_batch + 1 - history.version),
+    }
     claims = {} if control is None else control.claims
     return tuple(
         FlowRole(
             name=str(role),
             claim=claims.get(role),
-            workers=_workers(role, workers or (), now) if lag is not None else (),
+            workers=_workers(role, workers, now),
             writes=topic,
             waiting=waiting.get(topic),
             rate=rates.get(topic),

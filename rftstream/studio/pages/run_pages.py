@@ -82,10 +82,9 @@ def flow(page: PageOfRun) -> Values:
     if not moment.is_now:
         control = page.run.look(lambda run, _: read_control(run.transport, until_s=moment.at_s))
     counts, history, rates = count_fates(page.catalog, moment), page.glanced, _rates(page, now)
-    lag = status.lag if status is not None and moment.is_now else None
-    workers = None if status is None else status.workers
+    workers = status.workers if status is not None and moment.is_now else ()
     return {
-        "flow": flow_of(counts, history, control, rates, lag, workers, now=now),
+        "flow": flow_of(counts, history, control, rates, workers, now=now),
         "has_evaluator": bool(history.evaluations),
         "counts": counts,
         "is_live": status is not None and status.live,

@@ -161,6 +161,8 @@ def test_a_report_needs_one_run_that_has_begun(run: Path, tmp_path: Path) -> Non
     for runs, said in (((run,), "the run has not begun"), ((run, run), "--report is of one run; got 2")):
         done = call("studio", *runs, "--report", file)
         assert done.exit_code == 2 and said in done.stderr and not file.exists()
+    done = call("studio", run, "--report", tmp_path / "no" / "run.html")
+    assert done.exit_code == 2 and f"there is no folder {tmp_path / 'no'}" in done.stderr
 
 
 def test_list_runs_and_parts(run: Path) -> None:
