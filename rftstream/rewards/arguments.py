@@ -17,6 +17,9 @@ OF_TRL = frozenset({"prompts", "completions", "completion_ids", "log_metric", "l
 
 Convention = Literal["ours", "verl", "verl batch", "TRL"]
 
+NAMED_EITHER_WAY = ("prompt", "answer", "data_source")
+"""Texts of a problem that a function may also ask for under the name of their column."""
+
 
 class RewardArguments:
     """Builds the arguments of a user's function from rollouts. `FunctionReward` makes it and calls it.
@@ -30,7 +33,7 @@ class RewardArguments:
         self._convention = convention
         self._names = names
         self._options = options
-        self._aliases = {theirs: ours for ours, theirs in columns.items() if ours in ("answer", "data_source")}
+        self._aliases = {theirs: ours for ours, theirs in columns.items() if ours in NAMED_EITHER_WAY}
 
     def for_one(self, item: RewardInput) -> dict[str, Any]:
         """Return the arguments of a function that scores one rollout, with the settings."""

@@ -218,6 +218,10 @@ def test_columns_go_by_the_names_of_the_data_set_too() -> None:
     assert reward_of(lambda completion, solution: completion == solution, columns={"answer": "solution"})(
         item("7")
     ) == Score(reward=1.0)
+    asked = reward_of(lambda completion, word: completion == word[0], columns={"prompt": "word", "answer": "next"})
+    assert asked(item("3")) == Score(reward=1.0)
+    given = reward_of(lambda completions, **rest: [float(rest["word"] == ["3+4="])], columns={"prompt": "word"})
+    assert given(item("3")).reward == 1.0
 
 
 def test_trl_logs_become_metrics() -> None:
