@@ -37,7 +37,12 @@ from rftstream.preflight.checks.advice import find_warnings
 from rftstream.preflight.checks.check_environments import begin_once
 from rftstream.preflight.checks.check_report import CheckReport, PartLine, Prompt, TasksetLine, demonstrations_line
 from rftstream.preflight.checks.check_resources import disk_of, look_at_topics, memory_of
-from rftstream.preflight.checks.check_rewards import check_columns, check_given, doubts_about_length
+from rftstream.preflight.checks.check_rewards import (
+    check_columns,
+    check_given,
+    doubts_about_length,
+    doubts_about_room,
+)
 from rftstream.preflight.checks.dependencies import sandbox_warnings
 from rftstream.preflight.checks.reference_scores import MAX_SCORED, score_references
 from rftstream.preflight.checks.templates import doubts_about_tools, first_break
@@ -253,6 +258,8 @@ def _taskset(
     if reward is not None and line.first_problem is not None:
         with collect(f"{line.place}.reward"):
             line.advice += check_columns(line.place, reward, taskset, line.problems)
+            most = sampling_for(config, section.sampling, where=f"{line.place}.sampling").max_tokens
+            line.advice += doubts_about_length(line.place, reward, most)
             if kind == "taskset":
                 problems = [taskset.problem(index) for index in range(min(MAX_SCORED, line.problems))]
                 line.scores = score_references(reward, section.reward, problems)
@@ -260,8 +267,8 @@ def _taskset(
                     raise ConfigError(f"{line.place}.reward: {' '.join(line.scores.doubts())}")
                 if line.scores is not None:
                     line.advice += [f"{line.place}.reward: {doubt}" for doubt in line.scores.doubts()]
-            sampling = sampling_for(config, section.sampling, where=f"{line.place}.sampling")
-            line.advice += doubts_about_length(line.place, reward, sampling.max_tokens)
+                    if line.scores.reference == 1 and rendering is not None:
+                        line.advice += doubts_about_room(line.place, problems, rendering.renderer, most)
     return line
 
 

@@ -15,6 +15,7 @@ from rftstream.config.sections import EvaluationSection, TasksetSection, name_of
 from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.base import Taskset
 from rftstream.errors import ConfigError, RewardError
+from rftstream.models.rendering import Renderer
 from rftstream.rewards.base import Reward, RewardInput, Score, problem_input
 from rftstream.rewards.composite import CompositeReward
 from rftstream.rewards.event_loop import caught
@@ -72,6 +73,18 @@ def doubts_about_length(place: str, reward: CompositeReward, max_tokens: int) ->
         for context in contexts
         if context <= max_tokens
     ]
+
+
+def doubts_about_room(place: str, problems: Sequence[Problem], renderer: Renderer, max_tokens: int) -> list[str]:
+    """Return a sentence if answers that are right as they stand are longer than a completion may be."""
+    lengths = [len(renderer.encode(problem.answer)) for problem in problems if problem.answer is not None]
+    if longer := [length for length in lengths if length > max_tokens]:
+        return [
+            f"{place}: the answers of {len(longer):,} of {len(lengths):,} problems tried have more tokens, up to "
+            f"{max(longer):,}, than a completion may have ({max_tokens:,}, sampling.max_tokens): raise it, unless "
+            "shorter ones are right, too"
+        ]
+    return []
 
 
 def _doubts_about_form(place: str, reward: Reward, column: str | None) -> Iterator[str]:

@@ -170,3 +170,16 @@ def test_rewards_that_pay_for_what_is_not_right(tmp_path: Path, monkeypatch: pyt
     assert sum(f"learn to {hack['learned']}; if that is not meant, {hack['advice']}" in text for hack in hacks
                for text in report.to_short_text().splitlines()) == len(hacks)  # fmt: skip
     assert len(hacks) == sum("will learn to" in one for one in doubts)
+
+
+def test_right_answers_that_no_completion_has_room_for(tmp_path: Path) -> None:
+    rows = [{"prompt": "abc", "answer": "cba"}, {"prompt": "ab", "answer": "ba"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for most, said in (
+        (3, []),
+        (2, ["tasksets.rows: the answers of 1 of 2 problems tried have more tokens, up to 3, than a completion may "
+             "have (2, sampling.max_tokens): raise it, unless shorter ones are right, too"]),
+    ):  # fmt: skip
+        sections = {"sampling": {"max_tokens": most}, "tasksets": {"rows": {"source": "jsonl:rows.jsonl"}}}
+        found = check(loader.from_dict({**RUN_FILE, **sections, "base": str(tmp_path)}))
+        assert [one for one in found.warnings if "more tokens" in one] == said
