@@ -125,8 +125,8 @@ class VerifierSection(WorkerSection):
     max_waiting_bytes: Positive = 256 * 1024 * 1024
     """Bytes of rollouts that wait for their siblings and are held in memory. The rest is read again from the log."""
     max_dead_share: Fraction = 0.5
-    """The run stops with exit 6 if more than this share of the last 200 rollouts has no reward, whatever the cause:
-    environment, policy or reward."""
+    """The run stops with exit 6 if more than this share of the last 200 rollouts has no reward, and of the last 200 and
+    `max_concurrent`, whatever the cause: environment, policy or reward."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -301,11 +301,12 @@ def test_most_of_them_unscorable_stops_the_verifier(tmp_path: Path) -> None:
     assert len(scorer.seen) == 300 - len(before)
 
 
-def test_some_of_them_unscorable_do_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dies", [lambda i: i % 2 == 1, lambda i: i >= 150], ids=["every other", "last, as if retried"])
+def test_some_of_them_unscorable_do_not(tmp_path: Path, dies: Callable[[int], bool]) -> None:
     scene = Scene(tmp_path, feeder__group_size=10)
     put_rollouts(scene, *range(30))
     luck = iter(range(1000))
-    stub_verifier(scene, lambda item: "error" if next(luck) % 2 else Score(reward=1.0))[0].work()
+    stub_verifier(scene, lambda item: "error" if dies(next(luck)) else Score(reward=1.0))[0].work()
     assert Counter(one.reason for one in verified_of(scene).values()) == {None: 150, "error": 150}
 
 

@@ -17,6 +17,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from rftstream import metrics
@@ -63,19 +64,22 @@ class Deaths:
     """Counts how many of the last rollouts have no reward, and why. The step makes it, and calls `scored` or `died` for
     each rollout that was not skipped."""
 
-    def __init__(self) -> None:
-        self._recent: deque[tuple[str, str, str] | None] = deque(maxlen=JUDGED_OVER)
-        """The last rollouts. A rollout with a reward is None. The others have the reason, the scorer (empty if the
-        rollout was not given to a scorer) and the last line of the detail."""
+    def __init__(self, max_concurrent: int) -> None:
+        self._recent: deque[tuple[str, str, str] | None] = deque(maxlen=JUDGED_OVER + max_concurrent)
+        """The last JUDGED_OVER rollouts, and before them as many as may be scored at a time, since those that are tried
+        again come last. A rollout with a reward is None. The others have the reason, the scorer (empty if the rollout
+        was not given to a scorer) and the last line of the detail."""
 
-    @property
-    def share(self) -> float:
-        """The share of the last JUDGED_OVER rollouts that have no reward; 0 before there are that many."""
-        return self._num_dead / JUDGED_OVER if len(self._recent) == JUDGED_OVER else 0.0
+    def exceed(self, limit: float) -> bool:
+        """Return whether more than this share has no reward, of the last JUDGED_OVER rollouts and of all `_recent`
+        ones; False before there are JUDGED_OVER."""
+        if len(self._recent) < JUDGED_OVER or len(self._last()) <= limit * JUDGED_OVER:
+            return False
+        return sum(death is not None for death in self._recent) > limit * len(self._recent)
 
-    @property
-    def _num_dead(self) -> int:
-        return sum(death is not None for death in self._recent)
+    def _last(self) -> list[tuple[str, str, str]]:
+        """Return those of the last JUDGED_OVER rollouts that have no reward, the oldest first."""
+        return [death for death in islice(reversed(self._recent), JUDGED_OVER) if death is not None][::-1]
 
     def scored(self) -> None:
         """Count a rollout that has a reward."""
@@ -87,7 +91,7 @@ class Deaths:
 
     def sentence(self, limit: float) -> str:
         """Return a message for the user that says what is wrong. `limit` is the share that is allowed."""
-        deaths = [death for death in self._recent if death is not None]
+        deaths = self._last()
         scorers = Counter(scorer for _, scorer, _ in deaths)
         failed = scorers.pop("", 0)
         by = " and ".join(scorers)
@@ -138,7 +142,7 @@ class VerifierStep(ConcurrentStep):
         self._active: dict[str, tuple[Item, float]] = {}
         """Items that are being scored, each with the time when its scoring began."""
         self._done: list[Done] = []
-        self._deaths = Deaths()
+        self._deaths = Deaths(max_concurrent)
         self._kinds = Kinds()
 
     @property
@@ -185,7 +189,7 @@ class VerifierStep(ConcurrentStep):
     def advance(self) -> Sequence[Done]:
         """Collect replies, and return the rollouts that they finish. StopRule if too many rollouts have no reward; it
         is raised only after all finished rollouts have been returned."""
-        if not self._done and self._deaths.share > self._max_dead_share:
+        if not self._done and self._deaths.exceed(self._max_dead_share):
             raise StopRule("dead_letters", f"verifier: {self._deaths.sentence(self._max_dead_share)}")
         self._groups.waited(has_room=self.room > 0)
         for group in self._groups.take_due():
