@@ -113,6 +113,7 @@ class Conversion:
         self._known = list(known)
         self.algorithm = "grpo"
         self.taskset = "train"
+        given = {name: value for name, value in given.items() if value is not None or name not in defaults}
         self._given = {**defaults, **given}
         self._theirs = set(defaults) - set(given)
         self._seen: set[str] = set()
@@ -286,7 +287,7 @@ class Conversion:
         """Return the run file and the report. `decided` maps prefixes of names to the reason why their settings are not
         needed here."""
         for name, value in self._given.items():
-            if name not in self._seen and value != {}:
+            if name not in self._seen and value is not None and value != {}:
                 self.leave(f"{name} = {_short(value)}", self._reason(name, decided))
         text = self._text()
         try:

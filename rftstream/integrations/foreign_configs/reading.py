@@ -12,7 +12,9 @@ import operator
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:[./][\w-]+)+)=(.*)", re.DOTALL)
 ASSIGNMENT = re.compile(r"\s*(?:export\s+|readonly\s+|local\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 INTERPOLATION = re.compile(r"\$\{(?:(?P<kind>oc\.\w+):)?(?P<name>[\w.]+)(?:,\s*(?P<default>[^{}]*))?\}")
 HYDRA = {"n": "--config-name", "p": "--config-path"}
+MOST_LINES = 100
+"""Lines that one quoted text may have."""
 ARRAY = re.compile(r"\s*\w+\+?=\((?!\()")
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -156,24 +160,53 @@ def interpolated(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[
 
 
 def shell_commands(path: Path) -> Iterator[list[str]]:
-    """Yield the words of each command in a shell script, with the script's variables filled in."""
+    """Yield the words of each command in a shell script, with the script's variables filled in. Of a `case` whose value
+    is known only the branch for it is read."""
     text = re.sub(r"\\[ \t]*\n", " ", read_text(path))
     variables: dict[str, str] = {"HOME": "~", "PWD": "."}
     in_array = False
-    for line in text.splitlines():
+    cases: list[list[Any]] = []  # of each `case` the value, whether its branch is being read, whether it has been
+    for line in _whole_lines(text):
         line = _filled(line.replace("$(pwd)", "."), variables)
+        if began := re.match(r"\s*case\s+[\"']?(.*?)[\"']?\s+in\b", line):
+            cases.append([began[1], False, False])
+            continue
+        if cases and line.strip() == "esac":
+            cases.pop()
+            continue
+        if cases and (branch := re.match(r"\s*\(?([^()\s]+)\)(.*)", line)):
+            subject, _, is_over = cases[-1]
+            is_it = not is_over and any(fnmatch(subject, one.strip("\"'")) for one in branch[1].split("|"))
+            cases[-1], line = [subject, is_it or "$" in subject, is_over or is_it], branch[2]
+        if cases and not cases[-1][1]:
+            continue
         if ARRAY.match(line):
             line, in_array = ARRAY.sub("", line), True
         if in_array and line.count(")") > line.count("("):
             line, in_array = line.rpartition(")")[0], False
         try:
             words = shlex.split(line, comments=True)
-        except ValueError:  # quotes over several lines, as in heredocs
+        except ValueError:  # quotes in a variable
             continue
         if words and (variable := ASSIGNMENT.fullmatch(" ".join(words))) and not OVERRIDE.fullmatch(words[0]):
             variables[variable[1]] = variable[2]
         if words:
             yield words
+
+
+def _whole_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a script, with those of one quoted text as one. A line whose quote stays open is left out."""
+    lines, at = text.splitlines(), 0
+    while at < len(lines):
+        for end in range(at + 1, min(at + MOST_LINES, len(lines)) + 1):
+            line = " ".join(lines[at:end])
+            with suppress(ValueError):
+                shlex.split(line, comments=True)
+                yield line
+                at = end
+                break
+        else:
+            at += 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,11 +299,13 @@ def _filled(line: str, variables: Mapping[str, str]) -> str:
             return match[0]
 
     def variable(match: re.Match[str]) -> str:
-        default = match["default"]
-        return variables.get(match["name"] or match["bare"], match[0] if default is None else default)
+        default, value = match["default"], variables.get(match["name"] or match["bare"])
+        if value is None or (not value and match["colon"]):
+            return match[0] if default is None else default
+        return value
 
     line = re.sub(r"\$\(\((.*?)\)\)(?!\))", product, line)
-    inner = r"\$\{(?P<name>\w+)(?::?-(?P<default>[^{}]*))?\}|\$(?P<bare>[A-Za-z_]\w*)"
+    inner = r"\$\{(?P<name>\w+)(?:(?P<colon>:?)-(?P<default>[^{}]*))?\}|\$(?P<bare>[A-Za-z_]\w*)"
     for _ in range(3):
         line = re.sub(inner, variable, line)
     return line

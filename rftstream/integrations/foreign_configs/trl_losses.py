@@ -36,7 +36,7 @@ def put_loss(c: Conversion, kind: str, losses: dict[str, list[str]]) -> None:
         c.put("trainer.algorithm", c.algorithm, said)
     place = f"algorithms.{c.algorithm}"
     if c.algorithm in ("grpo", "gspo"):
-        c.put(f"{place}.normalise", normalise, f"loss_type {loss!r}")
+        c.put(f"{place}.normalise", normalise, f"loss_type {loss!r}" if loss in losses else "in the place of that loss")
     if normalise == "constant" and loss == "luspo":
         c.put(f"{place}.row_tokens", 1, "loss_type 'luspo': sums over rows")
     elif normalise == "constant":

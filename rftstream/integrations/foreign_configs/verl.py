@@ -42,8 +42,8 @@ def convert_verl(files: list[Path], gpus: int | None, trainer: str | None) -> Co
     read = [path for path in files if path not in scripts] + [path for path in named if path.is_file()]
     given = merged([(path, read_yaml(path)) for path in read])
     given |= merged([(path, read_overrides(path)) for path in scripts])
-    is_sft = not any(name.startswith("actor_rollout_ref.") for name in given) and (
-        "model.partial_pretrain" in given or any(name.startswith("optim.") for name in given)
+    is_sft = not any(name.startswith("actor_rollout_ref.") for name in given) and bool(
+        {"model.partial_pretrain", "model.path"} & set(given)
     )
     is_older = is_sft and ("model.partial_pretrain" in given or "data.prompt_key" in given)
     defaults = TABLES[("sft_defaults" if is_older else "sft_engine_defaults") if is_sft else "defaults"]

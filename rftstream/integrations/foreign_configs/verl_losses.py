@@ -59,7 +59,7 @@ def _average(c: Conversion, there: str) -> None:
         said = name if is_sum else f"{name}: loss_scale_factor, data.max_response_length"
         c.put("algorithms.dr_grpo.row_tokens", 1 if is_sum else constant, said)
     elif c.algorithm == "grpo":
-        c.put("algorithms.grpo.normalise", averaged, name)
+        c.put("algorithms.grpo.normalise", averaged, name if reduction in AVERAGED else f"in the place of {reduction}")
     elif c.algorithm == "rloo":
         c.ask("verl's rloo clips the ratio of each token and averages over tokens; here both are of rows")
     elif c.algorithm not in ("gspo", "sapo") and averaged != "token":
@@ -102,12 +102,15 @@ def _divergence(c: Conversion, place: str) -> None:
     if in_loss:
         name = f"{ACTOR}.kl_loss_type"
         kind = str(c.get(name, "low_var_kl"))
-        estimator = "k2" if kind.endswith("+") else DIVERGENCES.get(kind)  # + takes the gradient of k2
+        estimator, said = (
+            "k2" if kind.endswith("+") else DIVERGENCES.get(kind),
+            f"{name} {kind}",
+        )  # +: the gradient of k2
         if estimator in (None, "k1"):
             c.leave(f"{name} = {kind!r}", "it has no gradient on average, or no counterpart; k3 stands in its place")
-            estimator = "k3"
+            estimator, said = "k3", f"in the place of {kind}"
         c.put(f"{place}.kl_coef", c.get(f"{ACTOR}.kl_loss_coef", 0.001), f"{ACTOR}.kl_loss_coef, use_kl_loss")
-        c.put(f"{place}.kl_estimator", estimator, f"{name} {kind}")
+        c.put(f"{place}.kl_estimator", estimator, said)
         if in_reward:
             c.leave("algorithm.use_kl_in_reward", "the divergence is in the loss, and in one place alone")
     elif in_reward:
@@ -117,7 +120,8 @@ def _divergence(c: Conversion, place: str) -> None:
             c.leave(f"{name} = {kind!r}", "it has no counterpart; k1 stands in its place")
         c.put(f"{place}.kl_in", "reward", "algorithm.use_kl_in_reward")
         c.put(f"{place}.kl_coef", c.get("algorithm.kl_ctrl.kl_coef", 0.001), "algorithm.kl_ctrl.kl_coef")
-        c.put(f"{place}.kl_estimator", DIVERGENCES.get(kind, "k1"), f"{name} {kind}")
+        said = f"{name} {kind}" if kind in DIVERGENCES else f"in the place of {kind}"
+        c.put(f"{place}.kl_estimator", DIVERGENCES.get(kind, "k1"), said)
         if c.has_setting(f"{place}.scale_rewards"):
             c.ask(
                 "use_kl_in_reward: verl divides by the spread of rewards minus divergence, here it is taken off after"

@@ -1,0 +1,110 @@
+"""Single settings of verl and prime-rl, as their sources have them: verl/trainer/ppo/core_algos.py and its engines at
+1dda039, packages/prime-rl-configs at 559b447."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from rftstream.integrations.foreign_configs import convert_config
+from tests.suite.each import each
+from tests.unit.integrations.test_foreign_configs import setting, written
+
+VERL = "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=m data.train_files=a.parquet "
+GRPO = f"{VERL}algorithm.adv_estimator=grpo "
+BOTH = (
+    "actor_rollout_ref.actor.use_kl_loss=True algorithm.use_kl_in_reward=True actor_rollout_ref.actor.kl_loss_type=kl"
+)
+RATES = "lr_warmup_steps_ratio=0.05 trainer.total_training_steps=30"
+
+
+@each(
+    ("text", "found", "said"),
+    [
+        (f"{GRPO}actor_rollout_ref.actor.optim.{RATES}",  # int(1.5), as in its engines
+         {"trainer.warmup_steps": 1, "tasksets.a.passes": None, "run.steps": 30}, ()),
+        (f"{GRPO}trainer.total_epochs=2 trainer.total_training_steps=9", {"tasksets.a.passes": 2, "run.steps": 9}, ()),
+        (f"{GRPO}actor_rollout_ref.actor.clip_ratio=0.3", {"algorithms.grpo.clip_low": 0.2},
+         ("clip_ratio = 0.3: verl takes clip_ratio_low",)),
+        (f"{GRPO}actor_rollout_ref.actor.policy_loss.loss_mode=cispo actor_rollout_ref.actor.clip_ratio_high=0.28",
+         {"algorithms.cispo.max_ratio": 1.28}, ("bounds ratios below, too",)),
+        (f"{GRPO}actor_rollout_ref.actor.policy_loss.loss_mode=sapo actor_rollout_ref.actor.tau_pos=2.0",
+         {"algorithms.sapo.tau_positive": 2.0, "algorithms.sapo.tau_negative": 1.05}, ()),
+        (f"{GRPO}actor_rollout_ref.actor.policy_loss.loss_mode=gpg", {"trainer.algorithm": "grpo"}, ("'gpg' has no",)),
+        (f"{GRPO}actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum",
+         {"algorithms.dr_grpo.row_tokens": 1, "algorithms.dr_grpo.scale_rewards": "group"}, ()),
+        (f"{GRPO}actor_rollout_ref.actor.loss_agg_mode=token-sum", {"algorithms.grpo.normalise": "token"},
+         ("'token-sum' has no counterpart",)),
+        (f"{GRPO}algorithm.norm_adv_by_std_in_grpo=False",
+         {"algorithms.grpo.scale_rewards": "none", "algorithms.grpo.normalise": "token"}, ()),
+        (f"{VERL}algorithm.adv_estimator=rloo", {"trainer.algorithm": "rloo"}, ("here both are of rows",)),
+        (f"{VERL}algorithm.adv_estimator=remax actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+         {"trainer.algorithm": "remax"}, ("remax averages over tokens",)),
+        (f"{GRPO}{BOTH}", {"algorithms.grpo.kl_estimator": "k3", "algorithms.grpo.kl_in": None},
+         ("it has no gradient on average", "use_kl_in_reward: the divergence is in the loss")),
+        (f"{GRPO}algorithm.use_kl_in_reward=True algorithm.kl_penalty=abs",
+         {"algorithms.grpo.kl_in": "reward", "algorithms.grpo.kl_estimator": "k1"}, ("'abs'", "taken off after")),
+        (f"{GRPO}algorithm.rollout_correction.bypass_mode=True",
+         {"algorithms.grpo.ratio_from": "behavior", "algorithms.grpo.correction": "none"}, ()),
+        (f"{GRPO}+actor_rollout_ref.actor.tis_imp_ratio_cap=4",
+         {"algorithms.grpo.correction": "tis", "algorithms.grpo.correction_high": 4.0}, ()),
+        (f"{GRPO}algorithm.rollout_correction.rollout_rs=geometric", {"algorithms.grpo.correction": "mis"}, ()),
+        (f"{GRPO}algorithm.rollout_correction.rollout_rs=seq_mean_k3", {"algorithms.grpo.correction": "tis"},
+         ("rollout_rs = 'seq_mean_k3'",)),
+        (f"{GRPO}data.val_files=b.parquet", {"evaluations.val.every": 50}, ()),
+        (f"{GRPO}trainer.v1.trainer_mode=separate_async", {"feeder.max_staleness": 8}, ()),
+        (f"{GRPO}+data.apply_chat_template_kwargs={{enable_thinking:False}}",
+         {"model.chat_template_kwargs": {"enable_thinking": False}}, ()),
+        (f"{GRPO}actor_rollout_ref.model.lora.rank=8", {"model.lora.rank": 8, "model.lora.alpha": 32.0}, ()),
+        (f"{GRPO}--config-name=mine", {}, ("takes the config mine.yaml, which is not here",)),
+        (f"case gpu in\n  gpu)\n    N=5\n    ;;\n  *)\n    N=6\n    ;;\nesac\nM=\n{GRPO}"
+         "actor_rollout_ref.rollout.n=$N data.seed=${M:-3}", {"feeder.group_size": 5, "run.seed": 3}, ()),
+        (f'A="\n data.train_batch_size=512 \\\n"\nB=(data.max_response_length=9 data.shuffle=False)\n{GRPO}$A',
+         {"feeder.groups_per_batch": 512, "sampling.max_tokens": 9, "tasksets.a.shuffle": False,
+          "trainer.minibatches": 2}, ()),
+    ],
+)  # fmt: skip
+def test_settings_of_verl(text: str, found: dict[str, Any], said: tuple[str, ...], tmp_path: Path) -> None:
+    assert_converted("verl", {"run.sh": text}, found, said, tmp_path)
+
+
+PRIME = '[[orchestrator.train.source]]\nname = "a"\nenv.taskset.id = "a"\n'
+
+
+@each(
+    ("text", "found", "said"),
+    [
+        (f"seq_len = 4096\n{PRIME}", {"sampling.max_tokens": 4096, "algorithms.dppo.scale_rewards": "none",
+                                      "buffer": None, "feeder.max_staleness": 8}, ()),
+        (f"[trainer.model.lora]\n{PRIME}", {"model.lora.rank": 16, "model.lora.alpha": 32.0}, ()),
+        (f'[trainer.scheduler]\ntype = "linear"\n{PRIME}', {"trainer.warmup_steps": 10, "trainer.lr_schedule": None},
+         ("falls in the last 10 steps alone",)),
+        (f"[orchestrator]\ngroup_size = 8\n{PRIME}"
+         'algo.type = "opd"\ncurriculum.gates.g.type = "advantage_range"\nsampling.temperature = 0.5\n',
+         {"buffer.zero_variance": "replace", "tasksets.a.sampling": {"temperature": 0.5}}, ("source.algo",)),
+        (f"[orchestrator.train.sampling]\ntemperature = 0.7\n[orchestrator.eval]\nsampling.top_p = 0.9\n"
+         f'[[orchestrator.eval.source]]\nname = "b"\nenv.taskset.id = "b"\nsampling.max_completion_tokens = 9\n{PRIME}',
+         {"sampling.temperature": 0.7, "evaluations.b.sampling": {"top_p": 0.9, "max_tokens": 9}}, ()),
+        (f'[orchestrator]\nalgo.type = "max_rl"\n{PRIME}', {"trainer.algorithm": "maxrl"}, ("maxrl here has PPO",)),
+        ('max_steps = 9\n[data]\nname = "a"\n[optim]\nlr = 3e-5\n', {"trainer.lr": 3e-5, "run.steps": 9}, ()),
+    ],
+)  # fmt: skip
+def test_settings_of_prime_rl(text: str, found: dict[str, Any], said: tuple[str, ...], tmp_path: Path) -> None:
+    assert_converted("prime-rl", {"rl.toml": text}, found, said, tmp_path)
+
+
+def assert_converted(
+    system: str, files: dict[str, str], found: dict[str, Any], said: tuple[str, ...], folder: Path
+) -> None:
+    """The run file has these settings, None for one that it leaves out, and the report says these words."""
+    done = convert_config(system, written(folder, files))
+    values = tomllib.loads(done.run_file)
+    for key, value in found.items():
+        section, _, name = key.rpartition(".")
+        assert (setting(values, section) if section else values).get(name) == value, key
+    text = re.sub(r"\n\s{4,}", " ", done.to_text())
+    assert all(one in text for one in said), text
+    listed = {one.there.split(" ")[0] for one in done.not_taken}
+    assert not listed & {one.there.split(" ")[0].rstrip(":,") for one in done.taken}
