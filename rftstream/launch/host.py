@@ -37,7 +37,14 @@ from rftstream.models.device_lock import FileLock
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.roles import role_spec
 from rftstream.roles.build import role_builder
-from rftstream.runs.folder import RunFolder, candidates, check_store_is_reached, open_transport, read_config
+from rftstream.runs.folder import (
+    RunFolder,
+    candidates,
+    check_store_is_reached,
+    lies_in_folder,
+    open_transport,
+    read_config,
+)
 from rftstream.runs.log_settings import explained
 from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.records.losses import check_beginnings
@@ -397,11 +404,18 @@ def join(
         config = loader.load(files)
         return _newest_open_run(config, role)
 
-    what = f"a run in {run_dir}" if run_dir is not None else f"a run of {', '.join(map(str, files))}"
+    what = f"a run in {run_dir}" if run_dir is not None else f"a run of {', '.join(map(str, files))}{_sought(files)}"
     found: tuple[RunConfig, RunFolder] = wait_until(ready, what, wait_s=wait_s, stop=stop, say=say)
     if role in _NEED_WEIGHTS:
         check_store_is_reached(*found)
     return found
+
+
+def _sought(files: Sequence[Path]) -> str:
+    """Return where the runs of these files are looked for: a worker whose file has another log waits in vain."""
+    config = loader.load(files)
+    there = "" if lies_in_folder(config) else f" and at {config.transport.servers}"
+    return f" under {Path(config.base) / config.run.folder}{there} ({config.transport.kind} log)"
 
 
 def _newest_open_run(config: RunConfig, role: str) -> tuple[RunConfig, RunFolder] | None:

@@ -36,7 +36,7 @@ BUDGETS = {
     "http": 650,
     "integrations": 4_400,
     "joined": 900,
-    "launch": 3_600,
+    "launch": 3_650,
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_300,

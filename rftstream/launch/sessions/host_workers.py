@@ -6,14 +6,15 @@ does, but for one thing: a log that cannot be reached (exit 3) is tried again, s
 
 from __future__ import annotations
 
+import fcntl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from rftstream.config import log_users
 from rftstream.config.sections import RunConfig
-from rftstream.errors import ENDS_THE_RUN, TransportError
+from rftstream.errors import ENDS_THE_RUN, ConfigError, TransportError
 from rftstream.launch.host import WAIT_S, Stop, StoppedError, join, wait_until
 from rftstream.launch.session_options import DEADLINE_S
 from rftstream.launch.supervisor import Supervisor, default_spawner, worker_commands
@@ -66,12 +67,14 @@ def _supervise(
         say(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
     folder.logs.mkdir(parents=True, exist_ok=True)  # the run may have been made on another host
+    commands = worker_commands(placed_here(config, wanted), folder, counts=wanted, host=name, files=files)
+    locks = hold_names(folder.logs, [command.process for _, command in commands])
     supervisor = Supervisor(
         default_spawner(folder.logs, report), report=report, deadline_s=DEADLINE_S,
         ends_the_run=ENDS_THE_RUN - {LOG_UNREACHED},
     )  # fmt: skip
     try:
-        supervisor.start(worker_commands(placed_here(config, wanted), folder, counts=wanted, host=name, files=files))
+        supervisor.start(commands)
         report(f"workers of {folder.path}: {', '.join(slot.process for slot in supervisor.slots)}")
         while not supervisor.all_left:
             with suppress(TransportError):  # the workers notice it by themselves
@@ -84,8 +87,25 @@ def _supervise(
         if not supervisor.all_left:
             supervisor.kill()
         supervisor.close()
+        locks.close()
     if supervisor.failure is None:
         report("the run has ended" if observer.control.finished is not None else "all workers have left")
         return 0
     report(f"ended: {supervisor.failure.text}")
     return supervisor.failure.exit_code
+
+
+def hold_names(logs: Path, names: Sequence[str]) -> ExitStack:
+    """Hold the names of workers until the result is closed, or this process ends. ConfigError if another process holds
+    one: two workers of a name write one file of logs, and one that leaves takes the other's port away."""
+    with ExitStack() as held:
+        for name in names:
+            file = held.enter_context((logs / f"{name}.lock").open("a"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"--name: {name} is at work here already, started by another `rftstream workers`; give these "
+                    "another --name, or end that one first"
+                ) from None
+        return held.pop_all()

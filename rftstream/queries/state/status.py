@@ -43,7 +43,7 @@ from rftstream.queries.state.workers import WorkerStatus, ask_workers_of, worker
 from rftstream.queries.traces.lineage import Origin, origin_of
 from rftstream.runs.ending import Ending, read_changes
 from rftstream.runs.folder import OpenRun, RunFolder
-from rftstream.runs.making.elsewhere import steps_of
+from rftstream.runs.making.elsewhere import steps_of, way_on
 from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.records.losses import WHOLE, deleted_unsaid
 from rftstream.service.role import Log
@@ -431,12 +431,12 @@ def _state_sentence(status: Status) -> str:
         return f"running, {who}"
     if elsewhere is None:
         is_lost = status.stopped is not None and status.stopped.exit_code == RUN_LOST
-        return f"stopped: {who}; " + ("begin a new run" if is_lost else f"`rftstream resume {status.folder}` goes on")
+        return f"stopped: {who}; " + ("begin a new run" if is_lost else f"{way_on(status.folder)} goes on")
     if elsewhere.goes_on:
         return f"running by {elsewhere.to_text()}; {who}"
     return (
         f"stopped: {who}, and nothing is written by {elsewhere.to_text()}; if they have ended, start them again, or "
-        f"`rftstream resume {status.folder}` goes on here"
+        f"{way_on(status.folder)} goes on here"
     )
 
 

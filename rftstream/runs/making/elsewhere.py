@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from pathlib import Path
 
 from rftstream.config.loader import from_toml, to_toml
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import RunManifest
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ConfigError
-from rftstream.runs.folder import OpenRun
+from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.runs.manifest import changed_in_text
 from rftstream.runs.observer import Observer
 from rftstream.transport.base import Transport
@@ -43,6 +44,13 @@ def steps_of(run: OpenRun, manifest: RunManifest | None, resumes: Sequence[StepR
         return run.config.steps
     texts = [start.config for start in resumes if start.config]
     return _steps_in(texts[-1] if texts else manifest.config, run.config)
+
+
+def way_on(folder: str) -> str:
+    """Return the commands that go on with a run on this host."""
+    if RunFolder(Path(folder)).exists():
+        return f"`rftstream resume {folder}`"
+    return "`rftstream resume` of its run files, or `rftstream workers` of them with the roles that are missing,"
 
 
 def check_resumed(transport: Transport, config: RunConfig, run_id: str, sets: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
+from rftstream.launch.sessions.host_workers import hold_names
 from rftstream.queries.state.status import read_status
 from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_transport
 from rftstream.runs.making.elsewhere import check_end, check_resumed
@@ -66,5 +67,17 @@ def test_a_resume_by_files_changes_only_what_set_gives(run: OpenRun, tmp_path: P
     check_resumed(run.transport, config_of(tmp_path, 9, trainer__colocate=False), "sums", [])
 
 
-def test_the_status_has_the_steps_of_the_log(run: OpenRun) -> None:
+def test_the_status_has_the_steps_of_the_log_and_proposes_what_works_here(run: OpenRun) -> None:
     assert read_status(run).num_steps == 9
+    assert "resume` of its run files" in read_status(run).to_text()
+    run.folder.config_file.touch()
+    assert f"`rftstream resume {run.folder.path}` goes on" in read_status(run).to_text()
+
+
+def test_two_workers_of_a_host_have_two_names(tmp_path: Path) -> None:
+    held = hold_names(tmp_path, ["explorer-gpu-1-0", "verifier-gpu-1-0"])
+    with pytest.raises(ConfigError, match=r"--name: verifier-gpu-1-0 is at work here already"):
+        hold_names(tmp_path, ["explorer-gpu-1-1", "verifier-gpu-1-0"])
+    hold_names(tmp_path, ["explorer-gpu-1-1", "verifier-pool-0"]).close()
+    held.close()
+    hold_names(tmp_path, ["verifier-gpu-1-0"]).close()
