@@ -105,6 +105,7 @@ REACHED = {
     "_fetches_that_can_be_sent, its caller": (Fetcher._send_fetches_async, "7669cc369f4e"),
     "_fetches_that_can_be_sent, what sending does first": (KafkaConnectionManager.send, "fb4f643b4432"),
     "_fetches_that_can_be_sent, the error": (Fetcher._handle_fetch_error, "a0c3ab89e571"),
+    "_has_records_left": (Fetcher._fetchable_partitions, "a6ab3f4e6d8d"),
     "fetches_under_way": (Fetcher._clean_done_fetch_futures, "fbdb21647975"),
     "drop_used_up_fetch": (Fetcher.fetched_records, "0d2a002ab1be"),
     "TransactionParts, partitions": (TransactionManager._add_partitions_to_transaction_handler, "61ad7670c134"),

@@ -105,13 +105,21 @@ def wake_on_answer(fetch: Any, answered: threading.Event) -> None:
     fetch.add_both(lambda *_: answered.set())
 
 
+def _has_records_left(fetcher: Any) -> bool:
+    """Return whether records have arrived that were not returned yet. Then nothing is fetched.
+
+    For 3.0.12: the client fetches the other partitions alone. If these are idle, the broker answers after
+    `fetch_max_wait_ms`, and until then the client fetches nothing else from it: 2 MB in 200 ms."""
+    return bool(fetcher._completed_fetches or fetcher._next_partition_records)
+
+
 def _fetches_that_can_be_sent(fetcher: Any, create: Callable[[Any], dict[Any, Any]]) -> dict[Any, Any]:
     """Return the fetches by broker, without those that cannot be sent because their broker is unknown just now.
 
     For 3.0.12: the client marks a fetch as pending and then sends it. Sending raises, for example, if the broker is
     gone from the metadata while a partition still names it as its leader. The mark then stays, and the client never
     reads from that broker again, even when it is back."""
-    fetches, errors = create(fetcher), {}
+    fetches, errors = {} if _has_records_left(fetcher) else create(fetcher), {}
     for node_id in fetches:
         try:
             fetcher._manager.get_connection(node_id)  # the first action of sending
@@ -132,19 +140,6 @@ def _fetches_that_can_be_sent(fetcher: Any, create: Callable[[Any], dict[Any, An
 
 
 Fetcher._create_fetch_requests = functools.partialmethod(_fetches_that_can_be_sent, Fetcher._create_fetch_requests)
-
-
-def _no_fetches_while_records_are_left(fetcher: Any, create: Callable[[Any], dict[Any, Any]]) -> dict[Any, Any]:
-    """Return the fetches by broker; none while records have arrived that were not returned yet.
-
-    For 3.0.12: the client then fetches the other partitions alone. If these are idle, the broker answers after
-    `fetch_max_wait_ms`, and until then the client fetches nothing else from it: 2 MB in 200 ms."""
-    return {} if fetcher._completed_fetches or fetcher._next_partition_records else create(fetcher)
-
-
-Fetcher._create_fetch_requests = functools.partialmethod(
-    _no_fetches_while_records_are_left, Fetcher._create_fetch_requests
-)
 
 
 def _fetch_without_waiting(
