@@ -27,6 +27,8 @@ MANY = 12
 _info_of_class = functools.cache(msgspec.inspect.type_info)
 """Cached, since msgspec evaluates every annotation anew, which takes milliseconds for a whole run file."""
 
+_SECTIONS = (msgspec.inspect.DataclassType, msgspec.inspect.StructType)
+
 KINDS = {
     "transport": "rftstream.transport:TRANSPORTS",
     "policy": "rftstream.policies:POLICIES",
@@ -264,8 +266,8 @@ def _dataclass_info(target: Any) -> Any:
     if isinstance(info, msgspec.inspect.Metadata):
         info = info.type
     if isinstance(info, msgspec.inspect.UnionType):
-        info = next((one for one in info.types if isinstance(one, msgspec.inspect.DataclassType)), None)
-    return info if isinstance(info, msgspec.inspect.DataclassType) else None
+        info = next((one for one in info.types if isinstance(one, _SECTIONS)), None)
+    return info if isinstance(info, _SECTIONS) else None
 
 
 def _type_info(target: Any) -> msgspec.inspect.Type:

@@ -36,7 +36,7 @@ def in_words(kind: Any) -> str:
             return f"list of {len(items)} {_plural(in_words(items[0]))}"
         case kinds.DictType():
             return "table"
-        case kinds.DataclassType(cls=cls):
+        case kinds.DataclassType(cls=cls) | kinds.StructType(cls=cls):
             return f"{{ {', '.join(item.name for item in dataclasses.fields(cls))} }}"
     raise TypeError(f"no words for {found}")
 
