@@ -96,8 +96,9 @@ class MakeModel:
 @dataclass(frozen=True, kw_only=True)
 class LoraSection:
     """Low-rank matrices beside the model's linear layers are trained, published and saved, while the model itself stays
-    unchanged. The choice of layers is fixed for a run. The trainer needs the extra `lora`. Usual learning rates are ten
-    times those of a whole model."""
+    unchanged. `final/` is the model with them merged, and `final/adapter` has them alone, for PEFT; so does `rftstream
+    weights export RUN --adapter` of any version. The choice of layers is fixed for a run. The trainer needs the extra
+    `lora`. Usual learning rates are ten times those of a whole model."""
 
     rank: Positive = 16
     """Columns of the matrices. A higher rank can learn more, and makes versions larger."""
@@ -240,7 +241,7 @@ class EvaluationSection:
     k: tuple[Positive, ...] = (1,)
     """pass@k, best@k and worst@k for these, each at most n."""
     pass_reward: float = 1.0
-    """A sample passes with at least this reward."""
+    """A sample passes, as pass@k counts it, with at least this reward."""
     canary: bool = False
     """Each problem gets the reference answer of another one, so that a policy earns no reward by learning the task. If
     it does earn reward, `status` and an alert say that the reward is given for something else than the answer."""

@@ -517,4 +517,5 @@ def test_names_that_mean_the_same_lead_to_settings_that_there_are(module: Any, n
 def test_dotted_names_of_others_are_found_by_their_end() -> None:
     assert aliases.meant("actor_rollout_ref.rollout.n") == ("feeder.group_size",)
     assert aliases.meant("critic.optim.lr") == ("algorithms.ppo.critic.lr",)
+    assert aliases.meant("peft") == ("model.lora",) and aliases.meant("pass@1") == ("evaluations.NAME.pass_reward",)
     assert aliases.meant("nobody.knows") == ()
