@@ -134,8 +134,8 @@ def retry(
     if not groups:
         which = f"{here}; no group that died of {reason!r}" if reason else "no dead group"
         text = (
-            f"{which} is left to be put back; rollouts that died in a group that is not complete yet, or that went "
-            "into a batch without them, stay dead and need nothing"
+            f"{which} is left to be put back; rollouts whose group went into a batch without them stay dead and need "
+            "nothing, and a group that is still open may die, or be batched, when the run goes on: ask again then"
         )
     text += f"; {before:,} were put back before" if before else ""
     print_out(f"{text}\n{hint}" if groups and hint else text)

@@ -51,7 +51,7 @@ from rftstream.service.role import Log
 NUM_DEAD_ERRORS = 3
 NUM_EXPORTS = 3
 """Most data sets that are shown, the newest ones."""
-ERROR_WIDTH = 300
+ERROR_WIDTH = 700
 """Most characters of an error."""
 FLOW = ("tasks", "rollouts", "verified", "batches")
 """Topics from which retention deletes finished records."""
