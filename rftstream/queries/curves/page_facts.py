@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -32,6 +32,8 @@ from rftstream.service.role import Log
 
 NUM_SAMPLES = 6
 """Number of samples from the beginning, and as many from the end."""
+NUM_SEARCHED = 8 * NUM_SAMPLES
+"""Number of records among which they are looked for, at the beginning of each partition and at the end."""
 NUM_EXTREME = 3
 """Number of best rollouts in a report, and as many of the worst."""
 SHOWN_CHARACTERS = 1_000
@@ -80,19 +82,28 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_samples(log: Log, reader: CompletionReader) -> list[ShownSample]:
-    """Return the first and the last scored rollouts on the log, by version."""
+    """Return the first and the last scored rollouts on the log, by version, of different groups if there are enough."""
     first: list[Record] = []
     for place in log.ends("verified"):
-        first += islice(log.read("verified", partitions=[place.partition]), NUM_SAMPLES)
+        first += islice(log.read("verified", partitions=[place.partition]), NUM_SEARCHED)
     first.sort(key=lambda record: (record.timestamp_s, record.partition, record.offset))
-    records = {str(record): record for record in first[:NUM_SAMPLES]}
-    records |= {str(record): record for record in select(log, "verified", last=NUM_SAMPLES)}
+    last = list(select(log, "verified", last=NUM_SEARCHED))
+    records = {str(record): record for record in (*_of_many_groups(first), *_of_many_groups(last[::-1]))}
     found = [
         _shown(message.rollout, message.verdict, reader)
         for _, message in log.rule.messages(records.values())
         if isinstance(message, VerifiedRollout) and message.verdict is not None and message.rollout is not None
     ]
     return sorted(found, key=lambda sample: sample.version)
+
+
+def _of_many_groups(records: Sequence[Record]) -> list[Record]:
+    """Return NUM_SAMPLES of the records, with as many groups among them as possible, the first of each."""
+    groups: dict[bytes, Record] = {}
+    for record in records:
+        groups.setdefault(dict(record.headers).get("group_id", b""), record)
+    siblings = (record for record in records if record not in groups.values())
+    return [*groups.values(), *siblings][:NUM_SAMPLES]
 
 
 # ------------------------------------------------------------------------------- the facts of a report, from a catalog

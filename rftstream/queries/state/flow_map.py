@@ -15,7 +15,7 @@ from rftstream.queries.catalog.counts import CatalogCounts, TopicRate
 from rftstream.queries.curves.history import History
 from rftstream.queries.formatting import duration, plural
 from rftstream.queries.state.status import Status
-from rftstream.queries.state.workers import WorkerStatus, worker_sentence
+from rftstream.queries.state.workers import HEALTH_TIMEOUT_S, WorkerStatus, worker_sentence
 from rftstream.service.control_view import ControlView
 
 FLOW = (
@@ -115,7 +115,13 @@ def what_is_wrong(status: Status | None, *, now: float) -> tuple[Trouble, ...]:
         found.append(Trouble(title=f"rollouts of {one.taskset} fail", text=one.to_text(), severe=True, page="groups"))
     silent = [worker.process for worker in status.workers if worker.asked and worker.health is None]
     if silent and status.live:
-        found.append(Trouble(title="no answer", text=f"{', '.join(silent)}: no answer on /health", severe=True))
+        found.append(
+            Trouble(
+                title="no answer",
+                text=f"{', '.join(silent)}: no answer on /health within {HEALTH_TIMEOUT_S:g} s",
+                severe=True,
+            )
+        )
     if status.no_signal is not None:
         text = f"for {plural(status.no_signal.steps, 'step')}: {status.no_signal.cause}"
         found.append(Trouble(title="no learning signal", text=text, severe=True, page="groups"))

@@ -19,7 +19,8 @@ from rftstream.roles import role_specs
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.service.control_view import ControlView
 
-HEALTH_TIMEOUT_S = 0.5
+HEALTH_TIMEOUT_S = 2.0
+"""Seconds after which a worker counts as silent: on busy cores one is nothing. One that is gone refuses at once."""
 FOR_ALL = "all"
 """Third word of a port file: other hosts can reach the port."""
 

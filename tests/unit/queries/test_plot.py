@@ -14,6 +14,7 @@ import pytest
 
 from rftstream.algorithms.reward_changes import find_reward_changes
 from rftstream.config.loader import to_toml
+from rftstream.contracts.records import Record
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.queries.audits.balance import Balance
 from rftstream.queries.catalog.counts import CatalogCounts
@@ -514,6 +515,18 @@ def test_long_lines_become_means_of_equal_parts() -> None:
 
 
 @pytest.mark.slow
+def test_samples_are_of_different_groups_if_there_are_enough() -> None:
+    def chosen(*groups: str) -> list[int]:
+        records = [
+            Record("verified", 0, place, 0, None, None, (("group_id", group.encode()),))
+            for place, group in enumerate(groups)
+        ]
+        return [record.offset for record in page_facts._of_many_groups(records)]
+
+    assert chosen(*"aaaabbbccddeeffgg") == [0, 4, 7, 9, 11, 13]
+    assert chosen(*"aaaabbb") == [0, 4, 1, 2, 3, 5], "siblings, where there are but two groups"
+
+
 def test_the_page_has_samples_and_settings(tmp_path: Path) -> None:
     sample = page_facts.ShownSample(
         rollout_id="sums/0/1/0/2", version=7, reward="reward 1",
