@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
-from transformers import AutoModelForCausalLM
 
 from rftstream.preflight.first_file import run_file_text
 from rftstream.preflight.first_problems import FirstFile
@@ -59,7 +58,11 @@ def check_card(final: Path, folder: Path) -> None:
     assert "| `sums` | `jsonl:problems.jsonl` | 3 | 25 x 4 |" in card.text
     assert "| `sums` | `jsonl:problems.jsonl` | `exact` | `sha256:" in card.text
     assert str(folder) not in card.content
-    AutoModelForCausalLM.from_pretrained(final)
+    code = card.text.partition("```python\n")[2].partition("```")[0]
+    said: list[str] = []
+    exec(code.replace("PATH-OR-NAME", str(final)).replace("PROMPT", "1+1="), {"print": said.append})
+    assert len(said) == 1
+    assert set(said[0]) <= set("0123456789+= "), "an answer of that model"
 
 
 @pytest.fixture
@@ -139,6 +142,7 @@ def test_a_built_in_source(here: Path) -> None:
         (["--algorithm", "sft"], "nothing is written"),
         (["--reward", "exct"], "did you mean 'exact'?"),
         (["--reward", "no_such_module_here:score"], "no module named"),
+        (["--reward", "my_scores.py:near"], "a module has no ending: my_scores:near"),
         (["--tasks", "row.jsonl"], "no such file, and no source; .* did you mean rows.jsonl?"),
         (["--tasks", "my_scores.py"], "expected .jsonl or .parquet"),
         (["--tasks", "rows.jsonl"], "found the columns text, next"),

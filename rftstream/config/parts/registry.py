@@ -294,10 +294,10 @@ def import_path(path: str, *, what: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{what}: cannot import {path!r}: no module named {error.name!r}; "
-            "is it installed, or in the folder of the run file?"
-        ) from None
+        where = "is it installed, or in the folder of the run file?"
+        if module_name.endswith(".py"):
+            where = f"a module has no ending: {module_name.removesuffix('.py')}:{name}"
+        raise ConfigError(f"{what}: cannot import {path!r}: no module named {error.name!r}; {where}") from None
     except (RftError, MemoryError):
         raise
     except Exception as error:  # the user's code may raise anything, and another try would not help

@@ -49,6 +49,14 @@ def write_model_card(log: Log, config: RunConfig, spec: ModelSpec, folder: Path,
     partial.replace(folder / FILE)
 
 
+ASKED = """chat = [{{"role": "user", "content": "PROMPT"}}]
+prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+answer = model.generate(**prompt, max_new_tokens={})[0, prompt["input_ids"].shape[1] :]
+print(tokenizer.decode(answer, skip_special_tokens=True))
+"""
+"""How a text is generated, in the card's words."""
+
+
 def card_text(log: Log, config: RunConfig, spec: ModelSpec, version: int) -> str:
     """Return the text of the card of a version, from the log's current state."""
     manifest = read_manifest(log.transport)
@@ -61,10 +69,11 @@ def card_text(log: Log, config: RunConfig, spec: ModelSpec, version: int) -> str
         _table(("", ""), list(_facts(config, spec, manifest))),
         *_trained_on(config, manifest),
         *_evaluated(config, results),
-        "## How to load it",
+        "## How to use it",
         f"```python\nfrom transformers import {LOADED[task]}, AutoTokenizer\n\n"
         f'model = {LOADED[task]}.from_pretrained("PATH-OR-NAME")\n'
-        'tokenizer = AutoTokenizer.from_pretrained("PATH-OR-NAME")\n```',
+        'tokenizer = AutoTokenizer.from_pretrained("PATH-OR-NAME")\n'
+        f"{ASKED.format(config.sampling.max_tokens) if task == 'text-generation' else ''}```",
     ]
     header = _header(config, spec, run, task, results)
     return secrets.hidden(f"---\n{header}---\n\n" + "\n\n".join(paragraphs) + "\n")
