@@ -119,7 +119,9 @@ def _reinforced(c: Conversion, path: Path, gpus: int | None) -> None:
                 "sampling.max_tokens", most, f"{prefix}.max_completion_tokens: of one turn there, of all together here"
             )
         c.take([f"{prefix}.{name}" for name in ("temperature", "min_tokens", "repetition_penalty")])
-    c.get("orchestrator.train.filter_zero_advantages")  # groups without an advantage teach nothing here, either
+    name = "orchestrator.train.filter_zero_advantages"
+    c.get(name)
+    c.put("buffer.zero_variance", "keep", f"{name}: groups without an advantage teach nothing, but count in the mean")
     sources = c.get("orchestrator.train.source") or c.get("orchestrator.env") or c.get("env") or []
     if not sources:
         raise ConfigError(

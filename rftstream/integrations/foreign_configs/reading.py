@@ -118,6 +118,20 @@ def read_overrides(path: Path) -> dict[str, Any]:
     return found
 
 
+def read_branches(path: Path) -> dict[str, str]:
+    """Return the overrides of a shell script whose variable is set differently in branches of an `if`, with the value
+    of the last, which is taken."""
+    last: dict[str, str] = {}
+    for _ in shell_commands(path, last):
+        pass
+    text = read_text(path)
+    return {
+        override: value
+        for name, value in last.items()
+        for override in re.findall(rf"([A-Za-z_]\w*(?:\.[\w-]+)+)=[\"']?\$\{{?{name}\b", text)
+    }
+
+
 def read_named_config(path: Path) -> Path | None:
     """Return the YAML that a launch script names for hydra, in the folder that it names or beside the script, whether
     it is there or not; None if the script names none."""
@@ -159,12 +173,13 @@ def interpolated(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[
     return {name: filled(value) for name, value in given.items()}
 
 
-def shell_commands(path: Path) -> Iterator[list[str]]:
+def shell_commands(path: Path, branches: dict[str, str] | None = None) -> Iterator[list[str]]:
     """Yield the words of each command in a shell script, with the script's variables filled in. Of a `case` whose value
-    is known only the branch for it is read."""
+    is known only the branch for it is read. `branches` gets the variables that an `if` sets to another value than
+    before, with the last one."""
     text = re.sub(r"\\[ \t]*\n", " ", read_text(path))
     variables: dict[str, str] = {"HOME": "~", "PWD": "."}
-    in_array = False
+    in_array, ifs = False, 0
     cases: list[list[Any]] = []  # of each `case` the value, whether its branch is being read, whether it has been
     for line in _whole_lines(text):
         line = _filled(line.replace("$(pwd)", "."), variables)
@@ -189,7 +204,10 @@ def shell_commands(path: Path) -> Iterator[list[str]]:
         except ValueError:  # quotes in a variable
             continue
         if words and (variable := ASSIGNMENT.fullmatch(" ".join(words))) and not OVERRIDE.fullmatch(words[0]):
+            if ifs and branches is not None and variables.get(variable[1]) not in (None, "", variable[2]):
+                branches[variable[1]] = variable[2]
             variables[variable[1]] = variable[2]
+        ifs += (words[:1] == ["if"]) - ("fi" in words[:1] + words[-1:])
         if words:
             yield words
 

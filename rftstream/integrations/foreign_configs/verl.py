@@ -17,6 +17,7 @@ from rftstream.integrations.foreign_configs.conversion import Conversion, Conver
 from rftstream.integrations.foreign_configs.reading import (
     interpolated,
     merged,
+    read_branches,
     read_named_config,
     read_overrides,
     read_yaml,
@@ -58,6 +59,8 @@ def convert_verl(files: list[Path], gpus: int | None, trainer: str | None) -> Co
             conversion.ask(f"{name}: {value!r} has a variable of the shell; write the path in its place")
         else:
             conversion.leave_unread(name, f"{value!r}: only the shell that runs the script knows it")
+    for name, taken in {name: value for path in scripts for name, value in read_branches(path).items()}.items():
+        conversion.ask(f"{name}: the script sets it in branches of an `if`; {taken!r}, its last, was taken")
     for path in named:
         if not path.is_file() and not path.stem.endswith("_trainer"):
             conversion.ask(f"the script takes the config {path.name}, which is not here: name that file, too")

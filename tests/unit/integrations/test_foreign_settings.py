@@ -61,6 +61,8 @@ RATES = "lr_warmup_steps_ratio=0.05 trainer.total_training_steps=30"
         (f"{GRPO}--config-name=mine", {}, ("takes the config mine.yaml, which is not here",)),
         (f"case gpu in\n  gpu)\n    N=5\n    ;;\n  *)\n    N=6\n    ;;\nesac\nM=\n{GRPO}"
          "actor_rollout_ref.rollout.n=$N data.seed=${M:-3}", {"feeder.group_size": 5, "run.seed": 3}, ()),
+        (f"R=1e-6\nif [ $1 ]; then\n  R=2e-6\nfi\nS=1\n{GRPO}actor_rollout_ref.actor.optim.lr=$R data.seed=$S",
+         {"trainer.lr": 2e-6, "run.seed": 1}, ("optim.lr: the script sets it in branches of an `if`; '2e-6'",)),
         (f'A="\n data.train_batch_size=512 \\\n"\nB=(data.max_response_length=9 data.shuffle=False)\n{GRPO}$A',
          {"feeder.groups_per_batch": 512, "sampling.max_tokens": 9, "tasksets.a.shuffle": False,
           "trainer.minibatches": 2}, ()),
@@ -77,7 +79,7 @@ PRIME = '[[orchestrator.train.source]]\nname = "a"\nenv.taskset.id = "a"\n'
     ("text", "found", "said"),
     [
         (f"seq_len = 4096\n{PRIME}", {"sampling.max_tokens": 4096, "algorithms.dppo.scale_rewards": "none",
-                                      "buffer": None, "feeder.max_staleness": 8}, ()),
+                                      "buffer.zero_variance": "keep", "feeder.max_staleness": 8}, ()),
         (f"[trainer.model.lora]\n{PRIME}", {"model.lora.rank": 16, "model.lora.alpha": 32.0}, ()),
         (f'[trainer.scheduler]\ntype = "linear"\n{PRIME}', {"trainer.warmup_steps": 10, "trainer.lr_schedule": None},
          ("falls in the last 10 steps alone",)),
