@@ -35,6 +35,7 @@ from rftstream.runs.ending import RUN_LOG, note_ending, noting_failure
 from rftstream.runs.folder import RunFolder, open_transport
 from rftstream.runs.making.create import begin, discard
 from rftstream.runs.making.init_from import fetch_initial
+from rftstream.runs.modules import changes_of_modules
 from rftstream.runs.observer import Observer
 from rftstream.service.control_view import ControlView
 from rftstream.service.role import Log
@@ -97,7 +98,11 @@ class RunSession:
             if new:
                 begin(transport, self._config, self._folder, say=self.note)
             commands = worker_commands(self._config, self._folder, model.folder)
-            supervisor.start(commands, lock_holder=getattr(transport, "lock_holder", None))
+            supervisor.start(
+                commands,
+                lock_holder=getattr(transport, "lock_holder", None),
+                changes=lambda: changes_of_modules(self._config, self._folder),
+            )
             result = self._see_to_its_end(supervisor, transport, model, new=new)
             if new and result.exit_code and not any(transport.admin.end_offsets("rollouts").values()):
                 discard(self._folder, transport)

@@ -122,6 +122,8 @@ class Supervisor:
         self._leave_by: float | None = None
         self._stopped_holder: StoppedHolder | None = None
         self._look_at = 0.0
+        self._changes: Callable[[], Sequence[str]] = lambda: ()
+        self._said_changes: set[str] = set()
         spawner.warm()
 
     def start(
@@ -129,11 +131,14 @@ class Supervisor:
         commands: Iterable[tuple[str, WorkerCommand]],
         *,
         lock_holder: Callable[[], HoldingProcess | None] | None = None,
+        changes: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
         """Set the workers, each with its role. The next `poll` starts their processes.
 
-        `lock_holder` returns the process that holds the write lock of the log.
+        `lock_holder` returns the process that holds the write lock of the log, `changes` a line for each of the user's
+        modules that has other code now than when the run was started: a process that starts again takes it.
         """
+        self._changes = changes
         self.slots = [Slot(role, command) for role, command in commands]
         self._troubles = {slot.process: logs.Troubles(slot.command.log, clock=self._clock) for slot in self.slots}
         if lock_holder is not None:
@@ -253,6 +258,10 @@ class Supervisor:
         slot.start_at = now + pause_s
         if not self._nobody_is_needed(slot):
             self._report(f"{slot.process} ended ({describe_exit(code)}){error}; starting again in {pause_s:.1f} s")
+            for line in self._changes():
+                if line not in self._said_changes:
+                    self._said_changes.add(line)
+                    self._report(line)
 
     def _nobody_is_needed(self, slot: Slot) -> bool:
         return self.stopping or (self._control.finished is not None and not role_spec(slot.role).outlives_the_run)

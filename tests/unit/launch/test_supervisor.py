@@ -73,11 +73,11 @@ class Stage:
         self.said: list[str] = []
         self.spawner = StandInSpawner()
         self.folder = tmp_path
-        commands = [
+        self.commands = [
             (role, WorkerCommand(process=f"{role}-0", arguments=(), log=tmp_path / f"{role}-0.log")) for role in roles
         ]
         self.supervisor = Supervisor(self.spawner, report=self.said.append, deadline_s=30, clock=lambda: self.now)
-        self.supervisor.start(commands, lock_holder=lock_holder)
+        self.supervisor.start(self.commands, lock_holder=lock_holder)
         self.poll()
 
     def poll(self, after_s: float = 0.0) -> None:
@@ -263,6 +263,16 @@ def test_warnings_of_workers_are_passed_on_and_last_words_only_once(tmp_path: Pa
     stage.exit("buffer-0", 1, saying="something else broke, at length")
     stage.poll(1)
     assert stage.said[1:] == ["buffer-0 ended (exit 1): something else broke, at length; starting again in 0.2 s"]
+
+
+def test_who_starts_again_with_other_code_is_told_once(tmp_path: Path) -> None:
+    stage, changes = Stage(tmp_path, ["verifier"]), ["changed: the code of mine"]
+    stage.supervisor.start(stage.commands, changes=lambda: changes)
+    for _ in range(2):
+        stage.poll(20)
+        stage.exit("verifier-0", -9)
+        stage.poll(1)
+    assert [line.partition(" (")[0] for line in stage.said] == ["verifier-0 ended", *changes, "verifier-0 ended"]
 
 
 # ------------------------------------------------------------------------------------------------ real processes
