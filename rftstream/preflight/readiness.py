@@ -151,14 +151,19 @@ def folder_of(config: RunConfig) -> RunFolder:
 
 
 def devices(config: RunConfig) -> list[tuple[str, str]]:
-    """Return the GPUs that this run's roles use, each once, with the setting that names it."""
+    """Return the GPUs that this run's roles use, each once, with the setting that names it: `cuda:1,2` for two of one
+    setting."""
     named = [("trainer.device", config.trainer.device)]
     if not config.without_tasks and config.explorer.processes:
         named += [("explorer.devices", device) for device in config.explorer.devices]
     if config.evaluations and config.evaluator.count:
         named.append(("evaluator.device", config.evaluator.device))
     wanted = {device: where for where, device in reversed(named) if device.startswith("cuda")}
-    return [(where, device) for device, where in sorted(wanted.items())]
+    found: dict[tuple[str, str], list[str]] = {}
+    for device, where in sorted(wanted.items()):
+        kind, colon, number = device.partition(":")
+        found.setdefault((where, kind + colon), []).append(number)
+    return [(where, kind + ",".join(numbers)) for (where, kind), numbers in found.items()]
 
 
 # ------------------------------------------------------------------------------------------------ parts

@@ -90,6 +90,9 @@ def test_a_gpu_that_is_not_there(config: RunConfig) -> None:
     refused_by_all(loader.replace(config, trainer__device=GPU), f"trainer.device: {GPU!r} is not there, torch sees ")
     with pytest.raises(ConfigError, match=r"explorer\.devices: .* is not there"):
         plan(loader.replace(config, explorer__devices=("cpu", GPU)), Purpose.begin)
+    several = loader.replace(config, trainer__device=GPU, explorer__devices=("cuda:98", "cuda:97", GPU))
+    said = "\n".join(problem.found for problem in plan(several, Purpose.report).problems)
+    assert said.count(" is not there") == 2 and "explorer.devices: 'cuda:97,98' is not there" in said
     plan(loader.replace(config, evaluator__device=GPU), Purpose.begin)  # there are no evaluations
     plan(loader.replace(config, trainer__device=GPU), Purpose.make)  # others start the workers
 
