@@ -100,7 +100,8 @@ def of_this_run(text: str, context: click.Context | None) -> str:
     from rftstream.queries.formatting import run_named
 
     run = None if context is None else context.params.get("run")
-    return text if run is None else run_named(text, run)
+    layers = () if context is None else context.params.get("layers") or ()
+    return text if run is None else run_named(text, ",".join(map(str, [run, *layers])) if layers else run)
 
 
 def group(*examples: str) -> Callable[[Any], click.Group]:

@@ -125,6 +125,9 @@ def resume(
     """Continue a run that was stopped or died, or extend a finished one. `layers` are run files that override a run
     file; `sets` change settings."""
     options = SessionOptions(progress=progress, stream=stream, deadline_s=deadline_s, spawner=spawner)
+    if "," in str(run) and not Path(run).exists():
+        run, *more = map(Path, str(run).split(","))
+        layers = [*more, *layers]
     folder, before = find_run(run, layers)
     config = placed_anew(folder, sets) if folder.exists() else loader.load([run, *layers], sets=sets)
     planned = plan(config, Purpose.resume)

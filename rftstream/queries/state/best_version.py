@@ -48,7 +48,7 @@ def find_best(run: OpenRun, history: History) -> tuple[BestVersion, ...]:
     for name, (_, best) in newest_and_best(history.evaluations).items():
         means.setdefault(best.name.version, {})[name] = best.metrics.get("mean")
     places = _places(run, history) if means else {}
-    path = shown_path(run.folder.path)
+    path = shown_path(run.folder.path) if run.folder.exists() else "RUN"
     return tuple(
         BestVersion(
             version=version,

@@ -2,10 +2,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import pytest
 
-from rftstream.commands.options import at_work, run_files
+from rftstream.commands.options import at_work, of_this_run, run_files
 from rftstream.errors import ConfigError
+
+
+def test_a_proposed_command_names_all_files_of_the_run() -> None:
+    context = click.Context(click.Command("status"))
+    context.params = {"run": Path("a.toml"), "layers": (Path("kafka.toml"),)}
+    assert of_this_run("`rftstream audit RUN`", context) == "`rftstream audit a.toml,kafka.toml`"
 
 
 def test_what_a_users_code_prints_is_kept_apart_from_what_scripts_read(capsys: pytest.CaptureFixture[str]) -> None:
