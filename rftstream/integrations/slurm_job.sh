@@ -68,7 +68,7 @@ keep() {
     child=""
     case $code in
       5) return 0 ;;
-      2 | 4 | 6)
+      2 | 4 | 6 | 7)
         say "$name: exit $code, which another try cannot mend; see $logs/$name.log"
         break
         ;;

@@ -8,7 +8,7 @@ import generate
 from pages import operations
 from pictures import flow, weights
 
-from rftstream.errors import ENDS_THE_RUN
+from rftstream.errors import ENDS_THE_RUN, TakenOver, TransportError
 from tests.docs.reading import ROOT, read
 
 
@@ -39,3 +39,9 @@ def test_the_picture_of_deltas_says_what_the_page_says() -> None:
 def test_what_ends_a_run_is_told() -> None:
     told = {code for code, (_, does) in operations.MEANINGS.items() if does == "ends the run"}
     assert told == set(ENDS_THE_RUN)
+    # A log that cannot be reached (3) may come back: SLURM's script and systemd try again.
+    for_good = sorted(ENDS_THE_RUN - {TransportError.exit_code})
+    assert f"\n      {' | '.join(map(str, for_good))})\n" in read(ROOT / "rftstream/integrations/slurm_job.sh")
+    prevented = re.search(r"RestartPreventExitStatus=([\d ]+)", read(ROOT / "rftstream/integrations/systemd.py"))
+    assert prevented is not None
+    assert {int(code) for code in prevented[1].split()} == {*for_good, TakenOver.exit_code}
