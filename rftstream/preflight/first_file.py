@@ -360,7 +360,7 @@ def _check_runs(run_file: Path, wanted: FirstFile) -> Mapping[str, Any]:
     if not report.ok:
         said: dict[str, str] = {}  # an evaluation has what the taskset has: what is wrong with both is told once
         for error in sorted(report.errors, key=lambda one: one.startswith("evaluations.")):
-            said.setdefault(re.sub(r"^(tasksets|evaluations)\.[^.]+\.", "", error), error)
+            said.setdefault(re.sub(r"^(tasksets|evaluations)\.[^.]+\.|\d+", "", error), error)
         raise ConfigError(f"nothing is written, since it would not run: {'; '.join(said.values())}")
     _check_answers(wanted, config)
     return {} if config.model.make is not None else fitting_sizes(read_machine(), config, report)

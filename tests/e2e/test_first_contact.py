@@ -70,7 +70,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     monkeypatch.delitem(sys.modules, "my_scores", raising=False)  # another test's
-    (tmp_path / "my_scores.py").write_text("def near(completion, answer):\n    return float(completion == answer)\n")
+    (tmp_path / "my_scores.py").write_text(
+        "def near(completion, answer):\n    return float(completion == answer)\ndef lost(completion, answr):\n    ...\n"
+    )
     return tmp_path
 
 
@@ -142,6 +144,7 @@ def test_a_built_in_source(here: Path) -> None:
         (["--algorithm", "sft"], "nothing is written"),
         (["--reward", "exct"], "did you mean 'exact'?"),
         (["--reward", "no_such_module_here:score"], "no module named"),
+        (["--tasks", "many.jsonl", "--reward", "my_scores:lost"], "needs answr, but .* did you mean answer?"),
         (["--reward", "my_scores.py:near"], "a module has no ending: my_scores:near"),
         (["--tasks", "row.jsonl"], "no such file, and no source; .* did you mean rows.jsonl?"),
         (["--tasks", "my_scores.py"], "expected .jsonl or .parquet"),
@@ -167,6 +170,7 @@ def test_a_built_in_source(here: Path) -> None:
 )
 def test_wrong_answers_leave_nothing(arguments: list[str], said: str, here: Path) -> None:
     (here / "long.jsonl").write_text(json.dumps({"prompt": "x" * 2000, "answer": "y"}) + "\n")
+    (here / "many.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 40)
     (here / "broken.jsonl").write_text("prompt,answer\n1,2\n")
     (here / "empty.jsonl").write_text("")
     (here / "latin.jsonl").write_bytes(b'{"prompt": "caf\xe9", "answer": "2"}\n')
