@@ -107,6 +107,11 @@ def _groups(config: RunConfig) -> Iterator[str]:
 
 
 def _algorithm(config: RunConfig) -> Iterator[str]:
+    if config.trainer.lr_schedule != "constant" and config.run.steps is None and not config.stages:
+        yield (
+            f"trainer.lr_schedule: {config.trainer.lr_schedule!r} falls until run.steps, which is unset, so the "
+            "learning rate stays constant; set run.steps"
+        )
     for name, spec in _algorithms_of(config).items():
         if spec.replaces_groups and config.buffer.zero_variance == "keep" and config.feeder.group_size > 1:
             yield f'buffer.zero_variance: "keep", but dynamic sampling is a part of {name}; set it to "replace"'

@@ -143,3 +143,12 @@ def test_a_run_needs_something_to_learn_from() -> None:
             "run": {"name": "a", "steps": 1}, "model": model, "experts": {},
             "tasksets": {"experts": {"source": "arithmetic"}},
         })  # fmt: skip
+
+
+@pytest.mark.parametrize("sets", [(), ("--set", "run.steps=4"), ("--set", "trainer.lr_schedule=constant")])
+def test_check_says_that_a_schedule_has_no_end(sets: tuple[str, ...], tmp_path: Path) -> None:
+    (file := tmp_path / "run.toml").write_text(f'{RUN}lr_schedule = "cosine"\n', encoding="utf-8")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "completion": "2"}\n', encoding="utf-8")
+    code, out, _ = call("check", file, *sets)
+    assert (code, "'cosine' falls until run.steps, which is unset" in out) == (0, not sets), out
+    assert "1 chats to be loaded" in out
