@@ -52,7 +52,8 @@ def count_workers(words: Iterable[str], where: str) -> dict[str, int]:
         try:
             spec = role_spec(role)
         except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
+            form = "" if role.isidentifier() else "; a number is given as explorer=4"
+            raise ConfigError(f"{where}: {error}{form}") from None
         if given and not (number.isascii() and number.isdigit() and int(number)):
             raise ConfigError(f"{where}: got {word!r}, expected ROLE or ROLE=NUMBER, e.g. explorer=4")
         found[role] = found.get(role, 0) + (int(number) if given else 1)

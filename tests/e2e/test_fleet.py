@@ -111,6 +111,7 @@ def test_a_host_is_started_looked_at_and_stopped_from_afar(place: Workplace, ssh
         ("me@a feeder\na buffer", "hosts:2: got 'a', expected the name of a host, and each once"),
         ("-oProxyCommand=x", "hosts:1: got '-oProxyCommand=x', expected the name of a host"),
         ("a trayner", "hosts:1: role: unknown 'trayner'; .*'trainer'"),
+        ("a explorer:4", "did you mean 'explorer'.; a number is given as explorer=4"),
         ("a explorer=many", "hosts:1: got 'explorer=many', expected ROLE or ROLE=NUMBER, e.g. explorer=4"),
         ("a trainer=2", "hosts:1: got 2 of trainer, expected 1: one trainer is in force at a time"),
         ("a trainer\nb trainer", "hosts: trainer on a and b, expected one host"),
