@@ -98,9 +98,9 @@ class RunResult:
 
     def _steps_done(self) -> str:
         if self.new_steps == self.steps:
-            return f"{self.steps} steps in {self.wall_s:.1f} s"
+            return f"{plural(self.steps, 'step')} in {self.wall_s:.1f} s"
         new = plural(self.new_steps, "new step") if self.new_steps else "no new step"
-        return f"{new} in {self.wall_s:.1f} s, {self.steps} in all"
+        return f"{new} in {self.wall_s:.1f} s, {self.steps:,} in all"
 
 
 def result_of(

@@ -140,6 +140,7 @@ def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: P
     assert f"(first and last tenth, of what {tmp_path / 'first'} sampled)" in whose, "no reward of this model"
     once = {"sums": {"first": 0.5, "last": 0.5, "first_version": 3, "last_version": 3}}
     assert "evaluation sums 0.500 (version 3)" in replace(result, evaluations=once).summary().splitlines()
+    assert ": 1 step in " in replace(result, steps=1).summary()
     first, *rest = replace(result, new_steps=0, reason="failed", exit_code=2).summary().splitlines()
     assert ": no new step in " in first and "reward" not in " ".join(rest), "what it told before is no news"
     assert "not taken" not in said.getvalue()
