@@ -127,7 +127,7 @@ def test_near_names_are_proposed(asked: str, proposed: str) -> None:
         ("off-policy", {"feeder.max_staleness"}),
         ("overfitting", {"evaluations.NAME"}),
         ("logging", {"log", "log.level"}),
-        ("lora", {"model.lora", "model.lora.rank"}),
+        ("lora", {"model.lora"}),
         ("KL", {"algorithms.grpo.kl_coef"}),
         ("chat templates", {"model.chat_template"}),
         ("vllm batch size", {"policies.vllm.batch_size"}),

@@ -359,7 +359,7 @@ def test_workers_that_are_still_to_come_are_listed(log: SyntheticLog, tmp_path: 
         ("n1", 7, 4.0, "running", "running by workers on n1 (newest record 4 s ago); no `run` or `resume` supervises"),
         ("n1", 7, 1800.0, "stopped", "by workers on n1 (newest record 30 min ago); if they have ended, start them"),
         ("here", 0, 4.0, "running", "running by workers on "),
-        ("here", 2**22 + 1, 4.0, "stopped", "supervises it here; `rftstream resume "),
+        ("here", 2**22 + 1, 4.0, "stopped", "supervises it here; `rftstream resume` of its run files"),
     ],
     ids=["elsewhere", "elsewhere and silent", "this process", "a process that is gone"],
 )
