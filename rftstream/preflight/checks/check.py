@@ -43,7 +43,7 @@ from rftstream.preflight.checks.check_rewards import (
     doubts_about_length,
     doubts_about_room,
 )
-from rftstream.preflight.checks.dependencies import sandbox_warnings
+from rftstream.preflight.checks.dependencies import reward_server_warnings, sandbox_warnings
 from rftstream.preflight.checks.reference_scores import MAX_SCORED, score_references
 from rftstream.preflight.checks.templates import doubts_about_tools, first_break
 from rftstream.preflight.estimate import estimate_seconds
@@ -123,6 +123,7 @@ def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) 
     report.warnings += planned.notes
     report.warnings += memory_warnings(report.memory)
     report.warnings += sandbox_warnings(config)
+    report.warnings += reward_server_warnings(config)
     if not any(error.startswith("transport") for error in report.errors):
         doing("the log")
         problems, report.no_answer = look_at_topics(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from rftstream.config.parts import registry
@@ -23,11 +24,10 @@ from rftstream.sandbox.layers import find_layers, missing_text
 def isolations(config: RunConfig) -> list[Isolation]:
     """Return the isolation of the policy's programs on this machine, for rewards and for tools. Empty if none runs
     here."""
-    named = [] if config.without_tasks else [section.reward for section in config.tasksets.values()]
-    named += [section.reward for section in config.evaluations.values()]
-    names = {name for reward in named for name in reward_names(reward)}
     settings: list[Mapping[str, Any]] = [
-        config.rewards.get(name, {}) for name in names if registry.find_spec(RewardSpec, name).runs_programs
+        config.rewards.get(name, {})
+        for name in _rewards_named(config)
+        if registry.find_spec(RewardSpec, name).runs_programs
     ]
     settings += [options for where in config.environments_named() for options in _program_tools(config, where)]
     here = [setting for setting in settings if not setting.get("sandbox_url")]
@@ -35,6 +35,13 @@ def isolations(config: RunConfig) -> list[Isolation]:
 
 
 _KNOWN = (None, *Isolation)
+
+
+def _rewards_named(config: RunConfig) -> list[str]:
+    """Return the names of the rewards that tasksets and evaluations use, each once."""
+    named = [] if config.without_tasks else [section.reward for section in config.tasksets.values()]
+    named += [section.reward for section in config.evaluations.values()]
+    return sorted({name for reward in named for name in reward_names(reward)})
 
 
 def _program_tools(config: RunConfig, where: str) -> list[Mapping[str, Any]]:
@@ -92,6 +99,20 @@ def look_at_servers(config: RunConfig, policies: Sequence[str]) -> str | None:
         there = f"{name}: {errors.count(None)} of {len(urls)} model servers there"
         said.append("; ".join([there, *(f"{url}: {error}" for url, error in zip(urls, errors, strict=True) if error)]))
     return ". ".join(said) or None
+
+
+def reward_server_warnings(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence for each reward whose server accepts no connection now, such as a judge's."""
+    for name in _rewards_named(config):
+        url = config.rewards.get(name, {}).get("url")
+        error = None
+        with suppress(ConfigError):  # the reward itself says what is wrong with its url
+            error = _error(host_and_port(split_url(url, f"rewards.{name}"))) if isinstance(url, str) else None
+        if error:
+            yield (
+                f"rewards.{name}: nobody accepts connections at {url} now ({error}); what it does not answer has no "
+                "reward, and a run without rewards stops: start it first"
+            )
 
 
 def _error(address: tuple[str, int]) -> str | None:

@@ -1,11 +1,11 @@
-"""What `check` says of the servers that sample."""
+"""What `check` says of the servers that sample, and of those that reward."""
 
 import socket
 
 import pytest
 
 from rftstream.errors import ConfigError
-from rftstream.preflight.checks.dependencies import look_at_servers
+from rftstream.preflight.checks.dependencies import look_at_servers, reward_server_warnings
 from tests.flow.scene import make_config
 from tests.loopback import taken_port
 
@@ -30,3 +30,14 @@ def test_policies_without_servers_have_nothing_to_be_looked_at():
 def test_an_address_that_is_none_is_an_error(url):
     with pytest.raises(ConfigError, match=r"policies\.openai\.url: expected http://HOST:PORT/v1"):
         look_at_servers(run_with([url]), ["openai"])
+
+
+def test_a_judge_that_is_not_there_is_warned_of():
+    def said(url):
+        return list(reward_server_warnings(make_config(tasksets__sums__reward="judge", rewards__judge={"url": url})))
+
+    with socket.create_server(("127.0.0.1", 0)) as there, taken_port() as gone:
+        (sentence,) = said(url := f"http://127.0.0.1:{gone}/v1")
+        assert sentence.startswith(f"rewards.judge: nobody accepts connections at {url} now (Connection refused); ")
+        assert said(f"http://127.0.0.1:{there.getsockname()[1]}/v1") == said("no url") == said(None) == []
+    assert list(reward_server_warnings(make_config(rewards__judge={"url": url}))) == [], "nothing is rewarded by it"
