@@ -22,8 +22,8 @@ _UNIT = "tests/unit"
 
 REACHED: dict[str, str] = {
     "algorithm.chord mu_decay_steps mu_warmup_steps": f"{_UNIT}/algorithms/test_imitation.py",
-    "algorithm.dr_grpo row_tokens": "tests/parity/test_trl.py",
-    "algorithm.gspo row_tokens": "tests/parity/test_trl.py",
+    "algorithm.dr_grpo row_tokens": f"{_UNIT}/algorithms/test_numbers.py",
+    "algorithm.gspo row_tokens": f"{_UNIT}/algorithms/test_numbers.py",
     "algorithm.ppo critic.warmup_batches": f"{_UNIT}/algorithms/test_ppo.py",
     "backend.deepspeed max_logits_bytes sequence_parallel": f"{_UNIT}/backends/test_deepspeed_sequence.py",
     "backend.deepspeed processes timeout_s": f"{_UNIT}/backends/test_deepspeed.py",
