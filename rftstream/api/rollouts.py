@@ -272,7 +272,7 @@ def _asked_for(wanted: RolloutFilter) -> dict[str, Any]:
             found |= {f"{one.name}_{end}": limit for end, limit in zip(("from", "to"), value, strict=True)}
         elif one.name != "groups":
             found[one.name] = value
-    return {name: value for name, value in found.items() if value not in (None, "")}
+    return {name: value for name, value in found.items() if value not in (None, "") and value is not False}
 
 
 def rollout_table(index: RunIndex, wanted: RolloutFilter, order: str) -> RolloutTable:
