@@ -6,8 +6,8 @@ In the order of reading:
     reading     YAML, TOML and shell scripts as flat settings
     trl_scopes, trl_rows, trl_script    a training script of TRL: its names, its datasets, its trainer
     trl_modules                         what is copied out of it
-    trl_files, trl_sources, trl
-    verl
+    trl_files, trl_sources, trl_losses, trl_training, trl
+    verl_losses, verl
     prime_rl
 
 To add a system: a module with a function of (files, gpus, trainer), and a line in `SYSTEMS`. The place of a setting in

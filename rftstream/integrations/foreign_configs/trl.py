@@ -20,13 +20,12 @@ from rftstream.integrations.foreign_configs.conversion import (
     ConvertedModule,
     many,
     share,
-    take_dtype,
 )
 from rftstream.integrations.foreign_configs.reading import Launch, lifted, merged, read_launch, read_yaml, tables_of
 from rftstream.integrations.foreign_configs.trl_losses import put_correction, put_loss
 from rftstream.integrations.foreign_configs.trl_script import UNREAD, Script, ScriptReader
 from rftstream.integrations.foreign_configs.trl_sources import DatasetRules, with_evaluation
-from rftstream.integrations.foreign_configs.trl_steps import evaluated_every, put_lowest_rate
+from rftstream.integrations.foreign_configs.trl_training import evaluated_every, put_lowest_rate, put_model
 
 ALGORITHMS = {"grpo": "grpo", "rloo": "rloo", "sft": "sft", "dpo": "dpo", "reward": "reward_model"}
 TABLES = tables_of("trl")
@@ -155,21 +154,7 @@ class _TrlRules:
                 "FILE, a YAML with model_name_or_path: NAME"
             )
         c.put("model.path", model, "model" if self._script.trainer else "model_name_or_path")
-        if c.get("fp16") or c.get("bf16") is False:
-            c.put("model.dtype", "float16" if c.get("fp16") else "float32", "fp16" if c.get("fp16") else "bf16")
-            c.get("bf16")
-        elif c.get("bf16"):
-            c.put("model.dtype", "bfloat16", "bf16")
-        else:
-            take_dtype(c, ("dtype", "torch_dtype"))
-        if c.get("load_in_4bit"):
-            c.put("model.quantize", "nf4", "load_in_4bit")
-        if (optimizer := str(c.get("optim", ""))).endswith("8bit") and "adamw" in optimizer:
-            c.put("backends.torch.moments", "8bit", f"optim {optimizer}")
-        elif optimizer and "adamw" not in optimizer:
-            c.leave(f"optim = {optimizer!r}", "AdamW, always")
-        if c.get("use_peft"):
-            c.lora("lora_r", "lora_alpha", "lora_target_modules", 32.0, default_rank=16, rooted="use_rslora")
+        put_model(c)
 
     # ------------------------------------------------------------------------------------ GRPO and RLOO
 
@@ -403,8 +388,17 @@ class _TrlRules:
             for one in tools:
                 if isinstance(one, dict):
                     c.ask(f"a tool could not be read ({next(iter(one.values()))}): add it to environments.tools.tools")
-            if turns := c.get("max_tool_calling_iterations"):
-                c.put("environments.tools.max_turns", turns + 1, f"max_tool_calling_iterations {turns} + the answer")
+            turns, name = c.get("max_tool_calling_iterations"), "max_tool_calling_iterations"
+            said = f"{name} {turns} + the answer" if turns else f"{name}: without a limit there"
+            c.put("environments.tools.max_turns", turns + 1 if turns else 100, said)
+        for name in ("environment_factory", "rollout_func"):
+            if (made := c.get(name)) is not None:
+                place = f"{self._module}_environment:write_this_environment"
+                c.put_placeholder(f"{taskset}.environment", place, name)
+                c.ask(
+                    f"{name} {made}: write it as an environment (docs/extending.md, or as tools with a state), and put "
+                    f"its name in the place of {place!r}"
+                )
 
     # ------------------------------------------------------------------------------------ SFT, DPO, reward
 

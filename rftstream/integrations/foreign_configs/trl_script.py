@@ -132,6 +132,8 @@ class ScriptReader:
                     script.settings |= {f"eval_{key}": value for key, value in found.items()}
                 elif name in ("processing_class", "tokenizer") and self._is_models_own(node, given, scope):
                     continue
+                elif name in ("environment_factory", "rollout_func"):
+                    script.settings[name] = ast.unparse(node)
                 elif name == "model":
                     script.settings["model_name_or_path"] = self._model(node, scope)
                 else:

@@ -1,10 +1,30 @@
-"""Conversion rules for what transformers counts in optimizer steps: evaluations, and the end of a schedule."""
+"""Conversion rules for how TRL trains: data type, four bits, adapter and optimizer of the model, and what transformers
+counts in optimizer steps: evaluations, and the end of a schedule."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rftstream.integrations.foreign_configs.conversion import Conversion
+from rftstream.integrations.foreign_configs.conversion import Conversion, take_dtype
+
+
+def put_model(c: Conversion) -> None:
+    """Write how the model is held and trained."""
+    if c.get("fp16") or c.get("bf16") is False:
+        c.put("model.dtype", "float16" if c.get("fp16") else "float32", "fp16" if c.get("fp16") else "bf16")
+        c.get("bf16")
+    elif c.get("bf16"):
+        c.put("model.dtype", "bfloat16", "bf16")
+    else:
+        take_dtype(c, ("dtype", "torch_dtype"))
+    if c.get("load_in_4bit"):
+        c.put("model.quantize", "nf4", "load_in_4bit")
+    if (optimizer := str(c.get("optim", ""))).endswith("8bit") and "adamw" in optimizer:
+        c.put("backends.torch.moments", "8bit", f"optim {optimizer}")
+    elif optimizer and "adamw" not in optimizer:
+        c.leave(f"optim = {optimizer!r}", "AdamW, always")
+    if c.get("use_peft"):
+        c.lora("lora_r", "lora_alpha", "lora_target_modules", 32.0, default_rank=16, rooted="use_rslora")
 
 
 def evaluated_every(c: Conversion, steps: int | None) -> tuple[Any, str]:
