@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import re
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -113,8 +114,15 @@ def studio(
         tokens=tokens,
         local=Viewer(name=local_name or _own_name(), role=StudioRole[local_role], is_local=True),
         public_hosts=public_hosts,
-        ready=lambda url: click.echo(f"{url} shows {', '.join(map(str, runs))}; ctrl-C ends it"),
+        ready=lambda url: click.echo(_ready_text(url, runs, host, public_hosts)),
     )
+
+
+def _ready_text(url: str, runs: Sequence[Path], host: str, public_hosts: Sequence[str]) -> str:
+    shown = f"{url} shows {', '.join(map(str, runs))}; ctrl-C ends it"
+    if host not in ("0.0.0.0", "::") or public_hosts:
+        return shown
+    return f"{shown}\nothers reach it as {socket.gethostname()} alone; --public-host adds another name, or an address"
 
 
 def serve_here(runs: Sequence[Path], *, ready: Callable[[str], None]) -> None:

@@ -21,7 +21,7 @@ from typing import TypeVar
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.feedback import Feedback
 from rftstream.data.feedback.fold import GroupStatus
-from rftstream.errors import RftError
+from rftstream.errors import ConfigError, RftError
 from rftstream.queries.catalog.counts import CatalogCounts
 from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.finding import find_vote_statuses
@@ -98,6 +98,8 @@ class WatchedRun:
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._asked_at = 0.0
         self._follower: RunFollower | None = None
+        self._has_folder = False
+        """Whether the run had a folder on this host when it was opened."""
         self._records = FeedbackRecords()
         self._notes: RunNotes | None = None
         self.revisions = VoteRevisions()
@@ -196,6 +198,11 @@ class WatchedRun:
     def _look_at_it(self) -> RunSnapshot:
         if self._follower is None:
             self._follower = RunFollower(self._open())
+            self._has_folder = self._follower.run.folder.path.is_dir()
+        if self._has_folder and not (path := self._follower.run.folder.path).is_dir():
+            self._close_followed()
+            self._pool.submit(self._close_mine)
+            raise ConfigError(f"{path}: the run folder is gone; if it was moved, start a studio on its new place")
         began = time.time()
         found = self._follower.look(self._notes_progress)
         if found.has_more:
@@ -268,6 +275,7 @@ class WatchedRun:
     def _close_mine(self) -> None:
         if self._mine is not None:
             self._mine.transport.close()
+            self._mine = None
 
     def catalog(self) -> CatalogReader | None:
         """Open the catalog for a page, which closes it. None if there is no catalog yet."""

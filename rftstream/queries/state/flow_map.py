@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from rftstream.contracts.control import Claim
 from rftstream.contracts.role_names import RoleName
 from rftstream.queries.audits.balance import STAGES
+from rftstream.queries.audits.group_counts import filtered_rows
 from rftstream.queries.catalog.counts import CatalogCounts, TopicRate
 from rftstream.queries.curves.history import History
 from rftstream.queries.formatting import duration, plural
@@ -128,6 +129,9 @@ def what_is_wrong(status: Status | None, *, now: float) -> tuple[Trouble, ...]:
     for sign in (*status.training_signs, *status.reward_signs):
         title = f"{sign.kind}: {sign.subject}" if sign.subject else sign.kind
         found.append(Trouble(title=title, text=sign.text, severe=False, page="charts"))
+    if (row := dict(filtered_rows(status.groups, status.filtered))).get("look at"):
+        text = f"{row['filtered']}; {row['look at']}"
+        found.append(Trouble(title="much is filtered", text=text, severe=False, page="groups"))
     if letters := sum(status.dead_letters.values()):
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in status.dead_letters.items())
         error = f"; most of them: {status.dead_errors[0].error}" if status.dead_errors else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -252,7 +253,10 @@ class GroupTracer:
             yield Node("dead", "", letter, facts)
 
     def _not_found(self, target: Target, text: str, known: set[str]) -> str:
-        searched = ", ".join(f"{plural(count, 'record')} of {place}" for place, count in self._records.searched.items())
+        counts = Counter[str]()
+        for place, count in self._records.searched.items():
+            counts[place.partition("[")[0]] += count
+        searched = ", ".join(f"{plural(count, 'record')} of {topic}" for topic, count in counts.items())
         taskset = target.group_id.partition("/")[0]
         near = difflib.get_close_matches(target.group_id, sorted(known), n=1, cutoff=0.0)
         sibling = "" if target.sibling is None else "/0"

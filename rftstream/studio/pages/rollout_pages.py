@@ -116,11 +116,14 @@ def rollout_text(page: PageOfRun) -> Response:
 
 
 def find(page: PageOfRun) -> Response:
-    """Open the page of the id in the search field: that of a rollout, a group, a problem, a batch or a version."""
+    """Open the page of the id in the search field: that of a rollout, a group, a problem, a batch or a version. What
+    cannot be an id is looked for in answers."""
     text = page.asked("id").strip()[:200]
     try:
         target = parse_target(text)
     except ConfigError as error:
+        if not set(text) & set("/:@") and not text.isdecimal():
+            return RedirectResponse(page.href("rollouts", text=text), 303)
         raise HTTPException(404, str(error).removeprefix("trace: ")) from None
     pages: dict[str, tuple[object, ...]] = {
         "rollout": ("rollouts", target.group_id, target.sibling),

@@ -208,6 +208,11 @@ def test_why_most_groups_were_filtered(log: SyntheticLog, tmp_path: Path) -> Non
     lines = [re.sub(" +", " ", line.strip()) for line in found.to_text().splitlines()]
     assert "filtered 75% of the decided groups; of the newest of these 67% zero_variance, 33% overlong" in lines
     assert any(line.startswith("look at zero_variance: all rewards of a group were equal") for line in lines)
+    (trouble,) = what_is_wrong(found, now=0.0)
+    assert (trouble.title, trouble.severe) == (
+        "much is filtered",
+        False,
+    ) and "75% of the decided groups" in trouble.text
 
 
 def test_what_judges_cost_is_summed_over_steps(log: SyntheticLog, tmp_path: Path) -> None:

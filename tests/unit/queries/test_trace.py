@@ -298,7 +298,7 @@ def test_a_tree_for_terminals(scene: Scene) -> None:
     ("text", "says"),
     [
         ("sums/0/1/0/7", "the group sums/0/1/0 has the rollouts 0 to 1; did you mean sums/0/1/0/1?"),
-        ("sums/0/11/0/0", "no such rollout in 4 records of outcomes[0], "),
+        ("sums/0/11/0/0", "no such rollout in 4 records of outcomes, "),
         ("sums/0/11/0", "; the nearest is sums/0/1/0"),
         ("sum/0/1/0", "tasksets of this run: sums; the nearest is sums/0/1/0"),
         ("batch:9", "has batches batch:0 to batch:1"),

@@ -171,3 +171,22 @@ def test_a_page_says_how_far_it_is_behind_a_run_that_goes_on(tmp_path: Path) -> 
         watched.follow_once()
         assert watched.snapshot.revision > revision and said not in browser.get("/runs/demo").text
     watched.stop()
+
+
+def test_a_run_folder_that_is_moved_is_missed_and_is_found_when_it_is_back(tmp_path: Path) -> None:
+    simulation = Simulation(make_config(), folder=tmp_path / "run", seed=3)
+    simulation.run()
+    watched = watch(simulation)
+    with client([watched]) as browser:
+        watched.follow_once()
+        assert "the run folder is gone" not in browser.get("/runs/demo").text
+        (tmp_path / "run").rename(tmp_path / "elsewhere")
+        watched.follow_once()
+        for page in ("", "/rollouts", "/problems/sums/0", "/charts", "/flow"):
+            text = browser.get(f"/runs/demo{page}").text
+            assert f"{simulation.folder.path}: the run folder is gone" in text and "has not begun" not in text, page
+        assert browser.get("/").status_code in (200, 302)
+        (tmp_path / "elsewhere").rename(tmp_path / "run")
+        watched.follow_once()
+        assert "the run folder is gone" not in browser.get("/runs/demo").text
+    watched.stop()

@@ -147,9 +147,19 @@ def test_numbers_say_what_they_are(
     assert re.search(said, page), page[page.index("<h1") :]
 
 
-def test_a_problem_is_found_by_its_name(finished: tuple[Simulation, WatchedRun, TestClient]) -> None:
-    found = finished[2].get("/runs/demo/find?id=sums/4")
-    assert (found.status_code, found.headers["location"]) == (303, "/runs/demo/problems/sums/4")
+@each(
+    ("asked", "page"),
+    [
+        ("sums/4", "problems/sums/4"),
+        ("as+%26%20apples", "rollouts?text=as+%26+apples"),
+        ("", "rollouts"),
+    ],
+)
+def test_a_problem_is_found_by_its_name_and_answers_by_a_text(
+    finished: tuple[Simulation, WatchedRun, TestClient], asked: str, page: str
+) -> None:
+    found = finished[2].get(f"/runs/demo/find?id={asked}")
+    assert (found.status_code, found.headers["location"]) == (303, f"/runs/demo/{page}")
 
 
 @each(
@@ -267,7 +277,7 @@ def test_a_report_of_very_many_values_keeps_fewer_of_each_line(
         ("/runs/demo?as_of=1e300", 400, "expected a version"),
         ("/runs/demo?as_of=9999-12-31T23:59:59-23:59", 400, "expected a version"),
         (f"/runs/demo/problems/sums/{'9' * 30}", 404, ""),
-        ("/runs/demo/find?id=%3Cscript%3E", 404, "&lt;script&gt;"),
+        ("/runs/demo/find?id=%3Cscript%3E/", 404, "&lt;script&gt;"),
         ("/runs/demo/groups?before=x&fate=nonsense&reason=%27%22", 200, "No such groups"),
         ("/runs/demo/problems?order=;drop&skip=-1", 200, "problems have groups"),
         ("/nothing", 404, ""),
