@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 import jinja2
 
 from rftstream.queries.catalog.finding import GroupRow
-from rftstream.queries.curves.evaluations import unscored_text
+from rftstream.queries.curves.evaluations import trust_text, unscored_text
 from rftstream.queries.formatting import duration, number, plural, size, staleness_text
 
 SIGNS = {"trained": "✓", "batched": "▸", "pending": "…", "filtered": "∅", "expired": "⌛", "dead": "✕"}
@@ -43,6 +43,7 @@ def environment() -> jinja2.Environment:
         "excerpt": excerpt,
         "aligned": aligned,
         "unscored": unscored_text,
+        "trust": trust_text,
         "why": why,
     }
     found.globals |= {"signs": SIGNS, "address": address, "shade": shade}

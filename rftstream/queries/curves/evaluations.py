@@ -28,6 +28,15 @@ def mean_text(result: EvalResult) -> str:
     return number(result.metrics.get("mean")) + (f" ({unscored})" if unscored else "")
 
 
+def trust_text(result: EvalResult) -> str:
+    """Return how many problems a mean is of and, where answers are right or wrong, its standard error."""
+    problems = plural(result.num_tasks, "problem")
+    mean = result.metrics.get("mean", math.nan)
+    if not 0.0 < mean < 1.0 or mean != result.metrics.get("pass@1"):
+        return problems
+    return f"{problems}: give or take {number(math.sqrt(mean * (1.0 - mean) / result.num_tasks))}"
+
+
 def result_numbers(result: EvalResult) -> dict[str, float]:
     """Return a result as numbers: its version, its metrics, and its number of samples."""
     return {**pick(result, "version=name.version num_tasks num_samples num_unscored"), **result.metrics}

@@ -17,6 +17,7 @@ from rftstream.contracts.versions import EvalResult, StepRecord, StepTotals, Ver
 from rftstream.queries.curves.coarse import Coarse
 from rftstream.queries.curves.reward_search import search_reward_changes
 from rftstream.queries.curves.setting_changes import SettingChange, find_setting_changes
+from rftstream.queries.formatting import plural
 from rftstream.runs.observer import num_averaged
 from rftstream.service.records import steps_glance
 from rftstream.service.role import Log
@@ -53,6 +54,17 @@ class History:
     """Settings that `resume` changed, in order of versions."""
     reached: int = 0
     """The newest version that any trainer had made: above `version` while batches are trained again."""
+
+    def speed_texts(self) -> list[str]:
+        """Return what the trainer did in the newest steps, as one sentence; nothing where no step tells."""
+        newest = [step.metrics for step in self.steps[-NUM_SMOOTHED:]]
+        waited, trained, published = (
+            sum(max(0.0, metrics.get(name, 0.0)) for metrics in newest) for name in ("wait_s", "step_s", "publish_s")
+        )
+        if not (all_s := waited + trained + published):
+            return []
+        parts = f"waits for batches {waited / all_s:.0%} of its time, trains {trained / all_s:.0%}"
+        return [f"the trainer {parts}, publishes {published / all_s:.0%} (last {plural(len(newest), 'step')})"]
 
     @property
     def num_steps(self) -> int:

@@ -20,7 +20,7 @@ from rftstream.queries.catalog.counts import CatalogCounts
 from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.finding import FATES, find_group
 from rftstream.queries.catalog.moments import Moment
-from rftstream.queries.curves.evaluations import newest_and_best
+from rftstream.queries.curves.evaluations import newest_and_best, trust_text
 from rftstream.queries.curves.history import History
 from rftstream.queries.formatting import duration, number
 from rftstream.queries.records.inspect import select
@@ -159,7 +159,7 @@ def result_facts(history: History, counts: CatalogCounts, finished: RunFinished 
         note = f"mean of the last tenth of the steps; {number(first)} of the first{history.since_change}"
         facts.append(("reward", number(last), note))
     for name, (newest, best) in newest_and_best(history.evaluations).items():
-        note = f"best {number(best.metrics.get('mean'))} at v{best.name.version}"
+        note = f"best {number(best.metrics.get('mean'))} at v{best.name.version}; {trust_text(newest)}"
         facts.append((f"evaluation {name}", number(newest.metrics.get("mean")), note))
     facts.append(("rollouts", f"{counts.rollouts.admitted:,}", f"{counts.rollouts.trained:,} trained"))
     if len(steps) > 1:

@@ -18,7 +18,7 @@ from rftstream.errors import RUN_LOST
 from rftstream.queries.audits.group_counts import count_outcomes, feeder_cursor, filtered_rows, why_filtered
 from rftstream.queries.audits.operator_totals import OperatorReader, OperatorTotals
 from rftstream.queries.catalog.counts import ErrorKind
-from rftstream.queries.curves.evaluations import mean_text, newest_and_best, result_numbers
+from rftstream.queries.curves.evaluations import mean_text, newest_and_best, result_numbers, trust_text
 from rftstream.queries.curves.history import NUM_SMOOTHED, History, read_glance
 from rftstream.queries.curves.training_watch import find_training_signs
 from rftstream.queries.formatting import columns, duration, listed, moment, number, plural, size, staleness_text, table
@@ -390,7 +390,7 @@ def _training(status: Status, now: float) -> Iterator[tuple[str, str]]:
         yield "judges", f"{amounts} for the rollouts of batches"
     for name, pair in newest_and_best(history.evaluations).items():
         newest, best = (f"{mean_text(result)} at version {result.name.version}" for result in pair)
-        yield f"eval {name}", f"{newest}, best {best}"
+        yield f"eval {name}", f"{newest}, best {best}; {trust_text(pair[0])}"
     yield from (("best", one.to_text()) for one in status.best)
 
 
@@ -402,6 +402,7 @@ def _flow(status: Status) -> Iterator[tuple[str, str]]:
     yield from () if status.operators is None else status.operators.status_rows()
     yield from () if status.growing is None else status.growing.status_rows()
     yield "waiting", listed(status.lag, "on")
+    yield from (("speed", text) for text in status.history.speed_texts())
     if status.lost:
         found = f"offsets {listed(status.lost, 'of')} were deleted, and not by the run"
         yield "lost", f"{found}: `rftstream topics list` shows settings"

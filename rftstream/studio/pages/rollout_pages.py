@@ -89,6 +89,7 @@ def rollout(page: PageOfRun) -> Values:
         "versions": sorted({token.version for token in tokens if token.version is not None}),
         "experience": experience,
         "advantages": advantages,
+        "advantage": _of_rollout(advantages.by_rollout.get(row.rollout_id, ())),
         "num_siblings": len(group_row.siblings),
     }
 

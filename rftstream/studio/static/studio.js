@@ -102,5 +102,7 @@
     slider();
     filters();
     follow();
+    const tab = document.querySelector(".tabs [aria-current]");
+    if (tab) tab.scrollIntoView({ block: "nearest", inline: "nearest" });
   });
 })();

@@ -464,10 +464,17 @@ def test_the_best_of_rewards_below_0_is_not_a_version_without_any(log: Synthetic
     train(log, 0.0, 0.0)
     unscored = replace(evaluation(0, 0.0), metrics={"length_mean": 3.0}, num_unscored=5)
     log.put("evals", unscored, evaluation(1, -0.5), evaluation(2, -0.75))
-    assert "eval held-out  -0.750 at version 2, best -0.500 at version 1" in status(log, tmp_path).to_text()
+    text = status(log, tmp_path).to_text()
+    assert "eval held-out  -0.750 at version 2, best -0.500 at version 1; 5 problems\n" in text and "speed" not in text
     log.put("evals", replace(evaluation(2, 1.0), num_unscored=4))
     text = status(log, tmp_path).to_text()
     assert "1 (4 of 5 samples unscored) at version 2, best 1 (4 of 5 samples unscored) at version 2" in text
+    log.put("evals", replace(evaluation(2, 0.2), metrics={"mean": 0.2, "pass@1": 0.2}))
+    log.trained[3] = 3
+    log.step(3, at=103.0, metrics={"wait_s": 3.0, "step_s": 1.0})
+    text = status(log, tmp_path).to_text()
+    assert "best 0.200 at version 2; 5 problems: give or take 0.179\n" in text
+    assert "the trainer waits for batches 75% of its time, trains 25%, publishes 0% (last 3 steps)\n" in text
 
 
 def test_a_folder_that_is_deleted_meanwhile_is_passed_over(

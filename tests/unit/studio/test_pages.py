@@ -205,7 +205,8 @@ def test_charts_hold_the_recorded_values(finished: tuple[Simulation, WatchedRun,
     main, _, folded = picture.partition('<details class="theme"')
     assert "<b>Evaluations" in main and folded.count("<details") >= 3
     table = browser.get("/runs/demo/charts.csv?show=Reward").text.splitlines()
-    assert table[0] == "version (trained batches),Reward (mean over scored rollouts)" and len(table) == len(steps) + 1
+    assert table[0] == "version (trained batches),Reward (mean over scored rollouts of batches)"
+    assert len(table) == len(steps) + 1
     assert browser.get("/runs/demo/charts.csv?show=Loss&over=time").text.startswith("wall time (s),")
     assert "expected one of Reward," in browser.get("/runs/demo/charts.csv?show=Nothing").text
     chosen = browser.get("/runs/demo/charts.json?show=Loss&show=Rates&smooth=5").json()
@@ -410,6 +411,7 @@ def test_tokens_carry_their_numbers(hostile: TestClient) -> None:
     page = hostile.get("/runs/demo/rollouts/sums/0/0/0/0?color=logprob").text
     titles = re.findall(r'<i class="t ([^"]*)" title="([^"]*)">([^<]*)</i>', page)
     assert len(titles) == 1500 and "of 2,100" in page
+    assert re.search(r"<dt>advantage</dt><dd>-?[\d.]+</dd>", page)
     assert titles[0][0] == "given" and "not trained on" in titles[0][1]
     up = compute_group_advantages(np.array([1.0, 0.25]), np.array([0, 0]))[0]
     style, numbers_, text = titles[1]
@@ -457,6 +459,7 @@ def test_a_mean_says_what_was_not_scored(tmp_path: Path) -> None:
     with client([watched]) as browser:
         newest = browser.get("/runs/demo").text.rpartition("Newest groups")[2]
         assert "trained" in newest and "pending" not in newest
+        assert "16 problems</p>" in browser.get("/runs/demo").text
         assert 'evaluation held-out</th><td class="n">1, best 1 at v1</td>' in browser.get("/compare?run=demo").text
         for address in ("", "/versions", "/versions/1"):
             assert "16 of 32 samples unscored" in browser.get(f"/runs/demo{address}").text, address
