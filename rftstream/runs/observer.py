@@ -67,6 +67,10 @@ class Curve:
                 self._first.append(step)
         return True
 
+    def in_force(self, name: VersionName) -> bool:
+        """Return False for a version that a later trainer has put out of force."""
+        return self._lineage.in_force(name)
+
     def _begin(self, name: VersionName, *, resumed: bool) -> bool:
         """Drop the steps that a newer trainer puts out of force. Return False for a record of a replaced trainer."""
         epoch_before, start = self._lineage.epoch, name.version - (not resumed)
@@ -194,10 +198,10 @@ class Observer:
 
     def _ends(self, first: EvalResult, newest: EvalResult, result: EvalResult) -> tuple[EvalResult, EvalResult]:
         """Return the first and the newest of three results by their versions: somebody may ask for that of an older
-        version at any time. A version that is not in force any more is left out."""
+        version at any time. Versions that are not in force any more are left out, if others are known."""
         known = by_newest_scorer([first, newest, result])
-        found = [one for one in known if one is result or one.name.version <= self.curve.version]
-        ordered = sorted(found, key=lambda one: (one.name.version, one.evaluated_at))
+        found = [one for one in known if self.curve.in_force(one.name)]
+        ordered = sorted(found or known, key=lambda one: (one.name.version, one.evaluated_at))
         return ordered[0], ordered[-1]
 
     def close(self) -> None:
