@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -24,5 +27,21 @@ def plain_values(value: Any, like: Any = None) -> Any:
     return value
 
 
+def toml_value(value: Any) -> str:
+    """Return a value in TOML, in one line."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{_key(str(name))} = {toml_value(one)}" for name, one in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(toml_value, value))}]"
+    if isinstance(value, (bool, str, Path)):
+        return json.dumps(value if isinstance(value, bool) else str(value), ensure_ascii=False)
+    return repr(value)
+
+
 def _default(item: dataclasses.Field[Any]) -> Any:
     return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name, ensure_ascii=False)

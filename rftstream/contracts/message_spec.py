@@ -16,7 +16,7 @@ Facts = dict[str, str | int | bool | None]
 
 
 class Message:
-    """The base of all messages: frozen dataclasses that `message` makes and declares."""
+    """The base of all messages: frozen structs that `message` makes and declares."""
 
     __slots__ = ()
     if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class MessageSpec:
     `codec` asks it for the key, the id and the headers of each written record."""
 
     type: type[Message]
-    """The frozen dataclass."""
+    """The struct."""
     contract: str
     """The name in the header `contract`. Its schema is `schemas/<contract>.json`."""
     topic: str
@@ -59,7 +59,7 @@ SPEC_OF: dict[type, MessageSpec] = {}
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 def message(contract: str, **facts: Any) -> Callable[[type[M]], type[M]]:
-    """Make a frozen dataclass from the class below, and declare it. `facts` are the fields of its `MessageSpec`."""
+    """Make a frozen struct from the class below, and declare it. `facts` are the fields of its `MessageSpec`."""
 
     def declare(cls: type[M]) -> type[M]:
         made: type[M] = struct_of(cls)

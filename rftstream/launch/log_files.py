@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rftstream.config import loader
+from rftstream.runs.folder import named_files
 
 _TEXT = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S+ (.*)")
 """The beginning of an event in the form `text` of launch/logging.py. Other lines belong to the event before them."""
@@ -63,10 +64,10 @@ def find_logs(run: Path, layers: Sequence[Path] = ()) -> Path | None:
     asked, and logs may be all that a host has of a run of others."""
     if run.is_dir():
         return run / "logs" if (run / "logs").is_dir() and not layers else None
-    first, *more = [run] if run.exists() else map(Path, str(run).split(","))
-    if not first.is_file():
+    files = named_files(run, layers)
+    if not files[0].is_file():
         return None
-    config = loader.load([first, *more, *layers])
+    config = loader.load(files)
     name = re.compile(re.escape(config.run.name) + r"(?:-(\d+))?")
     base = Path(config.base) / config.run.folder
     found = [(int(match[1] or 1), one) for one in base.glob("*/logs") if (match := name.fullmatch(one.parent.name))]

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -14,6 +13,7 @@ from typing import Any, TextIO
 
 from rftstream.config import loader
 from rftstream.config.placement import place
+from rftstream.config.plain import toml_value
 from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stages
 from rftstream.contracts import codec
@@ -36,6 +36,7 @@ from rftstream.runs.folder import (
     RunFolder,
     complete_log,
     find_run,
+    named_files,
     open_store,
     open_transport,
     read_config,
@@ -108,7 +109,7 @@ def run(
 def as_sets(given: Settings) -> list[str]:
     """Return settings as --set takes them."""
     if isinstance(given, Mapping):
-        return [f"{name}={json.dumps(value)}" for name, value in given.items()]
+        return [f"{name}={toml_value(value)}" for name, value in given.items()]
     return list(given)
 
 
@@ -125,13 +126,11 @@ def resume(
     """Continue a run that was stopped or died, or extend a finished one. `layers` are run files that override a run
     file; `sets` change settings."""
     options = SessionOptions(progress=progress, stream=stream, deadline_s=deadline_s, spawner=spawner)
-    if "," in str(run) and not Path(run).exists():
-        run, *more = map(Path, str(run).split(","))
-        layers = [*more, *layers]
     folder, before = find_run(run, layers)
-    config = placed_anew(folder, sets) if folder.exists() else loader.load([run, *layers], sets=sets)
+    files = named_files(run, layers)
+    config = placed_anew(folder, sets) if folder.exists() else loader.load(files, sets=sets)
     planned = plan(config, Purpose.resume)
-    notes = not_taken([Path(run), *layers], planned.config, sets) if folder.exists() else []
+    notes = not_taken(files, planned.config, sets) if folder.exists() else []
     if not folder.exists():
         with closing(open_transport(planned.config, folder)) as transport:
             check_resumed(transport, planned.config, folder.run_id, sets)

@@ -105,7 +105,7 @@ class RewardChild:
         self.versions: dict[str, tuple[str, str]] = {}
         """Name of the reward -> scorer and version. Empty until the child is ready."""
         self.announced = False
-        """Whether the scorer has looked at `versions`."""
+        """True once the scorer has looked at `versions`."""
         self.batched: frozenset[str] = frozenset()
         """Names of rewards that score several items at once."""
         self.without_tokens: frozenset[str] = frozenset()

@@ -168,8 +168,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int) -> None:
-    """Take the lock of a run. A reader that checks whether the run is live holds it for a moment. BlockingIOError if it
-    stays taken longer."""
+    """Take the lock of a run. BlockingIOError if it stays taken for longer than those need who look if it is live."""
     deadline = time.monotonic() + LOOKING_S
     while True:
         try:
@@ -246,15 +245,16 @@ def next_folder(config: RunConfig, newest: RunFolder | None) -> RunFolder:
     return RunFolder(Path(config.base) / config.run.folder / name)
 
 
+def named_files(run: str | Path, layers: Sequence[Path] = ()) -> list[Path]:
+    """Return the files that RUN names, with commas between them, and the `layers` behind them."""
+    return [*([Path(run)] if Path(run).exists() else map(Path, str(run).split(","))), *layers]
+
+
 def find_run(run: str | Path, layers: Sequence[Path] = ()) -> tuple[RunFolder, RunConfig]:
-    """Return the run that a user names: a run folder, or run files, with commas between them or in `layers` (then their
-    newest run). The config is the run's; of a run that was started on another host, it is the run files'."""
+    """Return the run of a run folder, or the newest of run files, whose settings stand for those of another host's."""
     if not isinstance(run, str | Path):
         raise ConfigError(f"run: got a {type(run).__name__}, expected the path of a run folder or of a run file")
-    path = Path(run)
-    if "," in str(run) and not path.exists():
-        first, *more = str(run).split(",")
-        return find_run(first, [*map(Path, more), *layers])
+    path, *layers = named_files(run, layers)
     if path.is_dir():
         if layers:
             raise ConfigError(f"{layers[0]}: got it beside the run folder {path}, expected the folder alone")

@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 
 from rftstream.config import aliases, loader
 from rftstream.config.parts import registry
+from rftstream.config.plain import toml_value
 from rftstream.config.role_sections import FeederSection, TrackersSection, TrainerSection
 from rftstream.config.sections import ModelSection, RunConfig, RunSection
 from rftstream.contracts.tasks import Sampling
@@ -333,18 +334,6 @@ def decided_reason(name: str, decided: Mapping[str, str]) -> str | None:
     return None if pattern is None else decided[pattern]
 
 
-def toml_value(value: Any) -> str:
-    """Return a value in TOML, in one line."""
-    if isinstance(value, Mapping):
-        inner = ", ".join(f"{_bare(str(name))} = {toml_value(one)}" for name, one in value.items())
-        return f"{{ {inner} }}" if inner else "{}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(toml_value, value))}]"
-    if isinstance(value, (bool, str)):
-        return json.dumps(value, ensure_ascii=False)
-    return repr(value)
-
-
 def section_name(text: str) -> str:
     """Return a name for a taskset: the last meaningful part of a path, or of a name on a hub."""
     words = [word for word in re.split(r"[/\\:]", text.lower()) if word]
@@ -355,10 +344,6 @@ def section_name(text: str) -> str:
 
 def _names_of(kind: Any) -> set[str]:
     return {field.name for field in dataclasses.fields(kind)}
-
-
-def _bare(name: str) -> str:
-    return name if re.fullmatch(r"[\w-]+", name) else json.dumps(name)
 
 
 def _short(value: Any) -> str:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.config import loader
+from rftstream.config.plain import toml_value
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.conversion import (
     Conversion,
     ConvertedConfig,
     section_name,
     share,
-    toml_value,
 )
 from rftstream.integrations.foreign_configs.reading import flat, merged, tables_of
 

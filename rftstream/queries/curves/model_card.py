@@ -54,7 +54,7 @@ prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_
 answer = model.generate(**prompt, max_new_tokens={})[0, prompt["input_ids"].shape[1] :]
 print(tokenizer.decode(answer, skip_special_tokens=True))
 """
-"""How a text is generated, in the card's words."""
+"""Lines of the card that generate a text."""
 
 
 def card_text(log: Log, config: RunConfig, spec: ModelSpec, version: int) -> str:

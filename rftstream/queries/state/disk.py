@@ -82,7 +82,7 @@ def disk_room(folder: RunFolder, used: Mapping[str, int], history: History) -> D
 
 
 def lasts_to_the_end(room: DiskRoom, used: Mapping[str, int], history: History, num_steps: int | None) -> bool:
-    """Whether the run can do the rest of its `num_steps`, each as large as those before, and leave LITTLE_BYTES."""
+    """Return whether the rest of `num_steps` fits, each as large as those before, with LITTLE_BYTES left."""
     if num_steps is None or history.num_steps < 2:
         return False
     step_bytes = sum(used.get(name, 0) for name in GROWING) / (history.num_steps - 1)

@@ -1,4 +1,4 @@
-"""What a run works by, as its log has it, for a host that does not see the run folder and so has run files of its own.
+"""Settings of a run as its log has them, for a host that does not see the run folder and so has run files of its own.
 
 Where these say otherwise, a run of 3,000 steps would end at once on a host whose file says 250."""
 

@@ -55,6 +55,9 @@ def test_python_names_a_run_file_and_changes_settings_as_the_commands_do(run_fil
     assert config.run.name == "other"
     with pytest.raises(ConfigError, match=r"--set trainer.ler: unknown key; did you mean 'lr'"):
         rftstream.run(run_file, set={"trainer.ler": 1e-3})
+    given = {"run.folder": Path("ü\U0001f600"), "tasksets.sums.options": {"high": 3}}
+    config = rftstream.load_config(run_file, sets=start.as_sets(given))
+    assert (config.run.folder, config.tasksets["sums"].options) == ("ü\U0001f600", {"high": 3})
     with pytest.raises(ConfigError, match="set: got a RunConfig, expected a run file"):
         rftstream.run(config, set={"trainer.lr": 1e-3})
     missing = run_file.with_name(f"{run_file.stem}s.toml")
