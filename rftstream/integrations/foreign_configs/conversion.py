@@ -240,7 +240,10 @@ class Conversion:
         if kind in SCHEDULES:
             self.put("trainer.lr_schedule", SCHEDULES[kind], name)
             if SCHEDULES[kind] != "constant" and steps is None:
-                self.ask(f"set run.steps: without it the learning rate does not fall ({kind}), it stays constant")
+                self.ask(
+                    "set run.steps, to rows x passes / rows of a batch: without it the learning rate does not fall "
+                    f"({kind}), it stays constant"
+                )
         else:
             self.leave(name, f"{kind!r}: there are constant, linear and cosine")
         if not warmup or warmup < 0:

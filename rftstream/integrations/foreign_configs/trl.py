@@ -53,6 +53,10 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
     for path in scripts:
         script = ScriptReader(path, parsed if given or launched else None, known).read()
         given.append((path, {name: value for name, value in script.settings.items() if value is not None}))
+    if "reward_funcs" in script.settings:  # a YAML's are names for the script
+        for _, named in given[: -len(scripts)]:
+            named.pop("reward_funcs", None)
+        flags.pop("reward_funcs", None)
     settings = lifted(merged(given) | {name: flags[name] for name in flags if name not in script.arguments}, known)
     path = (scripts or files)[0]
     kind = trainer or script.trainer or _kind(settings, path)
@@ -124,7 +128,11 @@ class _TrlRules:
         c.name_run(name or Path(str(c.get("output_dir"))).name, "run_name" if name else "output_dir")
         self._train = self._datasets.source("")
         self._model()
-        c.put("trainer.algorithm", c.algorithm, f"{self._kind.upper()}Trainer")
+        c.put(
+            "trainer.algorithm",
+            c.algorithm,
+            "RewardTrainer" if self._kind == "reward" else f"{self._kind.upper()}Trainer",
+        )
         if self._samples:
             put_loss(c, self._kind, TABLES["losses"])
             put_correction(c, self._kind)

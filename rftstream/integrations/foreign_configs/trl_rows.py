@@ -26,6 +26,8 @@ UNCHANGED = ("shuffle", "remove_columns", "select_columns", "flatten_indices", "
 """Methods of a dataset that do not change which problems it has."""
 PLACE = re.compile(r"\{[\w.]+\}")
 """A column in a template of ours."""
+CHANGES = re.compile(r"\.(replace|translate|lower|upper)\(|\b(sub|int|float)\(")
+"""Calls in a script that change an answer beside cutting it out."""
 
 
 class Values(Protocol):
@@ -158,14 +160,15 @@ class DatasetReader:
             return {}
         if name == "prompt" and (template := self._template_or_none(value, row, scope)):
             return {"dataset.template": template}
-        if column := _column_inside(value, row):
+        if made_of := _columns_inside(value, row):
             called = last_name(value.func) if isinstance(value, ast.Call) else ""
             text = ast.unparse(value) + "".join(
                 ast.unparse(one.value) for one in self._reader.scope.bound if one.name == called
             )
-            columns[name] = column
+            columns[name] = made_of[0] if name == "prompt" or len(made_of) == 1 else name
             if "####" in text:
-                return {"dataset.answer_after": "####"}
+                rest = {f"dataset.map: {name}": ast.unparse(value)} if CHANGES.search(text) else {}
+                return {"dataset.answer_after": "####", **rest}
         return {f"dataset.map: {name}": ast.unparse(value)}
 
     def _chat(self, chat: ast.List, row: str, scope: Scope, columns: dict[str, str], name: str) -> dict[str, Any]:
@@ -182,7 +185,7 @@ class DatasetReader:
                     columns.setdefault("images", "image")  # what TRL looks for
                 content = text
             column, template = _column(content, row), self._template_or_none(content, row, scope)
-            if role == "'system'" and not _column_inside(content, row):
+            if role == "'system'" and not _columns_inside(content, row):
                 found["dataset.system"] = self._reader.value(content, scope)
             elif role == "'user'" and (column or template):
                 columns["messages" if name == "prompt" else name] = column or PLACE.findall(template or "")[0][1:-1]
@@ -254,5 +257,5 @@ def _column(node: ast.AST, row: str) -> str | None:
     return None if above is None else f"{above}.{node.slice.value!s}"
 
 
-def _column_inside(node: ast.AST, row: str) -> str | None:
-    return next((column for one in ast.walk(node) if (column := _column(one, row))), None)
+def _columns_inside(node: ast.AST, row: str) -> list[str]:
+    return list(dict.fromkeys(column for one in ast.walk(node) if (column := _column(one, row))))

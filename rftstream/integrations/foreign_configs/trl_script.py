@@ -30,6 +30,14 @@ from rftstream.integrations.foreign_configs.trl_scopes import (
 )
 
 KINDS = ("GRPO", "RLOO", "SFT", "DPO", "Reward")
+JUDGED = 'its judge can be the reward "judge" of grpo or rloo (docs/rewards.md)'
+ELSEWHERE = {
+    **dict.fromkeys(("KTO", "ORPO", "CPO", "BCO"), "dpo learns from preferences, in pairs (docs/data.md)"),
+    **dict.fromkeys(("OnlineDPO", "NashMD", "XPO"), JUDGED),
+    **dict.fromkeys(("GKD", "MiniLLM"), "opd distils a teacher (docs/algorithms.md)"),
+    "PPO": "ppo, with a critic, is set by hand (docs/algorithms.md)",
+}
+"""Trainers without a counterpart -> what comes next to them."""
 LORA = {"r": "lora_r", "target_modules": "lora_target_modules"}
 ADAPTERS = {"LoraConfig": {"lora_r": 8, "lora_alpha": 8}, "ModelConfig": {"lora_r": 16, "lora_alpha": 32}}
 """Class of an adapter's settings -> its defaults: peft's, and those of TRL's command line."""
@@ -160,6 +168,10 @@ class ScriptReader:
                     if isinstance(call, ast.Call) and name.endswith("Trainer") and name[:-7] in KINDS:
                         return call, scope, name[:-7]
         known = ", ".join(f"{kind}Trainer" for kind in KINDS)
+        calls = [last_name(one.func) for one in ast.walk(self._tree) if isinstance(one, ast.Call)]
+        if other := next((name for name in calls if name.removesuffix("Trainer") in ELSEWHERE), None):
+            near = ELSEWHERE[other.removesuffix("Trainer")]
+            raise ConfigError(f"{self._path}: {other} has no counterpart here: {near}; what is converted is {known}")
         raise ConfigError(f"{self._path}: no trainer in it that has a counterpart here; expected one of {known}")
 
     def _bodies(self) -> Iterator[tuple[Scope, list[ast.stmt]]]:
@@ -269,7 +281,22 @@ class ScriptReader:
         found, around = self.resolved(node, scope) if isinstance(node, ast.Name) else (node, scope)
         if isinstance(found, (ast.List, ast.Tuple)):
             return [self._function_or_text(one, around, code) for one in found.elts]
+        if isinstance(found, ast.ListComp) and isinstance(found.elt, ast.Subscript):
+            with contextlib.suppress(*UNKNOWN):
+                return self._looked_up(found, found.elt, around, code)
         return [self._function_or_text(node, scope, code)]
+
+    def _looked_up(self, listed: ast.ListComp, found: ast.Subscript, scope: Scope, code: ScriptCode) -> list[Any]:
+        """Return the functions of `[TABLE[name] for name in names]`. UnreadableExpression if it is more than that."""
+        loop = listed.generators[0]
+        table, around = self.resolved(found.value, scope)
+        if len(listed.generators) > 1 or loop.ifs or ast.unparse(loop.target) != ast.unparse(found.slice):
+            raise UnreadableExpression(listed)
+        if not isinstance(table, ast.Dict):
+            raise UnreadableExpression(table)
+        keys = [key.value for key in table.keys if isinstance(key, ast.Constant)]
+        functions = dict(zip(keys, table.values, strict=True))
+        return [self._function_or_text(functions[name], around, code) for name in self.value(loop.iter, scope)]
 
     def _function_or_text(self, node: ast.AST, scope: Scope, code: ScriptCode) -> Any:
         try:

@@ -121,7 +121,13 @@ class DatasetRules:
     def _leave_changes(self, prefix: str) -> None:
         c = self._c
         for one in c.names(f"{prefix}dataset."):
-            if one.startswith(f"{prefix}dataset.map") or one.rpartition(".")[2] in ("filter", "map"):
+            _, _, name = one.partition(f"{prefix}dataset.map: ")
+            if name and self._samples and (name == "prompt" or self._script.reads(name)):
+                c.ask(
+                    f"{one} is {c.get(one)}, which no setting does; make such rows beforehand (`dataset.to_json(FILE)` "
+                    "in the script, after its map), and name the file and its columns"
+                )
+            elif one.startswith(f"{prefix}dataset.map") or one.rpartition(".")[2] in ("filter", "map"):
                 c.leave(one, f"{c.get(one)}; make such rows beforehand, or use [[pipeline]]")
 
     def _place(self, prefix: str, name: str) -> tuple[Any, str | None, dict[str, int]]:

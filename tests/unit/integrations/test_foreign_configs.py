@@ -151,6 +151,7 @@ def test_recipes_pass_check(recipe: Recipe, world: Path, tmp_path: Path, monkeyp
     [
         ("trl", {"a.py": "def (:"}, "a.py: not Python"),
         ("trl", {"a.py": "print(1)"}, "no trainer in it"),
+        ("trl", {"a.py": "KTOTrainer(model=m)"}, "KTOTrainer has no counterpart here: dpo learns"),
         ("trl", {"a.yaml": "- 1\n"}, "a list, expected a mapping"),
         ("trl", {"a.yaml": "a: [1"}, "not YAML"),
         ("trl", {"a.yaml": "learning_rate: 1e-6"}, "add --trainer grpo"),
@@ -184,6 +185,23 @@ def test_a_script_that_makes_its_config_elsewhere_is_completed_by_a_yaml(tmp_pat
     asked = "\n".join(done["to_do"])
     assert re.search(r"train_data.jsonl .* bound in a branch", asked) and "make()" in asked
     assert tomllib.loads(done["run_file"])["run"]["steps"] == 5
+
+
+def test_rewards_that_a_yaml_names_are_looked_up_in_the_scripts_table(tmp_path: Path) -> None:
+    script = (
+        "def right(completions):\n    return [1.0]\ndef short(completions):\n    return [0.5]\n"
+        "REWARDS = {'r': right, 's': short}\n"
+        "script, training, model = TrlParser(Script).parse_args_and_config()\n"
+        "GRPOTrainer(model.model_name_or_path, [REWARDS[one] for one in script.reward_funcs], args=training)\n"
+    )
+    yaml = f"model_name_or_path: {MODEL}\nreward_funcs: [s, NAME]\nreward_weights: [1, 2]\n"
+    for name, found in (("r", "train_rewards:right"), ("no", f"train_rewards:{trl.PLACEHOLDER}")):
+        done = called(
+            "convert-config", "trl", *written(tmp_path, {"train.py": script, "a.yaml": yaml.replace("NAME", name)})
+        )
+        rewards = tomllib.loads(done["run_file"])["tasksets"]["train"]["reward"]
+        names = [one["name"] for one in (rewards if isinstance(rewards, list) else [rewards])]
+        assert names[-1] == found, name
 
 
 def test_a_function_in_another_one_reads_names_of_the_module(tmp_path: Path) -> None:
@@ -258,6 +276,11 @@ CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
          ("solution is the column answer of the rows", "call the parameter of the reward answer")),
         (OWN, f"{ROWS}.map(lambda row: {{'prompt': str(len(row['q']))}})", "", {"options": None},
          ("make such rows beforehand",)),
+        (SOLVED, f"{ROWS}.map(lambda row: {{'prompt': row['q'], 'solution': str(row['a'] + row['b'])}})", "",
+         {"columns": {"prompt": "q", "answer": "solution"}}, ("- dataset.map: solution is str(row['a'] + ",)),
+        (f"{SOLVED}def cut(text):\n    return text.split('####')[1].replace(',', '')\n",
+         f"{ROWS}.map(lambda row: {{'prompt': row['q'], 'solution': cut(row['answer'])}})", "",
+         {"options": {"answer_after": "####"}}, ("- dataset.map: solution is cut(row['answer']), which",)),
         (OWN, f"{ROWS}.train_test_split(test_size=0.1)['train']", "",
          {"options": {"skip": 7}, "run.steps": 171}, ("test_size 0.1: the first 7 rows are held out",)),
         (OWN, f"{ROWS}.select(range(30)).train_test_split(test_size=10)['test'].select(range(4))", "",
