@@ -206,8 +206,11 @@ def inspect(
         for record in select(Log(opened.transport), topic, partition=partition, start=start, last=last, where=where):
             num_shown += 1
             click.echo(_to_json(record_to_json(record)) if as_json else record_to_text(record, reader))
+        newest = next(iter(() if num_shown else select(Log(opened.transport), topic, last=1)), None)
     if not num_shown:
-        click.echo(f"{topic}: no such records" if where else f"{topic}: no records", err=True)
+        names = sorted(name for name, _ in newest.headers) if newest is not None else list(where)
+        known = "" if where.keys() <= set(names) else f"; their headers are {', '.join(names)}"
+        click.echo(f"{topic}: no such records{known}" if where else f"{topic}: no records", err=True)
 
 
 @command(

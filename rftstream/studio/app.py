@@ -158,4 +158,8 @@ def _error(request: Request, status: int, text: str, headers: Mapping[str, str] 
     if request.url.path.startswith(API):
         return refuse(request.url.path, status, text[:MAX_ERROR], headers)
     title, text = "Not found" if status == 404 else "Not possible", text[:MAX_ERROR]
-    return answer_page(request, "error.html", title, code=status, headers=headers, text=text, status=status)
+    place, _, name = request.url.path.removeprefix("/").partition("/")
+    of_run = name.partition("/")[0] if place == "runs" and "/" in name else ""
+    return answer_page(
+        request, "error.html", title, code=status, headers=headers, text=text, status=status, of_run=of_run
+    )

@@ -357,6 +357,9 @@ def test_people_judge_by_keyboard_alone(place: Workplace, browser: Browser, peop
 def votes_by_letters(tab: Tab, address: str) -> None:
     """From the queue through three questions, and the last answer back."""
     page = tab.open(address)
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.name") == "id", "the field that finds"
+    page = tab.open(address)
     page.keyboard.press("n")
     for _ in range(3):
         page.wait_for_selector("form[data-keys]")

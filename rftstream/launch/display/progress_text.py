@@ -10,7 +10,7 @@ from rftstream.contracts.versions import EvalResult
 from rftstream.launch.display.phases import PhaseLine, find_phases
 from rftstream.launch.watch import Rates, Sample, Watch
 from rftstream.queries.curves.evaluations import unscored_text
-from rftstream.queries.formatting import duration
+from rftstream.queries.formatting import duration, plural
 from rftstream.queries.records.shown import LINE_END
 
 SPARKLINE_WIDTH = 48
@@ -54,7 +54,7 @@ def phases_of(watch: Watch) -> list[PhaseLine]:
 def rate_parts(rates: Rates) -> list[str]:
     """Return the rates as words, each with its unit."""
     rollouts = [f"{rates.rollouts_per_s:.0f} rollouts/s"] if rates.rollouts_per_s else []
-    return [*rollouts, f"{rates.tokens_per_s:.0f} tokens/s", f"{rates.steps_per_s * 60:.1f} steps/min"]
+    return [*rollouts, f"{rates.tokens_per_s:.0f} trained tokens/s", f"{rates.steps_per_s * 60:.1f} steps/min"]
 
 
 def evaluation_line(result: EvalResult) -> str:
@@ -62,7 +62,7 @@ def evaluation_line(result: EvalResult) -> str:
     shown = {name: value for name, value in result.metrics.items() if name == "mean" or name.startswith("pass@")}
     metrics = "  ".join(f"{name} {value:.3f}" for name, value in shown.items()) or "mean -"
     unscored = unscored_text(result)
-    metrics += f"  ({unscored})" if unscored else ""
+    metrics += f"  of {plural(result.num_tasks, 'problem')}" + (f"  ({unscored})" if unscored else "")
     best = "  (best so far)" if result.best else ""
     return f"evaluation {result.evaluation} of version {result.name.version}: {metrics}{best}"
 

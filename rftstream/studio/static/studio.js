@@ -61,7 +61,7 @@
       const wanted = event.key.toLowerCase(), found = [...document.querySelectorAll("[data-key]")].find((one) => one.dataset.key === wanted);
       if (!found) return;
       event.preventDefault();
-      found.click();
+      if (found.matches("input")) found.focus(); else found.click();
     });
   }
 

@@ -116,6 +116,8 @@ def test_inspect_prints_one_object_a_line(run: Path) -> None:
     assert said and f"assistant: {said}\n" in call("inspect", run, "rollouts", "--last", 1).stdout
     nothing = call("inspect", run, "rollouts", "--where", "group_id=no")
     assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", "rollouts: no such records\n")
+    unknown = call("inspect", run, "rollouts", "--where", "group=sums/0/1/0").stderr
+    assert unknown.startswith("rollouts: no such records; their headers are ") and " group_id, " in unknown
 
 
 def test_inspect_without_a_topic_lists_them(run: Path) -> None:

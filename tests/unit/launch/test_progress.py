@@ -229,10 +229,12 @@ def test_plain_lines(scene: Scene) -> None:
     view.close()
     assert out.getvalue().splitlines() == [
         "step 0/10  loading 0 of 1 workers",
-        "evaluation held of version 2: mean 0.250  pass@1 0.250  (best so far)",
-        "evaluation held of version 2: mean 1.000  pass@1 1.000  (3 of 4 samples unscored)  (best so far)",
+        "evaluation held of version 2: mean 0.250  pass@1 0.250  of 4 problems  (best so far)",
+        "evaluation held of version 2: mean 1.000  pass@1 1.000  of 4 problems  "
+        "(3 of 4 samples unscored)  (best so far)",
         "trainer-0 ended",
-        "step 3/10  reward 0.300  staleness 1.5  loss 0.2500  8 rollouts/s  64 tokens/s  60.0 steps/min  7 s left",
+        "step 3/10  reward 0.300  staleness 1.5  loss 0.2500  8 rollouts/s  64 trained tokens/s  "
+        "60.0 steps/min  7 s left",
     ]
 
 

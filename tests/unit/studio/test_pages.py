@@ -281,7 +281,9 @@ def test_a_report_of_very_many_values_keeps_fewer_of_each_line(
         ("/runs/demo/find?id=%3Cscript%3E/", 404, "&lt;script&gt;"),
         ("/runs/demo/groups?before=x&fate=nonsense&reason=%27%22", 200, "No such groups"),
         ("/runs/demo/problems?order=;drop&skip=-1", 200, "problems have groups"),
-        ("/nothing", 404, ""),
+        ("/nothing", 404, '<a href="/">to the runs</a>'),
+        ("/runs/none/problems", 404, '<a href="/">to the runs</a>'),
+        ("/runs/demo/versions/77", 404, '<a href="/runs/demo">to demo</a>'),
     ],
 )
 def test_what_is_not_there(
