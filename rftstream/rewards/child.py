@@ -63,6 +63,7 @@ def main() -> None:
     _die_with(parent)
     requests, replies = _take_pipes()
     page = mmap.mmap(page_fd, PAGE_BYTES)
+    os.set_inheritable(page_fd, False)
     os.lseek(page_fd, TRACE_AT, os.SEEK_SET)
     faulthandler.enable()
     faulthandler.register(TRACE_SIGNAL, file=page_fd, all_threads=True)
