@@ -64,7 +64,7 @@ def trial_config(
         evaluations={},
         feeder=dataclasses.replace(config.feeder, groups_per_batch=num_tasks, group_size=samples, max_staleness=0),
         buffer=dataclasses.replace(config.buffer, zero_variance="keep"),
-        trainer=dataclasses.replace(config.trainer, publish_every=1, shares=1),
+        trainer=dataclasses.replace(config.trainer, publish_every=1, shares=1, keep_best=None),
         transport=dataclasses.replace(config.transport, kind="memory", partitions=1, servers=None, options={}),
     )
     return loader.from_dict(loader.to_dict(changed))

@@ -221,6 +221,7 @@ def test_a_run_goes_on_with_more_steps_but_not_with_stages_where_there_were_none
     assert nothing_more(finished, 9, before, after) is None
 
 
-def test_tasks_are_tried_without_stages() -> None:
-    tried = trial_config(make(), num_tasks=2, samples=2)
-    assert (tried.stages, tried.steps) == ((), 1)
+def test_tasks_are_tried_without_stages_and_evaluations() -> None:
+    config = make(evaluations={"held-out": {"source": "arithmetic"}}, trainer={"keep_best": "held-out"})
+    tried = trial_config(config, num_tasks=2, samples=2)
+    assert (tried.stages, tried.steps, tried.evaluations, tried.trainer.keep_best) == ((), 1, {}, None)
