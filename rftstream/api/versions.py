@@ -53,8 +53,9 @@ class RunVersion:
         return self.sample(messages, 1, **sampling)[0]
 
     def sample(self, prompt: Messages, n: int = 1, **sampling: float) -> list[str]:
-        """Return `n` answers. The prompt gets the run's template, and the settings are those of the run's [sampling];
-        `sampling` changes temperature, top_p, top_k, min_p or max_tokens."""
+        """Return `n` answers. A text gets the system prompt of the run's tasksets, if all have the same; each prompt
+        gets the run's template. The settings are those of the run's [sampling]; `sampling` changes temperature, top_p,
+        top_k, min_p or max_tokens."""
         import torch
 
         if unknown := [name for name in sampling if name not in _SETTINGS]:
@@ -62,7 +63,7 @@ class RunVersion:
         own = replace(self._run.config.sampling, **sampling)  # type: ignore[arg-type]  # their names are checked
         model, _ = self._loaded
         renderer = self._renderer
-        ids = renderer.render(_messages(prompt))
+        ids = renderer.render(_messages(prompt, self._run.config.shared_system))
         stops = sorted(renderer.stop_token_ids)
         is_greedy = own.temperature == 0
         drawn = {name: getattr(own, name) for name in ("temperature", "top_p", "top_k", "min_p")}
@@ -77,7 +78,8 @@ class RunVersion:
             pad_token_id=stops[0] if stops else 0,
             **({} if is_greedy else drawn),
         )
-        answers = [renderer.decode(_until(row[len(ids) :], stops)) for row in found.tolist()]
+        texts = [renderer.decode(_until(row[len(ids) :], stops)) for row in found.tolist()]
+        answers = [_ended(text, own.stop) for text in texts]
         return answers * n if is_greedy else answers
 
     @cached_property
@@ -106,7 +108,13 @@ def _until(ids: list[int], stops: Sequence[int]) -> list[int]:
     return ids[: next((i for i, one in enumerate(ids) if one in stops), len(ids))]
 
 
-def _messages(prompt: Messages) -> list[ChatMessage]:
+def _ended(text: str, stop: Sequence[str]) -> str:
+    """Return the text to the end of the first stop string in it."""
+    return text[: min((text.index(one) + len(one) for one in stop if one in text), default=len(text))]
+
+
+def _messages(prompt: Messages, system: str | None) -> list[ChatMessage]:
     if isinstance(prompt, str):
-        return [ChatMessage(role="user", content=prompt)]
+        first = () if system is None else (ChatMessage(role="system", content=system),)
+        return [*first, ChatMessage(role="user", content=prompt)]
     return [ChatMessage(role=one["role"], content=one["content"]) for one in prompt]

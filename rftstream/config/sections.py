@@ -377,6 +377,12 @@ class RunConfig:
         plural = "policies" if kind == "policy" else f"{kind}s"
         return part, registry.build_config(part, self.part_options(kind, name), where=f"{plural}.{name}")
 
+    @property
+    def shared_system(self) -> str | None:
+        """Return the system prompt of all tasksets; None if they have none, or different ones."""
+        found = {one.system for one in self.tasksets.values()}
+        return found.pop() if len(found) == 1 else None
+
     def algorithms_named(self) -> dict[str, str | dict[str, Any]]:
         """Return each place in the run file that names an algorithm, with the value there."""
         own = {f"tasksets.{name}.algorithm": one.algorithm for name, one in self.tasksets.items() if one.algorithm}

@@ -49,9 +49,9 @@ def write_model_card(log: Log, config: RunConfig, spec: ModelSpec, folder: Path,
     partial.replace(folder / FILE)
 
 
-ASKED = """chat = [{{"role": "user", "content": "PROMPT"}}]
+ASKED = """chat = {chat}
 prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
-answer = model.generate(**prompt, max_new_tokens={})[0, prompt["input_ids"].shape[1] :]
+answer = model.generate(**prompt, max_new_tokens={max_tokens}{stop})[0, prompt["input_ids"].shape[1] :]
 print(tokenizer.decode(answer, skip_special_tokens=True))
 """
 """Lines of the card that generate a text."""
@@ -73,10 +73,22 @@ def card_text(log: Log, config: RunConfig, spec: ModelSpec, version: int) -> str
         f"```python\nfrom transformers import {LOADED[task]}, AutoTokenizer\n\n"
         f'model = {LOADED[task]}.from_pretrained("PATH-OR-NAME")\n'
         'tokenizer = AutoTokenizer.from_pretrained("PATH-OR-NAME")\n'
-        f"{ASKED.format(config.sampling.max_tokens) if task == 'text-generation' else ''}```",
+        f"{_asked(config) if task == 'text-generation' else ''}```",
     ]
     header = _header(config, spec, run, task, results)
     return secrets.hidden(f"---\n{header}---\n\n" + "\n\n".join(paragraphs) + "\n")
+
+
+def _asked(config: RunConfig) -> str:
+    """Return how a text is generated, from prompts such as the run's."""
+    system = config.shared_system
+    chat = [] if system is None else [{"role": "system", "content": system}]
+    stop = list(config.sampling.stop)
+    return ASKED.format(
+        chat=json.dumps([*chat, {"role": "user", "content": "PROMPT"}], ensure_ascii=False),
+        max_tokens=config.sampling.max_tokens,
+        stop=f", stop_strings={json.dumps(stop, ensure_ascii=False)}, tokenizer=tokenizer" if stop else "",
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- header

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,25 @@ def test_what_a_card_says(tmp_path: Path, base: ModelSpec) -> None:
     for never in ("very-secret-key", "me:pass", str(tmp_path)):
         assert never not in text
     assert sorted(path.name for path in tmp_path.glob(".README*")) == []
+
+
+def test_a_card_asks_as_the_run_did(tmp_path: Path, base: ModelSpec) -> None:
+    config = run_config(tmp_path)
+    simulation = Simulation(config, folder=tmp_path / "run")
+    rows = config.tasksets["rows"]
+    said = replace(rows, system='Say "2" {alone}.')
+    one, two = {"rows": said}, {"rows": said, "more": rows}
+    sampling = replace(config.sampling, stop=("\n",))
+    log = Log(simulation.transport())
+    text = card_text(log, replace(config, tasksets=one, sampling=sampling), base, 0)
+    program = text.partition("```python\n")[2].partition("```")[0]
+    made = [one for one in ast.parse(program).body if isinstance(one, ast.Assign)]
+    calls = {ast.unparse(one.targets[0]): one.value for one in made}
+    assert ast.literal_eval(calls["chat"]) == [
+        {"role": "system", "content": 'Say "2" {alone}.'}, {"role": "user", "content": "PROMPT"}]  # fmt: skip
+    assert "max_new_tokens=4, stop_strings=['\\n'], tokenizer=tokenizer)" in ast.unparse(calls["answer"])
+    other = card_text(log, replace(config, tasksets=two), base, 0)
+    assert 'chat = [{"role": "user", "content": "PROMPT"}]' in other and "stop_strings" not in other
 
 
 def test_an_older_version_has_its_own_figures(tmp_path: Path, base: ModelSpec) -> None:
