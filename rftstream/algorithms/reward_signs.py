@@ -223,7 +223,11 @@ def _held_out(windows: _Windows, evaluations: Sequence[EvalResult], config: RunC
     risen = windows.change("reward")
     if risen is not None and risen >= RISE:
         text = f"the reward rose by {risen:.2f} since the first steps, the best evaluation by {max(rises):.2f}"
-        yield Sign("held_out", "", text)
+        most = [
+            f"{max(parts, key=parts.__getitem__)} {max(parts.values()):+.2f}"
+            for _, parts in _part_changes(windows, config)
+        ]
+        yield Sign("held_out", "", f"{text}; most of it by {', '.join(most)}" if most else text)
     before, now = windows.first.get("length_mean", 0.0), windows.last.get("length_mean", 0.0)
     if before and now and not 1 / LENGTH_FACTOR < now / before < LENGTH_FACTOR:
         text = f"completions went from {before:,.0f} to {now:,.0f} tokens, and no evaluation rose"

@@ -238,21 +238,22 @@ def _lines() -> Callable[[int, int, int], None]:
     "rftstream rescore examples/runs/arithmetic --reward my_rewards:score --set trainer.algorithm=topr "
     "--into examples/runs/arithmetic-rescored",
     "rftstream rescore runs/a --reward math --set verifier.processes=8 --into runs/b --json",
+    "rftstream rescore runs/a --into runs/mended",
     "rftstream rescore runs/a --reward feedback --into runs/judged",
     "rftstream resume examples/runs/arithmetic-rescored",
 )
 @run_argument
 @click.option(
     "--reward",
-    required=True,
     metavar="NAME",
-    help="For all tasksets: a built-in one, module:function, or `feedback`: people's.",
+    help="For all tasksets: a built-in one, module:function, a TOML list of several, or `feedback`: people's. "
+    "[default: each taskset's own, by its code as it is now]",
 )
 @click.option("--into", required=True, type=AnyPath(file_okay=False), metavar="NEWRUN", help="Folder of the new run.")
 @set_option
 @json_option
-def rescore(run: Path, reward: str, into: Path, sets: tuple[str, ...], as_json: bool) -> None:
-    """Score the rollouts of a run again, with another reward, into a new run; compare old and new verdicts.
+def rescore(run: Path, reward: str | None, into: Path, sets: tuple[str, ...], as_json: bool) -> None:
+    """Score the rollouts of a run again, with another or a mended reward, into a new run; compare the verdicts.
 
     The run itself is only read. Tasks and rollouts are copied with their ids, and verifiers score them; pending ones
     are skipped. `rftstream resume NEWRUN` then trains on the rescored data alone. It starts from the model that the run

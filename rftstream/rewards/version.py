@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import inspect
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from rftstream.config.parts.own_code import imported_sources
 
 
 def config_version(code: str, config: Any, *packages: str) -> str:
@@ -20,9 +23,16 @@ def config_version(code: str, config: Any, *packages: str) -> str:
 
 
 def source_version(thing: Any, options: Mapping[str, Any] | None = None) -> str:
-    """Return a hash of the file that defines a user's function or class, and of the options."""
+    """Return a hash of the file that defines a user's function or class, of what that imports from its own folder, and
+    of the options."""
+    thing = inspect.unwrap(thing)
+    while isinstance(thing, functools.partial):
+        thing = inspect.unwrap(thing.func)
+    if not (inspect.isclass(thing) or inspect.isroutine(thing)):
+        thing = type(thing)  # an object that can be called: its repr would differ in each process
     try:
-        code = Path(inspect.getsourcefile(inspect.unwrap(thing)) or "").read_bytes()
+        file = Path(inspect.getsourcefile(thing) or "")
+        code = b"".join([file.read_bytes(), *imported_sources(thing.__module__, file)])
     except (OSError, TypeError):
         code = repr(thing).encode()
     return _short(code + msgspec.json.encode(dict(options or {}), order="deterministic"))

@@ -7,23 +7,16 @@ report that a reward has changed since it scored rollouts. Without that file, no
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from rftstream.config.parts.own_code import MOST, imported_names, is_below, module_spec
 from rftstream.config.parts.part_names import named_parts
 from rftstream.config.sections import RunConfig
 from rftstream.runs.folder import RunFolder, naming, shown_path
-
-MOST = 200
-"""Most modules that are checked; a reward has fewer."""
-
-_NOT_OWN = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +50,7 @@ def find_modules(config: RunConfig) -> list[OwnModule]:
     wanted = [name.partition(":")[0] for _, _, name in named_parts(config) if ":" in name]
     while wanted and len(found) < MOST:
         name = wanted.pop(0)
-        spec = None if name in found or name.partition(".")[0] == "rftstream" else _spec(name, None)
+        spec = None if name in found or name.partition(".")[0] == "rftstream" else module_spec(name, None)
         if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
             continue
         file = Path(spec.origin).resolve()
@@ -65,13 +58,15 @@ def find_modules(config: RunConfig) -> list[OwnModule]:
             source = file.read_bytes()
         except OSError:
             continue
-        others = [Path(one.origin).resolve() for root in roots if (one := _spec(name, [str(root)])) and one.origin]
+        others = [
+            Path(one.origin).resolve() for root in roots if (one := module_spec(name, [str(root)])) and one.origin
+        ]
         digest = hashlib.sha256(source).hexdigest()
         hides = next((other for other in others if other != file and not _is_copy(source, other)), None)
         found[name] = OwnModule(name=name, file=file, digest=digest, hides=hides)
-        if _is_below(file, roots):
+        if is_below(file, roots):
             package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
-            wanted += [one for one in _imported(source, package) if _is_own(one, roots)]
+            wanted += [one for one in imported_names(source, package) if _is_own(one, roots)]
     return [found[name] for name in sorted(found)]
 
 
@@ -129,21 +124,6 @@ def _recorded(folder: RunFolder) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------ finding
 
 
-def _spec(name: str, path: list[str] | None) -> ModuleSpec | None:
-    """Return where a module is, in these folders (None: in all), without importing its package."""
-    spec: ModuleSpec | None = None
-    parts = name.split(".")
-    for number in range(1, len(parts) + 1):
-        try:
-            spec = PathFinder.find_spec(".".join(parts[:number]), path)
-        except (ImportError, ValueError):
-            return None
-        if spec is None:
-            return None
-        path = list(spec.submodule_search_locations or ())
-    return spec
-
-
 def _is_copy(source: bytes, there: Path) -> bool:
     try:
         return there.read_bytes() == source
@@ -152,26 +132,5 @@ def _is_copy(source: bytes, there: Path) -> bool:
 
 
 def _is_own(name: str, roots: tuple[Path, ...]) -> bool:
-    spec = _spec(name, None)
-    return spec is not None and spec.origin is not None and _is_below(Path(spec.origin).resolve(), roots)
-
-
-def _is_below(file: Path, roots: tuple[Path, ...]) -> bool:
-    return any(file.is_relative_to(root) for root in roots) and not any(part in _NOT_OWN for part in file.parts)
-
-
-def _imported(source: bytes, package: str) -> Iterator[str]:
-    """Return the names of modules that a source imports, and names that may be modules of a package."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            module = ".".join([*(above if package else []), *([node.module] if node.module else [])])
-            if module:
-                yield module
-            yield from (f"{module}.{name.name}" if module else name.name for name in node.names)
+    spec = module_spec(name, None)
+    return spec is not None and spec.origin is not None and is_below(Path(spec.origin).resolve(), roots)

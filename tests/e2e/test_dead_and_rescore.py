@@ -142,8 +142,9 @@ n = 2
     assert mended.code == 2
     assert "was begun with scorer of sums -> score " in mended.err
     assert "take another folder" in mended.err
-    assert place.look(*late, "runs/later").code == 0
-    once_more = place.look("rescore", "runs/tiny", "--reward", "flat_checks:score", "--into", "runs/flat")
+    several = '[{ name = "late_checks:score" }, { name = "exact", weight = 0.5 }]'
+    assert place.look("rescore", "runs/tiny", "--reward", several, "--into", "runs/later").code == 0
+    once_more = place.look("rescore", "runs/tiny", "--into", "runs/flat")  # the run's own reward
     assert "has scored tiny, too: nothing can change" in once_more.err
     other = place.look("rescore", "runs/tiny", "--reward", "flat_checks:score", "--into", "runs/again")
     assert other.code == 2

@@ -162,7 +162,6 @@ NOT_REACHED: dict[str, str] = {
     "rewards/scorer.py MAX_BAD_STARTS": "tests/unit/rewards/test_scorer.py has starts that fail",
     "rewards/served.py MAX_SHOWN": "cuts a text",
     "runs/writes/additions.py MAX_RECORDS MAX_BYTES": "only say where a transaction ends",
-    "runs/modules.py MOST": "more modules are no reward any more",
     "sandbox/inside/confine.py MAX_DESCRIPTORS": "a program's own bound",
     "sandbox/inside/plain.py MAX_DEPTH MAX_INT_BITS MAX_SAME_HASH": "a program's value beyond is none",
     "sandbox/inside/programs.py MAX_TEXT": "cuts a text",

@@ -46,14 +46,15 @@ FEEDBACK = "feedback"
 """Used instead of a reward's name: the judgements of people."""
 
 
-def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (), say: Say) -> OpenRun:
-    """Return the new run, with all of its rollouts scored.
+def rescore(source: OpenRun, into: Path, *, reward: str | None, sets: Sequence[str] = (), say: Say) -> OpenRun:
+    """Return the new run, with all of its rollouts scored. `reward`: as `rftstream rescore --reward` has it; None:
+    each taskset's own, by its code as it is now.
 
     After a crash, a second call continues where the first one stopped. If nothing is left to do, it does nothing.
     """
     folder = RunFolder(into.resolve())
     by_people = reward == FEEDBACK
-    config = _config(source, folder, None if by_people else reward, sets)
+    config = _config(source, folder, reward, sets)
     planned = plan(config, Purpose.build)
     config = planned.config
     for note in planned.notes:
@@ -114,7 +115,7 @@ def _say_same(source: OpenRun, scorers: dict[str, str], say: Say) -> None:
         if scorer == verified.verdict.scored_by:
             say(
                 f"{verified.ids.taskset}: {scorer} has scored {source.run_id}, too: nothing can change, except by what "
-                "its file imports or asks"
+                "it asks or imports from elsewhere"
             )
         if not left:
             return
@@ -136,12 +137,16 @@ def _import_of(source: OpenRun, transport: Transport, folder: RunFolder, say: Sa
 
 
 def _config(source: OpenRun, folder: RunFolder, reward: str | None, sets: Sequence[str]) -> RunConfig:
-    """Return the source's config with the new reward. None: the verdicts come from the source."""
-    rewards = [f'tasksets."{name}".reward={json.dumps(reward)}' for name in source.config.tasksets]
-    if reward is None:
-        rewards = ["verifier.count=0"]
+    """Return the source's config with the new reward, if there is one. Judgements of people need no verifier."""
+    if reward == FEEDBACK:
+        changes = ["verifier.count=0"]
+    elif reward is None:
+        changes = []
+    else:
+        value = reward if reward.lstrip().startswith(("[", "{")) else json.dumps(reward)
+        changes = [f'tasksets."{name}".reward={value}' for name in source.config.tasksets]
     needs, made = "rollouts to score", "rollouts that are scored again"
-    return derive_for_groups(source, folder, [*rewards, *sets], needs=needs, made=made)
+    return derive_for_groups(source, folder, [*changes, *sets], needs=needs, made=made)
 
 
 def _score(config: RunConfig, folder: RunFolder, transport: Transport, say: Say) -> None:

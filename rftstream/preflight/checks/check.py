@@ -262,7 +262,8 @@ def _taskset(
             most = sampling_for(config, section.sampling, where=f"{line.place}.sampling").max_tokens
             line.advice += doubts_about_length(line.place, reward, most)
             if kind == "taskset":
-                problems = [taskset.problem(index) for index in range(min(MAX_SCORED, line.problems))]
+                tried = min(MAX_SCORED, line.problems)  # from all of the data: kinds of problems often lie together
+                problems = [taskset.problem(one * line.problems // tried) for one in range(tried)]
                 line.scores = score_references(reward, section.reward, problems)
                 if line.scores is not None and line.scores.always_fails:
                     raise ConfigError(f"{line.place}.reward: {' '.join(line.scores.doubts())}")

@@ -49,6 +49,8 @@ from rftstream.service.records.losses import WHOLE, deleted_unsaid
 from rftstream.service.role import Log
 
 NUM_DEAD_ERRORS = 3
+NUM_CHANGES = 5
+"""Most changes of rewards that are shown, the newest ones."""
 NUM_EXPORTS = 3
 """Most data sets that are shown, the newest ones."""
 ERROR_WIDTH = 700
@@ -150,8 +152,8 @@ class Status(Report):
 
     @property
     def reward_changes(self) -> tuple[str, ...]:
-        """The newest change of the reward of each taskset, since which version."""
-        return tuple({change.taskset: change.to_text() for change in self.history.reward_changes}.values())
+        """The newest changes of the rewards, since which versions."""
+        return tuple(change.to_text() for change in self.history.reward_changes[-NUM_CHANGES:])
 
     @property
     def staleness(self) -> dict[str, list[int]]:

@@ -172,6 +172,14 @@ def test_rewards_that_pay_for_what_is_not_right(tmp_path: Path, monkeypatch: pyt
     assert len(hacks) == sum("will learn to" in one for one in doubts)
 
 
+def test_answers_of_one_kind_at_the_end_of_the_data_are_scored_too(tmp_path: Path) -> None:
+    rows = [{"prompt": "abc", "answer": "a"}] * 30 + [{"prompt": "abc", "answer": " a b"}] * 10
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    taskset = {"source": "jsonl:rows.jsonl", "reward": {"name": "exact", "extract": "^(\\w+)$"}}
+    found = check(loader.from_dict({**RUN_FILE, "tasksets": {"rows": taskset}, "base": str(tmp_path)}))
+    assert "0.750 (1 expected) for the problem's answer" in found.to_text()
+
+
 def test_right_answers_that_no_completion_has_room_for(tmp_path: Path) -> None:
     rows = [{"prompt": "abc", "answer": "cba"}, {"prompt": "ab", "answer": "ba"}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))

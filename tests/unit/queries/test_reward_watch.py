@@ -133,6 +133,10 @@ def test_a_reward_that_no_evaluation_follows() -> None:
     found = history({"reward": (0.1, 0.9), "length_mean": (100.0, 400.0)}, held_out=[0.4, 0.4, 0.4], other=[0.2, 0.1])
     assert signs(found, config_of(held_out={}, other={})).keys() == {"held_out", "length"}
     assert signs(found, config_of()) == {}, "nothing to compare with"
+    parts = history(
+        {"reward": (0.1, 0.7), "part/exact": (0.1, 0.2), "part/well_formed": (0.0, 1.0)}, held_out=[0.4, 0.4]
+    )
+    assert signs(parts, config_of(BOTH, held_out={}))["held_out"].endswith("; most of it by well_formed +0.38")
 
 
 def test_a_second_opinion_that_is_far_away() -> None:

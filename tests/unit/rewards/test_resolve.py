@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +129,14 @@ def test_versions_follow_source_options_and_weights(module: Any) -> None:
     name = f"{module('def score(completion, scale=1): return scale')}:score"
     scaled = config_of(rewards={name: {"scale": 2}})
     assert build_reward(name, config_of()).version != build_reward(name, scaled).version
+    helper = module("LEAST = 1")
+    user = f"{module(f'def score(completion): from {helper} import LEAST; return LEAST')}:score"
+    before = build_reward(user, config_of()).version
+    Path(str(importlib.import_module(helper).__file__)).write_text("LEAST = 2")
+    assert build_reward(user, config_of()).version != before, "what it imports from its folder counts, too"
+    calls = module("class Scorer:\n    def __call__(self, completion): return 2\none, other = Scorer(), Scorer()")
+    objects = [build_reward(f"{calls}:{name}", config_of()).version for name in ("one", "other")]
+    assert objects[0] == objects[1], "an object has the version of its class, in every process"
     half = config_of([{"name": "exact", "weight": 0.5}])
     assert build_reward(half.tasksets["train"].reward, half).version != build_reward("exact", half).version
 

@@ -1,0 +1,78 @@
+"""What a user's module imports from its own folder: a change there changes what it does, too. Modules are found without
+being imported."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+MOST = 200
+"""Most modules that are looked at; a reward has fewer."""
+
+_NOT_OWN = ("site-packages", "dist-packages")
+
+
+def imported_sources(name: str, file: Path) -> list[bytes]:
+    """Return the sources of the modules that this one imports from the folder that holds it or its package, directly or
+    not, ordered by name. None of an installed package and of rftstream itself."""
+    root = file.parent
+    for _ in range(name.count(".") + (file.name == "__init__.py")):
+        root = root.parent
+    if name.partition(".")[0] == "rftstream" or not is_below(file, (root,)):
+        return []
+    found: dict[Path, tuple[str, bytes]] = {}
+    wanted = [(name, file)]
+    while wanted and len(found) < MOST:
+        name, file = wanted.pop(0)
+        if file in found:
+            continue
+        try:
+            source = file.read_bytes()
+        except OSError:
+            continue
+        found[file] = name, source
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+        for one in imported_names(source, package):
+            spec = module_spec(one, [str(root)])
+            if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
+                wanted.append((one, Path(spec.origin)))
+    return [source for _, source in sorted([*found.values()][1:])]
+
+
+def module_spec(name: str, path: list[str] | None) -> ModuleSpec | None:
+    """Return where a module is, in these folders (None: in all), without importing its package."""
+    spec: ModuleSpec | None = None
+    parts = name.split(".")
+    for number in range(1, len(parts) + 1):
+        try:
+            spec = PathFinder.find_spec(".".join(parts[:number]), path)
+        except (ImportError, ValueError):
+            return None
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or ())
+    return spec
+
+
+def is_below(file: Path, roots: tuple[Path, ...]) -> bool:
+    """Return whether a file lies in one of the folders, and in no folder of installed packages."""
+    return any(file.is_relative_to(root) for root in roots) and not any(part in _NOT_OWN for part in file.parts)
+
+
+def imported_names(source: bytes, package: str) -> Iterator[str]:
+    """Return the names of modules that a source imports, and names that may be modules of a package."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*(above if package else []), *([node.module] if node.module else [])])
+            if module:
+                yield module
+            yield from (f"{module}.{name.name}" if module else name.name for name in node.names)
