@@ -172,11 +172,12 @@ def _setting_in(section: SettingSection, words: Sequence[str]) -> Explained | No
 
 
 def _by_one_word(word: str) -> Iterator[Explained]:
-    """Yield the parts of this name; else the settings that other tools call so; else the only setting of this name. For
-    a part or a setting, also yield the settings whose names have the word."""
+    """Yield the parts of this name; else the settings that other tools call so; and, but for these, the only setting of
+    this name. For a part or a setting, also yield the settings whose names have the word."""
     keys = _keys_named(word)
     if parts := _by_part(word):
         yield from map(Explained, parts)
+        yield from (found for key in keys if len(keys) == 1 for found in _exactly(key))
     elif meant := aliases.meant(word):
         yield from (found for key in meant for found in explain(key))
         return

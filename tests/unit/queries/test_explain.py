@@ -69,6 +69,7 @@ def test_every_section_and_every_part_is_in_the_catalogue() -> None:
         ("how many epochs", ["tasksets.NAME.passes"]),
         ("hf", ["policies.hf", "tasksets.NAME.options"]),
         ("pipeline.solve_rate", ["pipeline"]),
+        ("zero_variance", ["pipeline", "buffer.zero_variance"]),
         ("clip_ratio", ["algorithms.grpo.clip_low", "algorithms.grpo.clip_high"]),
     ],
 )
