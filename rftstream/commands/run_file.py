@@ -39,7 +39,7 @@ def explain(keys: tuple[str, ...], is_all: bool, as_json: bool) -> None:
     and the themes.
     """
     from rftstream.commands.views import print_out
-    from rftstream.integrations.foreign_configs import left_out
+    from rftstream.integrations.foreign_configs import left_out, metric_here
     from rftstream.queries.reference import explain as asked
     from rftstream.queries.reference import questions
 
@@ -52,6 +52,9 @@ def explain(keys: tuple[str, ...], is_all: bool, as_json: bool) -> None:
     left: list[str] = []
     unknown: list[ConfigError] = []
     for key in questions.whole(keys):
+        if (metric := metric_here(key)) is not None:
+            left.append(metric)
+            continue
         said, meant = left_out(key) or questions.answer(key), []
         try:
             meant = asked.explain(key)

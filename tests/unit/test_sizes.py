@@ -34,7 +34,7 @@ BUDGETS = {
     "environments": 5_600,
     "gateway": 1_500,
     "http": 650,
-    "integrations": 4_450,
+    "integrations": 4_500,
     "joined": 900,
     "launch": 3_650,
     "models": 4_100,

@@ -17,6 +17,7 @@ a run file is defined once, in `rftstream.config.aliases`.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,19 @@ SYSTEMS = {
 MARKS = {"trl": "model_name_or_path", "verl": "actor_rollout_ref", "prime-rl": "[orchestrator"}
 """System -> text that no config of another one has in it."""
 TRAINERS = ("grpo", "rloo", "sft", "dpo", "reward")
+METRICS = {
+    "reward": "critic/score/mean critic/rewards/mean",
+    "zero_variance_share": "frac_reward_zero_std",
+    "length_mean": "completions/mean_length response_length/mean",
+    "truncated_share": "completions/clipped_ratio response_length/clip_ratio",
+    "clip_fraction": "clip_ratio/region_mean actor/pg_clipfrac",
+    "importance_weight": "sampling/importance_sampling_ratio/mean",
+    "kl": "actor/kl_loss",
+    "entropy": "actor/entropy",
+    "grad_norm": "actor/grad_norm",
+    "step_s": "step_time timing_s/step",
+}
+"""Metric of a step -> its names in the logs of TRL and verl."""
 
 
 def convert_config(
@@ -63,3 +77,13 @@ def left_out(name: str) -> str | None:
         return None
     reason = decided_reason(name, tables["decided"])
     return f"{name}, of TRL: {reason or 'no setting here; `rftstream convert-config trl` says what becomes of it'}"
+
+
+def metric_here(name: str) -> str | None:
+    """Return a sentence about a metric of TRL or verl; None if none that we have is called so there."""
+    found = next((here for here, names in METRICS.items() if name in names.split()), None)
+    if part := re.fullmatch("rewards/(.+)/mean", name):
+        found = f"part/{part[1]}"
+    if found is None:
+        return None
+    return f"{name}, a metric: {found} of a step here; `rftstream inspect RUN steps --last 1` shows it"

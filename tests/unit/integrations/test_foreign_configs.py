@@ -546,3 +546,8 @@ def test_dotted_names_of_others_are_found_by_their_end() -> None:
     assert aliases.meant("critic.optim.lr") == ("algorithms.ppo.critic.lr",)
     assert aliases.meant("peft") == ("model.lora",) and aliases.meant("pass@1") == ("evaluations.NAME.pass_reward",)
     assert aliases.meant("nobody.knows") == ()
+
+
+def test_a_metric_of_another_log_is_named() -> None:
+    for theirs, ours in (("frac_reward_zero_std", "zero_variance_share"), ("rewards/fmt/mean", "part/fmt")):
+        assert f"{theirs}, a metric: {ours} of a step here" in call("explain", theirs).output
