@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 
 from rftstream.contracts.rules import Violation, rule, show
-from rftstream.contracts.structs import part
+from rftstream.contracts.structs import message_part
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +46,7 @@ _ELEMENTS = {
 }
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class Array:
     """An n-dimensional array, little-endian, C order."""
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rftstream.contracts.structs import part
+from rftstream.contracts.structs import message_part
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class ToolCall:
     """One tool call of an assistant turn."""
 
@@ -27,7 +27,7 @@ class ToolCall:
     """Why the call could not be read, for the model to see; None for a call that could be."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class AssistantMessage:
     """One assistant turn as an environment sees it."""
 

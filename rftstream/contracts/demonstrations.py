@@ -8,11 +8,11 @@ from typing import Any
 from rftstream.contracts.message_spec import Message, message
 from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.rules import Violation, presence, rule
-from rftstream.contracts.structs import part
+from rftstream.contracts.structs import message_part
 from rftstream.contracts.tasks import ChatMessage
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class Preference:
     """Two answers to the same messages."""
 

@@ -11,7 +11,7 @@ from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.ranges import NonNegativeFloat, NonNegativeInt
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.rules import Violation, presence, rule
-from rftstream.contracts.structs import part
+from rftstream.contracts.structs import message_part
 from rftstream.contracts.verdicts import UnscorableReason
 
 
@@ -28,7 +28,7 @@ class GroupResult(StrEnum):
     """Too few of its rollouts could be scored."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class RolloutSummary:
     """A rollout as an outcome tells of it."""
 
@@ -63,7 +63,7 @@ class OperatorAction(StrEnum):
     """Let later batches have the group, or some of its siblings, once more."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class OperatorDecision:
     """An action of an operator of the experience side on a group. An operator that keeps a group as it is leaves no
     such record."""
@@ -91,7 +91,7 @@ class ReuseKind(StrEnum):
     """The group's attempts become demonstrations of problems that they do solve."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class ReuseOffer:
     """Permission for later batches to use a group once more."""
 
@@ -108,7 +108,7 @@ class ReuseOffer:
     """Numbers in the group of the rollouts offered, in order; empty where the whole group is offered."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class MaskedSpan:
     """Tokens that an operator kept from being trained on."""
 
@@ -212,7 +212,7 @@ def _check_group_outcome(outcome: GroupOutcome) -> Violation | None:
     return None
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class GroupUse:
     """A group that was decided before and is in a batch once more."""
 

@@ -17,14 +17,14 @@ from rftstream.contracts.assistant import ToolCall
 from rftstream.contracts.message_spec import Message, message
 from rftstream.contracts.ranges import NonNegativeInt, PositiveInt
 from rftstream.contracts.rules import Violation, presence, rule, show
-from rftstream.contracts.structs import part
+from rftstream.contracts.structs import message_part
 from rftstream.contracts.tasks import ChatMessage, Media, Problem, RolloutIds, Sampling, headers_of_ids
 from rftstream.contracts.token_values import TokenValues
 
 MAX_ROLE_CHARACTERS = 64
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
     """`count` consecutive sampled tokens from position `start` on came from one policy version."""
 
@@ -38,7 +38,7 @@ class VersionSpan:
     """The trainer step of the weights."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class ImageSpan:
     """`count` consecutive tokens from position `start` on stand for an image. None of them was sampled."""
 
@@ -50,7 +50,7 @@ class ImageSpan:
     """The image that the policy saw there."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class Segment:
     """A run of turns flattened to tokens."""
 
@@ -118,7 +118,7 @@ def _check_images(segment: Segment) -> Violation | None:
     return None
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One message of the conversation as a person reads it."""
 
@@ -138,7 +138,7 @@ class Turn:
     """Reward that the environment gave for an assistant turn, if it gave one."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class Posted:
     """The reward that environment or agent gave for the whole rollout."""
 
@@ -157,7 +157,7 @@ class Posted:
     """Reward of each role, in an episode of several agents. None: the role is not trained. Empty: all have `reward`."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class AgentCall:
     """One model call of an agent. Its id is `rollout_id/call/number`."""
 
@@ -189,7 +189,7 @@ class AgentCall:
     """When its last token was sampled."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class SavedCall:
     """The data of a call that only a successor needs: its conversation, and the answer as it was sent."""
 
@@ -289,7 +289,7 @@ def _check_rollout(rollout: Rollout) -> Violation | None:
     return None
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class StoredState:
     """Reference to the saved state of an environment, as an object of the run's store."""
 

@@ -1,4 +1,4 @@
-"""`part`: messages and their parts are declared as frozen dataclasses, and made as structs of msgspec.
+"""`message_part`: messages and their parts are declared as frozen dataclasses, and made as structs of msgspec.
 
 A struct is made and decoded in a third of a dataclass's time, and a record has tens of them. It can do what the package
 asks of a dataclass: `dataclasses.fields`, `replace`, `asdict` and `is_dataclass` work on it."""
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-__all__ = ["part", "struct_of"]
+__all__ = ["message_part", "struct_of"]
 
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass as part  # so that type checkers know the fields, and that they are frozen
+    from dataclasses import dataclass as message_part  # so that type checkers know the fields, and that they are frozen
 else:
 
-    def part(*, frozen: bool, slots: bool, kw_only: bool, order: bool = False) -> Callable[[type[T]], type[T]]:
+    def message_part(*, frozen: bool, slots: bool, kw_only: bool, order: bool = False) -> Callable[[type[T]], type[T]]:
         """Make a struct from the class below. Every struct is frozen, has slots, and takes its fields by keyword."""
         if not (frozen and slots and kw_only):
             raise TypeError("a part of a message is declared with frozen, slots and kw_only")

@@ -16,14 +16,14 @@ from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.rules import Violation, rule
-from rftstream.contracts.structs import part
+from rftstream.contracts.structs import message_part
 from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import VersionName
 
 _Count = Annotated[int, Meta(ge=0)]
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class MissingSiblings:
     """Siblings of a decided group that had not come yet."""
 
@@ -33,7 +33,7 @@ class MissingSiblings:
     """Numbers of these siblings in the group, in order."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class OutcomesSummary:
     """Results of the groups that the summarised records of `outcomes` are about."""
 
@@ -51,7 +51,7 @@ class OutcomesSummary:
     """The batch behind the newest one that has groups once more."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class KeptVersion:
     """A version that was announced and whose object was not given up."""
 
@@ -61,7 +61,7 @@ class KeptVersion:
     """The version that its object is a delta to; None for a full snapshot."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class VersionRun:
     """The versions that one trainer has written about one model."""
 
@@ -80,7 +80,7 @@ class VersionRun:
     the summary before."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class StepsSummary:
     """Which versions were trained, and where training stands."""
 
@@ -96,7 +96,7 @@ class StepsSummary:
     """It is the run's last step."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class WeightsSummary:
     """Which versions were announced before a full snapshot, which is the first record above the summary."""
 
@@ -104,7 +104,7 @@ class WeightsSummary:
     """Versions of each trainer, in order of the trainers."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class KeptRecord:
     """A record of `control` that still says something, as it was."""
 
@@ -120,7 +120,7 @@ class KeptRecord:
     """Its headers, as names and values."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class ControlSummary:
     """The records of `control` that later ones have neither replaced nor withdrawn."""
 

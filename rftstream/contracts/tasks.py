@@ -13,13 +13,13 @@ from rftstream.contracts.ids import rollout_id
 from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.ranges import NonNegativeInt, PositiveInt
 from rftstream.contracts.rules import Violation, rule, show
-from rftstream.contracts.structs import part
+from rftstream.contracts.structs import message_part
 
 _TASKSET = re.compile(r"[a-z0-9_-]+")
 _MAX_SEED = 2**63 - 1
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class RolloutIds:
     """Where a rollout belongs. Set by the feeder, carried unchanged to the end of the flow."""
 
@@ -74,7 +74,7 @@ def _check_rollout_ids(ids: RolloutIds) -> Violation | None:
     return None
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class Media:
     """An image or other payload, by reference."""
 
@@ -92,7 +92,7 @@ class Media:
     """Height of an image in pixels; 0 if it is not known."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
     """One message of a conversation, as chat templates take it."""
 
@@ -121,7 +121,7 @@ FORMS: Mapping[str, tuple[type, ...]] = {
 from, a grammar in GBNF."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """Settings of sampling, the full set. docs/algorithms.md says with which of them the recorded logprobs are
     exact."""
@@ -152,7 +152,7 @@ class Sampling:
     anew. Empty: any form."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class Problem:
     """A problem to be solved, as the taskset gave it."""
 

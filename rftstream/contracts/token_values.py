@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.rules import Violation, rule, show
-from rftstream.contracts.structs import part
+from rftstream.contracts.structs import message_part
 
 ALLOWED = "allowed"
 """Kind of the sets of tokens that could be sampled, in the form of `rftstream.core.allowed`."""
@@ -20,7 +20,7 @@ DTYPES = ("uint8", "uint16", "int32", "float32")
 """dtypes of values beside tokens."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class TokenValues:
     """Values of one kind, any number of them for each token. They belong to the pass that led to the token."""
 

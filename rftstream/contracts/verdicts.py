@@ -13,7 +13,7 @@ from rftstream.contracts.arrays import Array
 from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.rollouts import Rollout, RolloutStatus, is_without_roles
 from rftstream.contracts.rules import Violation, presence, rule, show
-from rftstream.contracts.structs import part
+from rftstream.contracts.structs import message_part
 from rftstream.contracts.tasks import RolloutIds, headers_of_ids
 
 SPENT = "spent_"
@@ -24,7 +24,7 @@ PEOPLE = "feedback"
 """Name of the scorer of a verdict that only annotators gave."""
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """A reward and how it came about."""
 

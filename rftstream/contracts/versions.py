@@ -13,7 +13,7 @@ from msgspec import Meta
 from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.rules import Violation, presence, rule
-from rftstream.contracts.structs import part
+from rftstream.contracts.structs import message_part
 
 
 class WeightsKind(StrEnum):
@@ -25,7 +25,7 @@ class WeightsKind(StrEnum):
     """Changes since the parent version."""
 
 
-@part(frozen=True, slots=True, kw_only=True, order=True)
+@message_part(frozen=True, slots=True, kw_only=True, order=True)
 class VersionName:
     """A version's full name."""
 
@@ -58,7 +58,7 @@ def _version_headers(name: VersionName) -> Facts:
     return {"version": name.version, "trainer_epoch": name.trainer_epoch}
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class ObjectPart:
     """A part of a version: an object with some of its tensors, each of them whole."""
 
@@ -73,7 +73,7 @@ class ObjectPart:
 ObjectParts = Annotated[tuple[ObjectPart, ...], Meta(max_length=4096)]
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class DeltaObject:
     """The changes since another version, as an object of the store, or as several."""
 
@@ -155,7 +155,7 @@ STALENESS_COUNTS = 65
 StalenessCounts = Annotated[tuple[NonNegativeInt, ...], Meta(max_length=STALENESS_COUNTS)]
 
 
-@part(frozen=True, slots=True, kw_only=True)
+@message_part(frozen=True, slots=True, kw_only=True)
 class StepTotals:
     """Totals of all steps up to a version, so that no reader has to read them all."""
 
