@@ -279,6 +279,14 @@ class ScriptReader:
 
     def _functions(self, node: ast.AST, scope: Scope, code: ScriptCode) -> list[Any]:
         found, around = self.resolved(node, scope) if isinstance(node, ast.Name) else (node, scope)
+        if isinstance(found, ast.Call) and isinstance(made := named(found.func, around), ast.FunctionDef):
+            returned = [one.value for one in ast.walk(made) if isinstance(one, ast.Return) and one.value]
+            if len(returned) == 1:
+                inside = self.scope.inside(made, found, around)
+                with contextlib.suppress(*UNKNOWN):
+                    listed, within = self.resolved(returned[0], inside)
+                    if isinstance(listed, (ast.List, ast.Tuple, ast.ListComp)):
+                        return self._functions(listed, within, code)
         if isinstance(found, (ast.List, ast.Tuple)):
             return [self._function_or_text(one, around, code) for one in found.elts]
         if isinstance(found, ast.ListComp) and isinstance(found.elt, ast.Subscript):

@@ -192,7 +192,8 @@ def test_rewards_that_a_yaml_names_are_looked_up_in_the_scripts_table(tmp_path: 
         "def right(completions):\n    return [1.0]\ndef short(completions):\n    return [0.5]\n"
         "REWARDS = {'r': right, 's': short}\n"
         "script, training, model = TrlParser(Script).parse_args_and_config()\n"
-        "GRPOTrainer(model.model_name_or_path, [REWARDS[one] for one in script.reward_funcs], args=training)\n"
+        "def rewards_of(given):\n    found = [REWARDS[one] for one in given.reward_funcs]\n    return found\n"
+        "GRPOTrainer(model.model_name_or_path, rewards_of(script), args=training)\n"
     )
     yaml = f"model_name_or_path: {MODEL}\nreward_funcs: [s, NAME]\nreward_weights: [1, 2]\n"
     for name, found in (("r", "train_rewards:right"), ("no", f"train_rewards:{trl.PLACEHOLDER}")):
