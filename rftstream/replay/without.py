@@ -127,7 +127,7 @@ def find_left_out(
         if lost["groups"] == num_groups[batch]:
             raise ConfigError(
                 f"--without: nothing would be left of batch {batch}, expected at least one group; leave out less, or "
-                "replay up to that version"
+                "replay up to that version; `rftstream rescore` judges all by a mended reward"
             )
     _note_all(log, left, foreign)
     return left
@@ -141,7 +141,8 @@ def _dropped(names: Collection[str], siblings: Mapping[str, list[str]], last: in
         if not found:
             raise ConfigError(
                 f"--without: {name}: in none of the batches below version {last}, expected a rollout or group that was "
-                "trained; `rftstream feedback taints RUN` lists them"
+                "trained; `rftstream feedback taints RUN` lists what people judge otherwise, and `rftstream rescore` "
+                "judges by a mended reward all that was sampled"
             )
         dropped |= set(found)
     return dropped

@@ -200,7 +200,11 @@ class ProcessScorer:
                 raise RewardError(f"rewards: {MAX_BAD_STARTS} scorers in a row died at start ({exit_text}); see stderr")
         self._queue.not_tried(pending for pending in held if pending not in culprits)
         reason = "timeout" if timed_out else "error"
-        detail = f"no result within {self._timeout_s:g} s" if timed_out else f"the scoring process died: {exit_text}"
+        detail = (
+            f"no result within {self._timeout_s:g} s (verifier.timeout_s)"
+            if timed_out
+            else f"the scoring process died: {exit_text}"
+        )
         detail = f"at {place}\n{detail}" if place else detail
         at_fault = evaluation is not None and (evaluation.busy if timed_out else child.crashed)
         if len(culprits) == 1 and evaluation is not None and at_fault:
@@ -309,7 +313,9 @@ class InlineScorer:
             self._begun = [begun for begun in self._begun if begun.due > self._now()]
             for begun in due:
                 if begun.hangs:
-                    self._queue.failed(begun.pending, "timeout", f"no result within {self._timeout_s:g} s")
+                    self._queue.failed(
+                        begun.pending, "timeout", f"no result within {self._timeout_s:g} s (verifier.timeout_s)"
+                    )
             pendings = [begun.pending for begun in due if not begun.hangs]
             for name, group in itertools.groupby(pendings, key=lambda pending: pending.reward):
                 reward, same = self._rewards[name], list(group)

@@ -102,6 +102,21 @@ def changes_of_modules(config: RunConfig, folder: RunFolder) -> list[str]:
     return lines
 
 
+def edited_modules(folder: RunFolder) -> list[str]:
+    """Return a line for each module whose file has other code by now than at the newest start of the run."""
+    try:
+        recorded = json.loads(folder.modules_file.read_text(encoding="utf-8"))
+        files = {name: (Path(one["file"]), one["sha256"]) for name, one in recorded.items()}
+        edited = [name for name, (file, then) in files.items() if hashlib.sha256(file.read_bytes()).hexdigest() != then]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return []
+    return [
+        f"{name} in {shown_path(files[name][0])}, since the run was started: ctrl-C and `rftstream resume` take it; "
+        "until then only a scoring process that is replaced does"
+        for name in edited
+    ]
+
+
 def other_code(before: RunFolder, after: RunFolder) -> list[str]:
     """Return a line for each module, such as a reward's, whose code differs between the last starts of two runs."""
     then, now = (_recorded(folder) for folder in (before, after))

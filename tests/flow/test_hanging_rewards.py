@@ -74,7 +74,8 @@ def test_where_all_hang_the_verdicts_come_within_a_few_time_limits(
     assert all("no result within 10 s" in one.detail for one in letters)
     told = [record.getMessage() for record in caplog.records if "(try 1 of 3)" in record.getMessage()]
     assert told[0] == (
-        f"{tries[0]}: reward exact of sums: no result within 10 s (try 1 of 3); its process was replaced"
+        f"{tries[0]}: reward exact of sums: no result within 10 s (verifier.timeout_s) (try 1 of 3); "
+        "its process was replaced"
     )
     assert any("rollouts are given up without a try" in record.getMessage() for record in caplog.records)
 

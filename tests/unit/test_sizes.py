@@ -44,7 +44,7 @@ BUDGETS = {
     "replay": 800,
     "rewards": 8_350,
     "roles": 10_450,
-    "runs": 2_650,
+    "runs": 2_700,
     "sandbox": 2_650,
     "service": 2_800,
     "studio": 3_150,

@@ -44,13 +44,13 @@ from rftstream.queries.traces.lineage import Origin, origin_of
 from rftstream.runs.ending import Ending, read_changes
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.runs.making.elsewhere import steps_of, way_on
+from rftstream.runs.modules import edited_modules
 from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.records.losses import WHOLE, deleted_unsaid
 from rftstream.service.role import Log
 
 NUM_DEAD_ERRORS = 3
 NUM_CHANGES = 5
-"""Most changes of rewards that are shown, the newest ones."""
 NUM_EXPORTS = 3
 """Most data sets that are shown, the newest ones."""
 ERROR_WIDTH = 700
@@ -366,6 +366,7 @@ def _troubles(status: Status) -> Iterator[tuple[str, str]]:
         yield "made of", f"{origin.run}: {origin.how}"
         yield from (("changed", line) for line in origin.changed)
     yield from (("changed", line) for line in read_changes(RunFolder(Path(status.folder))))
+    yield from (("edited", line) for line in (edited_modules(RunFolder(Path(status.folder))) if status.live else ()))
 
 
 def _training(status: Status, now: float) -> Iterator[tuple[str, str]]:

@@ -181,7 +181,7 @@ def test_a_hang_is_a_timeout_and_holds_up_nobody_for_ever(make: Make, how: str) 
     replies = drain(scorer, [*["7"] * 5, how, *["7"] * 14])
     assert (replies["5"].score, replies["5"].reason) == (None, "timeout")
     place, last = replies["5"].detail.splitlines()
-    assert last == "no result within 1 s (tried 2 times)"
+    assert last == "no result within 1 s (verifier.timeout_s) (tried 2 times)"
     line = 1 + next(n for n, text in enumerate(USER_REWARDS.splitlines()) if f'== "{how}"' in text) + 1
     assert re.fullmatch(rf"at /\S+/user_rewards\.py:{line}, in score", place), "not in the library that it waits in"
     assert [i for i, reply in replies.items() if reply.score is None] == ["5"]
@@ -197,7 +197,7 @@ def test_where_all_hang_few_are_tried_and_none_is_zero(make: Make, caplog: pytes
     assert {(reply.score, reply.reason) for reply in replies.values()} == {(None, "timeout")}
     assert scorer.num_replaced < 12, "not 144"
     assert any("not tried: 6 tries of others in a row" in reply.detail for reply in replies.values())
-    said = r"r0: reward score of train: at \S+, in score: no result within 0.5 s \(try 1 of 3\); its process"
+    said = r"r0: reward score of train: at \S+, in score: no result within 0.5 s \(verifier.timeout_s\) \(try 1 of 3"
     assert re.search(said, caplog.text)
     scorer.submit(request("well again", "7"))
     assert drain(scorer)["well again"].score == Score(reward=1.0, parts={"score": 1.0})

@@ -13,7 +13,7 @@ from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.runs.folder import RunFolder
-from rftstream.runs.modules import changes_of_modules, find_modules, other_code, write_modules
+from rftstream.runs.modules import changes_of_modules, edited_modules, find_modules, other_code, write_modules
 from tests.commands import call, called
 
 RUN: dict[str, Any] = {
@@ -101,8 +101,10 @@ def test_code_that_changed_since_the_last_start_is_told(place: Path, tmp_path: P
     folder, made = RunFolder(tmp_path), config(place)
     assert changes_of_modules(made, folder) == [], "of a run that recorded nothing"
     write_modules(made, folder)
-    assert changes_of_modules(made, folder) == []
+    assert changes_of_modules(made, folder) == edited_modules(folder) == []
     (place / "own_part" / "more.py").write_text("WORTH = 2\n")
+    (line,) = edited_modules(folder)  # as `status` says it of a live run
+    assert line.startswith(f"own_part.more in {place / 'own_part' / 'more.py'}, since the run was started: ctrl-C")
     (line,) = changes_of_modules(made, folder)
     assert line.startswith(f"changed: the code of own_part.more in {place / 'own_part' / 'more.py'}; it is taken from")
     other = RunFolder(tmp_path / "other")
