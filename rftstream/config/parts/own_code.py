@@ -1,5 +1,5 @@
-"""What a user's module imports from its own folder: a change there changes what it does, too. Modules are found without
-being imported."""
+"""Modules that a user's module imports from its own folder: a change there changes what it does, too. They are found
+without being imported."""
 
 from __future__ import annotations
 
