@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from rftstream import metrics
 from rftstream.clock import Clock
 from rftstream.contracts.versions import VersionName, WeightsAnnounced
-from rftstream.errors import WeightsError
+from rftstream.errors import WeightsError, WeightsGone
 from rftstream.policies.base import Policy
 from rftstream.roles.explorer import EXPLORER
 from rftstream.weights.follower import WeightsFollower
@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """Seconds between a failed fetch and the next try."""
+GIVE_UP_S = 60.0
+"""Seconds for which a process that has no weights looks for an object that the store lacks. Then it ends, so that
+others get the tasks that it holds. Its `weights.store` may name another place than that of the trainer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class WeightsUpdate:
     role: str = EXPLORER.name
     _fetch: _Fetch | None = field(default=None, init=False)
     _retry_at: float = field(default=0.0, init=False)
+    _lacks_since: float | None = field(default=None, init=False)
 
     def newer(self) -> WeightsAnnounced | None:
         """Return the newest version in force, or None if the policy has loaded it."""
@@ -64,8 +68,8 @@ class WeightsUpdate:
     def take_over(self, newest: WeightsAnnounced, *, is_sampling: bool, began: float) -> bool:
         """Load the newest version if it is fetched, otherwise continue to fetch it. Return False if the trainer was
         replaced meanwhile; the caller then asks `newer` again. WeightsError if the policy has no weights yet and none
-        can be fetched. `is_sampling` tells whether the load delays a rollout, and `began` since when, by
-        `time.perf_counter`."""
+        can be fetched, or the store has lacked them for `GIVE_UP_S`. `is_sampling` tells whether the load delays a
+        rollout, and `began` since when, by `time.perf_counter`."""
         if self._retry_at > self.clock.now():
             return True
         fetch = self._fetch or self._begin_fetch(newest)
@@ -81,7 +85,7 @@ class WeightsUpdate:
         if self.follower.find(taken) is None:  # the trainer was replaced meanwhile
             return False
         if problem is not None:
-            if current is None and not problem.retriable:
+            if current is None and (not problem.retriable or self._has_given_up(problem)):
                 raise problem
             self._retry_at = self.clock.now() + RETRY_S
             reached = self.follower.held()
@@ -109,6 +113,13 @@ class WeightsUpdate:
 
     def _begin_fetch(self, newest: WeightsAnnounced) -> _Fetch:
         return _Fetch(newest, self.fetching.submit(self.follower.fetch, newest), time.perf_counter())
+
+    def _has_given_up(self, problem: WeightsError) -> bool:
+        if not isinstance(problem, WeightsGone):
+            self._lacks_since = None
+        elif self._lacks_since is None:
+            self._lacks_since = self.clock.now()
+        return self._lacks_since is not None and self.clock.now() - self._lacks_since >= GIVE_UP_S
 
     def _goes_on_meanwhile(self) -> bool:
         """Whether the current weights are still in force, so that sampling continues while newer ones are fetched."""

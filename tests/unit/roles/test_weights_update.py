@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rftstream.contracts.versions import VersionName
-from rftstream.errors import WeightsError
-from rftstream.roles.explorer.weights_update import RETRY_S, WeightsUpdate
+from rftstream.errors import StoreUnreachable, WeightsError, WeightsGone
+from rftstream.roles.explorer.weights_update import GIVE_UP_S, RETRY_S, WeightsUpdate
 from rftstream.testing.memory_run import ManualClock
 from rftstream.weights.shared_memory import SharedTensors, WeightsMemory
 from tests.suite.each import each
@@ -25,21 +25,22 @@ def name(version: int, epoch: int = 1) -> VersionName:
 class Scene:
     """An explorer whose policy has version 3 and is to have version 5. The follower fails, and has reached another."""
 
-    def __init__(self, reached: VersionName, tensors: Any) -> None:
+    def __init__(self, reached: VersionName | None, tensors: Any, has: VersionName | None = name(3)) -> None:  # noqa: B008
+        self.problem = WeightsError("a damaged delta")
         self.loads: list[tuple[Any, VersionName]] = []
         self.clock = ManualClock()
-        policy = SimpleNamespace(version=name(3), load=lambda tensors, name: self.loads.append((tensors, name)))
+        policy = SimpleNamespace(version=has, load=lambda tensors, name: self.loads.append((tensors, name)))
         newest = SimpleNamespace(name=name(5))
         follower = SimpleNamespace(
             newest=lambda: newest,
             find=lambda name: SimpleNamespace(announced_at=0.0),
             fetch=self._fetch,
-            held=lambda: (reached, tensors),
+            held=lambda: reached and (reached, tensors),
         )
         self.update = WeightsUpdate(policy, follower, SimpleNamespace(submit=self._submit), self.clock)  # type: ignore[arg-type]
 
     def _fetch(self, target: Any) -> Any:
-        raise WeightsError("a damaged delta")
+        raise self.problem
 
     def _submit(self, function: Any, *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -71,3 +72,28 @@ def test_what_was_reached_is_loaded_if_it_is_of_use(reached: VersionName, tensor
     scene.clock.advance(RETRY_S + 0.1)
     scene.play()
     assert len(scene.loads) == 2 * is_loaded
+
+
+@each(("has", "problems", "ends"), [
+    (None, [WeightsGone("no such object")], True),
+    (name(3), [WeightsGone("no such object")], False),  # it samples with what it has
+    (None, [StoreUnreachable("no answer")], False),
+    (None, [WeightsGone("no such object")] * 50 + [StoreUnreachable("no answer")], False),
+])  # fmt: skip
+def test_a_process_without_weights_leaves_a_store_that_lacks_them(
+    has: VersionName | None, problems: list[WeightsError], ends: bool
+) -> None:
+    scene = Scene(None, {}, has)
+    began = scene.clock.now()
+
+    def play_on() -> None:
+        for tried in range(int(2 * GIVE_UP_S / RETRY_S)):
+            scene.problem = problems[tried % len(problems)]
+            scene.play()
+            scene.clock.advance(RETRY_S + 0.01)
+
+    if not ends:
+        return play_on()
+    with pytest.raises(WeightsGone):
+        play_on()
+    assert scene.clock.now() - began >= GIVE_UP_S, "a trainer needs a minute to publish them anew"
