@@ -95,9 +95,9 @@ def _recorded(folder: RunFolder, asking: RunConfig) -> RunConfig:
 
 def _what_is_enough(run: Path) -> str:
     return (
-        f"of a run made from several files, name the run folder, or the file with run.name and [transport], or "
-        f"give what {run} lacks of these by RFTSTREAM__RUN__NAME, RFTSTREAM__TRANSPORT__KIND and "
-        "RFTSTREAM__TRANSPORT__SERVERS"
+        "of a run made from several files, name all of them as one, FIRST.toml,SECOND.toml, or the run folder, or the "
+        f"file with run.name and [transport], or give what {run} lacks of these by RFTSTREAM__RUN__NAME, "
+        "RFTSTREAM__TRANSPORT__KIND and RFTSTREAM__TRANSPORT__SERVERS"
     )
 
 

@@ -31,6 +31,7 @@ from rftstream.models.machine import read_machine
 from rftstream.preflight.folder_choice import choose_folder, folder_after, newest_folder, run_state
 from rftstream.preflight.plan import Purpose, RunPlan, plan
 from rftstream.queries.datasets.taking import take_rollouts
+from rftstream.queries.state.standstill import held_elsewhere
 from rftstream.roles.trainer.schedule import rate_change
 from rftstream.runs.folder import (
     RunFolder,
@@ -133,7 +134,7 @@ def resume(
     notes = not_taken(files, planned.config, sets) if folder.exists() else []
     if not folder.exists():
         with closing(open_transport(planned.config, folder)) as transport:
-            check_resumed(transport, planned.config, folder.run_id, sets)
+            before = check_resumed(transport, planned.config, folder.run_id, sets) or before
     return _go_on(folder, before, planned, options, notes)
 
 
@@ -175,6 +176,7 @@ def _go_on(
         config = loader.replace(config, run__resume=kept)
     with folder.held():
         with closing(open_transport(config, folder)) as transport:
+            others = held_elsewhere(transport)
             reopen(transport, folder, before, config, version)
             rate = _rate_change(transport, before, config, version)
         changed = [
@@ -187,7 +189,7 @@ def _go_on(
         shown = placement_notes(planned.placement)
         back = [] if version is None else [f"goes on from version {version}"]
         return RunSession(config, folder, options).run(
-            new=False, notes=[*shown, *notes, *changed, *planned.notes, *back]
+            new=False, notes=[*others, *shown, *notes, *changed, *planned.notes, *back]
         )
 
 

@@ -214,7 +214,9 @@ def list_runs(*folders: Path) -> list[RunLine]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: no such folder, expected one with run folders; name it with --folder")
-        lines += [_run_line(RunFolder(path)) for path in folder.iterdir() if RunFolder(path).exists()]
+        found = [RunFolder(path) for path in folder.iterdir()]
+        lines += [_run_line(one) for one in found if one.exists()]
+        lines += [_elsewhere_line(one) for one in found if not one.exists() and any(one.logs.glob("*.log"))]
     return sorted(lines, key=lambda line: (line.created_at or 0.0, line.name))
 
 
@@ -237,6 +239,12 @@ def _state(line: RunLine) -> str:
         return line.state
     stopped = line.state if line.state == "stopped" else f"{line.state}, stopped"
     return f"{stopped} by {line.stopped.sentence(ERROR_WIDTH)}"
+
+
+def _elsewhere_line(folder: RunFolder) -> RunLine:
+    """Return the line of a folder in which workers of this host log, of a run that another host has made."""
+    why = "only logs of workers for another host's run; `rftstream status` of its run files shows it"
+    return RunLine(name=folder.run_id, folder=str(folder.path), state="unknown", error=why)
 
 
 def _run_line(folder: RunFolder) -> RunLine:

@@ -28,7 +28,7 @@ from rftstream.roles import role_spec
 from rftstream.roles.synthesiser import SYNTHESISER
 from rftstream.runs.delete import is_claimant_alive, read_members
 from rftstream.runs.folder import consumer_groups
-from rftstream.service.control_view import ControlView
+from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.reading import read_to_ends
 from rftstream.service.role_spec import RoleKind
 from rftstream.transport.base import Transport
@@ -349,6 +349,19 @@ def look_elsewhere(control: ControlView, transport: Transport, now: float) -> El
         members=members,
         writes=silent_s >= STILL_AFTER_S and bool(members) and _gets_records(transport),
     )
+
+
+def held_elsewhere(transport: Transport) -> list[str]:
+    """Return a line, for who resumes a run, if workers that hold its single roles are or were just now at work without
+    a supervisor in this run folder; no line if there are none."""
+    control = read_control(transport)
+    found = None if control.finished is not None else look_elsewhere(control, transport, time.time())
+    if found is None or not (found.silent_s < STILL_AFTER_S or found.writes):
+        return []
+    return [
+        f"roles of this run may be at work elsewhere: {found.to_text()}; they are taken over now. Stop the "
+        "`run`, `resume` or `workers` there: it would take them back when this one ends, with its own settings"
+    ]
 
 
 def hear_members(transport: Transport) -> dict[str, list[str]]:

@@ -415,8 +415,8 @@ def _flow(status: Status) -> Iterator[tuple[str, str]]:
         yield "deleted", f"{plural(deleted.sequence, 'group')}, batches below version {deleted.version:,}"
     for one in status.control.exports[-NUM_EXPORTS:]:
         yield "exported", f"{one.num_rows:,} rows ({one.form}) to {one.folder} by {one.by}, {one.digest}"
-    disk = ", ".join(f"{name} {size(count)}" for name, count in status.disk_bytes.items())
-    yield "disk", f"{size(sum(status.disk_bytes.values()))} ({disk})"
+    if disk := ", ".join(f"{name} {size(count)}" for name, count in status.disk_bytes.items()):
+        yield "disk", f"{size(sum(status.disk_bytes.values()))} ({disk})"
     if status.disk_room.is_little and not lasts_to_the_end(
         status.disk_room, status.disk_bytes, status.history, status.num_steps
     ):

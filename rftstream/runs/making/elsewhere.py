@@ -53,17 +53,22 @@ def way_on(folder: str) -> str:
     return "`rftstream resume` of its run files, or `rftstream workers` of them with the roles that are missing,"
 
 
-def check_resumed(transport: Transport, config: RunConfig, run_id: str, sets: Sequence[str]) -> None:
+def check_resumed(transport: Transport, config: RunConfig, run_id: str, sets: Sequence[str]) -> RunConfig | None:
     """Check, where a run is resumed from run files alone, that these do not change it: what changes is given by
-    `--set`. ConfigError, with the differences, if they do."""
+    `--set`. Return the settings of the log (None: it has none that can be read). ConfigError, with the differences, if
+    they do."""
     given = tuple(f"{one.partition('=')[0].strip()}." for one in sets)
-    lines = _differences(settings_on_log(transport)[0], config)
+    text = settings_on_log(transport)[0]
+    lines = _differences(text, config)
     lines = [line for line in lines if not f"{line.partition(' ')[0]}.".startswith(given)]
     if lines:
         raise ConfigError(
             f"{run_id}: its log says other settings than the run files on this host, which has no config.toml of it: "
             f"{'; '.join(lines)}; give each by --set SECTION.KEY=VALUE, as it was or as it shall be"
         )
+    with suppress(ConfigError):
+        return from_toml(text) if text else None
+    return None
 
 
 def check_end(transport: Transport, config: RunConfig, run_id: str) -> list[str]:

@@ -171,6 +171,10 @@ def test_list_runs_and_parts(run: Path) -> None:
     (line,) = called("list", "runs", "--folder", run.parent)
     assert (line["run"], line["state"], line["version"], line["reward"]) == ("demo", "stopped", 1, 0.5)
     assert "1 / 4" in call("list", "runs", "--folder", run.parent).stdout
+    (logs := run.parent / "other" / "logs").mkdir(parents=True)
+    (logs / "explorer-b-0.log").touch()
+    listed = call("list", "runs", "--folder", run.parent).stdout
+    assert "only logs of workers for another host's run; `rftstream status`" in listed
     assert [part["name"] for part in called("list", "algorithms")][:3] == ["grpo", "dr_grpo", "dapo"]
 
 

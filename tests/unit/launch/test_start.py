@@ -9,7 +9,8 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+import time
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,8 @@ import pytest
 
 import rftstream
 from rftstream.config import loader
-from rftstream.contracts.control import RunFinished
+from rftstream.contracts import codec
+from rftstream.contracts.control import Claim, RunFinished
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
 from rftstream.launch import start
@@ -27,6 +29,7 @@ from rftstream.preflight.checks.check_rewards import LOOKED_AT
 from rftstream.queries.reference import listing
 from rftstream.runs.folder import RunFolder, open_transport, shown_path
 from rftstream.runs.making import create
+from rftstream.runs.writes.additions import commit_once
 from rftstream.service.control_view import read_control
 from tests.unit.tiny_run import RUN_FILE, make_run, write_run_file
 from tests.waiting import wait_until
@@ -119,7 +122,10 @@ def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: P
         "reward =", 'source = "arithmetic"\nreward ='
     )
     run_file.write_text(text)
-    start.create(run_file)
+    folder, _ = start.create(run_file)
+    claim = Claim(role="feeder", epoch=1, host="gpu-1", pid=1, process="feeder-0", claimed_at=time.time())
+    with closing(open_transport(loader.load([run_file]), folder)) as transport:
+        commit_once(transport, "tiny.feeder", [codec.to_record(claim, "control", 0, run="tiny")])
     run_file.write_text(text.replace("[trainer]", "[trainer]\nlr = 0.25"))
     (layer := tmp_path / "more.toml").write_text("[run]\nsteps = 9\n")
     reward.write_text("def score(completion):\n    return 0.75\n")
@@ -132,6 +138,7 @@ def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: P
     assert not any("not taken" in line and "trainer.lr" in line for line in lines), "what --set gives is taken"
     assert any(line.startswith("the run goes on with the settings that it has recorded") for line in lines)
     assert any(line.startswith("changed: the code of own_launch_rewards in ") for line in lines)
+    assert any(line.startswith("roles of this run may be at work elsewhere: workers on gpu-1 ") for line in lines)
     said = io.StringIO()
     with pytest.raises(ConfigError, match=r"more\.toml: got it beside the run folder .*, expected the folder alone"):
         start.resume(tmp_path / "runs" / "tiny", layers=[layer])
@@ -146,7 +153,7 @@ def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: P
     assert ": 1 step in " in replace(result, steps=1).summary()
     first, *rest = replace(result, new_steps=0, reason="failed", exit_code=2).summary().splitlines()
     assert ": no new step in " in first and "reward" not in " ".join(rest), "what it told before is no news"
-    assert "not taken" not in said.getvalue()
+    assert "not taken" not in said.getvalue() and "elsewhere" not in said.getvalue()
     assert "the code of" not in said.getvalue()
 
 

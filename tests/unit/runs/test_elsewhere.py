@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +11,11 @@ import pytest
 
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
+from rftstream.contracts.control import Claim, RunFinished
+from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
 from rftstream.launch.sessions.host_workers import hold_names
+from rftstream.queries.state.standstill import held_elsewhere
 from rftstream.queries.state.status import read_status
 from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_transport
 from rftstream.runs.making.elsewhere import check_end, check_resumed
@@ -63,7 +68,8 @@ def test_a_resume_by_files_changes_only_what_set_gives(run: OpenRun, tmp_path: P
     for files in (run.config, config_of(tmp_path, None)):
         with pytest.raises(ConfigError, match=r"sums: its log says other settings .*run\.steps 9 -> .*--set"):
             check_resumed(run.transport, files, "sums", ["trainer.lr=0.1", "run.hours=9"])
-    check_resumed(run.transport, config_of(tmp_path, 20), "sums", ["run.steps=20"])
+    before = check_resumed(run.transport, config_of(tmp_path, 20), "sums", ["run.steps=20"])
+    assert before is not None and before.steps == 9, "what it shows as changed is against the log"
     check_resumed(run.transport, config_of(tmp_path, 9, trainer__colocate=False), "sums", [])
 
 
@@ -72,6 +78,22 @@ def test_the_status_has_the_steps_of_the_log_and_proposes_what_works_here(run: O
     assert "resume` of its run files" in read_status(run).to_text()
     run.folder.config_file.touch()
     assert f"`rftstream resume {run.folder.path}` goes on" in read_status(run).to_text()
+
+
+def test_who_resumes_is_told_of_roles_that_another_host_holds(run: OpenRun) -> None:
+    log, host = SyntheticLog(run.transport), socket.gethostname()
+
+    def claim(of_host: str, epoch: int) -> None:
+        claimed = Claim(role="feeder", epoch=epoch, host=of_host, pid=2**30, process="feeder-0", claimed_at=time.time())
+        log.put("control", claimed)
+
+    claim(host, 1)
+    assert held_elsewhere(run.transport) == [], "that process has ended"
+    claim("gpu-1", 2)
+    (line,) = held_elsewhere(run.transport)
+    assert "workers on gpu-1 (newest record 0 s ago)" in line and "Stop the `run`" in line
+    log.put("control", RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=3), finished_at=1.0))
+    assert held_elsewhere(run.transport) == []
 
 
 def test_two_workers_of_a_host_have_two_names(tmp_path: Path) -> None:
