@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rftstream.config.parts.registry import near_file
 from rftstream.errors import ConfigError
 from rftstream.models.classifiers import RENDERING_FILE, as_classifier
 from rftstream.models.devices import check_device
@@ -320,6 +321,8 @@ def _find(path: str) -> Path:
     advice = "give a Hugging Face model folder, a name on the hub, or [model.make] for a tiny one"
     if (kind := CONVERTED.get(Path(path).name)) is not None:
         advice = f"make it by `rftstream convert {kind} {path}`, or {advice}"
+    elif near := near_file(Path(path)):
+        advice = f"{near.removeprefix('; ')} Or {advice}"
     if path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise ConfigError(f"model.path: {path}: no such folder; {advice}")
     try:
