@@ -161,6 +161,7 @@ _COMMANDS = {
     "unpause": "unhold",
     "experts": "demonstrations sft",
     "worker": "join",
+    "studio": "compare diff",
 }
 
 COMMANDS = {name: here for here, names in _COMMANDS.items() for name in names.split()} | {
