@@ -55,8 +55,8 @@ class RunReports:
             return trace(self._index.run, name, index)
 
     def diff(self, other: RunReports | str | Path) -> RunDifference:
-        """Compare with another run: the settings that differ, and batches, rewards and rejections beside each other.
-        `other`: a run, its folder or its run file."""
+        """Compare with another run: the settings that differ, and batches, rewards, rejections and evaluations beside
+        each other. `other`: a run, its folder or its run file."""
         if isinstance(other, RunReports):
             return compare(self._as_it_is(), other._as_it_is())
         opened = run_folder.open_run(other)

@@ -40,7 +40,7 @@ BUDGETS = {
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_300,
-    "queries": 14_050,
+    "queries": 14_100,
     "replay": 800,
     "rewards": 8_350,
     "roles": 10_450,

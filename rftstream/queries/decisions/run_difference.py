@@ -3,30 +3,68 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from rftstream.contracts.versions import EvalResult
+from rftstream.queries.curves.evaluations import mean_text, newest_and_best, result_numbers
+from rftstream.queries.curves.history import read_glance
 from rftstream.queries.decisions.side_by_side import SideBySide, compare_runs
+from rftstream.queries.formatting import columns
 from rftstream.queries.plain import Report
 from rftstream.runs.folder import OpenRun
 from rftstream.runs.manifest import changed_settings
 from rftstream.runs.modules import other_code
+from rftstream.service.role import Log
+
+Judged = dict[str, tuple[EvalResult, EvalResult]]
+"""Evaluation -> its newest and its best result."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunDifference(Report):
     """The difference between two runs. `compare` makes it."""
 
+    JSON = "settings evaluations=evaluations_to_json sides"
+
     settings: tuple[str, ...]
     """Settings that differ, and code of the user's own such as a reward, as `key before -> after`."""
     sides: SideBySide
+    evaluations: tuple[Judged, Judged]
+    """Evaluations of the first run, and of the second."""
+
+    def evaluations_to_json(self) -> dict[str, list[dict[str, Any] | None]]:
+        """Return evaluation -> the newest and the best result in the first run, and in the second."""
+        sides = [
+            {
+                name: {"newest": result_numbers(newest), "best": result_numbers(best)}
+                for name, (newest, best) in one.items()
+            }
+            for one in self.evaluations
+        ]
+        return {name: [one.get(name) for one in sides] for name in sorted({name for one in sides for name in one})}
 
     def to_text(self) -> str:
         """Return the difference as text for people."""
         settings = [f"  {line}" for line in self.settings] or ["  none"]
-        return "\n".join(["settings that differ:", *settings, "", self.sides.to_text()])
+        rows = [
+            (
+                f"eval {name} {which}",
+                *(_result_text(one[name][place]) if name in one else "-" for one in self.evaluations),
+            )
+            for name in sorted({name for one in self.evaluations for name in one})
+            for place, which in enumerate(("newest", "best"))
+        ]
+        evaluations = ["", *columns([("", self.sides.before.run, self.sides.after.run), *rows])] if rows else []
+        return "\n".join(["settings that differ:", *settings, "", self.sides.to_text(), *evaluations])
+
+
+def _result_text(result: EvalResult) -> str:
+    return f"{mean_text(result)} at version {result.name.version:,}"
 
 
 def compare(before: OpenRun, after: OpenRun) -> RunDifference:
     """Compare two runs, which need not have anything in common."""
     sides = compare_runs((before.run_id, before.transport), (after.run_id, after.transport))
     settings = [*changed_settings(before.config, after.config), *other_code(before.folder, after.folder)]
-    return RunDifference(tuple(settings), sides)
+    first, second = (newest_and_best(read_glance(Log(one.transport)).evaluations) for one in (before, after))
+    return RunDifference(tuple(settings), sides, (first, second))

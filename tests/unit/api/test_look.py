@@ -219,6 +219,10 @@ def test_reports_are_those_of_the_commands_and_show_themselves(demo: Run) -> Non
     assert demo.trace(one.rollout_id).to_json() == trace(opened, one.rollout_id).to_json()
     assert demo.status().to_text().splitlines()[0].startswith("demo")
     assert demo.diff(demo).settings == ()
+    judged = demo.diff(demo).to_json()["evaluations"]["held-out"]
+    assert judged[0] == judged[1] and judged[0]["newest"]["version"] == 6
+    lines = [line for line in demo.diff(demo).to_text().splitlines() if line.startswith("eval held-out newest")]
+    assert [line.count("at version 6") for line in lines] == [2]
     assert demo.plot("reward", "held-out")._repr_png_().startswith(b"\x89PNG")
     assert demo.rollout(one.rollout_id) == one and demo.group(one.group_id).group_id == one.group_id
     assert demo.summary["version"] == 6 and demo.id == "demo"
