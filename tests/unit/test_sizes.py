@@ -39,7 +39,7 @@ BUDGETS = {
     "launch": 3_650,
     "models": 4_100,
     "policies": 5_050,
-    "preflight": 4_300,
+    "preflight": 4_350,
     "queries": 14_100,
     "replay": 800,
     "rewards": 8_350,

@@ -63,6 +63,8 @@ class ReferenceScores(Report):
     """Answers that say nothing right, and get a high reward."""
     elsewhere: tuple[int, str] | None = None
     """How often the reward raised for answers that are wrong or long, and the first error. None if it did not."""
+    unsteady: tuple[float, float] | None = None
+    """Two rewards of one answer to one problem. None if none differed."""
 
     @property
     def is_unknown(self) -> bool:
@@ -131,6 +133,11 @@ class ReferenceScores(Report):
                 f"{number(self.empty)} for completions that say nothing; look at how it treats an empty text: a policy "
                 "learns to say nothing if that is rewarded as much"
             )
+        if self.unsteady is not None:
+            yield (
+                f"the same answer got {' and '.join(map(number, self.unsteady))} when scored twice; one that draws, "
+                "or keeps something between calls, gives other verdicts after a restart and in each scoring process"
+            )
         yield from (hack.to_text() for hack in self.hacks)
 
 
@@ -166,6 +173,8 @@ class _Scoring:
         self._formed: list[tuple[str, list[float | None]]] = []
         """Forms of the answers, with their rewards."""
         self._hacks: list[Hack] = []
+        self._again: list[float | None] = []
+        """Rewards of the problems' own answers, scored once more."""
         self._wrong: list[BaseException] = []
         """Errors of answers that are neither right nor empty."""
 
@@ -196,6 +205,7 @@ class _Scoring:
             best = max([best, *self._formed], key=lambda one: _mean(one[1]) or 0.0)
         form, rewards = best
         self._hacks.extend(find_hacks(self._said_to, self._asked, rewards, _rewards(self._empty), form))
+        self._again = _rewards(self._score_all(right))
 
     def _score_all(self, items: Sequence[RewardInput]) -> list[object]:
         return [
@@ -231,8 +241,15 @@ class _Scoring:
             ),
             hacks=tuple(self._hacks),
             elsewhere=(len(self._wrong), _told(self._wrong[0])) if self._wrong else None,
+            unsteady=next(_unequal(right, self._again), None) if self._again else None,
             error="" if error is None else _told(error),
         )
+
+
+def _unequal(once: Sequence[float | None], again: Sequence[float | None]) -> Iterator[tuple[float, float]]:
+    for a, b in zip(once, again, strict=True):
+        if a is not None and b is not None and a != b:
+            yield a, b
 
 
 def _told(error: BaseException) -> str:

@@ -133,6 +133,7 @@ HACKED = {
     "own_hacked_rewards:any_label": [
         "an answer that lists 20 candidates gets 1 on 20 of 20 problems: the model will learn to list"
     ],
+    "own_hacked_rewards:counts": ["the same answer got 1.001 and 1.161 when scored twice"],
     "own_hacked_rewards:guarded": [
         "raised for 100 wrong or long answers tried, and for no right or empty one: ValueError: invalid literal for "
         "int() with base 10: 'I do not know.' at own_hacked_rewards.py:19, in guarded"
@@ -154,6 +155,9 @@ def test_rewards_that_pay_for_what_is_not_right(tmp_path: Path, monkeypatch: pyt
         "    return (answer in completion.split()) and 1 + len(completion.split()) / 1000\n\n"
         "def a_number(completion, answer):\n    return float(re.search(r'\\d', completion) is not None)\n\n"
         "def guarded(completion, answer):\n    return float(int(completion) == int(answer)) if completion else 0.0\n\n"
+        "SEEN = []\n"
+        "def counts(completion, answer):\n"
+        "    SEEN.append(1)\n    return (completion == answer) * (1 + len(SEEN) / 1000)\n\n"
         "def any_label(completion, answer):\n"
         "    return float(answer in re.findall(r'Answer: *(\\d+)', completion))\n"
     )
