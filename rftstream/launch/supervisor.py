@@ -427,5 +427,5 @@ def _silence(log: Path) -> str:
     """Return the message for a process without an error in its log. On a full disk it could not write one."""
     free = shutil.disk_usage(log.parent).free if log.parent.is_dir() else None
     if free is not None and free < FULL_BYTES:
-        return f"no word in {log}, whose disk is full ({free:,} bytes free); make room and run `rftstream resume`"
+        return f"no word in {log}, whose disk is full ({free:,} bytes free); make room"
     return f"no word in {log}"

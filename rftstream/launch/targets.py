@@ -1,4 +1,5 @@
-"""targets.json in the run folder: where Prometheus finds the workers of a live run (its `file_sd_configs`)."""
+"""targets.json in the run folder, logs/targets-NAME.json of `workers`: where Prometheus finds the workers of a live
+run (its `file_sd_configs`)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ WRITE_EVERY_S = 1.0
 
 
 class Targets:
-    """The file targets.json of a run. A session makes it, calls `update` often, and `close` at the end.
+    """The file targets.json of a run. A session, or `workers`, makes it, calls `update` often, and `close` at the end.
 
     A worker that is being restarted keeps its last port, so that Prometheus sees that it is down.
     """

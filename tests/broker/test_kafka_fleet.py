@@ -55,13 +55,16 @@ def test_a_host_that_does_not_see_the_run_folder(place: Workplace, servers: str,
     workers = place.start("workers", "elsewhere/tiny.toml", *words)
     members = place.wait_for(lambda: heard(place), "both verifiers' heartbeats")
     assert sorted(member.partition(" at ")[0] for member in members) == ["verifier-gamma-0", "verifier-gamma-1"]
+    logs = place.folder / "elsewhere" / "runs" / name / "logs"
+    told = json.loads((logs / "targets-gamma.json").read_text())
+    assert {one["labels"]["instance"] for one in told} == {"feeder-gamma-0", *(f"verifier-gamma-{at}" for at in (0, 1))}
     text = place.look("status", "tiny.toml").out
     assert "running by workers on " in text
     assert text.count("one of the verifiers that the log hears") == 2, text
     workers.send(signal.SIGTERM)
     done = workers.finish()
     assert (done.code, "all workers have left" in done.err) == (0, True), done.err
-    logs = place.folder / "elsewhere" / "runs" / name / "logs"
+    assert not (logs / "targets-gamma.json").exists(), "they were told to leave"
     assert "left: stopped" in (logs / "verifier-gamma-1.log").read_text()
 
 

@@ -18,6 +18,7 @@ from rftstream.errors import ENDS_THE_RUN, ConfigError, TransportError
 from rftstream.launch.host import WAIT_S, Stop, StoppedError, join, wait_until
 from rftstream.launch.session_options import DEADLINE_S
 from rftstream.launch.supervisor import Supervisor, default_spawner, worker_commands
+from rftstream.launch.targets import Targets
 from rftstream.preflight.plan import placed_here
 from rftstream.runs.folder import RunFolder, open_transport
 from rftstream.runs.observer import Observer
@@ -73,6 +74,7 @@ def _supervise(
         default_spawner(folder.logs, report), report=report, deadline_s=DEADLINE_S,
         ends_the_run=ENDS_THE_RUN - {LOG_UNREACHED},
     )  # fmt: skip
+    targets = Targets(folder.logs / f"targets-{name}.json", folder.run_id)
     try:
         supervisor.start(commands)
         report(f"workers of {folder.path}: {', '.join(slot.process for slot in supervisor.slots)}")
@@ -82,10 +84,12 @@ def _supervise(
             if stop():
                 supervisor.stop()
             supervisor.poll(observer.control, observer.curve.version)
+            targets.update(supervisor.slots)
             time.sleep(LOOK_EVERY_S)
     finally:
         if not supervisor.all_left:
             supervisor.kill()
+        targets.close(failed=observer.control.finished is None and not stop())
         supervisor.close()
         locks.close()
     if supervisor.failure is None:
