@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
-from rftstream.config.loader import from_toml, to_toml
+from rftstream.config.loader import from_toml, replace, to_toml
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import RunManifest
 from rftstream.contracts.versions import StepRecord
@@ -67,7 +67,7 @@ def check_resumed(transport: Transport, config: RunConfig, run_id: str, sets: Se
             f"{'; '.join(lines)}; give each by --set SECTION.KEY=VALUE, as it was or as it shall be"
         )
     with suppress(ConfigError):
-        return from_toml(text) if text else None
+        return replace(from_toml(text), base=config.base) if text else None
     return None
 
 

@@ -68,8 +68,11 @@ def test_a_resume_by_files_changes_only_what_set_gives(run: OpenRun, tmp_path: P
     for files in (run.config, config_of(tmp_path, None)):
         with pytest.raises(ConfigError, match=r"sums: its log says other settings .*run\.steps 9 -> .*--set"):
             check_resumed(run.transport, files, "sums", ["trainer.lr=0.1", "run.hours=9"])
-    before = check_resumed(run.transport, config_of(tmp_path, 20), "sums", ["run.steps=20"])
-    assert before is not None and before.steps == 9, "what it shows as changed is against the log"
+    here = config_of(tmp_path / "here", 20)
+    before = check_resumed(run.transport, here, "sums", ["run.steps=20"])
+    assert before is not None and (before.steps, before.base) == (9, str(tmp_path / "here")), (
+        "what it shows as changed is against the log"
+    )
     check_resumed(run.transport, config_of(tmp_path, 9, trainer__colocate=False), "sums", [])
 
 
