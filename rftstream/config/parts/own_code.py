@@ -4,7 +4,7 @@ without being imported."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -61,18 +61,21 @@ def is_below(file: Path, roots: tuple[Path, ...]) -> bool:
     return any(file.is_relative_to(root) for root in roots) and not any(part in _NOT_OWN for part in file.parts)
 
 
-def imported_names(source: bytes, package: str) -> Iterator[str]:
+@functools.lru_cache(maxsize=1024)
+def imported_names(source: bytes, package: str) -> tuple[str, ...]:
     """Return the names of modules that a source imports, and names that may be modules of a package."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return
+        return ()
+    found: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
+            found += [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             module = ".".join([*(above if package else []), *([node.module] if node.module else [])])
             if module:
-                yield module
-            yield from (f"{module}.{name.name}" if module else name.name for name in node.names)
+                found.append(module)
+            found += [f"{module}.{name.name}" if module else name.name for name in node.names]
+    return tuple(found)

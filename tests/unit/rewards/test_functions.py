@@ -426,8 +426,9 @@ def test_a_batch_says_what_each_alone_would(texts: list[str]) -> None:
             values.append({"none": None, "nan": float("nan")}.get(text) if text in ("none", "nan") else float(text))
         return values
 
-    together = score_items(composite(score), [item(text) for text in texts])
-    alone = [score_items(composite(score), [item(text)])[0] for text in texts]
+    reward = composite(score)
+    together = score_items(reward, [item(text) for text in texts])
+    alone = [score_items(reward, [item(text)])[0] for text in texts]
     assert [one[:2] for one in together] == [one[:2] for one in alone]
 
 
