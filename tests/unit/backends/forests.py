@@ -103,12 +103,14 @@ def random_rows(random, spec, kind):
         texts = grown(random, beginning, DEPTH)
         random.shuffle(texts)
         rows += [row_of(random, text, group, images) for text in texts[:MOST_ROWS] if len(text) > 1]
+    spoken = np.arange(tiny.VOCABULARY)
     if family == "vision":  # placeholders have no probability
         never = ImageTokens.of(spec.folder).never_sampled
+        spoken = np.setdiff1d(spoken, never)
         rows = [dataclasses.replace(row, loss_mask=row.loss_mask * ~np.isin(row.token_ids, never)) for row in rows]
         rows = [row for row in rows if row.token_ids[-1] not in never]  # which `paired` has something to learn
     order = random.permutation(len(rows)) if random.random() < 0.3 else range(len(rows))
-    rows = [rows[number] for number in order] or [row_of(random, np.arange(3), 0, ())]
+    rows = [rows[number] for number in order] or [row_of(random, spoken[:3], 0, ())]
     if family == "qwen3_moe" and random.random() < 0.7:
         rows = [with_experts(random, row) for row in rows]
     return [with_sets(random, row) for row in rows] if random.random() < 0.3 else rows
