@@ -74,7 +74,7 @@ class FunctionReward:
         self._function = function
         self._options = dict(options)
         self._conversational = conversational
-        self.version = source_version(function, options)
+        self.version = source_version(function, options, name=where)
         parameters = list(inspect.signature(function).parameters.values())
         named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         required = [p.name for p in named if p.default is p.empty]

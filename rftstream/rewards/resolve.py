@@ -80,5 +80,5 @@ def _build_one(
     base = {"base": config.base} if getattr(thing, "takes_base", False) else {}
     reward: Reward = thing(**base) if part_config is None else thing(part_config, **base)
     if not isinstance(getattr(reward, "version", None), str):
-        reward.version = source_version(thing, options)
+        reward.version = source_version(thing, options, name=name)
     return reward

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 import inspect
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,20 +23,26 @@ def config_version(code: str, config: Any, *packages: str) -> str:
     return "+".join([code, *installed, _short(msgspec.json.encode(config, order="deterministic"))])
 
 
-def source_version(thing: Any, options: Mapping[str, Any] | None = None) -> str:
-    """Return a hash of the file that defines a user's function or class, of what that imports from its own folder, and
-    of the options."""
-    thing = inspect.unwrap(thing)
-    while isinstance(thing, functools.partial):
-        thing = inspect.unwrap(thing.func)
-    if not (inspect.isclass(thing) or inspect.isroutine(thing)):
-        thing = type(thing)  # an object that can be called: its repr would differ in each process
-    try:
-        file = Path(inspect.getsourcefile(thing) or "")
-        code = b"".join([file.read_bytes(), *imported_sources(thing.__module__, file)])
-    except (OSError, TypeError):
-        code = repr(thing).encode()
+def source_version(thing: Any, options: Mapping[str, Any] | None = None, *, name: str = "") -> str:
+    """Return a hash of the options and of the user's code behind a function, class or object: of the module in `name`
+    (`module:Thing`), of the one that defines it, and of what these import from their own folders."""
+    defined = inspect.unwrap(thing)
+    while isinstance(defined, functools.partial):
+        defined = inspect.unwrap(defined.func)
+    if not (inspect.isclass(defined) or inspect.isroutine(defined)):
+        defined = type(defined)  # an object that can be called: its repr would differ in each process
+    named = name.partition(":")[0] if ":" in name else defined.__module__
+    sources = [one for module in dict.fromkeys((named, defined.__module__)) for one in _sources(module)]
+    code = b"".join(sources) or repr(defined).encode()
     return _short(code + msgspec.json.encode(dict(options or {}), order="deterministic"))
+
+
+def _sources(module: str) -> list[bytes]:
+    file = Path(getattr(sys.modules.get(module), "__file__", None) or "")
+    try:
+        return [file.read_bytes(), *imported_sources(module, file)]
+    except OSError:
+        return []
 
 
 def _short(data: bytes) -> str:

@@ -137,6 +137,12 @@ def test_versions_follow_source_options_and_weights(module: Any) -> None:
     calls = module("class Scorer:\n    def __call__(self, completion): return 2\none, other = Scorer(), Scorer()")
     objects = [build_reward(f"{calls}:{name}", config_of()).version for name in ("one", "other")]
     assert objects[0] == objects[1], "an object has the version of its class, in every process"
+    library = module("def score(completion, least): return least")
+    bound = f"from functools import partial\nfrom {library} import score\nharsh = partial(score, least=%d)"
+    partial = module(bound % 1)
+    before = build_reward(f"{partial}:harsh", config_of()).version
+    Path(str(importlib.import_module(partial).__file__)).write_text(bound % 2)
+    assert build_reward(f"{partial}:harsh", config_of()).version != before, "the module that the run file names counts"
     half = config_of([{"name": "exact", "weight": 0.5}])
     assert build_reward(half.tasksets["train"].reward, half).version != build_reward("exact", half).version
 
