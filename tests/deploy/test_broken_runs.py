@@ -8,6 +8,7 @@ import re
 import pytest
 
 from rftstream.contracts.records import NewRecord
+from rftstream.errors import RUN_LOST
 from tests.deploy.conftest import ROOT
 from tests.deploy.prometheus_server import Prometheus
 from tests.e2e.workplace import FAKE, Workplace, sets
@@ -55,5 +56,5 @@ def test_alerts_tell_what_broke_a_run(place: Workplace) -> None:
         return not run.alive
 
     place.wait_for(ends_by_what_somebody_deletes, "the end of the run")
-    assert run.finish().code == 3
+    assert run.finish().code == RUN_LOST
     place.wait_for(lambda: prometheus.firing() >= {"RecordsLost", "RunFailed"}, "the alerts")
