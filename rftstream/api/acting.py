@@ -105,10 +105,14 @@ class RunActions(RunReports):
         set: Settings = (),  # noqa: A002
         without: Sequence[str] = (),
         progress: str = "auto",
+        scorer: str = "",
     ) -> RunResult:
         """Train the recorded batches under other settings into a new run, as `rftstream replay --into` does. `without`:
-        rollouts or groups to leave out, or `feedback`."""
-        branch = Replay(self._planned(), Path(into), sets=as_sets(set), first=first, last=last, without=without)
+        rollouts or groups to leave out, or `feedback`. `scorer`: the version of the reward whose verdicts count alone:
+        `newest`, or its beginning."""
+        branch = Replay(
+            self._planned(), Path(into), sets=as_sets(set), first=first, last=last, without=without, scorer=scorer
+        )
         branch.prepare(_say)
         return branch.train(progress=progress)
 

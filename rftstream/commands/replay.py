@@ -28,6 +28,8 @@ from rftstream.commands.views import opened_run, print_out
 from rftstream.contracts.role_names import RoleName
 
 if TYPE_CHECKING:
+    from rftstream.launch.sessions.replay_into import Replay
+    from rftstream.launch.sessions.replay_pipeline import PipelineReplay
     from rftstream.runs.folder import OpenRun
 
 SAY_EVERY_S = 5.0
@@ -40,6 +42,7 @@ SAY_EVERY_S = 5.0
     "rftstream replay runs/a --from 200 --algorithm my_losses:Reinforce --into runs/b --dry-run",
     "rftstream replay runs/a --pipeline stricter.toml --into runs/stricter",
     "rftstream replay runs/a --without feedback --into runs/mended",
+    "rftstream replay runs/a --pipeline a.toml --scorer newest --into runs/mended",
 )
 @run_argument
 @click.option(
@@ -73,6 +76,12 @@ SAY_EVERY_S = 5.0
     metavar="ID",
     help="With --into: leave out this rollout or group; `feedback`: what people judge otherwise now.",
 )
+@click.option(
+    "--scorer",
+    default="",
+    metavar="VERSION",
+    help="With --into: only what this reward scored: newest, or the beginning of its version.",
+)
 @click.option("--algorithm", metavar="NAME", help="Of the new run; short for --set trainer.algorithm=NAME.")
 @set_option
 @click.option("--dry-run", is_flag=True, help="With --into: only show what would be trained.")
@@ -86,6 +95,7 @@ def replay(
     into: Path | None,
     pipeline: Path | None,
     without: tuple[str, ...],
+    scorer: str,
     algorithm: str | None,
     sets: tuple[str, ...],
     dry_run: bool,
@@ -103,21 +113,22 @@ def replay(
     keep their ids. `rftstream resume NEWRUN`, or the same command again, continues the new run.
 
     With --without the batches are trained without some rollouts: those that are named, or with `--without feedback`
-    those whose reward people have changed since they were trained (`rftstream feedback taints` lists them). A group
-    with fewer than buffer.min_siblings rollouts left is left out as a whole. The command lists the affected batches and
-    versions.
+    those whose reward people have changed since they were trained (`rftstream feedback taints` lists them). With
+    --scorer they are trained without what another version of the reward scored. A group with fewer than
+    buffer.min_siblings rollouts left is left out as a whole. The command lists the affected batches and versions.
 
     With --pipeline the batches are made anew. The operators of FILE (a run file, or operators alone) and the settings
-    of [buffer] decide about every recorded group, and training starts from the model that RUN began with. At the end
-    the command compares both runs: batches, rewards, and the groups that each operator rejected.
+    of [buffer] decide about every recorded group, and training starts from the model that RUN began with. With --scorer
+    whole batches may go, too. At the end the command compares both runs: batches, rewards, and the groups that each
+    operator rejected.
 
     RUN is a run folder, or a run file (then its newest run).
     """
     if algorithm is not None:
         sets = (*sets, f"trainer.algorithm={json.dumps(algorithm)}")
-    if into is None and (sets or dry_run or pipeline is not None or without):
+    if into is None and (sets or dry_run or pipeline is not None or without or scorer):
         options = {"--pipeline": pipeline is not None, "--dry-run": dry_run, "--algorithm": algorithm is not None}
-        options["--without"] = bool(without)
+        options |= {"--without": bool(without), "--scorer": bool(scorer)}
         given = next((name for name, is_given in options.items() if is_given), "--set")
         raise click.UsageError(f"{given}: without --into nothing is changed; name the folder of a new run by --into")
 
@@ -126,6 +137,8 @@ def replay(
     if pipeline is not None and without:
         raise click.UsageError("--without: leaves rollouts out of recorded batches; leave out --pipeline")
 
+    from rftstream.launch.sessions.replay_into import Replay
+    from rftstream.launch.sessions.replay_pipeline import PipelineReplay
     from rftstream.preflight.plan import Purpose, plan
 
     with opened_run(run) as opened:
@@ -136,8 +149,10 @@ def replay(
             if device is not None:
                 sets = (*sets, f"trainer.device={json.dumps(device)}")
             if pipeline is not None:
-                _decide_anew(opened, pipeline, into, sets, dry_run=dry_run, as_json=as_json, progress=progress)
-            _branch(opened, into, sets, first, last, without, dry_run=dry_run, as_json=as_json, progress=progress)
+                replayed = PipelineReplay(opened, pipeline, into, sets=sets, scorer=scorer)
+                _decide_anew(opened, replayed, into, dry_run=dry_run, as_json=as_json, progress=progress)
+            branch = Replay(opened, into, sets=sets, first=first, last=last, without=without, scorer=scorer)
+            _branch(branch, dry_run=dry_run, as_json=as_json, progress=progress)
 
 
 def _compare(opened: OpenRun, first: int, last: int | None, device: str | None, *, as_json: bool) -> None:
@@ -148,21 +163,7 @@ def _compare(opened: OpenRun, first: int, last: int | None, device: str | None, 
     sys.exit(0 if found.equal else 1)
 
 
-def _branch(
-    opened: OpenRun,
-    into: Path,
-    sets: tuple[str, ...],
-    first: int,
-    last: int | None,
-    without: tuple[str, ...],
-    *,
-    dry_run: bool,
-    as_json: bool,
-    progress: str,
-) -> None:
-    from rftstream.launch.sessions.replay_into import Replay
-
-    branch = Replay(opened, into, sets=sets, first=first, last=last, without=without)
+def _branch(branch: Replay, *, dry_run: bool, as_json: bool, progress: str) -> None:
     if not as_json:
         click.echo(branch.plan.to_text())
     if dry_run:
@@ -175,20 +176,11 @@ def _branch(
 
 
 def _decide_anew(
-    opened: OpenRun,
-    pipeline: Path,
-    into: Path,
-    sets: tuple[str, ...],
-    *,
-    dry_run: bool,
-    as_json: bool,
-    progress: str,
+    opened: OpenRun, replayed: PipelineReplay, into: Path, *, dry_run: bool, as_json: bool, progress: str
 ) -> NoReturn:
-    from rftstream.launch.sessions.replay_pipeline import PipelineReplay
     from rftstream.queries.decisions.side_by_side import compare_runs
     from rftstream.runs.folder import open_run
 
-    replayed = PipelineReplay(opened, pipeline, into, sets=sets)
     if not as_json:
         click.echo(replayed.plan.to_text())
     if dry_run:

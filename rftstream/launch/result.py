@@ -85,10 +85,9 @@ class RunResult:
             why = f", most of them: {self.no_reward_why}" if self.no_reward_why else ""
             lines.append(f"{plural(self.no_reward, 'rollout')} without a reward{why}: `rftstream dead list {folder}`")
         if self.dead_groups:
-            lines.append(
-                f"{plural(self.dead_groups, 'group')} died: `rftstream dead list {folder}` says of what, "
-                f"`rftstream dead retry {folder} --all` puts them back"
-            )
+            back = "" if self.sampled_by else f", `rftstream dead retry {folder} --all` puts them back"
+            died = plural(self.dead_groups, "group")
+            lines.append(f"{died} died: `rftstream dead list {folder}` says of what{back}")
         if self.reason == "interrupted" or self.exit_code:
             if self.exit_code != RUN_LOST:
                 lines.append(f"go on with: rftstream resume {folder}")

@@ -97,10 +97,17 @@ class LeftOut:
 
 
 def find_left_out(
-    log: Log, names: Collection[str], *, last: int, min_siblings: int, foreign: Collection[Place] = ()
+    log: Log,
+    names: Collection[str],
+    *,
+    last: int,
+    min_siblings: int,
+    foreign: Collection[Place] = (),
+    also: Collection[str] = (),
 ) -> LeftOut:
-    """Return the changes for leaving these rollouts and groups out of batches 0 to `last` - 1. ConfigError if one of
-    them is in none of these batches, or if a batch would be empty."""
+    """Return the changes for leaving these rollouts and groups out of batches 0 to `last` - 1, and those rollouts of
+    `also` that are in them. ConfigError if one of `names` is in none of these batches, if a batch would be empty, or if
+    nothing is left out."""
     siblings: dict[str, list[str]] = defaultdict(list)
     batch_of: dict[str, int] = {}
     num_groups: Counter[int] = Counter()
@@ -113,6 +120,11 @@ def find_left_out(
         siblings[group_id].append(rollout)
         batch_of[group_id] = batch
     dropped = _dropped(names, siblings, last)
+    dropped.update(
+        one for one in also if one.rpartition("/")[0] in batch_of and one in siblings[one.rpartition("/")[0]]
+    )
+    if not dropped:
+        raise ConfigError(f"the batches below version {last} hold nothing that is to be left out; nothing would change")
     whole = {
         name
         for name, rollouts in siblings.items()
@@ -126,8 +138,9 @@ def find_left_out(
     for batch, lost in sorted(left.batches.items()):
         if lost["groups"] == num_groups[batch]:
             raise ConfigError(
-                f"--without: nothing would be left of batch {batch}, expected at least one group; leave out less, or "
-                "replay up to that version; `rftstream rescore` judges all by a mended reward"
+                f"nothing would be left of batch {batch}, expected at least one group; leave out less, replay up to "
+                "that version, or make the batches anew with --pipeline and the run file; `rftstream rescore` judges "
+                "all by a mended reward"
             )
     _note_all(log, left, foreign)
     return left

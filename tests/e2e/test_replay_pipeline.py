@@ -77,6 +77,8 @@ def test_what_cannot_be_done_is_refused(place: Workplace, finished_run: Path) ->
         ("--pipeline", "more.toml", *new): "trainer: found beside the operators",
         ("--pipeline", "others.toml", "--from", "1", *new): "leave out --from and --to",
         ("--pipeline", "others.toml", "--into", "runs/tiny"): "is the run itself",
+        ("--pipeline", "others.toml", "--scorer", "9", *new): "got '9', expected newest or the beginning of one of: ",
+        ("--scorer", "newest", *new): "hold nothing that is to be left out",
         ("--pipeline", "others.toml", *new, "--set", "feeder.group_size=2"): "feeder.group_size",
     }.items():
         refused = place.look("replay", "runs/tiny", *more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import pytest
 
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
+from rftstream.errors import ConfigError
+from rftstream.queries.datasets.scorers import scored_otherwise
 from rftstream.queries.decisions.side_by_side import compare_runs
 from rftstream.replay.regrouped import VerdictImport
 from rftstream.runs.making import imported
+from rftstream.service.role import Log
 from rftstream.testing import RoleDriver
 from tests.flow.disturbed import copy_on
 from tests.flow.scene import Scene
@@ -27,10 +31,10 @@ def scene_of(folder: Path, *operators: dict[str, Any], **settings: Any) -> Scene
                  **settings)  # fmt: skip
 
 
-def copy(source: Scene, target: Scene) -> None:
-    VerdictImport(source.transport(), target.transport("import"), target.folder.run_id, lambda text: None).run(
-        lambda: manifest(target)
-    )
+def copy(source: Scene, target: Scene, unscored: Collection[str] = ()) -> None:
+    VerdictImport(
+        source.transport(), target.transport("import"), target.folder.run_id, lambda text: None, unscored=unscored
+    ).run(lambda: manifest(target))
 
 
 @pytest.fixture
@@ -96,6 +100,39 @@ def test_the_same_operators_decide_the_same_and_others_do_not(source: Scene, tmp
     assert done["truncated", "reject"] == (4, 4)
     assert (before["rollouts"], after["batches"]) == (0, 6)
     assert after["batch_rewards"] == [pytest.approx((3 * 1.0 + 0.0 + 1.0) / 5)], "of the one that was trained"
+
+
+@pytest.mark.law("conservation")
+def test_what_another_version_of_the_reward_scored_counts_no_more(tmp_path: Path) -> None:
+    source = scene_of(tmp_path / "source", buffer__min_siblings=2)
+    source.put_manifest()
+    source.admit(*range(6))
+    for one in (one for sequence in range(6) for one in source.siblings(sequence)):
+        is_new = one.sequence > 2 or (one.sequence, one.sibling) in {(1, 0), (2, 0), (2, 2)}
+        verified = source.verified(one, float(one.sibling))
+        assert verified.verdict is not None
+        verdict = replace(verified.verdict, scorer_version="2+b" if is_new else "1+a")
+        assert verified.rollout is not None
+        source.put("rollouts", verified.rollout)
+        source.put("verified", replace(verified, verdict=verdict, verified_at=float(one.sequence)))
+    RoleDriver(source, "buffer").work()
+    log = Log(source.transport())
+    old = scored_otherwise(log, "newest")
+    assert len(old) == 3 + 2 + 1
+    assert old == scored_otherwise(log, "2") == scored_otherwise(log, "exact 2+b")
+    assert len(scored_otherwise(log, "1+")) == 18 - len(old)
+    assert scored_otherwise(log, "exact") == frozenset()
+    with pytest.raises(ConfigError, match="got '3', expected newest or the beginning of one of: exact 1"):
+        scored_otherwise(log, "3")
+
+    target = scene_of(tmp_path / "target", buffer__min_siblings=2, run__imported_from="source", explorer__count=0)
+    copy(source, target, old)
+    RoleDriver(target, "buffer").work()
+    assert {name for name, one in verified_of(target).items() if one.verdict is None} == old
+    decided = {one.sequence: one.result for one in outcomes_of(target)}
+    assert [decided[sequence] == "batched" for sequence in range(6)] == [False, False, True, True, True, True]
+    report = target.audit()
+    assert report.fine, report.to_text()
 
 
 @pytest.mark.law("lost", "twice")

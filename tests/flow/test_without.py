@@ -113,8 +113,13 @@ def test_killed_at_any_commit_it_goes_on(
 def test_what_cannot_be_left_out(first: Simulation) -> None:
     with pytest.raises(ConfigError, match="sums/9/9/0/1: in none of the batches below version 6"):
         left_out_of(first, "sums/9/9/0/1")
-    with pytest.raises(ConfigError, match="nothing would be left of batch 1"):
+    with pytest.raises(ConfigError, match=r"nothing would be left of batch 1, .* or make the batches anew"):
         left_out_of(first, *in_batch(first, 1))
+    mine, elsewhere = next(iter(in_batch(first, 1).values()))[0], "sums/9/9/0/1"
+    log = Log(first.transport())
+    assert find_left_out(log, [], last=STEPS, min_siblings=2, also={mine, elsewhere}).rollouts == {mine}
+    with pytest.raises(ConfigError, match="hold nothing that is to be left out"):
+        find_left_out(log, [], last=STEPS, min_siblings=2, also={elsewhere})
 
 
 def test_headers_of_somebody_else_stop_nobody(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rftstream.launch.result import RunResult
 from rftstream.launch.start import resume_if_incomplete
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.queries import plain
+from rftstream.queries.datasets.scorers import scored_otherwise
 from rftstream.queries.formatting import plural
 from rftstream.queries.people.taints import read_taints
 from rftstream.replay.again import Report, check_versions, save_state
@@ -113,8 +114,10 @@ class Replay:
         first: int = 0,
         last: int | None = None,
         without: Sequence[str] = (),
+        scorer: str = "",
     ) -> None:
-        """`without`: rollouts and groups to leave out; `feedback` for all whose judged reward has changed."""
+        """`without`: rollouts and groups to leave out; `feedback` for all whose judged reward has changed. `scorer`:
+        the version of the reward without whose verdict a rollout is left out; see `scored_otherwise`."""
         self._source = source
         self._folder = RunFolder(into.resolve())
         self._recorded = read_recorded(Log(source.transport))
@@ -130,7 +133,7 @@ class Replay:
         self.config = self._configure(sets, first, last)
         check_begun_with(begun, self.config, self._folder)
         self._extent: Extent = measure(source.transport, first, last)
-        self._left_out = self._find_left_out(without) if without else None
+        self._left_out = self._find_left_out(without, scorer) if without or scorer else None
 
     @property
     def plan(self) -> Plan:
@@ -148,13 +151,13 @@ class Replay:
             left_out={} if self._left_out is None else {k: dict(v) for k, v in self._left_out.batches.items()},
         )
 
-    def _find_left_out(self, without: Sequence[str]) -> LeftOut:
+    def _find_left_out(self, without: Sequence[str], scorer: str) -> LeftOut:
         names = [name for name in without if name != FEEDBACK]
         log, extent = Log(self._source.transport), self._extent
         if FEEDBACK in without:
             taints = read_taints(log, self._source.config)
             names += [taint.rollout_id for taint in taints if taint.batch_sequence < extent.last]
-        if not names:
+        if not names and not scorer:
             raise ConfigError(
                 f"{self._source.run_id}: no batch holds anything that people judge otherwise now; nothing to leave out"
             )
@@ -164,10 +167,11 @@ class Replay:
             last=extent.last,
             min_siblings=self.config.buffer.min_siblings,
             foreign=extent.foreign,
+            also=scored_otherwise(log, scorer) if scorer else (),
         )
         if (earliest := min(left_out.batches)) < extent.first:
             raise ConfigError(
-                f"--without: batch {earliest} holds some of them, and lies before version {extent.first} that the "
+                f"batch {earliest} holds some of what is left out, and lies before version {extent.first} that the "
                 f"replay begins with; expected --from of at most {earliest}"
             )
         return left_out

@@ -21,6 +21,8 @@ from rftstream.launch.result import RunResult
 from rftstream.launch.sessions.replay_into import CHANGEABLE, FIXED, may_change
 from rftstream.launch.start import resume_if_incomplete
 from rftstream.preflight.plan import Purpose, plan
+from rftstream.queries.datasets.scorers import scored_otherwise
+from rftstream.queries.formatting import plural
 from rftstream.queries.plain import Report
 from rftstream.replay.regrouped import VerdictImport
 from rftstream.runs.folder import (
@@ -32,6 +34,7 @@ from rftstream.runs.making.fork import begun_config, changed_keys, check_begun_w
 from rftstream.runs.making.imported import check_whole
 from rftstream.runs.making.made_from import make_from
 from rftstream.runs.writes.additions import Say
+from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
 OF_PIPELINE = re.compile(r"(tasksets\.[a-z0-9_-]+\.)?pipeline\b")
@@ -49,11 +52,15 @@ class PipelinePlan(Report):
     """Operators of the experience side, in order, as `place: name`."""
     changed: tuple[str, ...]
     """One line for each changed setting, as `key before -> after`."""
+    unscored: int = 0
+    """Rollouts that are left out, since another version of the reward than the wanted one scored them."""
 
     def to_text(self) -> str:
         """Return the plan as lines for a person."""
         lines = [f"{shown_path(Path(self.run_dir))}: all groups of {shown_path(Path(self.run))}, decided anew"]
         lines += [f"operator {line}" for line in self.operators] or ["no operators: every group is kept"]
+        if self.unscored:
+            lines.append(f"without {plural(self.unscored, 'rollout')} that another version of the reward scored")
         others = [line for line in self.changed if not OF_PIPELINE.match(line)]
         return "\n".join([*lines, *(f"changed: {line}" for line in others)])
 
@@ -64,7 +71,8 @@ class PipelineReplay:
 
     The constructor checks everything: ConfigError if the replay cannot be done as asked."""
 
-    def __init__(self, source: OpenRun, file: Path, into: Path, *, sets: Sequence[str] = ()) -> None:
+    def __init__(self, source: OpenRun, file: Path, into: Path, *, sets: Sequence[str] = (), scorer: str = "") -> None:
+        """`scorer`: the version of the reward without whose verdict a rollout is left out; see `scored_otherwise`."""
         self._source = source
         self._folder = RunFolder(into.resolve())
         self.config = self._configure(file, sets)
@@ -72,6 +80,7 @@ class PipelineReplay:
         check_begun_with(begun, self.config, self._folder)
         if begun is None:
             check_whole(source.transport, "tasks", "rollouts", "verified")
+        self._unscored = scored_otherwise(Log(source.transport), scorer) if scorer else frozenset[str]()
 
     @property
     def plan(self) -> PipelinePlan:
@@ -82,6 +91,7 @@ class PipelineReplay:
             run_dir=str(self._folder.path),
             operators=tuple(f"{place.where}: {place.name}" for place in places),
             changed=differences(self._source, self.config),
+            unscored=len(self._unscored),
         )
 
     def _configure(self, file: Path, sets: Sequence[str]) -> RunConfig:
@@ -105,9 +115,10 @@ class PipelineReplay:
         folder, config = self._folder, self.config
 
         def import_into(transport: Transport) -> VerdictImport:
-            return VerdictImport(self._source.transport, transport, folder.run_id, say)
+            return VerdictImport(self._source.transport, transport, folder.run_id, say, unscored=self._unscored)
 
-        changed = self.plan.changed
+        left = (f"verdicts all -> without {plural(len(self._unscored), 'rollout')}",) if self._unscored else ()
+        changed = (*self.plan.changed, *left)
         make_from(self._source, folder, config, import_into, changed=changed, other_operators=True)
 
     def train(self, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from rftstream.errors import ConfigError
 from rftstream.queries.decoding import decoded
 from rftstream.runs.folder import OpenRun
 from rftstream.service.reading import read_many
+from rftstream.service.role import Log
 
 NEWEST = "newest"
 """In place of a version: the newest one of each taskset."""
@@ -104,8 +106,35 @@ def only_scored_by(
         return np.asarray(
             [one == newest.get(tasksets.words[code]) for one, code in zip(found_N, tasksets.codes, strict=True)]
         )
-    keep_N = np.asarray([any(text.startswith(wanted) for text in (one, *one.split()[-1:])) for one in found_N])
+    keep_N = np.asarray([_begins(wanted, one) for one in found_N])
     if not keep_N.any():
-        known = ", ".join(sorted({one for one in found_N if one})) or "none"
-        raise ConfigError(f"scorer: got {wanted!r}, expected {NEWEST} or the beginning of one of: {known}")
+        raise _unknown(wanted, found_N)
     return keep_N
+
+
+def scored_otherwise(log: Log, wanted: str) -> frozenset[str]:
+    """Return the rollouts that got their verdict from another version than this one: NEWEST, or the beginning of its
+    digest or name. ConfigError names the versions if none begins so."""
+    scored: dict[str, tuple[str, str]] = {}
+    newest: dict[str, tuple[float, str]] = {}
+    for _, message in log.in_force("verified"):
+        if isinstance(message, VerifiedRollout) and (scorer := scorer_of(message)) is not None:
+            taskset = sys.intern(message.ids.taskset)
+            scored[message.ids.rollout_id] = (taskset, sys.intern(scorer))
+            newest[taskset] = max(newest.get(taskset, (0.0, "")), (message.verified_at, scorer))
+    if wanted == NEWEST:
+        return frozenset(rollout for rollout, (taskset, scorer) in scored.items() if scorer != newest[taskset][1])
+    scorers = {scorer for _, scorer in scored.values()}
+    others = {scorer for scorer in scorers if not _begins(wanted, scorer)}
+    if others == scorers:
+        raise _unknown(wanted, scorers)
+    return frozenset(rollout for rollout, (_, scorer) in scored.items() if scorer in others)
+
+
+def _begins(wanted: str, scorer: str) -> bool:
+    return any(text.startswith(wanted) for text in (scorer, *scorer.split()[-1:]))
+
+
+def _unknown(wanted: str, scorers: Iterable[str]) -> ConfigError:
+    known = ", ".join(sorted({one for one in scorers if one})) or "none"
+    return ConfigError(f"scorer: got {wanted!r}, expected {NEWEST} or the beginning of one of: {known}")
