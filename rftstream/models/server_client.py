@@ -50,11 +50,11 @@ class Refused(Exception):
 
 
 class Unreachable(Exception):
-    """No request can be answered now. `timed_out`: whether the last try had no answer in time."""
+    """No request can be answered now. `timed_out` and `is_away`: as in the last try's RetryableError."""
 
-    def __init__(self, text: str, *, timed_out: bool = False) -> None:
+    def __init__(self, text: str, *, timed_out: bool = False, is_away: bool = False) -> None:
         super().__init__(text)
-        self.timed_out = timed_out
+        self.timed_out, self.is_away = timed_out, is_away
 
 
 class ModelServer:
@@ -89,7 +89,9 @@ class ModelServer:
             except RetryableError as error:
                 last = error
         raise Unreachable(
-            f"{self.where}: {last}, after {self._tries} tries; is the server up?", timed_out=last.timed_out
+            f"{self.where}: {last}, after {self._tries} tries; is the server up?",
+            timed_out=last.timed_out,
+            is_away=last.is_away,
         )
 
     def ask_once(self, body: dict[str, Any], call: Call) -> dict[str, Any]:

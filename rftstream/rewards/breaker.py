@@ -48,8 +48,9 @@ class Breaker:
     rollouts may be tried.
 
     closed      Everything may be tried.
-    suspicious  A try hung. One rollout at a time is tried (the probe), if possible of a group that has not hung; the
-                others wait. As soon as anything comes back the breaker is closed again.
+    suspicious  A try hung, or a service that the reward asks is away. One rollout at a time is tried (the probe), if
+                possible of a group that has not hung; the others wait. As soon as anything comes back the breaker is
+                closed again.
     given up    So many probes hung in a row that nothing is tried twice, and what waits is given up when the probe
                 gives nothing, and before that if the probe takes long. The next one that comes is the next probe, so
                 that a reward that recovers closes the breaker.

@@ -26,6 +26,7 @@ import msgspec
 
 from rftstream.errors import ConfigError, MissingChecker, NoReward, RewardError, RewardTimeout
 from rftstream.frames import FrameReader
+from rftstream.rewards.away import is_away
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.breaker import is_slow
 from rftstream.rewards.evaluating import watch_allowances, watch_evaluations
@@ -122,12 +123,13 @@ def _reply(outcome: Score | BaseException) -> ScoreOutcome:
         case RewardTimeout():
             return ScoreOutcome(None, "timeout", str(outcome)[-MAX_DETAIL:])
         case RewardError():
-            return ScoreOutcome(None, "error", str(outcome)[-MAX_DETAIL:])
+            return ScoreOutcome(None, "error", str(outcome)[-MAX_DETAIL:], is_away(outcome))
         case SystemExit():
             return ScoreOutcome(None, "error", f"the reward called sys.exit({repr(outcome.code)[:MAX_DETAIL]})")
         case _:
             error = outcome.with_traceback(_of_the_user(outcome.__traceback__))
-            return ScoreOutcome(None, "error", "".join(traceback.format_exception(error, limit=-8))[-MAX_DETAIL:])
+            detail = "".join(traceback.format_exception(error, limit=-8))[-MAX_DETAIL:]
+            return ScoreOutcome(None, "error", detail, is_away(error))
 
 
 def _of_the_user(frames: TracebackType | None) -> TracebackType | None:
@@ -141,8 +143,8 @@ def _of_the_user(frames: TracebackType | None) -> TracebackType | None:
 def _score_all(
     items: list[ScoreItem], rewards: Mapping[str, Any], page: mmap.mmap, replies: int, slow_s: float = math.inf
 ) -> None:
-    """Score the items and write the results. After a slow failure, the reward's other items go back untried: the parent
-    decides whether to try them now."""
+    """Score the items and write the results. After a slow failure, or where a service is away, the reward's other items
+    go back untried: the parent decides whether to try them now."""
     results: list[Result] = []
     suspicious: set[str] = set()
     delay_s, flush_at = waited_s(), time.monotonic() + FLUSH_S
@@ -169,7 +171,7 @@ def _score_all(
         seconds = time.monotonic() - began
         if seconds >= slow_s:
             seconds -= waited_s() - delay_s
-        if any(one.score is None and is_slow(one.reason, seconds, slow_s) for one in found):
+        if any(one.score is None and (one.away or is_slow(one.reason, seconds, slow_s)) for one in found):
             suspicious.add(first.reward)
         outcomes = iter(found)
         results += [Result(item.number, list(itertools.islice(outcomes, len(item.inputs))), seconds) for item in batch]

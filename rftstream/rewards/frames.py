@@ -90,6 +90,8 @@ class ScoreOutcome(NamedTuple):
     score: Score | None
     reason: str | None = None
     detail: str = ""
+    away: bool = False
+    """Whether there is no score because a service that the reward asks is away (away.py)."""
 
 
 class Result(msgspec.Struct, array_like=True):

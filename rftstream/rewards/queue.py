@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rftstream.error_kinds import last_line
+from rftstream.rewards.away import pause_s
 from rftstream.rewards.base import ScoreReply, ScoreRequest
-from rftstream.rewards.breaker import FINAL_REASONS, SLOW_SHARE, Breaker, is_slow
+from rftstream.rewards.breaker import FINAL_REASONS, HUNG_IN_A_ROW, SLOW_SHARE, Breaker, is_slow
 from rftstream.rewards.frames import ScoreItem, ScoreOutcome
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ class Pending:
     tries: int = 0
     detail: str = ""
     """Detail of the last try."""
+    tries_away: int = 0
+    """Tries that do not count, since a service was known to be away."""
     alone: bool = False
     """Whether the request is sent alone, since it may have spoilt a batch, or is a probe."""
     batch: int = -1
@@ -90,6 +93,8 @@ class ScoringQueue:
         self._held: dict[str, deque[Pending]] = {}
         """Name of the reward -> requests that wait for the result of its probe."""
         self._breakers: dict[str, Breaker] = {}
+        self._probe_at: dict[str, float] = {}
+        """Name of a reward whose service is away -> when it is asked again."""
         self._next_number = 0
 
     @property
@@ -115,7 +120,7 @@ class ScoringQueue:
             for pending in held if not ready else ():
                 pending.held_at = self._now()
             breaker = self._breakers[reward]
-            if held and breaker.probe is None:
+            if held and breaker.probe is None and self._probe_at.get(reward, -math.inf) <= self._now():
                 probe = breaker.choose(held)
                 held.remove(probe)
                 breaker.probe, probe.alone = probe.number, True
@@ -127,8 +132,9 @@ class ScoringQueue:
     def next_at(self) -> float | None:
         """Return the time at which `prepare` will next give up a request. None: it has nothing to do before a try
         ends."""
+        times = [self._probe_at[reward] for reward, held in self._held.items() if held and reward in self._probe_at]
         given_up = [held for reward, held in self._held.items() if self._breakers[reward].given_up]
-        return min((self._give_up_at(pending) for held in given_up for pending in held), default=None)
+        return min([*times, *(self._give_up_at(pending) for held in given_up for pending in held)], default=None)
 
     # ------------------------------------------------------------------------------------------ how a try ended
 
@@ -137,7 +143,8 @@ class ScoringQueue:
         absence. A group is tried again as a whole."""
         failed = [one for one in outcomes if one.score is None and one.reason not in FINAL_REASONS]
         if failed:
-            self.failed(pending, failed[0].reason or "error", failed[0].detail, seconds=seconds, outcomes=outcomes)
+            why = failed[0]
+            self.failed(pending, why.reason or "error", why.detail, seconds=seconds, outcomes=outcomes, away=why.away)
             return
         pending.tries += 1
         self._close(pending.reward)
@@ -151,15 +158,22 @@ class ScoringQueue:
         *,
         seconds: float = math.inf,
         outcomes: Sequence[ScoreOutcome] = (),
+        away: bool = False,
     ) -> None:
         """Record that a try ended without a score. `seconds` is the duration of an error. The default means that there
-        was no error: the process was lost. `outcomes`: those of all siblings, some of which may have a score."""
+        was no error: the process was lost. `outcomes`: those of all siblings, some of which may have a score. `away`: a
+        service is away. That counts as a try of the first one alone, until the reward is given up or a rollout has been
+        the probe too often: its answer may be what brings the service down."""
         pending.tries += 1
         pending.detail = detail
         pending.alone = True
         given_up = False
-        if is_slow(reason, seconds, SLOW_SHARE * self._timeout_s):
-            given_up = self._suspect([pending], reason, detail).given_up
+        if away or is_slow(reason, seconds, SLOW_SHARE * self._timeout_s):
+            was_away = pending.reward in self._probe_at
+            given_up = self._suspect([pending], reason, detail, away=away).given_up
+            if away and was_away and not given_up and pending.tries_away + 1 < HUNG_IN_A_ROW:
+                pending.tries_away += 1
+                pending.tries -= 1
         else:
             self._close(pending.reward)
         tries = pending.tries if given_up else self._tries
@@ -222,11 +236,20 @@ class ScoringQueue:
         held = self._held[pending.reward]
         held.appendleft(pending) if first else held.append(pending)
 
-    def _suspect(self, tried: Sequence[Pending], reason: str, detail: str) -> Breaker:
+    def _suspect(self, tried: Sequence[Pending], reason: str, detail: str, *, away: bool = False) -> Breaker:
         reward = tried[0].reward
         breaker = self._breakers.setdefault(reward, Breaker())
-        was_closed, was_given_up = breaker.closed, breaker.given_up
+        was_closed, was_given_up, num_hung = breaker.closed, breaker.given_up, breaker.num_hung
         breaker.hung(tried, reason, last_line(detail))
+        if away and breaker.num_hung > num_hung:
+            wait_s = pause_s(breaker.num_hung)
+            self._probe_at[reward] = self._now() + wait_s
+            logger.warning(
+                "%s: its service is away (%s): it is asked again in %g s, and the others wait",
+                self._name(reward),
+                breaker.detail,
+                wait_s,
+            )
         if was_closed:
             self._held.setdefault(reward, deque())
             mine = [pending for pending in self.waiting if pending.reward == reward]
@@ -246,7 +269,7 @@ class ScoringQueue:
         breaker = self._breakers.get(reward)
         if breaker is None or breaker.closed:
             return
-        if breaker.given_up:
+        if self._probe_at.pop(reward, None) is not None or breaker.given_up:
             logger.warning("%s: it came back; all rollouts are tried again", self._name(reward))
         breaker.came_back()
         self.waiting.extend(self._held[reward])

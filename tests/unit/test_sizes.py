@@ -42,7 +42,7 @@ BUDGETS = {
     "preflight": 4_350,
     "queries": 14_100,
     "replay": 800,
-    "rewards": 8_350,
+    "rewards": 8_400,
     "roles": 10_450,
     "runs": 2_700,
     "sandbox": 2_650,

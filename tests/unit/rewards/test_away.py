@@ -1,0 +1,184 @@
+"""A reward whose service is away: it is asked again with pauses, and what waits loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import httpx
+import pytest
+
+from rftstream.errors import RewardError
+from rftstream.rewards.away import is_away
+from rftstream.rewards.base import ScoreReply
+from rftstream.rewards.scorer import InlineScorer, ProcessScorer
+from rftstream.rewards.served import AskedModel, ServedConfig
+from rftstream.testing.memory_run import ManualClock
+from tests.loopback import free_ports
+from tests.suite.each import each
+from tests.unit.rewards.test_scorer import config_of, request
+
+NUM = 40
+Ask = Callable[[str], float]
+
+
+def replies_of(ask: Ask, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, ScoreReply]:
+    """Of NUM rollouts of as many groups, by a reward that calls `ask`."""
+    module = ModuleType("asking_rewards")
+    module.__dict__["score"] = lambda completion: ask(completion)
+    monkeypatch.setitem(sys.modules, "asking_rewards", module)
+    scorer = InlineScorer(config_of("asking_rewards:score", tmp_path), clock=clock)
+    found: dict[str, ScoreReply] = {}
+    for number in range(NUM):
+        scorer.submit(request(str(number), str(number)))
+    while scorer.num_active:
+        found |= {reply.request_id: reply for reply in scorer.poll(10.0)}
+    assert len(found) == NUM
+    return found
+
+
+@each("back_after_s", [0.5, 30.0, 90.0])
+def test_an_absence_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, back_after_s: float
+) -> None:
+    caplog.set_level(logging.WARNING)
+    clock = ManualClock(100.0)
+    asked: list[float] = []
+
+    def ask(completion: str) -> float:
+        asked.append(clock.now() - 100.0)
+        if asked[-1] < back_after_s:
+            raise ConnectionRefusedError("Connection refused")
+        return 1.0
+
+    found = replies_of(ask, clock, tmp_path, monkeypatch)
+    assert {reply.score.reward for reply in found.values() if reply.score} == {1.0}
+    assert all(reply.score for reply in found.values())
+    probes = [at for at, count in sorted(Counter(asked).items()) if 0 < at < back_after_s]
+    assert probes == [at for at in (1.0, 4.0, 13.0, 40.0) if at < back_after_s]
+    assert all(asked.count(at) == 1 for at in probes), "the others wait"
+    caplog.clear()
+
+
+def test_one_that_stays_away_is_given_up_and_never_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock(100.0)
+
+    def ask(completion: str) -> float:
+        raise ConnectionResetError("Connection reset by peer")
+
+    found = replies_of(ask, clock, tmp_path, monkeypatch)
+    assert {(reply.reason, reply.score) for reply in found.values()} == {("error", None)}
+    assert "Connection reset by peer" in found["0"].detail
+    assert clock.now() - 100.0 == 1.0 + 3.0 + 9.0 + 27.0 + 60.0
+
+
+def test_an_answer_that_brings_the_service_down_ends_after_its_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: Counter[str] = Counter()
+
+    def ask(completion: str) -> float:
+        asked[completion] += 1
+        if completion == "7":
+            raise ConnectionResetError
+        return 1.0
+
+    found = replies_of(ask, ManualClock(), tmp_path, monkeypatch)
+    assert {name for name, reply in found.items() if reply.score is None} == {"7"}
+    assert 1 < asked["7"] <= 10
+    assert all(count == 1 for name, count in asked.items() if name != "7")
+
+
+def test_a_child_says_that_a_service_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    back = tmp_path / "back"
+    (tmp_path / "away_rewards.py").write_text(
+        "import os, urllib.request\n\n"
+        "def score(completion):\n"
+        f"    if not os.path.exists({str(back)!r}):\n"
+        f"        urllib.request.urlopen('http://127.0.0.1:{free_ports(1)[0]}/', timeout=5)\n"
+        "    return 1.0\n"
+    )
+    scorer = ProcessScorer(config_of("away_rewards:score", tmp_path), processes=2, timeout_s=30.0, tries=1)
+    try:
+        for number in range(NUM):
+            scorer.submit(request(str(number), str(number)))
+        found: list[ScoreReply] = []
+        while not scorer._queue._probe_at:
+            found += scorer.poll(0.1)
+        assert all(reply.score is None for reply in found), "it had one try, and did not know that others failed, too"
+        back.touch()
+        while scorer.num_active:
+            found += scorer.poll(1.0)
+    finally:
+        scorer.close()
+    assert len([reply for reply in found if reply.score]) >= NUM - 1
+
+
+def refused() -> BaseException:
+    with pytest.raises(httpx.ConnectError) as raised:
+        httpx.get(f"http://127.0.0.1:{free_ports(1)[0]}/")
+    return raised.value
+
+
+def refused_async() -> BaseException:
+    async def ask() -> None:
+        async with httpx.AsyncClient() as client:
+            await client.get(f"http://127.0.0.1:{free_ports(1)[0]}/")
+
+    with pytest.raises(httpx.ConnectError) as raised:
+        asyncio.run(ask())
+    return raised.value
+
+
+def refused_by_urllib() -> BaseException:
+    with pytest.raises(OSError, match="refused") as raised:
+        urllib.request.urlopen(f"http://127.0.0.1:{free_ports(1)[0]}/", timeout=5)
+    return raised.value
+
+
+def ask_judge(port: int) -> BaseException:
+    """By the client of the rewards that ask a model."""
+    config = ServedConfig(url=f"http://127.0.0.1:{port}/v1", model="judge", tries=1)
+    asked = AskedModel("judge", config, "chat/completions", fixed={})
+    with pytest.raises(RewardError, match="is the server up") as raised:
+        asked.ask({})
+    return raised.value
+
+
+def answered(status: int) -> BaseException:
+    with pytest.raises(httpx.HTTPStatusError) as raised:
+        httpx.Response(status, request=httpx.Request("GET", "http://judge/")).raise_for_status()
+    return raised.value
+
+
+def raised_after_a_reset() -> BaseException:
+    error = ValueError("the judge said nothing")
+    error.__context__, error.__suppress_context__ = ConnectionResetError(), True
+    return error
+
+
+@each(
+    "error, away",
+    [
+        (refused, True),
+        (refused_async, True),
+        (refused_by_urllib, True),
+        (lambda: ask_judge(free_ports(1)[0]), True),
+        (lambda: answered(503), True),
+        (lambda: answered(429), True),
+        (lambda: answered(500), False),
+        (lambda: answered(404), False),
+        (raised_after_a_reset, True),
+        (lambda: KeyError("answer"), False),
+        (lambda: SystemExit(503), False),
+        (lambda: FileNotFoundError(2, "No such file"), False),
+    ],
+)
+def test_which_errors_say_so(error: Callable[[], BaseException], away: bool) -> None:
+    assert is_away(error()) is away
