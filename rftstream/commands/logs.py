@@ -13,6 +13,8 @@ import click
 from rftstream.commands.options import command, json_option, layers_argument, run_here_argument
 from rftstream.errors import ConfigError
 
+MOST_TOLD = 1000
+"""Newest warnings and errors that are remembered, so that none is shown twice."""
 LOOK_EVERY_S = 0.5
 
 
@@ -42,17 +44,19 @@ def logs(
 
     The files are in RUN/logs, one for each process. A process on another host has its file there.
     """
-    from rftstream.launch.log_files import TROUBLES, LogEvent, LogFile, find_logs, in_order
+    from rftstream.launch.log_files import TROUBLES, LogEvent, LogFile, find_logs, in_order, told_once
     from rftstream.runs.folder import find_run
 
     folder = find_logs(run, layers) or find_run(run, layers)[0].logs
     opened: dict[Path, LogFile] = {}
+    told: deque[str] = deque(maxlen=MOST_TOLD)
 
     def new_events(newest: int | None = None) -> list[LogEvent]:
         for path in sorted(folder.glob("*.log")):
             if path not in opened and (not roles or path.stem.partition("-")[0] in roles):
                 opened[path] = LogFile(path, newest)
-        return [event for event in in_order(list(opened.values())) if not troubles or event.level in TROUBLES]
+        events = told_once(in_order(list(opened.values())), told)
+        return [event for event in events if not troubles or event.level in TROUBLES]
 
     def show(event: LogEvent) -> None:
         click.echo(

@@ -6,14 +6,15 @@ import heapq
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rftstream.config import loader
 from rftstream.runs.folder import named_files
 
-_TEXT = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S+ (.*)")
+_TEXT = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (DEBUG|INFO|WARNING|ERROR|CRITICAL) +(\S+) (.*)")
 """The beginning of an event in the form `text` of launch/logging.py. Other lines belong to the event before them."""
 _BLOCK_BYTES = 1 << 16
 TROUBLES = ("WARNING", "ERROR", "CRITICAL")
@@ -30,6 +31,7 @@ class LogEvent:
     """All lines of the event, as in the file, without the last line's end."""
     message: str
     """First line of the logged text, without time, level and process."""
+    process: str = ""
 
 
 class LogFile:
@@ -77,14 +79,15 @@ def find_logs(run: Path, layers: Sequence[Path] = ()) -> Path | None:
 def event_of(line: str) -> LogEvent | None:
     """Return the event that begins with this line, in either form of launch/logging.py; None if none begins with it."""
     if match := _TEXT.match(line):
-        return LogEvent(match[1], match[2], line, match[3])
+        return LogEvent(match[1], match[2], line, match[4], match[3])
     if not line.startswith("{"):
         return None
     try:
         found = json.loads(line)
         moment = float(found.get("time", 0.0))
         shown = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
-        return LogEvent(f"{shown}.{int(moment % 1 * 1000):03d}", found["level"].upper(), line, str(found["message"]))
+        moment_text, process = f"{shown}.{int(moment % 1 * 1000):03d}", str(found.get("process", ""))
+        return LogEvent(moment_text, found["level"].upper(), line, str(found["message"]), process)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
@@ -118,3 +121,14 @@ def _starts(tail: bytes, offset: int) -> list[int]:
 def in_order(files: Sequence[LogFile]) -> Iterator[LogEvent]:
     """Yield the new events of all files, the oldest first."""
     yield from heapq.merge(*(file.read() for file in files), key=lambda event: event.moment)
+
+
+def told_once(events: Iterable[LogEvent], troubles: deque[str]) -> Iterator[LogEvent]:
+    """Yield the events without the warnings and errors of workers that the command `run` has told once more.
+    `troubles`: the newest of the events before, and then also of these."""
+    for event in events:
+        if event.process == "run" and event.message in troubles:
+            continue
+        if event.level in TROUBLES:
+            troubles.append(f"{event.process}: {event.message}")
+        yield event

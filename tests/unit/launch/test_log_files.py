@@ -80,6 +80,12 @@ def test_the_command_shows_roles_and_troubles(tmp_path: Path) -> None:
     assert said("--role", "feeder") == ["fed"]
     assert said("--troubles") == ["odd"]
     assert said("--last", "1") == ["fed"]
+    told = line(3, "trainer-0: odd", "WARNING") + line(4, "trainer-0: died 5 times in a row", "ERROR")
+    (tmp_path / "logs" / "run.log").write_text(told.replace(" trainer-0 ", " run ", 1).replace(" trainer-0 ", " run "))
+    assert said("--troubles")[0] == "odd"
+    assert len(said("--troubles")) == 2, "what the command tells once more is shown once"
+    assert len(said("--role", "run")) == 2
+    (tmp_path / "logs" / "run.log").unlink()
     (tmp_path / "config.toml").unlink()
     assert said() == ["fine", "odd", "fed"], "a run of another host, of which this one has logs alone"
     refused = CliRunner().invoke(cli, ["logs", str(tmp_path), "--role", "cook"])
