@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rftstream.config import loader
+from rftstream.config import loader, toml_files
 from rftstream.config.parts import registry
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
@@ -46,7 +46,7 @@ def open_named(run: Path, layers: Sequence[Path] = ()) -> OpenRun:
         return open_run(run, layers)
     except ConfigError as error:
         files = [run, *layers]
-        values = {key: value for file in files if file.is_file() for key, value in loader.glance(file).items()}
+        values = {key: value for file in files if file.is_file() for key, value in toml_files.glance(file).items()}
         missing = [name for name in _ANY if name not in values and not (name == "tasksets" and "experts" in values)]
         if not values or not missing:
             raise

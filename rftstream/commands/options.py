@@ -42,7 +42,7 @@ set_option = click.option(
     "sets",
     metavar="SECTION.KEY=VALUE",
     multiple=True,
-    help="Change a setting; may be given several times.",
+    help="Change a setting, or take it away by KEY=unset; may be given several times.",
     shell_complete=complete_assignment,
 )
 progress_option = click.option(

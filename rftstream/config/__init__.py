@@ -10,7 +10,7 @@ In the order of reading:
     parts.part_specs                 what others may know of a part before it is imported
     parts.part_names                 whether the parts that a run file names exist and fit together
     stages                           which batches belong to which `[[stages]]`
-    aliases, toml_errors             what settings are called elsewhere, and errors in words of the file
+    aliases, toml_files              what settings are called elsewhere, and TOML with errors in words of the file
 
 To add a setting: a field with a default in its section, and a line under it that says what it means; docs/generate.py
 prints that line. Settings of a part stand in the part's own `Config`.

@@ -1,4 +1,4 @@
-"""The run file: sections, defaults, ranges. The only reader of TOML and of the environment.
+"""The run file: sections, defaults, ranges. The only reader of the environment.
 
 Precedence: file (of several files, later ones override earlier ones) < environment `RFTSTREAM__TRAINER__LR` < `--set
 trainer.lr=`. Secrets (keys such as `password`) are moved into the environment (secrets.py). A part's own settings are
@@ -15,7 +15,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rftstream.config import secrets
 from rftstream.config.data_pipelines.synthesis import check_synthesiser, growing_tasksets, grows
@@ -26,12 +26,17 @@ from rftstream.config.plain import plain_values
 from rftstream.config.sampling_ranges import check_sampling
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.config.sizes import check_sizes
-from rftstream.config.toml_errors import explain_toml
+from rftstream.config.toml_files import read_toml
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
 
 ORIGINS = {"path", "make", "init_from"}
 """Settings of [model] of which a run has exactly one."""
+
+UNSET: Final = object()
+"""The value that takes a setting away, so that its default holds."""
+UNSET_WORD = "unset"
+"""UNSET as --set and the environment take it, and as changed settings are shown."""
 
 
 def load(
@@ -55,7 +60,8 @@ def load(
         _set(merged, path, value, where=name)
         sources.append((f"{name}:", _nested(path, value)))
         variables[".".join(path)] = name
-    _replace_origin(merged, [(one, _nested(split_key(one.partition("=")[0]) or [""], None)) for one in sets])
+    given_by_set = [one for one in sets if one.partition("=")[2] != UNSET_WORD]
+    _replace_origin(merged, [(one, _nested(split_key(one.partition("=")[0]) or [""], None)) for one in given_by_set])
     for assignment in sets:
         key, equals, value = assignment.partition("=")
         path = split_key(key)
@@ -375,43 +381,6 @@ def _template(value: str | None, base: Path, section: str) -> str | None:
     return text
 
 
-def _not_a_file(folder: Path) -> str:
-    if (folder / "run.lock").exists():
-        return f"{folder}: is a run folder, expected a run file; `rftstream resume {folder}` goes on with that run"
-    found = ", ".join(map(str, sorted(folder.glob("*.toml"))))
-    return f"{folder}: is a folder, expected a run file" + (f"; there is {found}" if found else "")
-
-
-_OF_DATA = (".jsonl", ".json", ".parquet", ".csv")
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Return the values of a file, unchecked. ConfigError if it cannot be read or is not TOML."""
-    if path.suffix in _OF_DATA and path.is_file():
-        raise ConfigError(f"{path}: is data, expected a run file; `rftstream init --tasks {path}` makes one of it")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        near = registry.near_file(path)
-        raise ConfigError(f"{path}: no such file; name a run file, or set RFTSTREAM_CONFIG{near}") from None
-    except IsADirectoryError:
-        raise ConfigError(_not_a_file(path)) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8: {error}; save it as UTF-8") from None
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {explain_toml(text, str(error))}") from None
-
-
-def glance(path: Path) -> dict[str, Any]:
-    """Return the values of a file, unchecked. Return none if it cannot be read or is not TOML."""
-    try:
-        return read_toml(path)
-    except (ConfigError, OSError):
-        return {}
-
-
 def _merge(target: dict[str, Any], source: Mapping[str, Any]) -> None:
     for key, value in source.items():
         if isinstance(value, dict) and isinstance(target.get(key), dict):
@@ -423,7 +392,10 @@ def _merge(target: dict[str, Any], source: Mapping[str, Any]) -> None:
 def _set(target: dict[str, Any], path: Sequence[str], value: Any, *, where: str) -> None:
     part, *rest = path
     if not rest:
-        target[part] = value
+        if value is UNSET:
+            target.pop(part, None)
+        else:
+            target[part] = value
         return
     inner = target.setdefault(part, {})
     if isinstance(inner, list) and len(rest) > 1:  # stages.0.steps
@@ -443,7 +415,9 @@ def split_key(key: str) -> list[str]:
 
 def _parse_value(text: str) -> Any:
     """Return the value as TOML reads it. A value that is not TOML is taken as a string, so that quotes can be left
-    out."""
+    out, except those of UNSET_WORD."""
+    if text == UNSET_WORD:
+        return UNSET
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

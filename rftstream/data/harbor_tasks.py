@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from rftstream.config.loader import read_toml
+from rftstream.config.toml_files import read_toml
 from rftstream.errors import ConfigError, HostedCodeError
 
 Seconds = Annotated[float, Meta(gt=0)]

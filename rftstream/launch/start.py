@@ -108,9 +108,9 @@ def run(
 
 
 def as_sets(given: Settings) -> list[str]:
-    """Return settings as --set takes them."""
+    """Return settings as --set takes them; None takes one away."""
     if isinstance(given, Mapping):
-        return [f"{name}={toml_value(value)}" for name, value in given.items()]
+        return [f"{name}={loader.UNSET_WORD if value is None else toml_value(value)}" for name, value in given.items()]
     return list(given)
 
 

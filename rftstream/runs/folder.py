@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rftstream.config import loader, log_users, secrets
+from rftstream.config import loader, log_users, secrets, toml_files
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import TransportSpec
 from rftstream.config.sections import RunConfig, TransportSection
@@ -211,7 +211,7 @@ def candidates_here(config: RunConfig) -> list[RunFolder]:
 
 def runs_of(file: Path) -> Path | None:
     """Return the folder in which a run file puts its runs; None if the file is no run file."""
-    section = loader.glance(file).get("run")
+    section = toml_files.glance(file).get("run")
     if not isinstance(section, dict) or not isinstance(folder := section.get("folder", "runs"), str):
         return None
     return file.parent / folder if "name" in section else None

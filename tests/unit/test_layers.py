@@ -78,6 +78,7 @@ SERVICE_DOORS = (
 """What roles know of the service."""
 
 EXCEPTIONS = {
+    ("rftstream.config.loader", "tomllib"): "reads single values, and the config that a log recorded",
     ("rftstream.runs.manifest", "tomllib"): "compares with the config that the manifest recorded",
     ("rftstream.rewards.judge_cache", "sqlite3"): "keeps what judges said, which is no part of any log",
     ("rftstream.queries.catalog.database", "sqlite3"): "keeps what pages ask about, which is made from the log",
@@ -96,7 +97,7 @@ OWNERS = {
     "peft": "rftstream.backends.torch.lora",
     "sqlite3": "rftstream.transport.embedded",
     "fsspec": "rftstream.weights.stores.store",
-    "tomllib": "rftstream.config.loader",
+    "tomllib": "rftstream.config.toml_files",
     "matplotlib": "rftstream.queries.curves.plot",
     "tensorboard": "rftstream.trackers.tensorboard",
     "wandb": "rftstream.trackers.wandb",

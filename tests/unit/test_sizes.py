@@ -36,7 +36,7 @@ BUDGETS = {
     "http": 650,
     "integrations": 4_500,
     "joined": 900,
-    "launch": 3_650,
+    "launch": 3_700,
     "models": 4_100,
     "policies": 5_050,
     "preflight": 4_350,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rftstream.config import loader
+from rftstream.config import loader, toml_files
 from rftstream.config.parts import registry
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
@@ -18,7 +18,7 @@ def with_pipelines_of(config: RunConfig, file: Path) -> RunConfig:
     The file is a run file, of which only the operators are used, or it has operators alone. ConfigError for other
     content, and for tasksets that the config does not have.
     """
-    found = loader.read_toml(file)
+    found = toml_files.read_toml(file)
     is_run_file = "run" in found
     if not is_run_file and (unknown := sorted(set(found) - {"pipeline", "tasksets"})):
         raise ConfigError(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rftstream.config import loader
+from rftstream.config import toml_files
 from rftstream.config.plain import toml_value
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.conversion import (
@@ -38,7 +38,7 @@ SAMPLING = ("orchestrator.train.sampling", "orchestrator.sampling")
 
 def convert_prime_rl(files: list[Path], gpus: int | None, trainer: str | None) -> ConvertedConfig:
     """Return the run file for one file of `rl` or `sft`, or for files of trainer and orchestrator."""
-    given = merged([(path, _whole(loader.read_toml(path))) for path in files])
+    given = merged([(path, _whole(toml_files.read_toml(path))) for path in files])
     is_sft = any(name.startswith("data.") for name in given)
     c = Conversion("prime-rl", given, TABLES["sft_defaults" if is_sft else "defaults"])
     c.put("model.path", c.get("model.name"), "model.name")

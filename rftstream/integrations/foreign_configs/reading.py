@@ -18,7 +18,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from rftstream.config import loader
+from rftstream.config import toml_files
 from rftstream.errors import ConfigError
 
 NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
@@ -40,7 +40,7 @@ OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 def tables_of(system: str) -> dict[str, Any]:
     """Return what the names of another system mean here: the tables of its file beside this module."""
-    return loader.read_toml(Path(__file__).with_name(f"{system}.toml"))
+    return toml_files.read_toml(Path(__file__).with_name(f"{system}.toml"))
 
 
 def lifted(settings: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 
-from rftstream.config.loader import read_toml
 from rftstream.config.parts import registry
 from rftstream.config.sections import EvaluationSection
+from rftstream.config.toml_files import read_toml
 from rftstream.errors import ConfigError
 from rftstream.queries.formatting import columns
 from rftstream.queries.plain import Report

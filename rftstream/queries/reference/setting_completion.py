@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from rftstream.config.loader import glance
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import TasksetSpec
+from rftstream.config.toml_files import glance
 from rftstream.queries.reference import settings
 from rftstream.queries.reference.setting_types import toml
 from rftstream.queries.reference.settings import LISTED, NAMED, OPTIONS, Setting, SettingSection

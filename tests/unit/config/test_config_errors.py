@@ -12,6 +12,7 @@ import pytest
 from rftstream.config.loader import load
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
+from rftstream.launch.start import as_sets
 
 FINE = """
 run = { name = "tiny", steps = 2 }
@@ -173,6 +174,18 @@ def test_an_error_names_who_gave_the_setting(
         load([file], sets=sets, env=env)
 
 
+def test_a_setting_that_is_taken_away_has_its_default_again(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.toml"
+    file.write_text(FINE + "[verifier]\ntries = 7\ngroup_timeout_s = 3.0\n")
+    config = load(
+        [file], sets=["verifier.tries=unset", "verifier.group_timeout_s=unset", "verifier.count=unset"], env={}
+    )
+    assert (config.verifier.tries, config.verifier.group_timeout_s) == (3, None)
+    assert load([file], sets=as_sets({"verifier.tries": None}), env={}).verifier.tries == 3
+    assert load([file], env={"RFTSTREAM__VERIFIER__TRIES": "unset"}).verifier.tries == 3
+    assert load([file], sets=['run.name="unset"'], env={}).run.name == "unset"
+
+
 def test_of_several_files_the_one_with_the_setting_is_named(tmp_path: Path) -> None:
     base, mine, empty = (tmp_path / name for name in ("base.toml", "mine.toml", "empty.toml"))
     base.write_text(FINE)
@@ -202,6 +215,8 @@ def test_of_several_files_the_one_with_the_setting_is_named(tmp_path: Path) -> N
         ("model = { path = 'other', init_from = 'run' }", {}, (), None),
         ("", {"RFTSTREAM__MODEL__PATH": "a", "RFTSTREAM__MODEL__INIT_FROM": "b"}, (), None),
         ("", {}, ("model.path=a", "model.init_from=b"), None),
+        ("", {}, ("model.init_from=unset",), {"path"}),
+        ("model.make.width = 8", {}, ("model.path=unset",), {"make"}),
         ("", {}, ("=a",), None),
     ],
 )

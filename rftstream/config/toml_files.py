@@ -1,4 +1,4 @@
-"""Explains why a text is not TOML, with the line and the key of the error.
+"""Reads TOML files, and explains why a text is not TOML, with the line and the key of the error.
 
 The parser reports what it expected, and a position. The author of the file needs the key, and for a duplicate also the
 place of the first one.
@@ -7,11 +7,46 @@ place of the first one.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rftstream.config.parts import registry
+from rftstream.errors import ConfigError
 
 _PLACE = re.compile(r" \((?:at line (\d+), column \d+|at end of document)\)$")
 _HEADER = re.compile(r"^\s*\[\[?\s*([^\[\]#=]+?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"^\s*((?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*(=?)")
+_OF_DATA = (".jsonl", ".json", ".parquet", ".csv")
+"""Ends of the names of data files."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the values of a file, unchecked. ConfigError if it cannot be read or is not TOML."""
+    if path.suffix in _OF_DATA and path.is_file():
+        raise ConfigError(f"{path}: is data, expected a run file; `rftstream init --tasks {path}` makes one of it")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        near = registry.near_file(path)
+        raise ConfigError(f"{path}: no such file; name a run file, or set RFTSTREAM_CONFIG{near}") from None
+    except IsADirectoryError:
+        raise ConfigError(_not_a_file(path)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8: {error}; save it as UTF-8") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {explain_toml(text, str(error))}") from None
+
+
+def glance(path: Path) -> dict[str, Any]:
+    """Return the values of a file, unchecked. Return none if it cannot be read or is not TOML."""
+    try:
+        return read_toml(path)
+    except (ConfigError, OSError):
+        return {}
 
 
 def explain_toml(text: str, error: str) -> str:
@@ -62,3 +97,10 @@ def _named(lines: list[str]) -> Iterator[tuple[int, str, bool]]:
 
 def _plain(name: str) -> str:
     return re.sub(r"\s*\.\s*", ".", name)
+
+
+def _not_a_file(folder: Path) -> str:
+    if (folder / "run.lock").exists():
+        return f"{folder}: is a run folder, expected a run file; `rftstream resume {folder}` goes on with that run"
+    found = ", ".join(map(str, sorted(folder.glob("*.toml"))))
+    return f"{folder}: is a folder, expected a run file" + (f"; there is {found}" if found else "")
