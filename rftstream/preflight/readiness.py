@@ -264,6 +264,8 @@ def _lora(config: RunConfig) -> None:
                 f"expected {' or '.join(map(repr, able))}; set trainer.backend, or leave quantize out"
             )
         rounded.require("model.quantize")
+    if config.part_options("backend", config.trainer.backend).get("moments") == "8bit":
+        rounded.require("backends.torch.moments")
 
 
 # ------------------------------------------------------------------------------------------------ model

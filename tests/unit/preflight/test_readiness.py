@@ -191,6 +191,14 @@ def test_a_folder_in_which_nothing_can_be_made(config: RunConfig, tmp_path: Path
         refused_by_all(loader.replace(config, **{setting: place}), f"nothing can be made in {Path(place).parent} (")
 
 
+def test_moments_in_eight_bits_without_their_package(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # as if it were not installed
+    wanted = {"trainer__backend": "torch", "backends": {"torch": {"moments": "8bit"}}, "model": {"make": {}}}
+    refused_by_all(
+        loader.replace(config, **wanted), "backends.torch.moments: the package bitsandbytes is not installed"
+    )
+
+
 def test_s3_without_its_package(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)  # as if it were not installed
     monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)
