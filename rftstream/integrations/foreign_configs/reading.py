@@ -48,7 +48,9 @@ def lifted(settings: dict[str, Any], known: Sequence[str]) -> dict[str, Any]:
     for table in ("model_init_kwargs", "generation_kwargs"):
         if isinstance(inner := settings.get(table), dict):
             own = {name: value for name, value in inner.items() if name in known}
-            settings = {**settings, **own, table: {name: value for name, value in inner.items() if name not in own}}
+            ends = {f"{table}.{name}": value for name, value in inner.items() if name in ("stop", "stop_strings")}
+            rest = {name: one for name, one in inner.items() if name not in own and f"{table}.{name}" not in ends}
+            settings = {**settings, **own, **ends, table: rest}
     return settings
 
 

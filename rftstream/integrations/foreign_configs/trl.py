@@ -25,7 +25,12 @@ from rftstream.integrations.foreign_configs.reading import Launch, lifted, merge
 from rftstream.integrations.foreign_configs.trl_losses import put_correction, put_loss
 from rftstream.integrations.foreign_configs.trl_script import UNREAD, Script, ScriptReader
 from rftstream.integrations.foreign_configs.trl_sources import DatasetRules, with_evaluation
-from rftstream.integrations.foreign_configs.trl_training import evaluated_every, put_lowest_rate, put_model
+from rftstream.integrations.foreign_configs.trl_training import (
+    evaluated_every,
+    put_lowest_rate,
+    put_model,
+    put_objective,
+)
 
 ALGORITHMS = {"grpo": "grpo", "rloo": "rloo", "sft": "sft", "dpo": "dpo", "reward": "reward_model"}
 TABLES = tables_of("trl")
@@ -57,7 +62,8 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
         for _, named in given[: -len(scripts)]:
             named.pop("reward_funcs", None)
         flags.pop("reward_funcs", None)
-    settings = lifted(merged(given) | {name: flags[name] for name in flags if name not in script.arguments}, known)
+    parsed = merged(given) | {name: flags[name] for name in flags if name not in script.arguments}
+    settings = lifted({name: one for name, one in parsed.items() if name not in script.own_taken}, known)
     path = (scripts or files)[0]
     kind = trainer or script.trainer or _kind(settings, path)
     if not scripts and kind in ("grpo", "rloo"):
@@ -67,7 +73,7 @@ def convert_trl(files: list[Path], gpus: int | None, trainer: str | None) -> Con
             f"--trainer {kind}: the config has reward_funcs, which grpo and rloo take; say --trainer grpo"
         )
     defaults = {**TABLES["defaults"]["every"], **TABLES["defaults"][kind], **script.defaults}
-    conversion = Conversion("TRL", settings, defaults, known)
+    conversion = Conversion("TRL", settings, defaults, [*known, *script.own])
     conversion.algorithm = ALGORITHMS[kind]
     processes = gpus if launched is None else launched.processes or gpus
     rules = _TrlRules(conversion, kind, gpus, script, path, processes or 1)
@@ -249,6 +255,9 @@ class _TrlRules:
     def _sampled(self) -> None:
         c = self._c
         c.put("sampling.max_tokens", c.get("max_completion_length"), "max_completion_length")
+        for name in ("stop", "stop_strings"):  # of vLLM, and of transformers
+            if ends := c.get(f"generation_kwargs.{name}"):
+                c.put("sampling.stop", list(many(ends)), f"generation_kwargs.{name}")
         if c.get("use_vllm"):
             mode = c.get("vllm_mode", "colocate")
             if self._gpus is None:
@@ -421,17 +430,7 @@ class _TrlRules:
         self._held_out()
         c.put("model.context", c.get("max_length"), "max_length")
         c.put("experts.too_long", "skip", "max_length: TRL cuts what is longer, here it is left out")
-        if self._kind == "dpo":
-            if c.get("loss_type", "sigmoid") not in ("sigmoid", ["sigmoid"]):
-                c.leave("loss_type", "only 'sigmoid' has a counterpart, which stands in its place")
-            c.put("algorithms.dpo.beta", c.get("beta"), "beta")
-            if smoothing := c.get("label_smoothing"):
-                c.put("algorithms.dpo.label_smoothing", smoothing, "label_smoothing")
-        if self._kind == "reward" and (factor := c.get("center_rewards_coefficient")):
-            c.put("algorithms.reward_model.centring", factor, "center_rewards_coefficient")
-        for name in ("completion_only_loss", "assistant_only_loss"):
-            if c.get(name) is not None:
-                c.leave(name, "what the assistant said is trained, always")
+        put_objective(c, self._kind)
 
     def _held_out(self) -> None:
         """Take the share of rows that is held out, or say that the rows are not taken."""

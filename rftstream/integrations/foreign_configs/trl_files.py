@@ -60,13 +60,14 @@ def _reader(kind: str, name: str, beside: Path, *, experts: bool) -> str | None:
     return f"jsonl:{name}" if kind == "json" and not is_list else None
 
 
-def holds_chats(path: Path) -> bool:
-    """Return whether the first row of a file of JSON lines has a list of messages as its prompt."""
+def form_of_prompts(path: Path) -> type | None:
+    """Return what the prompt in the first row of a file of JSON lines is: a list of messages, or a str. None if it
+    cannot be read."""
     try:
         row = json.loads(_first_line(path))
     except (ValueError, RecursionError):
-        return False
-    return isinstance(row, dict) and isinstance(row.get("prompt"), list)
+        return None
+    return type(row["prompt"]) if isinstance(row, dict) and "prompt" in row else None
 
 
 def count_rows(path: Path) -> int | None:

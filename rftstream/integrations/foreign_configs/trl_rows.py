@@ -7,9 +7,11 @@ methods that change it (`dataset.select`, `dataset.columns`).
 from __future__ import annotations
 
 import ast
+import contextlib
+import copy
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rftstream.integrations.foreign_configs.trl_scopes import (
@@ -41,6 +43,9 @@ class Values(Protocol):
 
     def resolved(self, node: ast.AST, scope: Scope) -> tuple[ast.AST, Scope]:
         """Follow names to their value, and return the node with the scope in which to evaluate it."""
+
+    def holds(self, test: ast.expr, scope: Scope) -> bool:
+        """Return whether a condition holds. UnreadableExpression if running the script would be needed."""
 
 
 class DatasetReader:
@@ -127,7 +132,9 @@ class DatasetReader:
         """Return the columns, system prompt, template and answer marker that a function over rows produces."""
         row = function.args.args[0].arg
         if isinstance(function, ast.FunctionDef):
-            scope = scope.inside(function)
+            written_out: ast.FunctionDef = copy.deepcopy(function)
+            _ColumnsByName(self._reader, row, scope.inside(function)).visit(written_out)
+            function, scope = written_out, scope.inside(written_out)
         made: dict[str, ast.AST] = {}
         for node in ast.walk(function):
             if isinstance(node, ast.Dict) and not any(
@@ -140,11 +147,39 @@ class DatasetReader:
         found: dict[str, Any] = {"dataset.columns": {}}
         for name, written in made.items():
             value = self._followed(written, scope)
+            if isinstance(value, ast.List) and isinstance(written, ast.Name) and isinstance(function, ast.FunctionDef):
+                try:
+                    value = ast.List(self._listed(function.body, written.id, scope))
+                except UNKNOWN as error:
+                    found[f"dataset.map: {name}"] = f"made in {error}"
+                    continue
             if isinstance(value, ast.List):
                 found |= self._chat(value, row, scope, found["dataset.columns"], name)
             else:
                 found |= self._text(value, row, scope, found["dataset.columns"], name)
         return found
+
+    def _listed(self, body: Sequence[ast.stmt], name: str, scope: Scope) -> list[ast.expr]:
+        """Return the elements that a list has after statements that make it and append to it, also under conditions
+        that are known. UnreadableExpression if they do more."""
+        elements: list[ast.expr] = []
+        for node in body:
+            if not any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node)):
+                continue
+            if isinstance(node, ast.If):
+                taken = node.body if self._reader.holds(node.test, scope) else node.orelse
+                elements += self._listed(taken, name, scope)
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+                if not isinstance(node.value, ast.List):
+                    raise UnreadableExpression(node)
+                elements = list(node.value.elts)
+            elif isinstance(node, ast.Expr) and isinstance(call := node.value, ast.Call):
+                if ast.unparse(call.func) != f"{name}.append":
+                    raise UnreadableExpression(node)
+                elements.append(call.args[0])
+            elif not isinstance(node, (ast.Return, ast.Assign)):
+                raise UnreadableExpression(node)
+        return elements
 
     def _followed(self, value: ast.AST, scope: Scope) -> ast.AST:
         """Return the node of a name's value, or the node itself if nothing in the script says it."""
@@ -223,6 +258,21 @@ class DatasetReader:
         if PLACE.search(text):
             raise UnreadableExpression(node, "whose braces a template would take for a column")
         return text
+
+
+class _ColumnsByName(ast.NodeTransformer):
+    """Writes the names of columns into a function over rows: `row["question"]` for `row[column]`."""
+
+    def __init__(self, reader: Values, row: str, scope: Scope) -> None:
+        self._reader, self._row, self._scope = reader, row, scope
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """Write a column's name where its value is known."""
+        if isinstance(node.value, ast.Name) and node.value.id == self._row:
+            with contextlib.suppress(*UNKNOWN):
+                name = ast.Constant(self._reader.value(node.slice, self._scope))
+                return ast.copy_location(ast.Subscript(node.value, name, node.ctx), node)
+        return self.generic_visit(node)
 
 
 def _text_of_parts(content: ast.List) -> ast.expr | None:

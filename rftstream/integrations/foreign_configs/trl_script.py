@@ -47,6 +47,8 @@ UNREAD = "could not be read"
 PARSED = ("parse_args_and_config", "parse_args_into_dataclasses")
 COMPARED: dict[type[ast.cmpop], bool] = {ast.Eq: True, ast.Is: True, ast.NotEq: False, ast.IsNot: False}
 CASTS = {"int": int, "float": float, "str": str}
+MODELS = ("from_pretrained", "get_peft_model", "create_reference_model", "deepcopy")
+"""Calls whose first argument says which model they return."""
 TEXTS = ("split", "replace", "lower", "upper", "strip", "rstrip", "lstrip")
 """String methods that can be evaluated."""
 
@@ -67,6 +69,10 @@ class Script:
     code: ScriptCode | None = None
     arguments: set[str] = field(default_factory=set)
     """Arguments of the script's own argparse whose given values were taken."""
+    own: set[str] = field(default_factory=set)
+    """Fields of the script's own dataclasses."""
+    own_taken: set[str] = field(default_factory=set)
+    """Those, unknown to TRL, whose given values were taken."""
     makes_chats: bool = False
     """Whether some prompt in the script is written as a list of messages."""
 
@@ -108,6 +114,12 @@ class ScriptReader:
         self.scope = Scope().add(self._tree.body)
         self._environment: dict[str, Any] = {}
         self._arguments_taken: set[str] = set()
+        classes = (node.body for node in ast.walk(self._tree) if isinstance(node, ast.ClassDef))
+        self._own = {
+            ast.unparse(one.target): one.value for body in classes for one in body if isinstance(one, ast.AnnAssign)
+        }
+        """Fields of the script's own dataclasses, which its command line has beside TRL's, and their defaults."""
+        self._own_taken: set[str] = set()
 
     def read(self) -> Script:
         """Return the arguments of the script's trainer. ConfigError if there is none."""
@@ -116,7 +128,7 @@ class ScriptReader:
         names = {node.name for node in every if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
         names |= {ast.unparse(node.targets[0]) for node in every if isinstance(node, ast.Assign)}
         script = Script(kind.lower(), functions=names, environment=self._environment)
-        script.arguments = self._arguments_taken
+        script.arguments, script.own, script.own_taken = self._arguments_taken, set(self._own), self._own_taken
         script.code = ScriptCode(self._path.name, self._lines, scope)
         script.makes_chats = any(map(_is_row_of_chat, every))
         datasets = DatasetReader(self)
@@ -138,12 +150,12 @@ class ScriptReader:
                 elif name == "eval_dataset":
                     found = datasets.read(node, scope)
                     script.settings |= {f"eval_{key}": value for key, value in found.items()}
-                elif name in ("processing_class", "tokenizer") and self._is_models_own(node, given, scope):
+                elif name in ("processing_class", "tokenizer", "ref_model") and self._is_models_own(node, given, scope):
                     continue
-                elif name in ("environment_factory", "rollout_func"):
+                elif name in ("environment_factory", "rollout_func", "callbacks"):
                     script.settings[name] = ast.unparse(node)
-                elif name == "model":
-                    script.settings["model_name_or_path"] = self._model(node, scope)
+                elif name in ("model", "ref_model"):
+                    script.settings["model_name_or_path" if name == "model" else name] = self._model(node, scope)
                 else:
                     script.settings[name] = self.value(node, scope)
             except UNKNOWN as error:
@@ -155,7 +167,7 @@ class ScriptReader:
         return script
 
     def _is_models_own(self, node: ast.AST, given: Mapping[str, ast.expr], scope: Scope) -> bool:
-        """Return whether a tokenizer or processor is loaded from the model that is trained."""
+        """Return whether a tokenizer, a processor or the reference is loaded from the model that is trained."""
         with contextlib.suppress(*UNKNOWN):
             return bool(self._model(node, scope) == self._model(given["model"], scope))
         return False
@@ -187,12 +199,12 @@ class ScriptReader:
         to evaluate it."""
         while isinstance(node, (ast.Name, ast.IfExp)):
             if isinstance(node, ast.IfExp):
-                node = node.body if self._holds(node.test, scope) else node.orelse
+                node = node.body if self.holds(node.test, scope) else node.orelse
             else:
                 node, scope = scope.find(node)
         return node, scope
 
-    def _holds(self, test: ast.expr, scope: Scope) -> bool:
+    def holds(self, test: ast.expr, scope: Scope) -> bool:
         """Return whether a condition holds. UnreadableExpression if running the script would be needed."""
         if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], tuple(COMPARED)):
             left, right = self.value(test.left, scope), self.value(test.comparators[0], scope)
@@ -258,8 +270,14 @@ class ScriptReader:
     def _attribute(self, node: ast.Attribute, scope: Scope) -> Any:
         """Return a setting of the command line, an argument of argparse as it is given or by default, or the last part
         of a constant such as torch.bfloat16."""
-        if node.attr in self._known and self._parsed is not None and self._is_parsed(node.value, scope):
-            return self._parsed.get(node.attr)
+        if self._parsed is not None and self._is_parsed(node.value, scope):
+            if node.attr in self._own and node.attr not in self._given:
+                return self.value(_default_of(self._own[node.attr]) or node.value, self.scope)
+            if node.attr in self._known:
+                return self._parsed.get(node.attr)
+            if node.attr in self._own:
+                self._own_taken.add(node.attr)
+                return self._given[node.attr]
         if ast.unparse(node.value) in ("torch", "TaskType", "jnp"):
             return node.attr
         for call in ast.walk(self._tree):
@@ -387,9 +405,18 @@ class ScriptReader:
 
     def _model(self, node: ast.AST, scope: Scope) -> Any:
         node, scope = self.resolved(node, scope)
-        if isinstance(node, ast.Call) and last_name(node.func) in ("from_pretrained", "get_peft_model") and node.args:
+        if isinstance(node, ast.Call) and last_name(node.func) in MODELS and node.args:
             return self._model(node.args[0], scope)
         return self.value(node, scope)
+
+
+def _default_of(field: ast.expr | None) -> ast.expr | None:
+    """Return the default in what a field of a dataclass is assigned."""
+    if not isinstance(field, ast.Call) or last_name(field.func) != "field":
+        return field
+    given = {one.arg: one.value for one in field.keywords}
+    made = given.get("default_factory")
+    return made.body if isinstance(made, ast.Lambda) else given.get("default")
 
 
 def _is_row_of_chat(node: ast.AST) -> bool:

@@ -14,7 +14,7 @@ from rftstream.integrations.foreign_configs.trl_files import (
     FORMATS,
     count_rows,
     described,
-    holds_chats,
+    form_of_prompts,
     rows_of,
     source_of,
 )
@@ -22,6 +22,8 @@ from rftstream.integrations.foreign_configs.trl_script import Script
 
 KNOWN = ("prompt", "messages", "answer", "completion", "chosen", "rejected", "images")
 OURS = {"solution": "answer", "ground_truth": "answer", "image": "images"}
+BARE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""Chat template of prompts that are texts, which TRL gives to the model as they are."""
 HELD_OUT = 100
 """Rows that are held out where their number is not known."""
 
@@ -31,7 +33,7 @@ class SourceOfRows:
     """The settings of a section about its rows, made by `DatasetRules.source`."""
 
     settings: dict[str, Any]
-    """source, options, columns and system."""
+    """source, options, columns, system and chat template."""
     there: str
     """The settings of TRL that the options were taken from."""
     num_rows: int | None = None
@@ -96,15 +98,18 @@ class DatasetRules:
             c.leave(f"{prefix}dataset.template = {template!r}", "only tasksets have one; make such rows beforehand")
             template = None
         options = {**of_hub, "template": template, "answer_after": c.get(f"{prefix}dataset.answer_after"), **limits}
-        columns = self._columns(c.get(f"{prefix}dataset.columns") or {})
+        made = c.get(f"{prefix}dataset.columns") or {}
+        columns, is_text = self._columns(made), bool(template and "messages" not in made)
         if self._samples and not template and not {"prompt", "messages"} & set(columns) and scheme == "jsonl":
-            is_chat = holds_chats(self._path.parent / file)
-            columns = {"messages": "prompt", **columns} if is_chat else columns
+            form = form_of_prompts(self._path.parent / file)
+            columns = {"messages": "prompt", **columns} if form is list else columns
+            is_text = form is str
         found = {
             "source": source,
             "options": {key: value for key, value in options.items() if value is not None},
             "columns": columns,
             "system": c.get(f"{prefix}dataset.system"),
+            "chat_template": BARE if is_text else None,
         }
         settings = {key: value for key, value in found.items() if value}
         return SourceOfRows(settings=settings, there=whole + said, num_rows=rows)
@@ -199,8 +204,7 @@ class DatasetRules:
         if self._samples and not prefix and not self._script.makes_chats:
             self._c.ask(
                 "where prompts are texts and not messages: TRL shows them to the model as they are, a run as messages "
-                "of a user; bare they are by model.chat_template, a file with "
-                "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+                f"of a user; bare they are by model.chat_template, a file with {BARE}"
             )
         return f"jsonl:{file}"
 

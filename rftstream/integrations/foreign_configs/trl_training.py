@@ -3,6 +3,7 @@ counts in optimizer steps: evaluations, and the end of a schedule."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rftstream.integrations.foreign_configs.conversion import Conversion, take_dtype
@@ -36,7 +37,7 @@ def evaluated_every(c: Conversion, steps: int | None) -> tuple[Any, str]:
         return None, f"eval_strategy {strategy!r}"
     every = c.get(name)
     if 0 < every < 1:
-        return (None if steps is None else max(-(-every * steps // 1), 1)), name
+        return (None if steps is None else max(math.ceil(every * steps), 1)), name
     return int(every), name if name == "eval_steps" else "logging_steps, as eval_strategy has no eval_steps"
 
 
@@ -50,3 +51,27 @@ def put_lowest_rate(c: Conversion) -> None:
         c.put("trainer.min_lr_share", lowest / c.get("learning_rate"), f"{kwargs}.min_lr / learning_rate")
     for name in sorted(set(given) - {"min_lr_rate", "min_lr"}):
         c.leave(f"{kwargs}.{name} = {given[name]}", "there are constant, linear and cosine, without more settings")
+
+
+def put_objective(c: Conversion, kind: str) -> None:
+    """Write what is learned from demonstrations or pairs, and say where TRL learns more of a row."""
+    if kind == "dpo":
+        if c.get("loss_type", "sigmoid") not in ("sigmoid", ["sigmoid"]):
+            c.leave("loss_type", "only 'sigmoid' has a counterpart, which stands in its place")
+        c.put("algorithms.dpo.beta", c.get("beta"), "beta")
+        if smoothing := c.get("label_smoothing"):
+            c.put("algorithms.dpo.label_smoothing", smoothing, "label_smoothing")
+    if kind == "reward" and (factor := c.get("center_rewards_coefficient")):
+        c.put("algorithms.reward_model.centring", factor, "center_rewards_coefficient")
+    for name in ("completion_only_loss", "assistant_only_loss"):
+        if c.get(name) is not None:
+            c.leave(name, "what the assistant said is trained, always")
+    if kind == "sft" and not c.get("assistant_only_loss"):
+        c.leave_unread(
+            "assistant_only_loss is off", "TRL trains all of a chat then, here what the assistant said, always"
+        )
+    if kind == "sft" and c.get("packing"):
+        c.ask(
+            f"packing: TRL's batch has blocks of {c.get('max_length')} tokens, of several rows each, here rows: set "
+            "experts.per_batch to as many as are in these blocks; run.steps and the warm-up follow from it"
+        )

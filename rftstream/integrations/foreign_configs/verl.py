@@ -177,7 +177,9 @@ def _reinforced(c: Conversion, path: Path, gpus: int | None) -> None:
         c.put("sampling.top_k", most, f"{ROLLOUT}.top_k")
     if c.get("algorithm.filter_groups.enable"):
         c.put("buffer.zero_variance", "replace", "algorithm.filter_groups.enable")
-        c.get("algorithm.filter_groups.metric")
+        if metric := c.get("algorithm.filter_groups.metric"):
+            reason = "groups are filtered by their rewards, before what overlong_share takes off"
+            c.leave(f"algorithm.filter_groups.metric = {metric!r}", reason)
     _held_out(c)
     at_hand = c.get("trainer.n_gpus_per_node", only_given=True) if gpus is None else gpus
     engine = c.get(f"{ROLLOUT}.name", "hf")

@@ -243,7 +243,7 @@ RECIPES = {
             "trainer.algorithm": "sft", "experts.per_batch": 16, "experts.source": "hf:org/chats",
             "model.context": 512, "trainer.lr": 2e-5, "run.steps": 30,
         },
-        ("packing",),
+        ("assistant_only_loss is off",),
     ),
     "verl-grpo-lora": Recipe(
         "verl",

@@ -21,7 +21,7 @@ import pytest
 from rftstream.config import aliases, loader
 from rftstream.config.placement import Gpu, Machine
 from rftstream.config.sections import MakeModel, ModelSection
-from rftstream.integrations.foreign_configs import convert_config, prime_rl, trl, verl
+from rftstream.integrations.foreign_configs import convert_config, prime_rl, trl, trl_sources, verl
 from rftstream.integrations.foreign_configs.conversion import Conversion
 from rftstream.models import machine
 from rftstream.models.folders.folder import prepare_model
@@ -303,6 +303,14 @@ CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
          "peft_config=LoraConfig(r=4, use_rslora=True",
          {"trainer.warmup_steps": 1, "sampling.min_p": 0.1, "model.dtype": "float32", "model.lora.alpha": 16.0},
          ("save_strategy = 'epoch': trainer.checkpoint", 'generation_kwargs = {"no": 1}: no counterpart')),
+        (OWN, CHATS, "generation_kwargs={'stop': '</a>', 'no': 1}), callbacks=([Mine()]", {"sampling.stop": ["</a>"]},
+         ('generation_kwargs = {"no": 1}', 'callbacks = "[Mine()]": a run calls none: run.stop_reward ends it')),
+        (OWN, f"{ROWS}.map(lambda row: {{'prompt': 'Sort: ' + row['q']}})", "",
+         {"options": {"template": "Sort: {q}"}, "chat_template": trl_sources.BARE}, ()),  # texts are given bare there
+        (OWN, "load_dataset('json', data_files='texts.jsonl', split='train')", "",
+         {"chat_template": trl_sources.BARE}, ()),
+        (OWN, CHATS, "max_steps=30, eval_strategy='steps', eval_steps=0.1), eval_dataset=(data",
+         {"evaluations.held-out.every": 3, "chat_template": None}, ()),
         (OWN, CHATS, "max_steps=12, warmup_steps=0.1", {"trainer.warmup_steps": 2}, ()),  # 1.2, as transformers rounds
         (OWN, CHATS, "loss_type='dr_grpo', max_completion_length=64",
          {"algorithms.dr_grpo.scale_rewards": "group", "algorithms.dr_grpo.row_tokens": 64,
@@ -333,9 +341,9 @@ def test_scripts_of_trl_are_read_as_they_would_run(
     head: str, data: str, settings: str, found: dict[str, Any], said: tuple[str, ...], tmp_path: Path
 ) -> None:
     call = f"GRPOTrainer('m', accuracy_reward, train_dataset=data, args=GRPOConfig('o', {settings}))"
-    others = {"list.json": "[\n{}]", "rows.jsonl": '{"q": "ba"}\n' * 64}
+    others = {"list.json": "[\n{}]", "rows.jsonl": '{"q": "ba"}\n' * 64, "texts.jsonl": '{"prompt": "ba"}\n'}
     files = written(tmp_path, {**others, "train.py": f"{HEAD}{head}data = {data}\n{call}.train()\n"})
-    done = convert_config("trl", files[2:])
+    done = convert_config("trl", files[3:])
     values = tomllib.loads(done.run_file)
     for key, value in found.items():
         section, _, name = f"tasksets.train.{key}".rpartition(".") if "." not in key else key.rpartition(".")
@@ -492,7 +500,12 @@ def test_demonstrations_are_shuffled_as_the_trainer_does_and_a_share_is_held_out
     done = convert_config("trl", [file])
     values = tomllib.loads(done.run_file)
     assert values["experts"]["shuffle"] is True and values["experts"]["held_out"] == 0.25
-    assert values["run"]["steps"] == 3 * 48 // 8 and not done.not_taken
+    assert values["run"]["steps"] == 3 * 48 // 8
+    assert [one.there for one in done.not_taken] == ["assistant_only_loss is off"]
+    packed = script.replace("shuffle_dataset=False", "packing=True, assistant_only_loss=True")
+    done = convert_config("trl", written(tmp_path, {"sft.py": packed}))
+    assert "steps" not in tomllib.loads(done.run_file)["run"]  # a batch has more rows than blocks
+    assert any("packing: TRL's batch has blocks of 1024 tokens" in one for one in done.to_do), done.to_do
 
 
 def test_trl_has_the_settings_that_rules_know() -> None:

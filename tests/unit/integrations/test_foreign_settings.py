@@ -1,5 +1,5 @@
-"""Single settings of verl and prime-rl, as their sources have them: verl/trainer/ppo/core_algos.py and its engines at
-1dda039, packages/prime-rl-configs at 559b447."""
+"""Fields of scripts' own dataclasses, and single settings of verl and prime-rl, as their sources have them:
+verl/trainer/ppo/core_algos.py and its engines at 1dda039, packages/prime-rl-configs at 559b447."""
 
 from __future__ import annotations
 
@@ -53,6 +53,9 @@ RATES = "lr_warmup_steps_ratio=0.05 trainer.total_training_steps=30"
         (f"{GRPO}algorithm.rollout_correction.rollout_rs=geometric", {"algorithms.grpo.correction": "mis"}, ()),
         (f"{GRPO}algorithm.rollout_correction.rollout_rs=seq_mean_k3", {"algorithms.grpo.correction": "tis"},
          ("rollout_rs = 'seq_mean_k3'",)),
+        (f"{GRPO}algorithm.filter_groups.enable=True algorithm.filter_groups.metric=acc "
+         "custom_reward_function.path=r.py reward_model.reward_manager=dapo", {"buffer.zero_variance": "replace"},
+         ("filter_groups.metric = 'acc': groups are filtered by their rewards", "found out from the reward's")),
         (f"{GRPO}data.val_files=b.parquet", {"evaluations.val.every": 50}, ()),
         (f"{GRPO}trainer.v1.trainer_mode=separate_async", {"feeder.max_staleness": 8}, ()),
         (f"{GRPO}+data.apply_chat_template_kwargs={{enable_thinking:False}}",
@@ -110,3 +113,57 @@ def assert_converted(
     assert all(one in text for one in said), text
     listed = {one.there.split(" ")[0] for one in done.not_taken}
     assert not listed & {one.there.split(" ")[0].rstrip(":,") for one in done.taken}
+
+
+OWN_FIELDS = """
+from dataclasses import dataclass, field
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments, TrlParser
+
+
+@dataclass
+class Own(ScriptArguments):
+    system_prompt: str = field(default=None)
+    asked: str = "problem"
+    rewards: str = "x"
+
+
+def short(completions, **kwargs):
+    return [-len(one[0]["content"]) for one in completions]
+
+
+def main(script, training, model):
+    def talk(row, column=script.asked):
+        prompt = []
+        if script.system_prompt is not None:
+            prompt.append({"role": "system", "content": script.system_prompt})
+        prompt.append({"role": "user", "content": row[column]})
+        return {"prompt": prompt}
+
+    data = load_dataset(script.dataset_name).map(talk)
+    GRPOTrainer(model=model.model_name_or_path, reward_funcs=short, args=training, train_dataset=data["train"]).train()
+
+
+if __name__ == "__main__":
+    main(*TrlParser((Own, GRPOConfig, ModelConfig)).parse_args_and_config())
+"""
+
+
+@each(
+    ("script", "yaml", "columns", "system"),
+    [
+        (OWN_FIELDS, "system_prompt: Be short.\nasked: riddle", {"messages": "riddle"}, "Be short."),
+        (OWN_FIELDS, "max_steps: 9", {"messages": "problem"}, None),
+        (OWN_FIELDS.replace("prompt = []", "prompt = []\n        prompt.extend(FEW)"), "max_steps: 9", None, None),
+    ],
+)
+def test_a_map_reads_fields_of_the_scripts_own_dataclass(
+    script: str, yaml: str, columns: Any, system: str | None, tmp_path: Path
+) -> None:
+    files = {"walk.py": script, "grpo.yaml": f"model_name_or_path: m\ndataset_name: org/x\nrewards: y\n{yaml}\n"}
+    done = convert_config("trl", written(tmp_path, files))
+    section = tomllib.loads(done.run_file)["tasksets"]["train"]
+    assert (section.get("columns"), section.get("system")) == (columns, system)
+    asked = [one for one in done.to_do if one.startswith("dataset.map: prompt is made in line")]
+    assert bool(asked) is (columns is None), done.to_do
+    assert [(one.there, one.reason) for one in done.not_taken] == [('rewards = "y"', "no counterpart here")]
