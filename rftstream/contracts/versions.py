@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
@@ -293,7 +294,7 @@ class EvalResult(Message):
     request_id: str | None = None
     """The request that asked for it; None when it was due by itself."""
     best: bool = False
-    """Best mean of this evaluation so far, among those by the same scorer."""
+    """Best mean of this evaluation so far, among those by the same scorer; never set for a canary."""
     evaluated_at: float = 0.0
     """When it was done."""
     scorer: str = ""
@@ -305,3 +306,10 @@ class EvalResult(Message):
     def scored_by(self) -> str:
         """Return the name and the version of the scorer; empty if it is not known."""
         return f"{self.scorer} {self.scorer_version}" if self.scorer else ""
+
+    @property
+    def rank(self) -> float:
+        """Return what results of one evaluation are ordered by, the best last: the mean; of a canary, where what is
+        rewarded is wrong, the mean reversed."""
+        mean = self.metrics.get("mean", -math.inf)
+        return -mean if "canary" in self.metrics else mean

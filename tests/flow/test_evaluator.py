@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from math import comb
 from pathlib import Path
 from typing import IO, Any
@@ -16,6 +17,7 @@ from rftstream.contracts.records import NewRecord
 from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.errors import ProducerLost, RewardError, StoreUnreachable
 from rftstream.metrics import MAX_NAMES_OF_RECORD, NAMES_LEFT_OUT
+from rftstream.queries.curves.evaluations import newest_and_best
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from tests.flow.disturbed import FaultAt, work_on
@@ -183,6 +185,19 @@ def test_two_versions_differ_by_their_weights_alone(tmp_path: Path) -> None:
     assert 0 < means[1] == means[2] < 1
     assert means[3] == 1.0
     assert [one.best for one in results_of(scene)] == [True, True, False, True]
+
+
+def test_a_version_that_earns_much_in_a_canary_is_not_the_best(tmp_path: Path) -> None:
+    canary = {**HELD_OUT, "every": 1, "canary": True}
+    scene = scene_of(tmp_path, evaluations={"swapped": canary})
+    driver = RoleDriver(scene, "evaluator")
+    for version, skill in enumerate((-9.0, 9.0)):
+        scene.announce(version, skill=skill)
+        driver.work()
+    made = results_of(scene)
+    assert [one.best for one in made] == [False, False]
+    first, second = (replace(made[0], metrics={**made[0].metrics, "mean": mean}) for mean in (0.1, 0.9))
+    assert newest_and_best([first, second])["swapped"] == (second, first), "the less, the better"
 
 
 @pytest.mark.parametrize("restarts", [False, True])

@@ -45,10 +45,7 @@ def result_numbers(result: EvalResult) -> dict[str, float]:
 def newest_and_best(results: Iterable[EvalResult]) -> dict[str, tuple[EvalResult, EvalResult]]:
     """Return evaluation -> its newest and its best result, of those by its newest scorer. `results` are in order of
     versions."""
-    return {
-        name: (some[-1], max(some, key=lambda one: one.metrics.get("mean", -math.inf)))
-        for name, some in comparable_results(results).items()
-    }
+    return {name: (some[-1], max(some, key=lambda one: one.rank)) for name, some in comparable_results(results).items()}
 
 
 def result_to_json(result: EvalResult) -> dict[str, Any]:

@@ -46,6 +46,8 @@ def find_best(run: OpenRun, history: History) -> tuple[BestVersion, ...]:
     asked: the log says which weights were deleted."""
     means: dict[int, dict[str, float | None]] = {}
     for name, (_, best) in newest_and_best(history.evaluations).items():
+        if "canary" in best.metrics:  # who earns nothing there need not have learned anything
+            continue
         means.setdefault(best.name.version, {})[name] = best.metrics.get("mean")
     places = _places(run, history) if means else {}
     path = shown_path(run.folder.path) if run.folder.exists() else "RUN"

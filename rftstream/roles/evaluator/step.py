@@ -336,7 +336,7 @@ class EvaluatorStep(SingleStep):
             scorer=scorer,
             scorer_version=scorer_version,
         )
-        return replace(result, best=self._due.is_best(result))
+        return replace(result, best=not section.canary and self._due.is_best(result))
 
     def _store_generations(self, running: _Running) -> str:
         """Store every completion with its reward, one JSON object a line. The claim's epoch in the name distinguishes a
