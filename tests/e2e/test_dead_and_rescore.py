@@ -145,7 +145,7 @@ n = 2
     several = '[{ name = "late_checks:score" }, { name = "exact", weight = 0.5 }]'
     assert place.look("rescore", "runs/tiny", "--reward", several, "--into", "runs/later").code == 0
     once_more = place.look("rescore", "runs/tiny", "--into", "runs/flat")  # the run's own reward
-    assert "has scored tiny, too: nothing can change" in once_more.err
+    assert "has scored all of tiny, too: nothing can change" in once_more.err
     other = place.look("rescore", "runs/tiny", "--reward", "flat_checks:score", "--into", "runs/again")
     assert other.code == 2
     assert "was begun with other settings: tasksets.sums.reward" in other.err

@@ -70,7 +70,7 @@ def rescore(source: OpenRun, into: Path, *, reward: str | None, sets: Sequence[s
                 write_config(config, folder)
             copy = _import_of(source, transport, folder, say, by_people=by_people)
             _check_scorers(read_manifest(transport), scorers, folder)
-            _say_same(source, scorers, say)
+            say_same(source, scorers, say)
             said = ("verdicts of the scorer -> of people, where they judged",) if by_people else ()
             changed = (*differences(source, config), *said, *_lines(scorers))
             copy.run(lambda: make_manifest(config, folder.run_id, data_digests(config, model), time.time(), changed))
@@ -104,21 +104,23 @@ def _check_scorers(manifest: RunManifest | None, scorers: dict[str, str], folder
         )
 
 
-def _say_same(source: OpenRun, scorers: dict[str, str], say: Say) -> None:
-    """Say which scorers are those that the source's rollouts were scored by."""
-    left = dict(scorers)
+def say_same(source: OpenRun, scorers: dict[str, str], say: Say) -> None:
+    """Say which scorers are those that all of the source's rollouts were scored by."""
+    left, seen = dict(scorers), set()
     for record in Log(source.transport).read("verified") if left else ():
         verified = decoded(record, VerifiedRollout)
-        if verified is None or verified.verdict is None or verified.ids.taskset not in left:
+        if verified is None or verified.verdict is None or (name := verified.ids.taskset) not in left:
             continue
-        scorer = left.pop(verified.ids.taskset)
-        if scorer == verified.verdict.scored_by:
-            say(
-                f"{verified.ids.taskset}: {scorer} has scored {source.run_id}, too: nothing can change, except by what "
-                "it asks or imports from elsewhere"
-            )
+        seen.add(name)
+        if left[name] != verified.verdict.scored_by:
+            del left[name]
         if not left:
             return
+    for name in sorted(left.keys() & seen):
+        say(
+            f"{name}: {left[name]} has scored all of {source.run_id}, too: nothing can change, except by what it asks "
+            "or imports from elsewhere"
+        )
 
 
 def _import_of(source: OpenRun, transport: Transport, folder: RunFolder, say: Say, *, by_people: bool) -> RolloutImport:

@@ -1,0 +1,34 @@
+"""What a rescore says before it scores."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from rftstream.launch.sessions.rescore import say_same
+from rftstream.runs.folder import OpenRun, RunFolder, create_log
+from rftstream.transport.embedded.transport import EmbeddedTransport
+from tests.configs import small_run
+from tests.unit.synthetic import SyntheticLog, verified
+
+
+def test_nothing_can_change_only_where_the_scorer_has_scored_all(tmp_path: Path) -> None:
+    config = small_run(transport={"partitions": 2})
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    with closing(EmbeddedTransport(folder.log)) as transport:
+        create_log(transport, config)
+        log, run, said = SyntheticLog(transport), OpenRun(folder, config, transport), list[str]()
+        scorers = {"sums": "exact 1", "unseen": "exact 1"}
+        log.flow(0)
+        say_same(run, scorers, said.append)
+        assert len(said) == 1 and said[0].startswith("sums: exact 1 has scored all of ")
+        log.admit(1)
+        log.sample(1)
+        for one in map(verified, log.siblings(1)):
+            assert one.verdict is not None
+            log.put("verified", replace(one, verdict=replace(one.verdict, scorer_version="2")))
+        for scorer in ("exact 1", "exact 2"):
+            say_same(run, {"sums": scorer}, said.append)
+        assert len(said) == 1, "the other version's rewards change"
