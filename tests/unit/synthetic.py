@@ -131,7 +131,7 @@ class SyntheticLog:
             entries.append(("batches", BatchManifest(
                 batch_sequence=batch, share=share, num_shares=self.shares, count=counts[share],
                 digest="sha256:" + "0" * 64, groups=tuple(groups[share]), num_groups=len(sequences),
-                total_groups=0, last=last,
+                total_groups=0, last=last, scorers={"sums": "exact 1"},
             ), None))  # fmt: skip
         self.trained[batch + 1] = self.trained[batch] + len(sequences)
         self.put_all(entries)

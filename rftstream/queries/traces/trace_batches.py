@@ -81,7 +81,11 @@ class BatchTracer:
             message = self._records.message_of(record)
             facts: dict[str, Any] = {"share": number(record, "share"), "experiences": number(record, "count")}
             if isinstance(message, BatchManifest):
-                facts |= {"max_staleness": message.max_staleness, "last": "yes" if message.last else None}
+                facts |= {
+                    "max_staleness": message.max_staleness,
+                    "last": "yes" if message.last else None,
+                    "newest scorer": ", ".join(f"{scorer} of {taskset}" for taskset, scorer in message.scorers.items()),
+                }
             node.children.append(Node("manifest", "", record, facts, twin=shares[i] in shares[:i]))
         groups = []
         for group, own in by_group.items():

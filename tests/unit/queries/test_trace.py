@@ -183,6 +183,7 @@ def test_a_batch_and_the_version_that_it_made(scene: Scene) -> None:
     batch = scene.trace("batch:0")
     assert [one.name for one in all_of(batch, "group")] == ["sums/0/0/0", "sums/0/1/0"]
     assert len(all_of(batch, "experience")) == 4
+    assert [one.facts["newest scorer"] for one in all_of(batch, "manifest")] == ["exact 1 of sums"]
     assert [one.name for one in all_of(batch, "step")] == ["1/1"]
     samples = all_of(batch, "sample")
     assert [one.name for one in samples] == ["sums/0/0/0/0", "sums/0/1/0/0", "sums/0/1/0/1"]
