@@ -54,6 +54,7 @@ def _roll_back(
         raise ConfigError(
             f"run.resume: version {version} has no good checkpoint, expected one of {', '.join(map(str, there))}"
             + (f"; batches below version {said.version} are deleted" if said.version else "")
+            + (_way_there(version) if not deleted and any(one.version == version for one in recorded) else "")
         )
     progress = TrainerProgress(positions=(0,) * len(begins)) if found is None else TrainerProgress.from_state(found[1])
     before = control.claims.get(TRAINER.name)
@@ -74,3 +75,10 @@ def _roll_back(
     )
     for message, topic in ((claim, "control"), (anchor, "steps")):
         producer.commit([codec.to_record(message, topic, 0, run=run_id, writer_epoch=epoch)])
+
+
+def _way_there(version: int) -> str:
+    return (
+        f"; or train its batches again up to there, `rftstream replay RUN --to {version} --into NEWRUN`, and begin a "
+        f'run with the result: model.init_from = "NEWRUN@{version}"'
+    )

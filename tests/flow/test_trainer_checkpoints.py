@@ -134,6 +134,9 @@ def test_a_version_without_a_checkpoint_is_refused_with_those_there_are(tmp_path
     scene = Scene(tmp_path, trainer__checkpoint_every=2)
     trained(scene, 5)
     before = scene.digest()
-    with pytest.raises(ConfigError, match="version 3 has no good checkpoint, expected one of 0, 2, 4"):
-        roll_back(scene.transport(), scene.store, scene.folder.run_id, 3)
+    for version, way in ((3, r"; or train .* `rftstream replay RUN --to 3 --into NEWRUN`"), (9, "$")):
+        with pytest.raises(
+            ConfigError, match=f"version {version} has no good checkpoint, expected one of 0, 2, 4{way}"
+        ):
+            roll_back(scene.transport(), scene.store, scene.folder.run_id, version)
     assert scene.digest() == before
