@@ -110,7 +110,8 @@ class Watch:
         """Return the number of steps of the whole run, or None if that is not known."""
         ended = self.observer.control.ended
         counted = ended.batches if ended is not None else None
-        return min(filter(None, (self.config.steps, counted)), default=None)
+        imported = (self.config.run.imported_versions or (0, None))[1]
+        return min(filter(None, (self.config.steps, counted, imported)), default=None)
 
     def absorb(self, news: Sequence[StepRecord | EvalResult]) -> None:
         """Keep the results of evaluations, to be told. A step shows that the workers have loaded."""

@@ -7,6 +7,8 @@ judgement.
 from __future__ import annotations
 
 import math
+import os
+import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -355,6 +357,8 @@ def held_elsewhere(transport: Transport) -> list[str]:
     """Return a line, for who resumes a run, if workers that hold its single roles are or were just now at work without
     a supervisor in this run folder; no line if there are none."""
     control = read_control(transport)
+    me = socket.gethostname(), os.getpid()  # who made the run by importing records claimed its roles
+    control.claims = {role: claim for role, claim in control.claims.items() if (claim.host, claim.pid) != me}
     found = None if control.finished is not None else look_elsewhere(control, transport, time.time())
     if found is None or not (found.silent_s < STILL_AFTER_S or found.writes):
         return []

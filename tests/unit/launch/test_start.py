@@ -27,10 +27,12 @@ from rftstream.launch import start
 from rftstream.preflight import folder_choice
 from rftstream.preflight.checks.check_rewards import LOOKED_AT
 from rftstream.queries.reference import listing
+from rftstream.queries.state.standstill import held_elsewhere
 from rftstream.runs.folder import RunFolder, open_transport, shown_path
 from rftstream.runs.making import create
 from rftstream.runs.writes.additions import commit_once
 from rftstream.service.control_view import read_control
+from rftstream.service.role_claim import new_claim
 from tests.unit.tiny_run import RUN_FILE, make_run, write_run_file
 from tests.waiting import wait_until
 
@@ -124,7 +126,10 @@ def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: P
     run_file.write_text(text)
     folder, _ = start.create(run_file)
     claim = Claim(role="feeder", epoch=1, host="gpu-1", pid=1, process="feeder-0", claimed_at=time.time())
+    imported = new_claim("buffer", 1, process="replay", now=time.time())
     with closing(open_transport(loader.load([run_file]), folder)) as transport:
+        commit_once(transport, "tiny.feeder", [codec.to_record(imported, "control", 0, run="tiny")])
+        assert held_elsewhere(transport) == [], "who made the run here is nobody elsewhere"
         commit_once(transport, "tiny.feeder", [codec.to_record(claim, "control", 0, run="tiny")])
     run_file.write_text(text.replace("[trainer]", "[trainer]\nlr = 0.25"))
     (layer := tmp_path / "more.toml").write_text("[run]\nsteps = 9\n")
