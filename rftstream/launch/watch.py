@@ -39,6 +39,8 @@ SAMPLE_EVERY_S = 20.0
 TROUBLE_EVERY_S = 30.0
 """Seconds between two checks for a standstill or failing rollouts."""
 RATE_OVER_S = 60.0
+RATE_OVER_STEPS = 4
+"""Seconds, and newest steps, that rates are taken over: whichever is more."""
 LAGS = {topic: spec.name for spec in (EXPLORER, VERIFIER, BUFFER) for topic in spec.consumes}
 """Topic -> the group whose lag is shown; `verified` holds the open groups, too."""
 
@@ -151,7 +153,8 @@ class Watch:
         recent = self.observer.curve.recent
         if len(recent) < 2:
             return None
-        since = recent[-1].recorded_at - RATE_OVER_S
+        slow = recent[-min(len(recent), 1 + RATE_OVER_STEPS)].recorded_at  # not from before a stop or a pause
+        since = min(recent[-1].recorded_at - RATE_OVER_S, max(slow, self._moving_since))
         steps = [step for step in recent if step.recorded_at >= since]
         seconds = steps[-1].recorded_at - steps[0].recorded_at
         if seconds <= 0:

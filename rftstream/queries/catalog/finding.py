@@ -14,6 +14,7 @@ from rftstream.queries.audits.rows import RESULTS
 from rftstream.queries.catalog.database import CatalogReader, Row
 from rftstream.queries.catalog.moments import Moment
 
+Range = tuple[float | None, float | None]
 PAGE = 25
 """Rows of a page, unless the caller gives another number."""
 
@@ -311,13 +312,34 @@ def find_problems(
     *,
     taskset: str = "",
     text: str = "",
-    reward: tuple[float | None, float | None] = (None, None),
+    reward: Range = (None, None),
     order: str = "problem",
     skip: int = 0,
     limit: int = PAGE,
 ) -> list[ProblemRow]:
     """Return problems with the results of their groups: all, or those with a text in their prompt, or with a mean
     reward in a range. For now, they are a page of an index; for an earlier moment, all groups are read."""
+    rows = catalog.rows(
+        f"SELECT *, first AS reward_first, newest AS reward_newest FROM {_problems(moment, taskset, reward, text)}"
+        f" ORDER BY {ORDERS.get(order, ORDERS['problem'])} LIMIT :limit OFFSET :skip",
+        _values(moment, taskset=taskset, text=like(text), least=reward[0], most=reward[1], limit=limit, skip=skip),
+    )
+    return [_made(ProblemRow, row) for row in rows]
+
+
+def count_problems(catalog: CatalogReader, moment: Moment, *, taskset: str = "", reward: Range = (None, None)) -> int:
+    """Count the problems that have a group: all, or those with a mean reward in a range."""
+    row = catalog.row(
+        "SELECT coalesce(sum(problems), 0) AS problems FROM tasksets WHERE :taskset = '' OR taskset = :taskset"
+        if moment.is_now and reward == (None, None)
+        else f"SELECT count(*) AS problems FROM {_problems(moment, taskset, reward)}",
+        _values(moment, taskset=taskset, least=reward[0], most=reward[1]),
+    )
+    return 0 if row is None else int(row["problems"])
+
+
+def _problems(moment: Moment, taskset: str, reward: Range, text: str = "") -> str:
+    """Return the SQL for the problems of a moment that are wanted."""
     conditions = {
         "taskset = :taskset": taskset,
         "(taskset, problem) IN (SELECT taskset, problem FROM prompts WHERE text LIKE :text ESCAPE '!')": text,
@@ -325,24 +347,7 @@ def find_problems(
         "reward_mean <= :most": reward[1] is not None,
     }
     where = " AND ".join(["1", *(condition for condition, is_wanted in conditions.items() if is_wanted)])
-    rows = catalog.rows(
-        f"SELECT *, first AS reward_first, newest AS reward_newest FROM"
-        f" ({'SELECT * FROM problems' if moment.is_now else _PROBLEMS_THEN})"
-        f" WHERE {where} ORDER BY {ORDERS.get(order, ORDERS['problem'])} LIMIT :limit OFFSET :skip",
-        _values(moment, taskset=taskset, text=like(text), least=reward[0], most=reward[1], limit=limit, skip=skip),
-    )
-    return [_made(ProblemRow, row) for row in rows]
-
-
-def count_problems(catalog: CatalogReader, moment: Moment, *, taskset: str = "") -> int:
-    """Count the problems that have a group."""
-    row = catalog.row(
-        "SELECT coalesce(sum(problems), 0) AS problems FROM tasksets WHERE :taskset = '' OR taskset = :taskset"
-        if moment.is_now
-        else f"SELECT count(*) AS problems FROM ({_PROBLEMS_THEN}) WHERE :taskset = '' OR taskset = :taskset",
-        _values(moment, taskset=taskset),
-    )
-    return 0 if row is None else int(row["problems"])
+    return f"({'SELECT * FROM problems' if moment.is_now else _PROBLEMS_THEN}) WHERE {where}"
 
 
 def list_tasksets(catalog: CatalogReader) -> list[str]:

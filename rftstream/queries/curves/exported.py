@@ -90,7 +90,7 @@ EXPORTED = (
     _gauge("rftstream_run_steps_planned", "The version at which the run ends; not there if that is not known."),
     _gauge("rftstream_run_last_step_timestamp_seconds", "When the version in force was recorded."),
     _gauge("rftstream_run_oldest_open_timestamp_seconds", "When the oldest group without an outcome was admitted."),
-    _gauge("rftstream_run_reward", "Mean reward of the last step's rollouts."),
+    _gauge("rftstream_run_reward", "Mean reward of the rollouts decided between the last two steps, filtered or not."),
     _gauge("rftstream_run_evaluation", "Newest mean of an evaluation.", "evaluation"),
     _gauge("rftstream_run_epoch", "How often a process took this role over: the epoch in force.", "role"),
     _gauge("rftstream_run_questions", "Questions to people by how they stand: open, judged, expired.", "state"),

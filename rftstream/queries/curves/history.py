@@ -66,6 +66,13 @@ class History:
         parts = f"waits for batches {waited / all_s:.0%} of its time, trains {trained / all_s:.0%}"
         return [f"the trainer {parts}, publishes {published / all_s:.0%} (last {plural(len(newest), 'step')})"]
 
+    def seconds_left(self, num_steps: int | None) -> float | None:
+        """Estimate the seconds until `num_steps` are done, by the newest steps; None if unknown."""
+        newest = [self.at_work_s(step.recorded_at) for step in self.steps[-NUM_SMOOTHED:]]
+        if num_steps is None or len(newest) < 2 or self.again or not (spent_s := newest[-1] - newest[0]):
+            return None
+        return max(0, num_steps - self.version) * spent_s / (len(newest) - 1)
+
     @property
     def num_steps(self) -> int:
         """Return how many steps are in force."""

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
+from rftstream.config.plain import toml_value
 from rftstream.config.secrets import hidden
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import RunFinished, RunManifest
@@ -56,7 +57,29 @@ class ShownSample:
 
 def own_settings(config: RunConfig) -> list[tuple[str, str]]:
     """Return dotted names and values of all settings that are not at their default."""
-    return [(name, hidden(str(value))) for name, value in _changed(config, "") if name != "base"]
+    return [(name, _text(value)) for name, value in _changed(config, "") if name != "base"]
+
+
+def differing_settings(configs: Sequence[RunConfig]) -> list[tuple[str, list[str]]]:
+    """Return the names of the settings that are not the same in all configs, with the value in each."""
+    own = [dict(own_settings(config)) for config in configs]
+    found = []
+    for name in sorted({name for settings in own for name in settings}):
+        if len({settings.get(name) for settings in own}) > 1:
+            default = ((_value_at(config, name), settings) for config, settings in zip(configs, own, strict=True))
+            found.append((name, [settings.get(name) or f"{_text(value)} (default)" for value, settings in default]))
+    return found
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else hidden(toml_value(value) if isinstance(value, (bool, list, tuple)) else str(value))
+
+
+def _value_at(value: Any, name: str) -> Any:
+    """Return the value with a dotted name below a config; None if there is none."""
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
+    return value
 
 
 def _changed(section: Any, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -118,7 +118,7 @@ PANELS: tuple[tuple[Panel, str], ...] = (
         "mismatch_k3=KL thousandths | ess=ESS right",
     ),
     (
-        Panel(title="Rates", theme="speed", unit="rollouts per s", right_unit="trained tokens per s", from_zero=True),
+        Panel(title="Rates", theme="speed", unit="trained rollouts/s", right_unit="trained tokens/s", from_zero=True),
         "rates",
     ),
     (
@@ -211,7 +211,7 @@ def panels(history: History, axis: Axis) -> list[Panel]:
     reward = metric(history, axis, "reward", "all tasksets" if tasksets else "", color=INK if tasksets else None)
     explores = bool(reward) or not history.steps
     if explores:
-        first = Panel(title="Reward", unit="mean over scored rollouts of batches", lines=[*reward, *tasksets])
+        first = Panel(title="Reward", unit="mean of scored rollouts with filtered ones", lines=[*reward, *tasksets])
     else:  # demonstrations or pairs alone
         pairs = "accuracy=accuracy right | held_out_accuracy=accuracy, held out right"
         lines = _lines(history, axis, f"loss=trained | held_out_loss=held out | {pairs}")

@@ -66,10 +66,10 @@ class Status(Report):
     JSON = (
         "run run_dir=folder state live elsewhere stopped desired finished=finished_to_json origin "
         "exports=exports_to_json created_at=control.manifest.created_at version=history.version trainer_epoch "
-        "step=history.num_steps steps=num_steps stage reward no_signal training_signs reward_signs spent=history.spent "
-        "reward_changes staleness failing standstill evaluations=evaluations_to_json best groups filtered left_out "
-        "operators growing deleted lag lost dead_letters dead_errors disk_bytes=disk_bytes_with_total disk_room "
-        "claims=claims_to_json workers=workers_to_json"
+        "step=history.num_steps steps=num_steps seconds_left stage reward no_signal training_signs reward_signs "
+        "spent=history.spent reward_changes staleness failing standstill evaluations=evaluations_to_json best groups "
+        "filtered left_out operators growing deleted lag lost dead_letters dead_errors "
+        "disk_bytes=disk_bytes_with_total disk_room claims=claims_to_json workers=workers_to_json"
     )
 
     run: str
@@ -136,6 +136,12 @@ class Status(Report):
         return self.stopped is not None and self.stopped.error is not None
 
     @property
+    def seconds_left(self) -> float | None:
+        """An estimate of the seconds until the steps are done; None if the run stands still or nothing tells."""
+        moves = self.state == "running" and self.standstill is None
+        return self.history.seconds_left(self.num_steps) if moves else None
+
+    @property
     def trainer_epoch(self) -> int:
         """The trainer epoch in force; 0 before the first."""
         return 0 if self.history.current is None else self.history.current.name.trainer_epoch
@@ -170,11 +176,7 @@ class Status(Report):
     def deleted(self) -> dict[str, int]:
         """Groups and rollouts that retention deleted."""
         said = self.control.deleted
-        return {
-            "groups": said.sequence,
-            "rollouts": sum(said.rollouts.values()),
-            "earliest_version": said.version,
-        }
+        return {"groups": said.sequence, "rollouts": sum(said.rollouts.values()), "earliest_version": said.version}
 
     def finished_to_json(self) -> dict[str, Any] | None:
         """Return how the run finished; None if it has not."""
@@ -254,6 +256,7 @@ def read_status(
     doing("who is at work, and what moves")
     elsewhere = None if live or control.finished is not None else look_elsewhere(control, run.transport, at)
     goes_on = live or (elsewhere is not None and elsewhere.goes_on)
+    planned = steps_of(run, control.manifest, history.resumes)
     state, workers = state_of(control, goes_on), ask_workers_of(run, control, live=live)
     used = disk_bytes(run.folder)
     movement = None
@@ -272,12 +275,7 @@ def read_status(
         origin=origin_of(run.config, control.manifest),
         control=control,
         history=history,
-        num_steps=min(
-            filter(
-                None, (steps_of(run, control.manifest, history.resumes), ended.batches if ended is not None else None)
-            ),
-            default=None,
-        ),
+        num_steps=min(filter(None, (planned, ended.batches if ended is not None else None)), default=None),
         stage=stage_line(run.config, history.version),
         best=known.best,
         groups={
@@ -375,7 +373,8 @@ def _training(status: Status, now: float) -> Iterator[tuple[str, str]]:
     version = f"{history.version:,}{of}, trainer epoch {status.trainer_epoch}"
     if history.current is not None and history.current.recorded_at:
         version += f", recorded {duration(now - history.current.recorded_at)} ago"
-    yield "version", "; ".join(filter(None, (version, history.again)))
+    left = "" if (left_s := status.seconds_left) is None else f"some {duration(left_s)} left"
+    yield "version", "; ".join(filter(None, (version, history.again, left)))
     if status.stage is not None:
         yield "stage", status.stage
     if reward["last"] is not None:
@@ -404,7 +403,8 @@ def _flow(status: Status) -> Iterator[tuple[str, str]]:
         yield "left out", f"{plural(status.left_out, 'problem')} with too long prompts"
     yield from () if status.operators is None else status.operators.status_rows()
     yield from () if status.growing is None else status.growing.status_rows()
-    yield "waiting", listed(status.lag, "on")
+    bound = ("up to ", "; `rftstream audit` says what is pending") if any(status.lag.values()) else ("", "")
+    yield "waiting", listed(status.lag, "on").join(bound)
     yield from (("speed", text) for text in status.history.speed_texts())
     if status.lost:
         found = f"offsets {listed(status.lost, 'of')} were deleted, and not by the run"

@@ -98,8 +98,8 @@ class VersionTracer:
             flags = [flag for flag in ("resumed", "skipped", "last") if getattr(step, flag)]
             told: dict[str, Any] = {key: step.metrics[key] for key in ("reward", "loss", "kl") if key in step.metrics}
             facts |= {"was": ", ".join(flags) or None, **told}
-            facts["tokens"] = staleness_text(step.token_staleness) or None
-            facts["groups"] = staleness_text(step.group_staleness) or None
+            for what, counts in (("tokens", step.token_staleness), ("groups", step.group_staleness)):
+                facts[what] = f"{found} versions old" if (found := staleness_text(counts)) else None
         else:
             facts["why"] = step
         node = Node("step", name_of(name), record, facts)

@@ -268,18 +268,18 @@ def cause_of_mismatch(config: RunConfig, values: Mapping[str, float], batch: Seq
         return (
             f"{names} change the probabilities that are sampled from, which the trainer does not redo; switch them off"
         )
-    if (staleness := values.get("staleness_mean", 0.0)) >= 1:
-        return (
-            f"the rollouts are {staleness:.2g} versions old on average, and the policy moves fast: lower trainer.lr or "
-            "feeder.max_staleness"
-        )
+    old = f"the rollouts are {(staleness := values.get('staleness_mean', 0.0)):.2g} versions old on average, and the "
+    if staleness >= 1:
+        return f"{old}policy moves fast: lower trainer.lr or feeder.max_staleness"
     if "router_entropy" in values and EXPERTS not in config.trainer.replayed:
         return (
             "where scores of experts are close, the routers of sampler and trainer choose others: set "
             "trainer.routing = 'replay'"
         )
+    maybe_old = f"{old}policy moves fast (lower trainer.lr or feeder.max_staleness), or "
     return (
-        f"nothing here is old or truncated, so the two compute otherwise: the sampler in model.dtype = "
+        (maybe_old if staleness else "nothing here is old or truncated, so ")
+        + "the two compute otherwise: the sampler in model.dtype = "
         f"'{config.model.dtype}', the trainer in float32. Try model.dtype = 'float32', and another explorer.policy; an "
         "engine that loaded other weights or positions looks the same"
     )

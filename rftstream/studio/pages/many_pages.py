@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from rftstream.queries.curves.evaluations import newest_and_best
 from rftstream.queries.curves.history import History
-from rftstream.queries.curves.page_facts import own_settings
+from rftstream.queries.curves.page_facts import differing_settings
 from rftstream.studio.charts import Chart, runs_chart
 from rftstream.studio.guard import COOKIE, GuardRules, session_name
 from rftstream.studio.pages.page import answer_page
@@ -51,12 +51,7 @@ def compare(request: Request) -> Response:
     """Compare runs: main numbers, curves in one chart, settings that differ."""
     chosen = _chosen(request)
     histories, charts = _compared(request, chosen)
-    settings = [dict(run.look(lambda opened, _: own_settings(opened.config))) for run in chosen]
-    differing = [
-        (key, [setting.get(key, "(default)") for setting in settings])
-        for key in sorted({key for setting in settings for key in setting})
-        if len({setting.get(key) for setting in settings}) > 1
-    ]
+    differing = differing_settings([run.look(lambda opened, _: opened.config) for run in chosen])
     query = urlencode([("run", run.name) for run in chosen])
     return answer_page(
         request,

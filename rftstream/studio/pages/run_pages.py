@@ -128,6 +128,9 @@ def problems(page: PageOfRun) -> Values:
     return {
         "problems": list(zip(shown, extremes(page, which), strict=True)),
         "num_problems": count_problems(page.catalog, page.moment, taskset=taskset),
+        "num_found": None  # a text would have to be looked for in all prompts
+        if text or reward == (None, None)
+        else count_problems(page.catalog, page.moment, taskset=taskset, reward=reward),
         "taskset": taskset,
         "text": text,
         "reward": reward,

@@ -306,6 +306,20 @@ def test_a_run_that_stands_still_says_for_what_it_waits(scene: Scene, monkeypatc
     assert minutes_later(31) == "", "it was not to move until now"
 
 
+def test_a_step_that_takes_minutes_has_rates_too_but_none_from_before_the_run_was_resumed(scene: Scene) -> None:
+    began = scene.watch._moving_since
+    times = (began - 9e4, began + 100, began + 300)
+    for version, at in enumerate(times, start=1):
+        scene.publish("steps", replace(step(version, 0.5), recorded_at=at))
+        scene.observer.poll()
+        if version < 3:
+            assert scene.watch.seconds_left() is None, "one step since it goes on"
+    assert scene.watch.seconds_left() == pytest.approx(7 * 200)
+    scene.publish("steps", *(replace(step(v, 0.5), recorded_at=began + 300 + v) for v in range(4, 10)))
+    scene.observer.poll()
+    assert scene.watch.seconds_left() == pytest.approx(1.0, abs=0.5), "the fast ones of the last minute"
+
+
 def test_the_live_view_shows_everything(scene: Scene) -> None:
     scene.publish("steps", *(step(version, version / 10) for version in (1, 2, 3)))
     scene.publish("evals", evaluation(0.25))

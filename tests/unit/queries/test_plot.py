@@ -347,7 +347,7 @@ def test_lines_that_are_not_drawn_are_counted_and_names_stay_in_their_panel() ->
 
 def test_what_belongs_to_the_right_alone_stands_at_the_left() -> None:
     ax = drawn_panel("Rates", history(step(1, loss=1.0, step_s=2.0, tokens=10.0)))
-    assert (ax.get_ylabel(), len(ax.figure.axes)) == ("trained tokens per s", 1)
+    assert (ax.get_ylabel(), len(ax.figure.axes)) == ("trained tokens/s", 1)
 
 
 def test_a_name_may_begin_with_an_underscore() -> None:

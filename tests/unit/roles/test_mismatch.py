@@ -47,7 +47,11 @@ def test_it_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:
     ({}, {"staleness_mean": 1.5}, {"temperature": 0.7, "stop": ("x",)}, "1.5 versions old on average"),
     ({}, {"router_entropy": 0.5}, {}, "set trainer.routing = 'replay'"),
     ({"trainer__routing": "replay"}, {"router_entropy": 0.5}, {}, "the trainer in float32"),
-    ({"model__dtype": "bfloat16"}, {"staleness_mean": 0.5}, {}, "model.dtype = 'bfloat16', the trainer in float32"),
+    ({"model__dtype": "bfloat16"}, {"staleness_mean": 0.0}, {},
+     "nothing here is old or truncated, so the two compute otherwise: the sampler in model.dtype = 'bfloat16', the "
+     "trainer in float32"),
+    ({}, {"staleness_mean": 0.875}, {},
+     "0.88 versions old on average, and the policy moves fast (lower trainer.lr or feeder.max_staleness), or the two"),
 ])  # fmt: skip
 def test_the_likely_cause(
     settings: dict[str, Any], values: dict[str, float], sampling: dict[str, Any], says: str

@@ -137,6 +137,8 @@ def test_only_pages_with_something_to_show(
         ("/problems", r'order=hardest">mean reward</a>'),
         ("/problems?order=hardest", r'order=easiest">mean reward</a>'),
         ("/problems", r"<small>best</small>(?s:.*)<small>worst</small>"),
+        ("/problems?reward_to=2", r"[1-9]\d* of \d+ problems have groups and such a mean reward"),
+        ("/problems?reward_from=2&as_of=v2", r">0 of [1-9]\d* problems have groups and such a mean reward"),
         ("/versions", r"<small>best</small> [^<]*</b> <i>"),
     ],
 )
@@ -205,7 +207,7 @@ def test_charts_hold_the_recorded_values(finished: tuple[Simulation, WatchedRun,
     main, _, folded = picture.partition('<details class="theme"')
     assert "<b>Evaluations" in main and folded.count("<details") >= 3
     table = browser.get("/runs/demo/charts.csv?show=Reward").text.splitlines()
-    assert table[0] == "version (trained batches),Reward (mean over scored rollouts of batches)"
+    assert table[0] == "version (trained batches),Reward (mean of scored rollouts with filtered ones)"
     assert len(table) == len(steps) + 1
     assert browser.get("/runs/demo/charts.csv?show=Loss&over=time").text.startswith("wall time (s),")
     assert "expected one of Reward," in browser.get("/runs/demo/charts.csv?show=Nothing").text
@@ -484,6 +486,9 @@ def test_several_runs(tmp_path: Path) -> None:
         assert "/runs/demo~1" in listed and "/runs/demo~2" in listed
         compared = browser.get("/compare?run=demo~1&run=demo~2").text
         assert "trainer.lr" in compared and compared.count("<polyline") >= 2
+        assert [re.search(rf">{text}</td>", compared) is not None for text in (r"1e-06 \(default\)", "2e-06")] == [
+            True
+        ] * 2
         data = {panel["title"]: panel for panel in browser.get("/compare.json?run=demo~1&run=demo~2").json()}
         assert [line["label"] for line in data["Reward"]["lines"]] == ["demo~1", "demo~2"]
         assert browser.get("/compare?run=nobody").status_code == 200

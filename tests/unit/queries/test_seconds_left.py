@@ -1,0 +1,30 @@
+"""When a run will be done, as `status` says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rftstream.contracts.control import DesiredState, RunState
+from rftstream.queries.state.status import read_status
+from rftstream.runs.folder import OpenRun, RunFolder
+from rftstream.transport.memory.transport import MemoryLog
+from tests.configs import small_run
+from tests.unit.synthetic import SyntheticLog
+
+
+def test_a_run_at_work_says_when_its_steps_will_be_done(tmp_path: Path) -> None:
+    log = SyntheticLog(MemoryLog(lambda: 0.0).connect())
+    log.step(0, resumed=True)
+    for version in (1, 2, 3):
+        log.trained[version] = version
+        log.step(version, at=100.0 + version, metrics={"reward": 0.5})
+    config = small_run(run={"name": "demo", "steps": 8})
+    run = OpenRun(RunFolder(tmp_path), config, log.transport)
+    assert read_status(run, now=104.0).seconds_left is None, "nobody is at work here"
+    with RunFolder(tmp_path).held():
+        found = read_status(run, now=104.0)
+        assert found.to_json()["seconds_left"] == found.seconds_left == 5.0
+        assert "3 of 8, trainer epoch 1, recorded 1 s ago; some 5 s left\n" in found.to_text(104.0)
+        assert read_status(run, now=999.0).seconds_left is None, "it stands still"
+        log.put("control", RunState(state=DesiredState.paused, by="me", reason="lunch"))
+        assert read_status(run, now=104.0).seconds_left is None
