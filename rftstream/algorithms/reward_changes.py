@@ -5,13 +5,15 @@ since when they may: charts, the best of an evaluation, signs of hacked rewards,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rftstream.contracts.versions import EvalResult
 
 Scorers = Mapping[str, str]
 """Taskset -> name and version of the reward that scored it."""
+TURNS = 3
+"""Changes in a row between the same two rewards that no mending of a reward makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,36 @@ class RewardChange:
         """Return the change as a sentence."""
         change = f"{self.taskset}: {self.before} -> {self.after} since version {self.version:,}"
         return f"{change}; older rewards do not compare"
+
+
+def turns_in(changes: Sequence[RewardChange]) -> Iterator[list[RewardChange]]:
+    """Yield the changes of each taskset, in parts: those of two rewards that score it in turns, and others alone."""
+    for taskset in {change.taskset: None for change in changes}:
+        own = [change for change in changes if change.taskset == taskset]
+        while own:
+            pair = own[0].before, own[0].after
+            end = next((place for place, change in enumerate(own) if change.after not in pair), len(own))
+            end = end if end >= TURNS else 1
+            yield own[:end]
+            own = own[end:]
+
+
+def turns_to_text(turns: Sequence[RewardChange]) -> str:
+    """Return a part of `turns_in` as a sentence."""
+    first, last = turns[0], turns[-1]
+    if first is last:
+        return first.to_text()
+    return (
+        f"{first.taskset}: {first.before} and {first.after} score in turns, {len(turns)} times from version "
+        f"{first.version:,} to {last.version:,}, so rewards do not compare: verifiers have different code; give every "
+        "host the same files, and start its verifiers again"
+    )
+
+
+def changes_to_text(changes: Sequence[RewardChange], most: int | None = None) -> tuple[str, ...]:
+    """Return the newest changes as sentences, at most `most`, those in turns as one."""
+    lines = sorted((turns[-1].version, turns_to_text(turns)) for turns in turns_in(changes))
+    return tuple(line for _, line in lines[-(most or len(lines)) :])
 
 
 def is_changed(before: Scorers, now: Scorers) -> bool:

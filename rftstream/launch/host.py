@@ -354,7 +354,7 @@ def wait_until(
     """Return the first true value of `ready`. Retriable errors of `ready` are waited out. TransportError after
     `wait_s`."""
     began = said = time.monotonic()
-    pause_s = _LOOK_S
+    pause_s, told = _LOOK_S, ""
     while True:
         beat()
         trouble = ""
@@ -372,7 +372,8 @@ def wait_until(
             raise TransportError(f"waited {wait_s:g} s for {what}{trouble}; start `rftstream run`, or give --wait-s")
         if now - said >= _SAY_S:
             said = now
-            say(f"waiting for {what}{trouble}: {now - began:.0f} s of {wait_s:g}")
+            say(f"waiting for {what}{'' if trouble == told else trouble}: {now - began:.0f} s of {wait_s:g}")
+            told = trouble
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
 

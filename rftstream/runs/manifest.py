@@ -199,6 +199,9 @@ def _explained(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> st
     kind, _, taskset = name.partition(".")
     section = f"tasksets.{taskset}." if taskset else "model."
     settings = _differences(then, now, f"{section}{kind if kind == 'chat_template' else ''}")
+    source = f"{section}source"
+    if len(settings) == 1 and settings[0].startswith(f"{source} ") and source in then and source in now:
+        return f"{name}: other data in {now[source]!r} than in {then[source]!r}"  # where it lies differs by host
     return f"another {name}: " + ", ".join(settings) if settings else f"{name}: same settings, other data"
 
 

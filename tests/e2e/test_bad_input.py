@@ -264,6 +264,9 @@ def test_a_resume_with_other_data_is_refused_with_the_difference(place: Workplac
     refused(resume(f"model.path={model}"), "another model: model.path 'fake' -> ", str(model))
     place.write_lines("sums.jsonl", SUMS[1:])
     refused(resume(), "taskset.sums: same settings, other data")
+    place.write_lines("more.jsonl", SUMS[1:])
+    moved = resume("tasksets.sums.source=jsonl:more.jsonl")
+    refused(moved, "taskset.sums: other data in 'jsonl:", "more.jsonl' than in 'jsonl:", "sums.jsonl'; take")
     place.write_lines("sums.jsonl", SUMS)
     assert (place.folder / "runs/tiny/config.toml").read_bytes() == before, "what was refused changed nothing"
     assert place.call("resume", "runs/tiny", *sets("run.steps=4", "trainer.lr=1e-5")).code == 0

@@ -24,7 +24,7 @@ STEP = 50
 """Budgets are multiples of it, so that a line more or less moves none."""
 BUDGETS = {
     "api": 1_050,
-    "algorithms": 2_100,
+    "algorithms": 2_150,
     "backends": 5_050,
     "commands": 3_400,
     "config": 2_350,
@@ -43,7 +43,7 @@ BUDGETS = {
     "queries": 14_150,
     "replay": 800,
     "rewards": 8_400,
-    "roles": 10_450,
+    "roles": 10_500,
     "runs": 2_700,
     "sandbox": 2_650,
     "service": 2_800,

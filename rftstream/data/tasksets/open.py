@@ -17,7 +17,7 @@ __all__ = ["grows", "mix", "open_taskset", "order"]
 def open_taskset(name: str, section: TasksetSection | EvaluationSection, config: RunConfig) -> Taskset:
     """Open the taskset of `[tasksets.NAME]` or `[evaluations.NAME]`. ConfigErrors name the section."""
     kind = "tasksets" if isinstance(section, TasksetSection) else "evaluations"
-    where = f"{kind}.{name}"
+    where = f"{kind}.{name.removeprefix('eval:')}"
     scheme, colon, location = section.source.partition(":")
     if scheme in TASKSETS:
         part = registry.resolve("taskset", scheme, where=f"{where}.source")

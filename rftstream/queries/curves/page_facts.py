@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
+from rftstream.algorithms.reward_changes import changes_to_text
 from rftstream.config.plain import toml_value
 from rftstream.config.secrets import hidden
 from rftstream.config.sections import RunConfig
@@ -199,7 +200,7 @@ def lineage_facts(manifest: RunManifest | None, history: History, counts: Catalo
         facts += [("run", manifest.run), ("began (UTC)", f"{began:%Y-%m-%d %H:%M}")]
         facts += [("rftstream", manifest.rftstream_version), ("seed", str(manifest.seed))]
         facts += [(f"digest of {name}", digest) for name, digest in sorted(manifest.digests.items())]
-        facts += [("reward changed", change.to_text()) for change in history.reward_changes]
+        facts += [("reward changed", line) for line in changes_to_text(history.reward_changes)]
         facts += [("settings changed", change.to_text()) for change in history.setting_changes]
         facts += [("differs from the run it was made of", hidden(change)) for change in manifest.changed]
     if (step := history.current) is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.algorithms.learning_signal import NoSignal, find_no_signal
+from rftstream.algorithms.reward_changes import changes_to_text
 from rftstream.algorithms.reward_signs import Sign, find_reward_signs
 from rftstream.config.stages import stage_line
 from rftstream.contracts.control import DesiredState
@@ -159,7 +160,7 @@ class Status(Report):
     @property
     def reward_changes(self) -> tuple[str, ...]:
         """The newest changes of the rewards, since which versions."""
-        return tuple(change.to_text() for change in self.history.reward_changes[-NUM_CHANGES:])
+        return changes_to_text(self.history.reward_changes, NUM_CHANGES)
 
     @property
     def staleness(self) -> dict[str, list[int]]:
@@ -256,10 +257,9 @@ def read_status(
     doing("who is at work, and what moves")
     elsewhere = None if live or control.finished is not None else look_elsewhere(control, run.transport, at)
     goes_on = live or (elsewhere is not None and elsewhere.goes_on)
-    planned = steps_of(run, control.manifest, history.resumes)
+    planned = steps_of(run, control.manifest, history.resumes, history.current)
     state, workers = state_of(control, goes_on), ask_workers_of(run, control, live=live)
-    used = disk_bytes(run.folder)
-    movement = None
+    used, movement = disk_bytes(run.folder), None
     if state in ("running", "draining") or (state == "stopped" and any(worker.health for worker in workers)):
         movement = look_at_movement(
             run.config, run.transport, steps=history.steps, lag=lag, workers=workers, now=at, elsewhere=elsewhere

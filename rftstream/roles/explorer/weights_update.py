@@ -26,6 +26,8 @@ RETRY_S = 1.0
 GIVE_UP_S = 60.0
 """Seconds for which a process that has no weights looks for an object that the store lacks. Then it ends, so that
 others get the tasks that it holds. Its `weights.store` may name another place than that of the trainer."""
+SAY_AGAIN_S = 20.0
+"""Seconds after which the same problem is logged once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class WeightsUpdate:
     _fetch: _Fetch | None = field(default=None, init=False)
     _retry_at: float = field(default=0.0, init=False)
     _lacks_since: float | None = field(default=None, init=False)
+    _said: tuple[str, float] = field(default=("", -SAY_AGAIN_S), init=False)
+    """Text that was logged last, and when."""
 
     def newer(self) -> WeightsAnnounced | None:
         """Return the newest version in force, or None if the policy has loaded it."""
@@ -90,10 +94,8 @@ class WeightsUpdate:
             self._retry_at = self.clock.now() + RETRY_S
             reached = self.follower.held()
             if reached is None or current is None or not _is_of_use(reached, current, newest.name):
-                log.warning(
-                    "%s; %s",
-                    problem,
-                    f"going on with {current}" if current else "nothing is sampled before one can be loaded",
+                self._say(
+                    f"going on with {current}" if current else "nothing is sampled before one can be loaded", problem
                 )
                 return True
             taken, tensors = reached
@@ -113,6 +115,13 @@ class WeightsUpdate:
 
     def _begin_fetch(self, newest: WeightsAnnounced) -> _Fetch:
         return _Fetch(newest, self.fetching.submit(self.follower.fetch, newest), time.perf_counter())
+
+    def _say(self, what: str, problem: WeightsError) -> None:
+        """Log what is done about a problem, the same not at each try."""
+        text, now = f"{problem}; {what}", self.clock.now()
+        if text != self._said[0] or now - self._said[1] >= SAY_AGAIN_S:
+            self._said = text, now
+            log.warning("%s", text)
 
     def _has_given_up(self, problem: WeightsError) -> bool:
         if not isinstance(problem, WeightsGone):

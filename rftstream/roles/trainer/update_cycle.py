@@ -28,6 +28,7 @@ from rftstream.roles.trainer.schedule import rate_at
 from rftstream.roles.trainer.training import TrainedStaleness, Training, check_made_for
 from rftstream.roles.trainer.watches.hacked import HackedRewardWatch
 from rftstream.roles.trainer.watches.held_out import HeldOut
+from rftstream.roles.trainer.watches.turns import TurnsWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class UpdateCycle:
         self.mismatch = MismatchWatch(self.config)
         self.signal = SignalWatch(self.config)
         self.hacked = HackedRewardWatch(self.config)
+        self.turns = TurnsWatch()
         self.resting_since = self.clock.now()
 
     @property
@@ -153,6 +155,7 @@ class UpdateCycle:
             values["stage"] = stage.number + 1.0
         if self.held_out is not None and self.held_out.due(stage, progress.version, last=end_reason is not None):
             values |= self.backend.asked(self.held_out.look)(stage)
+        self.turns.look(progress.version, batch.manifest.scorers)
         ruled = self.signal.look(values) or self.hacked.look(progress.version, values, batch.manifest.scorers)
         return TrainedBatch(
             update=pending,

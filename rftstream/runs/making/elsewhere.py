@@ -38,12 +38,21 @@ def _steps_in(text: str, config: RunConfig) -> int | None:
     return config.steps
 
 
-def steps_of(run: OpenRun, manifest: RunManifest | None, resumes: Sequence[StepRecord]) -> int | None:
-    """Return the version at which a run ends. A host without the run folder has but its own run files."""
+def steps_of(
+    run: OpenRun, manifest: RunManifest | None, resumes: Sequence[StepRecord], current: StepRecord | None
+) -> int | None:
+    """Return the version at which a run ends. A host without the run folder has but its own run files. Of `resumes`
+    those may be missing that a glance at a long run passes over, also the start of the trainer of `current`."""
     if run.folder.exists() or manifest is None:
         return run.config.steps
-    texts = [start.config for start in resumes if start.config]
-    return _steps_in(texts[-1] if texts else manifest.config, run.config)
+    newest = resumes[-1] if resumes else None
+    if current is None or current.name.trainer_epoch == 1:
+        text = manifest.config
+    elif newest is not None and newest.config and newest.name.trainer_epoch == current.name.trainer_epoch:
+        text = newest.config
+    else:
+        text = settings_on_log(run.transport)[0]
+    return _steps_in(text, run.config)
 
 
 def way_on(folder: str) -> str:

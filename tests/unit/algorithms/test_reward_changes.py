@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from rftstream.algorithms.reward_changes import by_newest_scorer, changed_at, find_reward_changes, is_changed
+import pytest
+
+from rftstream.algorithms.reward_changes import (
+    by_newest_scorer,
+    changed_at,
+    changes_to_text,
+    find_reward_changes,
+    is_changed,
+)
 from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.roles.trainer.watches.hacked import HackedRewardWatch
+from rftstream.roles.trainer.watches.turns import TurnsWatch
 from tests.configs import small_run
 from tests.suite.each import each
 
@@ -30,6 +39,23 @@ def test_a_change_is_where_a_taskset_has_another_scorer(
     for version, scorers in enumerate(scored):
         assert is_changed(known, scorers) == any(version == at for *_, at in changes)
         known |= scorers
+
+
+def test_two_rewards_in_turns_are_one_sentence(caplog: pytest.LogCaptureFixture) -> None:
+    """A mended reward is a change, and may be taken back; verifiers of two hosts with different code make dozens."""
+    scored = [{"a": scorer} for scorer in "1223" + "4" + "5454545" + "67"] + [{"b": "1"}, {"b": "2"}, {"b": "1"}]
+    lines = changes_to_text(find_reward_changes(enumerate(scored)), 9)
+    assert [line.partition(",")[0].partition(";")[0] for line in lines] == [
+        "a: 1 -> 2 since version 1", "a: 2 -> 3 since version 3", "a: 3 -> 4 since version 4",
+        "a: 4 and 5 score in turns", "a: 5 -> 6 since version 12", "a: 6 -> 7 since version 13",
+        "b: 1 -> 2 since version 15", "b: 2 -> 1 since version 16",
+    ]  # fmt: skip
+    assert "7 times from version 5 to 11" in lines[3] and "same files" in lines[3]
+    assert changes_to_text(find_reward_changes(enumerate(scored)), 1) == lines[-1:]
+    watch = TurnsWatch()
+    for version, scorers in enumerate(scored):
+        watch.look(version, scorers)
+    assert len(caplog.messages) == 1 and "3 times from version 5 to 7" in caplog.messages[0], "the trainer warns once"
 
 
 def result(scorer: str, at: float) -> EvalResult:

@@ -10,7 +10,7 @@ import pytest
 
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import StoreUnreachable, WeightsError, WeightsGone
-from rftstream.roles.explorer.weights_update import GIVE_UP_S, RETRY_S, WeightsUpdate
+from rftstream.roles.explorer.weights_update import GIVE_UP_S, RETRY_S, SAY_AGAIN_S, WeightsUpdate
 from rftstream.testing.memory_run import ManualClock
 from rftstream.weights.shared_memory import SharedTensors, WeightsMemory
 from tests.suite.each import each
@@ -81,7 +81,7 @@ def test_what_was_reached_is_loaded_if_it_is_of_use(reached: VersionName, tensor
     (None, [WeightsGone("no such object")] * 50 + [StoreUnreachable("no answer")], False),
 ])  # fmt: skip
 def test_a_process_without_weights_leaves_a_store_that_lacks_them(
-    has: VersionName | None, problems: list[WeightsError], ends: bool
+    has: VersionName | None, problems: list[WeightsError], ends: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(None, {}, has)
     began = scene.clock.now()
@@ -97,3 +97,4 @@ def test_a_process_without_weights_leaves_a_store_that_lacks_them(
     with pytest.raises(WeightsGone):
         play_on()
     assert scene.clock.now() - began >= GIVE_UP_S, "a trainer needs a minute to publish them anew"
+    assert len(caplog.messages) == GIVE_UP_S / SAY_AGAIN_S, "not at each try"

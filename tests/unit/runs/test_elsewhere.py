@@ -18,7 +18,7 @@ from rftstream.launch.sessions.host_workers import hold_names
 from rftstream.queries.state.standstill import held_elsewhere
 from rftstream.queries.state.status import read_status
 from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_transport
-from rftstream.runs.making.elsewhere import check_end, check_resumed
+from rftstream.runs.making.elsewhere import check_end, check_resumed, steps_of
 from rftstream.runs.manifest import make_manifest
 from tests.unit.synthetic import SyntheticLog
 
@@ -61,7 +61,10 @@ def test_what_the_newest_trainer_works_by_counts(run: OpenRun, tmp_path: Path) -
     log.trained[3] = 3
     log.step(3, epoch=2, resumed=True, config=loader.to_toml(config_of(tmp_path, 3)))
     assert check_end(run.transport, config_of(tmp_path, 3), "sums") == [], "it was told to end there"
-    assert read_status(run).num_steps == 3
+    found = read_status(run)
+    assert found.num_steps == 3
+    passed_over = steps_of(run, found.control.manifest, (), found.history.current)
+    assert passed_over == 3, "a glance at a long run does not see the start of its newest trainer"
 
 
 def test_a_resume_by_files_changes_only_what_set_gives(run: OpenRun, tmp_path: Path) -> None:
