@@ -153,10 +153,11 @@ def run_file_text(wanted: FirstFile, sizes: Mapping[str, Any] = MappingProxyType
         _made_model(problems) if is_made else ["[model]", f"path = {_text(_model_path(wanted))}"],
     ]
     if count := _num_held_out(wanted, source, problems):
+        shuffled = "shuffle_seed = 0, " if "shuffle_seed" in _options(source) else ""
         paragraphs += [
-            [*_section(f"tasksets.{name}", source, columns, reward, options=f"skip = {count}"), *asked],
+            [*_section(f"tasksets.{name}", source, columns, reward, options=f"{shuffled}skip = {count}"), *asked],
             [
-                *_section("evaluations.held-out", source, columns, reward, options=f"size = {count}"),
+                *_section("evaluations.held-out", source, columns, reward, options=f"{shuffled}size = {count}"),
                 *asked,
                 "every = 20",
                 *evaluated,
@@ -177,16 +178,20 @@ def run_file_text(wanted: FirstFile, sizes: Mapping[str, Any] = MappingProxyType
 
 
 def _num_held_out(wanted: FirstFile, source: str, problems: Sequence[Problem]) -> int:
-    """Return how many of the first problems are evaluated and not trained on: a tenth, if the source can be split and
-    has enough."""
-    spec = registry.table("taskset").get(source.partition(":")[0])
-    names = set() if spec is None else {field.name for field in config_fields(spec.path)}
-    divides = bool(wanted.tasks) and {"skip", "size"} <= names and len(problems) >= LEAST_DIVIDED
+    """Return how many of the problems are evaluated and not trained on: a tenth, if the source can be split and has
+    enough."""
+    divides = bool(wanted.tasks) and {"skip", "size"} <= _options(source) and len(problems) >= LEAST_DIVIDED
     if not divides:
         return 0
     if wanted.held_out is not None:
         return round(len(problems) * wanted.held_out)
     return min(MOST_HELD_OUT, int(len(problems) * HELD_OUT_SHARE))
+
+
+def _options(source: str) -> set[str]:
+    """Return the names of the settings that the source has."""
+    spec = registry.table("taskset").get(source.partition(":")[0])
+    return set() if spec is None else {field.name for field in config_fields(spec.path)}
 
 
 def _section(key: str, source: str, columns: Mapping[str, str], reward: str, *, options: str = "") -> list[str]:

@@ -117,8 +117,9 @@ def test_each_answer_is_checked_when_it_is_given(here: Path) -> None:
     assert [said for said in answers.values() if said not in done.stderr] == []
     assert "try two problems" in done.stderr
     text = (here / "asked" / "rftstream.toml").read_text()
-    for line in ('columns = { answer = "next", prompt = "text" }', "options = { skip = 10 }", "options = { size = 10 }",
-                 'reward = "my_scores:near"', 'servers = "broker:9092"'):  # fmt: skip
+    for line in ('columns = { answer = "next", prompt = "text" }', "options = { shuffle_seed = 0, skip = 10 }",
+                 "options = { shuffle_seed = 0, size = 10 }", 'reward = "my_scores:near"',
+                 'servers = "broker:9092"'):  # fmt: skip
         assert line in text
 
 

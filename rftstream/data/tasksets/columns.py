@@ -68,6 +68,9 @@ class TableConfig:
     """Number of first rows that are left out: `size = 80` here and `skip = 80` there have no problem in common."""
     size: Annotated[int, Meta(ge=1)] | None = None
     """Largest number of rows that are used; default: all."""
+    shuffle_seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    """Seed of a shuffled order, in which `skip` and `size` count. Default: the order of the file, whose first rows may
+    all be of one kind."""
     image_folder: str | None = None
     """Folder of images: paths are relative to it, and must be inside it. It is relative to the data file's folder,
     which is the default."""

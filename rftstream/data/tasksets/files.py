@@ -13,6 +13,7 @@ from rftstream.config.parts import registry
 from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.arrow import ArrowRows
 from rftstream.data.tasksets.columns import Columns, TableConfig
+from rftstream.data.tasksets.order import shuffle_index
 from rftstream.data.tasksets.row_index import kept_index
 from rftstream.data.tasksets.rows import JsonLines, RowReader, RowSource
 from rftstream.errors import ConfigError
@@ -23,7 +24,7 @@ class RowTaskset:
 
     def __init__(self, rows: RowSource, columns: Columns, config: TableConfig, source: str) -> None:
         self._rows, self._columns, self._source = rows, columns, source
-        self._skip = config.skip
+        self._skip, self._seed = config.skip, config.shuffle_seed
         self._size = max(0, len(rows) - config.skip)
         if not self._size:
             raise ConfigError(f"{source}: skip = {config.skip}, but there are only {len(rows):,} rows; lower it")
@@ -33,7 +34,8 @@ class RowTaskset:
     @property
     def digest(self) -> str:
         """Return the digest of the rows and of all settings that affect the problems."""
-        text = json.dumps([self._rows.digest, self._columns.identity, self._skip, self._size], sort_keys=True)
+        used = [self._skip, self._size] if self._seed is None else [self._skip, self._size, self._seed]
+        text = json.dumps([self._rows.digest, self._columns.identity, *used], sort_keys=True)
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
     def __len__(self) -> int:
@@ -41,14 +43,18 @@ class RowTaskset:
 
     def chat_column(self) -> str | None:
         """Return the column of the prompt if the first problem's prompt is a list of messages; None if it is a text."""
-        return self._columns.chat_column(self._rows.row(self._skip))
+        return self._columns.chat_column(self._rows.row(self._row(0)))
 
     def problem(self, index: int) -> Problem:
         """Return the problem with this index. ConfigError, which names file and line, if there is none."""
         if not 0 <= index < self._size:
             raise ConfigError(f"{self._source}: problem {index}, expected below {self._size}")
-        row = self._skip + index
+        row = self._row(index)
         return self._columns.problem(self._rows.row(row), self._rows.where(row))
+
+    def _row(self, index: int) -> int:
+        place = self._skip + index
+        return place if self._seed is None else shuffle_index(place, len(self._rows), seed=self._seed)
 
 
 class JsonlTaskset(RowTaskset):

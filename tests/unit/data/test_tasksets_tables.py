@@ -252,6 +252,22 @@ def test_skip_and_size_give_parts_that_have_nothing_in_common(tmp_path: Path) ->
         assert "skip = 10, but there are only 10 rows" in refusal(source, options={"skip": 10})
 
 
+def test_shuffled_parts_are_of_all_of_the_file_and_have_nothing_in_common(tmp_path: Path) -> None:
+    names = {f"question {i}" for i in range(200)}
+    for source in (parquet(tmp_path / "x.parquet", prompts(200)), write(tmp_path / "x.jsonl", *prompts(200))):
+        parts = [open_source(source, options={"shuffle_seed": 7, **one}) for one in ({"skip": 20}, {"size": 20})]
+        train, held_out = ([user(part.problem(index)) for index in range(len(part))] for part in parts)
+        assert (len(train), len(held_out)) == (180, 20)
+        assert {*train, *held_out} == names
+        places = [int(text.split()[1]) for text in held_out]
+        assert min(places) < 50 and max(places) >= 150
+        again, other, plain = (open_source(source, options={"size": 20, **one}) for one in (
+            {"shuffle_seed": 7}, {"shuffle_seed": 8}, {}))  # fmt: skip
+        assert again.digest == parts[1].digest
+        assert len({one.digest for one in (again, other, plain)}) == 3
+        assert [user(other.problem(index)) for index in range(20)] != held_out
+
+
 def test_digest_is_of_contents_columns_and_choice(tmp_path: Path) -> None:
     one = parquet(tmp_path / "one.parquet", prompts(3))
     same = parquet(tmp_path / "elsewhere" / "same.parquet", prompts(3))
