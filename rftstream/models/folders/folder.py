@@ -323,6 +323,8 @@ def _find(path: str) -> Path:
         advice = f"make it by `rftstream convert {kind} {path}`, or {advice}"
     elif near := near_file(Path(path)):
         advice = f"{near.removeprefix('; ')} Or {advice}"
+    elif (run := Path(path).parent / "runs" / Path(path).name).is_dir():
+        advice = f'{run} is a run, whose weights init_from = "{run}" takes; else {advice}'
     if path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise ConfigError(f"model.path: {path}: no such folder; {advice}")
     try:

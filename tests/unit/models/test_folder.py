@@ -137,12 +137,14 @@ def test_a_folder_is_taken_as_it_is(tmp_path):
     ("/nowhere/at/all", r"model\.path: /nowhere/at/all: no such folder; give a"),
     ("a/b/c", r"model\.path: a/b/c: no such folder; give a"),
     ("nobody/nothing", "could not be fetched from the hub"), (".", r"has no config\.json"),
+    ("sft", r'runs/sft is a run, whose weights init_from = "runs/sft" takes; else give a'),
     ("kept/SmolLM-135M", r"hub \(.*\); did you mean SmolLM2-135M\? Or give a"),
 ])  # fmt: skip
 def test_a_path_without_a_model_is_said(tmp_path, monkeypatch, path, says):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kept" / "SmolLM2-135M").mkdir(parents=True)
+    (tmp_path / "runs" / "sft").mkdir(parents=True)
     with pytest.raises(ConfigError, match=says):
         prepare_model(ModelSection(path=path), tmp_path, 0)
 
