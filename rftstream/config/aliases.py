@@ -48,6 +48,7 @@ _SETTINGS = {
     "trainer.min_lr_share": "min_lr_ratio",
     "trainer.adam_betas": "adam_beta1 adam_beta2 betas betas1 betas2",
     "trainer.adam_eps": "adam_epsilon",
+    "trainer.router_aux_coef": "router_aux_loss_coef",
     "trainer.max_grad_norm": "grad_clip gradient_clipping max_norm clip_grad",
     "trainer.updates_per_batch": "num_iterations ppo_epochs",
     "trainer.minibatches": "steps_per_generation num_minibatches ppo_mini_batch_size",

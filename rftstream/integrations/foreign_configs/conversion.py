@@ -245,7 +245,7 @@ class Conversion:
                     f"({kind}), it stays constant"
                 )
         else:
-            self.leave(name, f"{kind!r}: there are constant, linear and cosine")
+            self.leave(name, f"{kind!r}: there are constant, linear and cosine; constant stands in its place")
         if not warmup or warmup < 0:
             return
         if warmup >= 1:

@@ -242,7 +242,10 @@ class Launch:
 def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
     """Return the command in a shell script that launches a training of TRL: `accelerate launch train.py --config
     grpo.yaml --seed 1`, or `trl grpo --config grpo.yaml`. ConfigError if there is none."""
+    exported: dict[str, Any] = {}
     for words in shell_commands(path):
+        if project := next((word[14:] for word in words if word.startswith("WANDB_PROJECT=")), ""):
+            exported["wandb_project"] = project
         place = next((number for number, word in enumerate(words) if word.endswith(".py")), None)
         trainer = None
         if place is None and "trl" in words[:-1] and words[words.index("trl") + 1] in trainers:
@@ -251,14 +254,14 @@ def read_launch(path: Path, trainers: Sequence[str]) -> Launch:
         if place is None:
             continue
         launcher, given = _flags(words[:place]), _flags(words[place + 1 :])
-        named = [*([] if trainer else [words[place]]), *([str(given.pop("config"))] if "config" in given else [])]
+        files = [*([] if trainer else [words[place]]), *([str(given.pop("config"))] if "config" in given else [])]
         if trainer:  # trl's own command takes the flags of accelerate, too
             launcher |= {name: given.pop(name) for name in ("accelerate_config", "num_processes") if name in given}
         counts = (launcher.pop(name, None) for name in ("num_processes", "nproc_per_node", "nproc-per-node"))
         processes = next((one for one in counts if isinstance(one, int)), None)
-        settings = {**{f"launcher.{name}": value for name, value in launcher.items()}, **given}
-        files = tuple(_beside(path, name) for name in named)
-        return Launch(files=files, settings=settings, processes=processes, trainer=trainer)
+        settings = {**exported, **{f"launcher.{name}": value for name, value in launcher.items()}, **given}
+        found = tuple(_beside(path, name) for name in files)
+        return Launch(files=found, settings=settings, processes=processes, trainer=trainer)
     raise ConfigError(f"{path}: launches no script and no trl; name the script and its YAML themselves")
 
 

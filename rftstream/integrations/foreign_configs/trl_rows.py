@@ -110,6 +110,9 @@ class DatasetReader:
         ):
             selected = [self._reader.value(one, scope) for one in size.args]
             return {"dataset.select_of_part" if is_part else "dataset.select": selected}
+        if method == "take" and len(call.args) == 1:
+            size = self._reader.value(call.args[0], scope)
+            return {"dataset.select_of_part" if is_part else "dataset.select": [size]}
         if method == "train_test_split":
             given = {**dict(zip(("test_size", "train_size"), call.args, strict=False))}
             given |= {str(one.arg): one.value for one in call.keywords if one.arg in ("test_size", "train_size")}
@@ -190,8 +193,9 @@ class DatasetReader:
 
     def _text(self, value: ast.AST, row: str, scope: Scope, columns: dict[str, str], name: str) -> dict[str, Any]:
         """Note the column that a value of a row is made of. Return what else the value says."""
-        if column := _column(value, row):
-            columns[name] = column
+        is_cast = isinstance(value, ast.Call) and last_name(value.func) == "str" and len(value.args) == 1
+        if column := _column(value.args[0] if isinstance(value, ast.Call) and is_cast else value, row):
+            columns[name] = column  # what is no text becomes one here, too
             return {}
         if name == "prompt" and (template := self._template_or_none(value, row, scope)):
             return {"dataset.template": template}

@@ -160,6 +160,10 @@ class ScriptReader:
                     script.settings[name] = self.value(node, scope)
             except UNKNOWN as error:
                 script.unreadable[name] = str(error)
+        for bound in scope.bound + self.scope.bound:  # os.environ["WANDB_PROJECT"] = ...
+            if "WANDB_PROJECT" in bound.name:
+                with contextlib.suppress(*UNKNOWN):
+                    script.settings["wandb_project"] = self.value(bound.value, bound.scope)
         trained = (one for one in every if isinstance(one, ast.Call) and last_name(one.func) == "train")
         for one in (keyword for call in trained for keyword in call.keywords):
             if one.arg == "resume_from_checkpoint" and isinstance(one.value, ast.Constant):

@@ -305,6 +305,12 @@ CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
          ("save_strategy = 'epoch': trainer.checkpoint", 'generation_kwargs = {"no": 1}: no counterpart')),
         (OWN, CHATS, "generation_kwargs={'stop': '</a>', 'no': 1}), callbacks=([Mine()]", {"sampling.stop": ["</a>"]},
          ('generation_kwargs = {"no": 1}', 'callbacks = "[Mine()]": a run calls none: run.stop_reward ends it')),
+        (f"os.environ['WANDB_PROJECT'] = 'maths'\n{OWN}", f"{ROWS}.take(5)",
+         "report_to='wandb', router_aux_loss_coef=0.01, lr_scheduler_type='polynomial'",
+         {"trackers.wandb": "maths", "options": {"size": 5}, "trainer.router_aux_coef": 0.01,
+          "trainer.lr_schedule": None}, ("constant stands in its place",)),
+        (SOLVED, f"{ROWS}.map(lambda row: {{'prompt': row['q'], 'answer': str(row['n'])}})", "",
+         {"columns": {"prompt": "q", "answer": "n"}}, ()),
         (OWN, f"{ROWS}.map(lambda row: {{'prompt': 'Sort: ' + row['q']}})", "",
          {"options": {"template": "Sort: {q}"}, "chat_template": trl_sources.BARE}, ()),  # texts are given bare there
         (OWN, "load_dataset('json', data_files='texts.jsonl', split='train')", "",
@@ -405,18 +411,19 @@ if __name__ == "__main__":
         eval_dataset=data[script.dataset_test_split],
     ).train(resume_from_checkpoint=True)
 """
-WALK_YAML = f"model_name_or_path: {MODEL}\ndataset_name: org/x\nuse_peft: true\nuse_vllm: true\n"
+WALK_YAML = f"report_to: wandb\nmodel_name_or_path: {MODEL}\ndataset_name: org/x\nuse_peft: true\nuse_vllm: true\n"
 
 
 @pytest.mark.parametrize("yaml", ["lora_r: 16\nlora_alpha: 32\n", ""], ids=["named", "default"])
 def test_a_script_with_its_yaml_and_the_shell_script_that_launches_both(yaml: str, tmp_path: Path) -> None:
     flags = "--config_file zero.yaml --num_processes 2 walk.py \\\n --config grpo.yaml --seed $SEED"
-    shell = f"SEED=3\naccelerate launch {flags}\n"
+    shell = f"SEED=3\nexport WANDB_PROJECT=maths\naccelerate launch {flags}\n"
     *_, launch = written(tmp_path, {"walk.py": WALK, "grpo.yaml": WALK_YAML + yaml, "run.sh": shell})
     done = convert_config("trl", [launch])
     values = tomllib.loads(done.run_file)
     assert values["model"]["lora"] == {"rank": 16, "alpha": 32.0, "targets": "all-linear"}
     assert values["run"]["seed"] == 3 and values["run"]["resume"] == "auto" and values["explorer"]["count"] == 1
+    assert values["trackers"] == {"wandb": "maths"}
     changed = {"template": "Say {question}"}
     assert values["tasksets"]["train"]["options"] == {"split": "train", **changed}
     assert values["evaluations"]["held-out"]["options"] == {"split": "test", **changed}
