@@ -137,7 +137,7 @@ def _text(one: Comparison) -> list[str]:
     rows = [
         ("", "old", "new", "shift"),
         ("mean reward", number(one.mean_old), number(one.mean_new), number(one.mean_shift)),
-        ("unscorable", *(f"{sum(some.values()):,}" for some in (one.unscorable_old, one.unscorable_new)), ""),
+        ("no reward", *(f"{sum(some.values()):,}" for some in (one.unscorable_old, one.unscorable_new)), ""),
         *(
             (f"  {reason}", number(one.unscorable_old.get(reason, 0)), number(one.unscorable_new.get(reason, 0)), "")
             for reason in sorted({*one.unscorable_old, *one.unscorable_new})

@@ -342,10 +342,9 @@ class VerifierStep(ConcurrentStep):
         more = "\n" + reply.detail.strip() if is_new and line != reply.detail.strip() else ""
         log.log(
             logging.WARNING if is_new else logging.INFO,
-            "%s: no reward from %s after %d tries (%s): %s%s",
+            "%s: no reward from %s (%s): %s%s",
             rollout.ids.rollout_id,
             reply.scorer,
-            reply.tries,
             reply.reason,
             line,
             more,
