@@ -57,7 +57,10 @@ def filtered_rows(
     reasons = f": {listed(filtered)}" if of_all else f"; of the newest of these {parts}"
     yield "filtered", f"{share:.0%} of the decided groups{reasons}"
     if share > MUCH_FILTERED:
-        flat = "all rewards of a group were equal: tasks too easy or too hard, or a reward that tells nothing apart"
+        flat = (
+            "all rewards of a group were equal: tasks too easy or too hard (Problems in the studio, by mean reward, "
+            "shows which), or a reward that tells nothing apart"
+        )
         first = next(iter(filtered))
         yield "look at", f"{first}: {flat if first == FLAT else 'most of what is sampled trains nothing'}"
 

@@ -34,7 +34,7 @@ def trust_text(result: EvalResult) -> str:
     mean = result.metrics.get("mean", math.nan)
     if not 0.0 < mean < 1.0 or mean != result.metrics.get("pass@1"):
         return problems
-    return f"{problems}: give or take {number(math.sqrt(mean * (1.0 - mean) / result.num_tasks))}"
+    return f"{problems}: standard error {number(math.sqrt(mean * (1.0 - mean) / result.num_tasks))}"
 
 
 def result_numbers(result: EvalResult) -> dict[str, float]:

@@ -473,7 +473,7 @@ def test_the_best_of_rewards_below_0_is_not_a_version_without_any(log: Synthetic
     log.trained[3] = 3
     log.step(3, at=103.0, metrics={"wait_s": 3.0, "step_s": 1.0})
     text = status(log, tmp_path).to_text()
-    assert "best 0.200 at version 2; 5 problems: give or take 0.179\n" in text
+    assert "best 0.200 at version 2; 5 problems: standard error 0.179\n" in text
     assert "the trainer waits for batches 75% of its time, trains 25%, publishes 0% (last 3 steps)\n" in text
 
 

@@ -489,6 +489,8 @@ def test_several_runs(tmp_path: Path) -> None:
         assert [re.search(rf">{text}</td>", compared) is not None for text in (r"1e-06 \(default\)", "2e-06")] == [
             True
         ] * 2
+        (row,) = re.findall(r"time, first to last step</th>(.*)</tr>", compared)
+        assert len(re.findall(r">\d+ (?:s|min)</td>", row)) == 2
         data = {panel["title"]: panel for panel in browser.get("/compare.json?run=demo~1&run=demo~2").json()}
         assert [line["label"] for line in data["Reward"]["lines"]] == ["demo~1", "demo~2"]
         assert browser.get("/compare?run=nobody").status_code == 200
