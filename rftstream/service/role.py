@@ -236,6 +236,11 @@ class SingleStep(Protocol):
         before the claim, and after each slice of reading once the run is finished."""
         return False
 
+    def check(self, manifest: RunManifest) -> None:
+        """Raise ConfigError if the step's data are not the run's. Called before the claim, so that a process that
+        cannot do the work takes it from nobody. By default there is nothing to compare."""
+        return
+
     def recover(self, log: Log, claim: Claim) -> Mapping[TopicPartition, int]:
         """Build the state from the log, and return the position from which each partition is read. Called when `claim`
         is on the log, so that no predecessor can write any more. All earlier state is void. Afterwards the service

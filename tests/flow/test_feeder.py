@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rftstream.contracts import ids
-from rftstream.contracts.control import DesiredState, RunManifest, TasksEnded
+from rftstream.contracts.control import Claim, DesiredState, RunManifest, TasksEnded
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.tasks import Task
 from rftstream.errors import ConfigError
@@ -69,6 +69,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, change: dict[str, 
     with pytest.raises(ConfigError, match=named):
         feeder.work()
     assert len(tasks_of(scene)) == 8
+    assert sum(isinstance(one, Claim) for one in scene.messages("control")) == 1, "it takes the role from nobody"
 
 
 # --------------------------------------------------------------------------------------------- admission

@@ -122,6 +122,10 @@ class FeederStep(SingleStep):
 
     # ------------------------------------------------------------------------------------------ reading
 
+    def check(self, manifest: RunManifest) -> None:
+        """Check that the run has these problems, model and settings."""
+        self._check_same_run(manifest)
+
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
         """Restore the feeder's progress, and check that the run is the same."""
         self._reset(log_)

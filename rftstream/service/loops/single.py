@@ -186,6 +186,8 @@ class SingleService(Service):
         if self.view.finished is not None and not self.step.outlives_the_run:
             self.done = True
             return False
+        if self.view.manifest is not None:
+            self.step.check(self.view.manifest)
         return self.view.manifest is not None or self.spec.makes_the_run
 
     def _claim_anew(self) -> None:
