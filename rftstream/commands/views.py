@@ -233,9 +233,9 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
     """Draw the run's curves as a page for a browser and as PNG, over steps and over time.
 
     Reward, evaluations, completion lengths, staleness, loss, gradient norm, entropy, mismatch and rates; only steps in
-    force, with a mark where a trainer resumed. The page, index.html, needs no other file. Its curves show values under
-    the pointer, zoom, and can be switched off. It also shows completions from the beginning and the end, and the run's
-    settings. RUN is a run folder, or a run file (then its newest run).
+    force, with a mark where a trainer resumed; `rftstream studio A B` compares runs. The page, index.html, needs no
+    other file. Its curves show values under the pointer, zoom, and can be switched off. It also shows completions from
+    the beginning and the end, and the run's settings. RUN is a run folder, or a run file (then its newest run).
     """
     from rftstream.queries.curves.history import read_history
     from rftstream.queries.curves.page_facts import own_settings, read_samples

@@ -250,7 +250,8 @@ def _short_text(report: CheckReport) -> list[str]:
             took = (
                 "`rftstream try` measures the speed" if report.about_s is None else f"about {duration(report.about_s)}"
             )
-            room.append(f"time: {report.disk.rollouts:,} rollouts, {took}")
+            filtered = ", beside those of groups that are filtered" if report.disk.filters else ""
+            room.append(f"time: {report.disk.rollouts:,} rollouts{filtered}, {took}")
     return [
         *lines,
         *room,

@@ -65,6 +65,9 @@ class Line:
     """One of DASHES."""
     smooth: bool = True
     """Whether a running mean is drawn, with the values themselves faintly behind it."""
+    is_rate: bool = False
+    """Whether its values are amounts by times that differ: the running mean is then their harmonic mean, since the
+    mean of rates is above the rate of the whole."""
     right: bool = False
     """Whether the line has its own axis on the right."""
     color: str | None = None
@@ -168,6 +171,7 @@ def _changes_of(axis: Axis, name: str) -> tuple[float, ...]:
 
 def rates(history: History, axis: Axis, name: str, fallback: str, label: str, **style: Any) -> list[Line]:
     """Return the line of a recorded rate. If it is missing, divide each step's count by its seconds."""
+    style["is_rate"] = True
     if lines := metric(history, axis, name, label, **style):
         return lines
 

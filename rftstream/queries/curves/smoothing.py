@@ -26,6 +26,8 @@ def smoothed(values: Floats, width: int) -> Floats:
 
 def smoothed_by_stage(line: Line, values: Floats, width: int, stages: Floats) -> Floats:
     """Smooth each stage separately, since the loss of one stage says nothing about the next; so for each reward."""
+    if line.is_rate and (values > 0).all():
+        return 1.0 / smoothed_by_stage(replace(line, is_rate=False), 1.0 / values, width, stages)
     return np.concatenate([smoothed(part, width) for part in np.split(values, _cuts(line, stages))])
 
 

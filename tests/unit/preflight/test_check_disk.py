@@ -59,6 +59,7 @@ def test_filtered_groups_come_on_top(write: Write) -> None:
     said = f"free, without groups that buffer.zero_variance may filter: where half of all are, {twice}\n"
     assert all(said in text for text in (replaced.to_text(), replaced.to_short_text()))
     assert "may filter" not in plain.to_text()
+    assert [" beside those of groups" in one.to_short_text() for one in (plain, replaced)] == [False, True]
 
 
 def test_what_does_not_fit_is_said(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,6 +253,15 @@ def test_stages_are_marked_and_smoothed_each_by_itself() -> None:
     assert smoothing.smoothed(line.y, 5)[7] != 4
 
 
+def test_the_mean_of_rates_is_the_rate_of_the_whole() -> None:
+    seconds = [1.0, 3.0] * 10
+    found = history(*[step(v, reward=0.5, rollouts_per_s=12 / s, tokens_per_s=24 / s) for v, s in enumerate(seconds)])
+    for line, whole in zip(panels.rates(found, over_steps(found), "rollouts_per_s", "", ""), (6.0,), strict=True):
+        middle = smoothing.smoothed_by_stage(line, line.y, 4, np.array([]))[2:-2]
+        assert middle.tolist() == pytest.approx([12 * 5 / (3 + 3 * 2), 12 * 5 / (2 + 3 * 3)] * 8)
+        assert abs(middle.mean() - whole) < 0.15 < line.y.mean() - whole
+
+
 def test_of_demonstrations_alone_nothing_about_rollouts_is_drawn() -> None:
     found = history(step(1, loss=2.0, held_out_loss=2.5, step_s=1.0, tokens=5.0, rollouts=0.0))
     shown = [one for one in panels.panels(found, over_steps(found)) if one.lines or not one.optional]
