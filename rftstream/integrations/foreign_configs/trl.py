@@ -23,7 +23,8 @@ from rftstream.integrations.foreign_configs.conversion import (
 )
 from rftstream.integrations.foreign_configs.reading import Launch, lifted, merged, read_launch, read_yaml, tables_of
 from rftstream.integrations.foreign_configs.trl_losses import put_correction, put_loss
-from rftstream.integrations.foreign_configs.trl_script import UNREAD, Script, ScriptReader
+from rftstream.integrations.foreign_configs.trl_modules import Script
+from rftstream.integrations.foreign_configs.trl_script import UNREAD, ScriptReader
 from rftstream.integrations.foreign_configs.trl_sources import DatasetRules, with_evaluation
 from rftstream.integrations.foreign_configs.trl_training import (
     evaluated_every,

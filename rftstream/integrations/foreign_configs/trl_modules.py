@@ -1,4 +1,4 @@
-"""Copies functions out of a training script, with the names of the module that they use. Nothing is run."""
+"""What was read of a training script, and copies of its functions with what they use. Nothing is run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import builtins
 import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from rftstream.integrations.foreign_configs.trl_scopes import DEFINITIONS, Binding, Scope, last_name
 
@@ -161,3 +163,44 @@ def _spaced(texts: Sequence[str]) -> str:
         is_defined = any(one.startswith(("def ", "async def ", "class ", "@")) for one in beside)
         made += ("" if not number else "\n\n\n" if is_defined else "\n") + text
     return made
+
+
+@dataclass
+class Script:
+    """The settings of a script, the arguments that could not be read, and the names of its own functions."""
+
+    trainer: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Setting -> the expression of its value."""
+    functions: set[str] = field(default_factory=set)
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Environment variable -> the script's default, which was taken."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Defaults of what the script calls."""
+    code: ScriptCode | None = None
+    arguments: set[str] = field(default_factory=set)
+    """Arguments of the script's own argparse whose given values were taken."""
+    own: set[str] = field(default_factory=set)
+    """Fields of the script's own dataclasses."""
+    own_taken: set[str] = field(default_factory=set)
+    """Those, unknown to TRL, whose given values were taken."""
+    makes_chats: bool = False
+    """Whether some prompt in the script is written as a list of messages."""
+
+    def reads(self, column: str) -> bool:
+        """Return whether a reward reads a column of this name. An imported reward may do so."""
+        own, imported = self._rewards()
+        return bool(imported) or (self.code is not None and column in self.code.words_of(own))
+
+    def rename(self, column: str, ours: str) -> bool:
+        """Let the copies of the rewards read a column by our name. Return whether all that may read it do."""
+        own, imported = self._rewards()
+        return not imported and self.code is not None and self.code.rename(own, column, ours)
+
+    def _rewards(self) -> tuple[list[str], list[str]]:
+        """Return the rewards that the script defines, and those that it imports from elsewhere than TRL."""
+        rewards = [one for one in self.settings.get("reward_funcs", ()) if isinstance(one, str)]
+        return [one for one in rewards if ":" not in one], [
+            one for one in rewards if ":" in one and not one.startswith("trl.")
+        ]

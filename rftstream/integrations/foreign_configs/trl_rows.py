@@ -133,8 +133,11 @@ class DatasetReader:
 
     def _mapped(self, function: Function, scope: Scope) -> dict[str, Any]:
         """Return the columns, system prompt, template and answer marker that a function over rows produces."""
-        row = function.args.args[0].arg
-        if isinstance(function, ast.FunctionDef):
+        row, whole = function.args.args[0].arg, function
+        if isinstance(function, ast.Lambda) and isinstance(call := function.body, ast.Call):
+            if isinstance(called := named(call.func, scope), ast.FunctionDef):  # lambda row: made(row["question"])
+                function, scope = called, self._reader.scope.inside(called, call, scope)
+        elif isinstance(function, ast.FunctionDef):
             written_out: ast.FunctionDef = copy.deepcopy(function)
             _ColumnsByName(self._reader, row, scope.inside(function)).visit(written_out)
             function, scope = written_out, scope.inside(written_out)
@@ -147,7 +150,7 @@ class DatasetReader:
                 made |= {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
             elif isinstance(node, ast.Assign) and (target := _column(node.targets[0], row)):
                 made[target] = node.value
-        found: dict[str, Any] = {"dataset.columns": {}}
+        found: dict[str, Any] = {"dataset.columns": {}} if made else {"dataset.map": str(UnreadableExpression(whole))}
         for name, written in made.items():
             value = self._followed(written, scope)
             if isinstance(value, ast.List) and isinstance(written, ast.Name) and isinstance(function, ast.FunctionDef):

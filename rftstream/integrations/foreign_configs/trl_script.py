@@ -12,13 +12,12 @@ import ast
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rftstream.errors import ConfigError
 from rftstream.integrations.foreign_configs.reading import OPERATORS, read_text
-from rftstream.integrations.foreign_configs.trl_modules import ScriptCode
+from rftstream.integrations.foreign_configs.trl_modules import Script, ScriptCode
 from rftstream.integrations.foreign_configs.trl_rows import DatasetReader
 from rftstream.integrations.foreign_configs.trl_scopes import (
     DEFINITIONS,
@@ -47,51 +46,13 @@ UNREAD = "could not be read"
 PARSED = ("parse_args_and_config", "parse_args_into_dataclasses")
 COMPARED: dict[type[ast.cmpop], bool] = {ast.Eq: True, ast.Is: True, ast.NotEq: False, ast.IsNot: False}
 CASTS = {"int": int, "float": float, "str": str}
+HOW_LOADED = ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit")
+MOVES = ("to", "cuda", "cpu", "eval", "train", "half", "bfloat16", "float")
+"""Methods that return the model that they are called on."""
 MODELS = ("from_pretrained", "get_peft_model", "create_reference_model", "deepcopy")
 """Calls whose first argument says which model they return."""
 TEXTS = ("split", "replace", "lower", "upper", "strip", "rstrip", "lstrip")
 """String methods that can be evaluated."""
-
-
-@dataclass
-class Script:
-    """The settings of a script, the arguments that could not be read, and the names of its own functions."""
-
-    trainer: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    unreadable: dict[str, str] = field(default_factory=dict)
-    """Setting -> the expression of its value."""
-    functions: set[str] = field(default_factory=set)
-    environment: dict[str, Any] = field(default_factory=dict)
-    """Environment variable -> the script's default, which was taken."""
-    defaults: dict[str, Any] = field(default_factory=dict)
-    """Defaults of what the script calls."""
-    code: ScriptCode | None = None
-    arguments: set[str] = field(default_factory=set)
-    """Arguments of the script's own argparse whose given values were taken."""
-    own: set[str] = field(default_factory=set)
-    """Fields of the script's own dataclasses."""
-    own_taken: set[str] = field(default_factory=set)
-    """Those, unknown to TRL, whose given values were taken."""
-    makes_chats: bool = False
-    """Whether some prompt in the script is written as a list of messages."""
-
-    def reads(self, column: str) -> bool:
-        """Return whether a reward reads a column of this name. An imported reward may do so."""
-        own, imported = self._rewards()
-        return bool(imported) or (self.code is not None and column in self.code.words_of(own))
-
-    def rename(self, column: str, ours: str) -> bool:
-        """Let the copies of the rewards read a column by our name. Return whether all that may read it do."""
-        own, imported = self._rewards()
-        return not imported and self.code is not None and self.code.rename(own, column, ours)
-
-    def _rewards(self) -> tuple[list[str], list[str]]:
-        """Return the rewards that the script defines, and those that it imports from elsewhere than TRL."""
-        rewards = [one for one in self.settings.get("reward_funcs", ()) if isinstance(one, str)]
-        return [one for one in rewards if ":" not in one], [
-            one for one in rewards if ":" in one and not one.startswith("trl.")
-        ]
 
 
 class ScriptReader:
@@ -136,7 +97,7 @@ class ScriptReader:
             zip(("model", "reward_funcs" if kind in ("GRPO", "RLOO") else "args"), call.args, strict=False)
         )
         given: dict[str, ast.expr] = {**positional, **{one.arg or "**": one.value for one in call.keywords}}
-        readers = {"args": self._config, "peft_config": self._lora}
+        readers = {"args": self._config, "peft_config": self.lora}
         for name, node in given.items():
             try:
                 if name in readers:
@@ -155,6 +116,8 @@ class ScriptReader:
                 elif name in ("environment_factory", "rollout_func", "callbacks"):
                     script.settings[name] = ast.unparse(node)
                 elif name in ("model", "ref_model"):
+                    if name == "model":
+                        script.settings |= _loaded_as(self, node, scope, script)
                     script.settings["model_name_or_path" if name == "model" else name] = self._model(node, scope)
                 else:
                     script.settings[name] = self.value(node, scope)
@@ -354,7 +317,7 @@ class ScriptReader:
 
     # ------------------------------------------------------------------------------- arguments of a trainer
 
-    def _arguments(self, call: ast.Call, scope: Scope, script: Script, prefix: str = "") -> dict[str, Any]:
+    def arguments(self, call: ast.Call, scope: Scope, script: Script, prefix: str = "") -> dict[str, Any]:
         """Return the keyword arguments of a call. Unreadable ones are noted."""
         found: dict[str, Any] = {}
         for one in call.keywords:
@@ -377,7 +340,7 @@ class ScriptReader:
             call, around = self._called(node, scope)
             if not last_name(call.func).endswith(("Config", "Arguments")):
                 raise UnreadableExpression(call, "its settings come from a command line or another place")
-            found = self._arguments(call, around, script)
+            found = self.arguments(call, around, script)
             if call.args:
                 found.setdefault("output_dir", self.value(call.args[0], around))
         changed = re.compile(rf"{re.escape(ast.unparse(node))}\.(\w+)") if isinstance(node, ast.Name) else None
@@ -389,7 +352,7 @@ class ScriptReader:
                     found[match[1]] = self.value(one.value, around)
         return found
 
-    def _lora(self, node: ast.AST, scope: Scope, script: Script) -> dict[str, Any]:
+    def lora(self, node: ast.AST, scope: Scope, script: Script) -> dict[str, Any]:
         """Return the settings of an adapter that the script names. What it leaves out is a default, or in the YAML."""
         call, around = self._called(node, scope)
         kind = last_name(call.func)
@@ -398,8 +361,8 @@ class ScriptReader:
             if self._is_parsed(call.args[0], around):
                 return {}
             call, around = self._called(call.args[0], around)
-            return self._arguments(call, around, script, "peft_config.")
-        found = self._arguments(call, around, script, "peft_config.")
+            return self.arguments(call, around, script, "peft_config.")
+        found = self.arguments(call, around, script, "peft_config.")
         script.defaults = ADAPTERS["LoraConfig"]
         given = {"use_peft": True, **{LORA.get(name, name): value for name, value in found.items()}}
         return {
@@ -409,9 +372,41 @@ class ScriptReader:
 
     def _model(self, node: ast.AST, scope: Scope) -> Any:
         node, scope = self.resolved(node, scope)
-        if isinstance(node, ast.Call) and last_name(node.func) in MODELS and node.args:
-            return self._model(node.args[0], scope)
-        return self.value(node, scope)
+        made_of = _made_of(node)
+        return self.value(node, scope) if made_of is None else self._model(made_of, scope)
+
+
+def _loaded_as(reader: ScriptReader, node: ast.AST, scope: Scope, script: Script) -> dict[str, Any]:
+    """Return how the script loads its model itself, and the adapter that it gives to it."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(*UNKNOWN):
+        node, scope = reader.resolved(node, scope)
+        while (made_of := _made_of(node)) is not None:
+            call = node.value if isinstance(node, ast.Subscript) else node
+            if isinstance(call, ast.Call) and last_name(call.func) == "get_peft_model":
+                given = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == "peft_config")]
+                alone = ast.Call(ast.Name("LoraConfig"), [], call.keywords)  # as unsloth has it
+                found |= reader.lora(given[0] if given else ast.copy_location(alone, call), scope, script)
+            elif isinstance(call, ast.Call) and last_name(call.func) == "from_pretrained":
+                for one in call.keywords:
+                    value, around = reader.resolved(one.value, scope)
+                    if one.arg == "quantization_config" and isinstance(value, ast.Call):
+                        found |= reader.arguments(value, around, script, "quantization_config.")
+                    elif one.arg in HOW_LOADED:
+                        found[one.arg] = reader.value(value, around)
+            node, scope = reader.resolved(made_of, scope)
+    return found
+
+
+def _made_of(node: ast.AST) -> ast.expr | None:
+    """Return the model, or its name, that a call makes a model of. None for anything else."""
+    call = node.value if isinstance(node, ast.Subscript) else node  # model, tokenizer = ...
+    if not isinstance(call, ast.Call):
+        return None
+    if isinstance(call.func, ast.Attribute) and call.func.attr in MOVES:
+        return call.func.value
+    names = [one.value for one in call.keywords if one.arg in ("model_name", "pretrained_model_name_or_path")]
+    return next(iter([*call.args, *names]), None) if last_name(call.func) in MODELS else None
 
 
 def _default_of(field: ast.expr | None) -> ast.expr | None:

@@ -18,7 +18,7 @@ from rftstream.integrations.foreign_configs.trl_files import (
     rows_of,
     source_of,
 )
-from rftstream.integrations.foreign_configs.trl_script import Script
+from rftstream.integrations.foreign_configs.trl_modules import Script
 
 KNOWN = ("prompt", "messages", "answer", "completion", "chosen", "rejected", "images")
 OURS = {"solution": "answer", "ground_truth": "answer", "image": "images"}
@@ -127,10 +127,13 @@ class DatasetRules:
         c = self._c
         for one in c.names(f"{prefix}dataset."):
             _, _, name = one.partition(f"{prefix}dataset.map: ")
-            if name and self._samples and (name == "prompt" or self._script.reads(name)):
+            whole = one == f"{prefix}dataset.map"
+            if self._samples and (whole or (name and (name == "prompt" or self._script.reads(name)))):
+                is_shown = "apply_chat_template" in str(c.get(one))
+                bare = f'; its prompts are texts: show them bare by chat_template = "{BARE}" of the section'
                 c.ask(
                     f"{one} is {c.get(one)}, which no setting does; make such rows beforehand (`dataset.to_json(FILE)` "
-                    "in the script, after its map), and name the file and its columns"
+                    f"in the script, after its map), and name the file and its columns{bare if is_shown else ''}"
                 )
             elif one.startswith(f"{prefix}dataset.map") or one.rpartition(".")[2] in ("filter", "map"):
                 c.leave(one, f"{c.get(one)}; make such rows beforehand, or use [[pipeline]]")

@@ -167,3 +167,48 @@ def test_a_map_reads_fields_of_the_scripts_own_dataclass(
     asked = [one for one in done.to_do if one.startswith("dataset.map: prompt is made in line")]
     assert bool(asked) is (columns is None), done.to_do
     assert [(one.there, one.reason) for one in done.not_taken] == [('rewards = "y"', "no counterpart here")]
+
+
+LOADED = """
+from datasets import load_dataset
+from peft import LoraConfig, get_peft_model
+from trl import GRPOConfig, GRPOTrainer
+
+
+def short(completions, **kwargs):
+    return [-len(one) for one in completions]
+
+
+def asked(number, word):
+    return {"prompt": f"Say {number} {word}"}
+
+
+data = load_dataset("json", data_files="rows.jsonl", split="train").map(MAP)
+MODEL
+GRPOTrainer(model=model, reward_funcs=short, args=GRPOConfig("o", max_steps=3), train_dataset=data).train()
+"""
+ASKED = "lambda row: asked(row['n'], row['w'])"
+FOUR = "quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)"
+
+
+@each(
+    ("model", "rows", "found", "said"),
+    [
+        (f"model = AutoModelForCausalLM.from_pretrained('m', {FOUR}).to('cuda')\n"
+         "model = get_peft_model(model, LoraConfig(r=4, lora_alpha=16, target_modules=['q_proj']))", ASKED,
+         {"model.path": "m", "model.quantize": "nf4", "model.lora": {"rank": 4, "alpha": 16.0, "targets": ["q_proj"]},
+          "tasksets.train.options": {"template": "Say {n} {w}"}}, ("bnb_4bit_use_double_quant",)),
+        ("model, tokenizer = FastLanguageModel.from_pretrained(model_name='m', load_in_4bit=False)\n"
+         "model = FastLanguageModel.get_peft_model(model, r=8, lora_alpha=16, random_state=3)",
+         "lambda row: made_elsewhere(row)",
+         {"model.path": "m", "model.lora": {"rank": 8, "alpha": 16.0, "targets": "all-linear"}},
+         ("dataset.map is line", "random_state = 3")),
+        ("model = 'm'", "lambda row: {'prompt': tokenizer.apply_chat_template(row['w'])}", {"model.lora": None},
+         ("its prompts are texts: show them bare by chat_template",)),
+    ],
+)  # fmt: skip
+def test_models_that_a_script_loads_itself(
+    model: str, rows: str, found: dict[str, Any], said: tuple[str, ...], tmp_path: Path
+) -> None:
+    files = {"train.py": LOADED.replace("MAP", rows).replace("MODEL", model)}
+    assert_converted("trl", files, found, said, tmp_path)
