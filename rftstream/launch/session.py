@@ -34,6 +34,7 @@ from rftstream.queries.state.disk import disk_bytes
 from rftstream.runs.ending import RUN_LOG, note_ending, noting_failure
 from rftstream.runs.folder import RunFolder, open_transport
 from rftstream.runs.making.create import begin, discard
+from rftstream.runs.making.elsewhere import TrainersElsewhere
 from rftstream.runs.making.init_from import fetch_initial
 from rftstream.runs.modules import changes_of_modules
 from rftstream.runs.observer import Observer
@@ -126,8 +127,11 @@ class RunSession:
                 if not new:
                     watch.absorb(earlier := observer.catch_up())  # an earlier session has printed these
                     self._track(earlier, observer.control)
+                elsewhere = TrainersElsewhere(self._config, observer.curve.settings)
                 while not supervisor.all_left:
                     news = self._news(observer)
+                    for line in elsewhere.news(observer.curve.settings):
+                        self.note(line)
                     self._heed_interrupts(supervisor)
                     supervisor.poll(observer.control, observer.curve.version)
                     self._progress.update(news)

@@ -21,6 +21,7 @@ from rftstream.launch.supervisor import Supervisor, default_spawner, worker_comm
 from rftstream.launch.targets import Targets
 from rftstream.preflight.plan import placed_here
 from rftstream.runs.folder import RunFolder, open_transport
+from rftstream.runs.making.elsewhere import TrainersElsewhere
 from rftstream.runs.observer import Observer
 
 LOOK_EVERY_S = 0.1
@@ -74,6 +75,7 @@ def _supervise(
         default_spawner(folder.logs, report), report=report, deadline_s=DEADLINE_S,
         ends_the_run=ENDS_THE_RUN - {LOG_UNREACHED},
     )  # fmt: skip
+    elsewhere = TrainersElsewhere(config, observer.curve.settings)
     targets = Targets(folder.logs / f"targets-{name}.json", folder.run_id)
     try:
         supervisor.start(commands)
@@ -81,6 +83,8 @@ def _supervise(
         while not supervisor.all_left:
             with suppress(TransportError):  # the workers notice it by themselves
                 observer.poll()
+                for line in elsewhere.news(observer.curve.settings):
+                    report(line)
             if stop():
                 supervisor.stop()
             supervisor.poll(observer.control, observer.curve.version)

@@ -92,6 +92,30 @@ def check_end(transport: Transport, config: RunConfig, run_id: str) -> list[str]
     return _differences(text, config)
 
 
+class TrainersElsewhere:
+    """Tells what a trainer of another host does otherwise than the settings here say. `known`: settings on the log of
+    which it says nothing."""
+
+    def __init__(self, config: RunConfig, known: str) -> None:
+        self._here = to_toml(config)
+        self._known = known
+        self._differs = False
+
+    def news(self, settings: str) -> list[str]:
+        """Return the differences to the settings that the newest trainer wrote, once for each trainer."""
+        if settings == self._known:
+            return []
+        self._known = settings
+        lines, differed = _of_training(changed_in_text(self._here, settings)), self._differs
+        self._differs = bool(lines)
+        if differed and not lines:
+            return ["changed: the trainer works by the settings of this host again"]
+        return [f"changed: {line} (so say the run files of the host that trains)" for line in lines]
+
+
 def _differences(text: str, config: RunConfig) -> list[str]:
-    lines = changed_in_text(text, to_toml(config)) if text else ()
+    return _of_training(changed_in_text(text, to_toml(config)) if text else ())
+
+
+def _of_training(lines: Sequence[str]) -> list[str]:
     return [line for line in lines if line.startswith(_COMPARED) and not line.startswith(_OF_A_HOST)]

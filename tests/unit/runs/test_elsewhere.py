@@ -18,7 +18,7 @@ from rftstream.launch.sessions.host_workers import hold_names
 from rftstream.queries.state.standstill import held_elsewhere
 from rftstream.queries.state.status import read_status
 from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_transport
-from rftstream.runs.making.elsewhere import check_end, check_resumed, steps_of
+from rftstream.runs.making.elsewhere import TrainersElsewhere, check_end, check_resumed, steps_of
 from rftstream.runs.manifest import make_manifest
 from tests.unit.synthetic import SyntheticLog
 
@@ -65,6 +65,18 @@ def test_what_the_newest_trainer_works_by_counts(run: OpenRun, tmp_path: Path) -
     assert found.num_steps == 3
     passed_over = steps_of(run, found.control.manifest, (), found.history.current)
     assert passed_over == 3, "a glance at a long run does not see the start of its newest trainer"
+
+
+def test_who_supervises_says_once_what_a_trainer_elsewhere_does_otherwise(tmp_path: Path) -> None:
+    here = config_of(tmp_path, 9, trainer__lr=0.1)
+    elsewhere = TrainersElsewhere(here, "")
+    assert elsewhere.news("") == elsewhere.news(loader.to_toml(here)) == []
+    other = loader.to_toml(config_of(tmp_path / "there", 9, trainer__lr=0.5, trainer__device="cuda:1"))
+    (line,) = elsewhere.news(other)
+    assert line.startswith("changed: trainer.lr 0.1 -> 0.5 (")
+    assert elsewhere.news(other) == []
+    assert elsewhere.news(loader.to_toml(here)) == ["changed: the trainer works by the settings of this host again"]
+    assert TrainersElsewhere(here, other).news(other) == [], "a session that begins goes on with its own settings"
 
 
 def test_a_resume_by_files_changes_only_what_set_gives(run: OpenRun, tmp_path: Path) -> None:
