@@ -107,7 +107,7 @@ def schema() -> None:
 @click.option(
     "--tasks",
     metavar="TASKS",
-    help="A file of JSON lines or Parquet, a folder of a data set, or a source like arithmetic or "
+    help="A file of JSON lines, CSV or Parquet, a folder of a data set, or a source like arithmetic or "
     "reasoning_gym:chain_sum.  [default: a sample is written]",
 )
 @columns_option("What prompt or answer is called in the file, if it is nothing usual; may be given several times.")

@@ -141,7 +141,7 @@ class TasksetSection:
     """A source of problems, with the reward that scores their completions. A run may mix several tasksets."""
 
     source: str
-    """`jsonl:PATH`, `parquet:PATH`, `hf:FOLDER-OR-NAME`, `reasoning_gym:NAME`, `arithmetic`, `squares`, or
+    """`jsonl:PATH`, `csv:PATH`, `parquet:PATH`, `hf:FOLDER-OR-NAME`, `reasoning_gym:NAME`, `arithmetic`, `squares`, or
     `module:Class`; or `log:problems`, whose problems join during the run."""
     columns: dict[str, str] = field(default_factory=dict)
     """Our name (prompt, messages, answer, system, tools, data_source, images) -> the name of the source's column, or

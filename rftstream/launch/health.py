@@ -133,3 +133,11 @@ class HealthServer:
 
         encode, kind = choose_encoder(accept)
         return HttpAnswer(status=200, content_type=kind, body=encode(self._registry or REGISTRY))
+
+
+def trained_again(health: Mapping[str, object]) -> str:
+    """Return, as the end of a sentence, which versions a trainer's successor trains again, by the trainer's health."""
+    version, saved = health.get("version"), health.get("saved")
+    if not isinstance(version, int) or not isinstance(saved, int) or version <= saved:
+        return ""
+    return f", and trains again what came after version {saved} (trainer.checkpoint_every)"

@@ -30,7 +30,7 @@ from rftstream.contracts.role_names import RoleName
 from rftstream.desk import Desk
 from rftstream.errors import LogRefused, PositionMissing, RftError, TransportError, exit_code_of
 from rftstream.launch import logging as logs
-from rftstream.launch.health import Health, HealthServer
+from rftstream.launch.health import Health, HealthServer, trained_again
 from rftstream.launch.log_watch import LogWatch
 from rftstream.launch.processes import die_with_parent, is_orphan
 from rftstream.models.device_lock import FileLock
@@ -297,7 +297,8 @@ class Worker:
                 service.drain()
                 continue
             if deadline is not None and time.monotonic() > deadline:
-                log.warning("not finished within %g s; a successor does the rest", self.deadline_s)
+                again = trained_again(service.health())
+                log.warning("not finished within %g s; a successor does the rest%s", self.deadline_s, again)
                 return
             idle_s = service.tick()
             self.after_tick(service)

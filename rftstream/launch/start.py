@@ -132,6 +132,11 @@ def resume(
     config = placed_anew(folder, sets) if folder.exists() else loader.load(files, sets=sets)
     planned = plan(config, Purpose.resume)
     notes = not_taken(files, planned.config, sets) if folder.exists() else []
+    if folder.exists() and planned.config.run.folder != before.run.folder:
+        raise ConfigError(
+            f"run.folder: got {planned.config.run.folder!r}, but the run lies in {shown_path(folder.path)} and goes on "
+            "there; leave it out, or begin a new run with it"
+        )
     if not folder.exists():
         with closing(open_transport(planned.config, folder)) as transport:
             before = check_resumed(transport, planned.config, folder.run_id, sets) or before

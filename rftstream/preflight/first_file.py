@@ -54,6 +54,10 @@ MOST_CHARACTERS, MOST_CONTEXT = 300, 512
 LEAST_DIVIDED, MOST_HELD_OUT = 20, 100
 """Fewest problems for which some are held out, and the most that are held out."""
 HELD_OUT_SHARE = 0.1
+SMALL_PARAMETERS = 300_000_000
+LEARNING_RATE, SMALL_RATE = "lr", "lr = 3e-5                  # so small a model takes more than the usual 1e-6"
+"""Key of the line that sets the learning rate of a model with fewer parameters, and the line: the rate with which
+examples/smollm2.toml was measured."""
 WITHOUT_ANSWER = 12
 """Characters of a completion that are reckoned with where problems have no answers."""
 
@@ -253,7 +257,7 @@ def _training(wanted: FirstFile, problems: Sequence[Problem], sizes: Mapping[str
         [
             "[trainer]",
             f"algorithm = {_text(wanted.algorithm)}",
-            "lr = 1e-6",
+            sizes.get(LEARNING_RATE, "lr = 1e-6"),
             *_device("device", wanted.device),
             *_sized(sizes.get(RoleName.trainer, {})),
         ],
@@ -368,7 +372,11 @@ def _check_runs(run_file: Path, wanted: FirstFile) -> Mapping[str, Any]:
             said.setdefault(re.sub(r"^(tasksets|evaluations)\.[^.]+\.|\d+", "", error), error)
         raise ConfigError(f"nothing is written, since it would not run: {'; '.join(said.values())}")
     _check_answers(wanted, config)
-    return {} if config.model.make is not None else fitting_sizes(read_machine(), config, report)
+    if config.model.make is not None:
+        return {}
+    sizes = fitting_sizes(read_machine(), config, report)
+    is_small = report.disk is not None and 0 < (report.disk.parameters or 0) < SMALL_PARAMETERS
+    return {**sizes, LEARNING_RATE: SMALL_RATE} if is_small else sizes
 
 
 def _check_answers(wanted: FirstFile, config: RunConfig) -> None:

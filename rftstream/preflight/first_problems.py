@@ -20,8 +20,8 @@ from rftstream.data.tasksets.rows import RowReader, first_rows
 from rftstream.errors import ConfigError
 
 SAMPLE = "problems.jsonl"
-FOLDER_ONLY = (".csv", ".tsv")
-"""Endings of files that are read only from a folder of a data set."""
+READ_AS = {"json": "jsonl", "tsv": "csv"}
+"""Endings of files that the source of another ending reads."""
 ALONE = "put the file alone into a folder, and name that"
 MADE = "made"
 """Answer for a small new model."""
@@ -105,18 +105,19 @@ def find_source(wanted: FirstFile) -> str:
     if colon:
         return text
     path = wanted.folder / text if not wanted.tasks else Path(text).expanduser()
-    ending = {"json": "jsonl"}.get(path.suffix[1:], path.suffix[1:])
+    ending = READ_AS.get(path.suffix[1:], path.suffix[1:])
     if path.is_dir():
         ending = next(name for name, spec in known.items() if spec.location == "folder or name")
     elif not path.is_file():
         raise ConfigError(
-            f"--tasks: {text}: no such file, and no source; expected a file of JSON lines or Parquet, a folder of a "
-            f"data set, or one of {', '.join(known)}{registry.near_file(path)}"
+            f"--tasks: {text}: no such file, and no source; expected a file of JSON lines, CSV or Parquet, a "
+            f"folder of a data set, or one of {', '.join(known)}{registry.near_file(path)}"
         )
     if ending not in known:
-        way = ALONE if path.suffix in FOLDER_ONLY else f"say what it is, jsonl:{text}"
         found = f"a file {path.suffix or 'without an ending'}"
-        raise ConfigError(f"--tasks: {text}: got {found}, expected .jsonl or .parquet; {way}")
+        raise ConfigError(
+            f"--tasks: {text}: got {found}, expected .jsonl, .csv or .parquet; say what it is, jsonl:{text}"
+        )
     return f"{ending}:{relative_to(path, wanted.folder)}"
 
 

@@ -275,8 +275,8 @@ def find_run(run: str | Path, layers: Sequence[Path] = ()) -> tuple[RunFolder, R
     folders = candidates(config)
     if not folders:
         there = "" if lies_in_folder(config) else f" nor at {config.transport.servers}"
-        base = Path(config.base) / config.run.folder
-        raise ConfigError(f"{path}: no run of it yet under {base}{there}; start one with `rftstream run`")
+        there = f"{Path(config.base) / config.run.folder}{there}"
+        raise ConfigError(f"{path}: no run of it yet under {there}; start one with `rftstream run`, or name its folder")
     return folders[-1], read_config(folders[-1]) if folders[-1].exists() else config
 
 

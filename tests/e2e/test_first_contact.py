@@ -148,7 +148,7 @@ def test_a_built_in_source(here: Path) -> None:
         (["--tasks", "many.jsonl", "--reward", "my_scores:lost"], "needs answr, but .* did you mean answer?"),
         (["--reward", "my_scores.py:near"], "a module has no ending: my_scores:near"),
         (["--tasks", "row.jsonl"], "no such file, and no source; .* did you mean rows.jsonl?"),
-        (["--tasks", "my_scores.py"], "expected .jsonl or .parquet"),
+        (["--tasks", "my_scores.py"], "expected .jsonl, .csv or .parquet"),
         (["--tasks", "rows.jsonl"], "found the columns text, next"),
         (["--tasks", "rows.jsonl", "--column", "prompt"], "expected OURS=THEIRS"),
         (["--tasks", "rows.jsonl", "--column", "prompt=no_such"], "say which it is, --column prompt=NAME"),
@@ -166,7 +166,7 @@ def test_a_built_in_source(here: Path) -> None:
         (["--tasks", "empty.jsonl"], "empty.jsonl: is empty, expected one JSON object a line"),
         (["--tasks", "latin.jsonl"], "latin.jsonl:1: not JSON: 'utf-8' codec"),
         (["--tasks", "list.json"], "list.json:1: found a list, .*; for a list, put the file alone into a folder"),
-        (["--tasks", "table.csv"], "got a file .csv, expected .*; put the file alone into a folder"),
+        (["--tasks", "table.csv"], "found the columns text, next"),
     ],
 )
 def test_wrong_answers_leave_nothing(arguments: list[str], said: str, here: Path) -> None:
@@ -176,7 +176,7 @@ def test_wrong_answers_leave_nothing(arguments: list[str], said: str, here: Path
     (here / "empty.jsonl").write_text("")
     (here / "latin.jsonl").write_bytes(b'{"prompt": "caf\xe9", "answer": "2"}\n')
     (here / "list.json").write_text('[{"prompt": "1+1=", "answer": "2"}]')
-    (here / "table.csv").write_text("prompt,answer\n1+1=,2\n")
+    (here / "table.csv").write_text("text,next\n1+1=,2\n")
     done = call("init", "new", *arguments)
     assert done.exit_code == 2, done.output
     assert re.search(re.escape(said).replace(r"\.\*", ".*"), done.stderr), done.stderr
@@ -184,14 +184,18 @@ def test_wrong_answers_leave_nothing(arguments: list[str], said: str, here: Path
     assert not (here / "new").exists()
 
 
-def test_a_folder_of_a_data_set(here: Path) -> None:
+def test_a_folder_of_a_data_set_and_a_csv_file(here: Path) -> None:
     """Its columns are found as those of a file are."""
     (here / "set").mkdir()
-    (here / "set" / "train.csv").write_text("question,answer\n" + "".join(f"{n}+1=,{n + 1}\n" for n in range(9)))
-    assert call("init", "new", "--tasks", "set", "--reward", "exact").exit_code == 0
-    assert tomllib.loads((here / "new" / "rftstream.toml").read_text())["tasksets"]["set"]["columns"] == {
-        "prompt": "question"
-    }
+    for suffix, mark in (("csv", ","), ("tsv", "\t")):
+        rows = "".join(f"{n}+1={mark}{n + 1}\n" for n in range(9))
+        (here / f"set.{suffix}").write_text(f"question{mark}answer\n{rows}")
+    (here / "set" / "train.csv").write_text((here / "set.csv").read_text())
+    for tasks, scheme in (("set", "hf"), ("set.csv", "csv"), ("set.tsv", "csv")):
+        made = here / f"new-{tasks}"
+        assert call("init", str(made), "--tasks", tasks, "--reward", "exact").exit_code == 0
+        section = tomllib.loads((made / "rftstream.toml").read_text())["tasksets"]["set"]
+        assert section["columns"] == {"prompt": "question"} and section["source"] == f"{scheme}:{here / tasks}"
 
 
 def test_nothing_is_written_over(here: Path) -> None:

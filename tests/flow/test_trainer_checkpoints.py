@@ -21,8 +21,9 @@ def test_one_that_is_told_to_leave_saves_where_it_is_and_its_successor_trains_no
     scene = Scene(tmp_path, trainer__checkpoint_every=50)
     trainer = trained(scene, 4)
     assert checkpoints_of(scene) == []
+    assert (trainer.service.health()["version"], trainer.service.health()["saved"]) == (4, 0)
     trainer.stop()
-    assert checkpoints_of(scene) == [(1, 4)]
+    assert checkpoints_of(scene) == [(1, 4)] and trainer.service.health()["saved"] == 4
     successor = RoleDriver(scene, "trainer")
     successor.work()
     assert names(steps_of(scene))[5:] == [(2, 4)]
@@ -35,11 +36,13 @@ def test_one_that_is_told_to_leave_saves_where_it_is_and_its_successor_trains_no
     assert digests_of(scene) == digests_of(calm)
 
 
-def test_nothing_is_saved_before_the_first_step(scene: Scene) -> None:
+def test_nothing_is_saved_before_the_first_step(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING")
     trainer = RoleDriver(scene, "trainer")
     trainer.work()
     trainer.stop()
-    assert checkpoints_of(scene) == []
+    RoleDriver(scene, "trainer").work()
+    assert checkpoints_of(scene) == [] and not caplog.records, "there is nothing that is trained again"
 
 
 def test_a_store_that_fails_does_not_keep_it_from_leaving(tmp_path: Path) -> None:

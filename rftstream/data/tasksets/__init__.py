@@ -11,6 +11,7 @@ from rftstream.config.parts.part_specs import TasksetSpec
 
 TASKSETS = {
     "jsonl": TasksetSpec("rftstream.data.tasksets.files:JsonlTaskset", location="path", has_rows=True),
+    "csv": TasksetSpec("rftstream.data.tasksets.files:CsvTaskset", location="path", has_rows=True),
     "parquet": TasksetSpec("rftstream.data.tasksets.files:ParquetTaskset", location="path", has_rows=True),
     "hf": TasksetSpec(
         "rftstream.data.tasksets.hf:HfTaskset", location="folder or name", has_rows=True, chooses_rows=True

@@ -15,7 +15,7 @@ from rftstream.data.tasksets.arrow import ArrowRows
 from rftstream.data.tasksets.columns import Columns, TableConfig
 from rftstream.data.tasksets.order import shuffle_index
 from rftstream.data.tasksets.row_index import kept_index
-from rftstream.data.tasksets.rows import JsonLines, RowReader, RowSource
+from rftstream.data.tasksets.rows import Csv, JsonLines, RowReader, RowSource
 from rftstream.errors import ConfigError
 
 
@@ -82,6 +82,24 @@ class JsonlTaskset(RowTaskset):
     def open_rows(config: Config, location: str, columns: RowReader) -> RowSource:
         """Open the rows of the file for `columns`."""
         return JsonLines(Path(location), columns)
+
+
+class CsvTaskset(RowTaskset):
+    """CSV, or TSV by the file's ending. The first line names the columns; cells are texts, exactly as in the file."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(TableConfig):
+        """The settings in `[tasksets.NAME.options]`."""
+
+    def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
+        path = Path(location)
+        mapping = Columns(columns, system=system, config=config, data_source=path.stem, folder=path.parent)
+        super().__init__(self.open_rows(config, location, mapping), mapping, config, location)
+
+    @staticmethod
+    def open_rows(config: Config, location: str, columns: RowReader) -> RowSource:
+        """Open the rows of the file for `columns`."""
+        return Csv(Path(location), columns)
 
 
 class ParquetTaskset(RowTaskset):

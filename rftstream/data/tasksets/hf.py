@@ -55,7 +55,9 @@ def find_data(config: HfTaskset.Config, location: str, source: str) -> list[Path
             raise ConfigError(f"{source}: is a folder, which has no revisions; remove options.revision")
         return _saved(folder, config, source) or _in_folder(folder, config, source)
     if folder.exists():
-        raise ConfigError(f"{source}: is a file, expected a folder or a name on the hub; write parquet:, or jsonl:")
+        raise ConfigError(
+            f"{source}: is a file, expected a folder or a name on the hub; write parquet:, csv: or jsonl:"
+        )
     if not is_on_hub(location):
         raise ConfigError(f"{source}: no such folder; give a folder, or a name on the hub like openai/gsm8k")
     from rftstream.data.tasksets.hub import fetch_split

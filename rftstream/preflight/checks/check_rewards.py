@@ -110,17 +110,18 @@ def _doubts(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator
             f"have no reward; the first is problem {first}, {has}"
         )
     elif isinstance(reward, FunctionReward) and "answer" in reward.required:
-        without = [index for index, problem in enumerate(problems) if not _has_answer(problem)]
+        without = [index for index, problem in enumerate(problems) if not problem.answer]
         if len(without) == len(problems):
             yield (
-                f"{place}.reward: {reward.name} takes `answer`, which is None in all {len(problems):,} problems looked "
-                "at; name its column in the taskset's columns; beside the prompt the first has "
-                f"{_columns(problems[0])}"
+                f"{place}.reward: {reward.name} takes `answer`, which is {problems[0].answer!r} in all "
+                f"{len(problems):,} problems looked at; name its column in the taskset's columns; beside the prompt "
+                f"the first has {_columns(problems[0])}"
             )
         elif without:
             yield (
                 f"{place}: {len(without):,} of {len(problems):,} rows have no answer, the first is problem "
-                f"{without[0]}; {reward.name} gets None for them: leave these rows out, or fill the column in"
+                f"{without[0]}; {reward.name} gets {problems[without[0]].answer!r} for them: leave these rows out, or "
+                "fill the column in"
             )
 
 

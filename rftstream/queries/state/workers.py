@@ -128,6 +128,7 @@ FIELD_TEXTS: dict[str, FieldText] = {
     "experts_taken": lambda count: f"{count:,} of them taken",
     "experts_pass": lambda number: f"in pass {number:,}",
     # trainer
+    "saved": lambda version: f"checkpoint of version {version:,}" if version else "no checkpoint yet",
     "batches_ready": lambda count: f"{count:,} batch{'' if count == 1 else 'es'} ready",
     "device": str,
     # evaluator

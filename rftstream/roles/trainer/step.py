@@ -8,8 +8,7 @@ announcement, or a `Trimmed` (retention/checkpoints.py).
 
 An update runs in the thread of the backend. The next update begins as soon as the version's weights are taken over and,
 if a checkpoint is due, the state is saved to a temporary folder. Meanwhile other threads write the object and the
-checkpoint, the latter once its step is on the log. If no batch was ready then, a batch that comes while the object is
-written is trained at once."""
+checkpoint, the latter once its step is on the log. A batch that comes meanwhile is trained at once."""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ class TrainerStep(SingleStep):
     """The step of the trainer: it trains batches in order, and publishes versions. `workers/trainer.py` makes it, and
     SingleService calls it in this order:
 
-    - `recover` reads `control`, `steps`, `weights` and `evals`, opens the backend, and loads the newest checkpoint in
-      force.
+    - `recover` reads `control`, `steps`, `weights` and `evals`, opens the backend, loads the newest checkpoint.
     - `absorb` assembles batches, until one more than the batch in training is ready (`full`).
     - `advance` first returns the anchor of this epoch. Later calls begin an update, wait a moment for it, then for the
       writing of its weights, and return step and weights. After a checkpoint they return the record of deletions, and
@@ -434,8 +432,9 @@ class TrainerStep(SingleStep):
             self._checkpoints.write_before_leaving(self._epoch, self._progress)
 
     def health(self) -> Mapping[str, object]:
-        """Return the version, and the number of ready batches."""
-        return {"version": self._progress.version, "batches_ready": self._assembly.num_ready, **self._share.health()}
+        """Return the version, that of the newest checkpoint, and the number of ready batches."""
+        ready, saved = self._assembly.num_ready, max((name.version for name in self._checkpoints.names), default=0)
+        return {"version": self._progress.version, "saved": saved, "batches_ready": ready, **self._share.health()}
 
     def close(self) -> None:
         """Abandon the update and the version being written, and close the backend."""

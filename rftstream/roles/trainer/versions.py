@@ -47,8 +47,8 @@ class Versions:
 
     @property
     def any_recorded(self) -> bool:
-        """Whether `steps` has a step in force."""
-        return bool(self._recorded)
+        """Whether `steps` has a trained version: version 0 alone teaches nothing again."""
+        return any(newest for _, newest in self._recorded.values())
 
     def record(self, step: StepRecord) -> None:
         """Apply a step. A step of a replaced trainer does not count."""

@@ -25,7 +25,7 @@ from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError, TransportError
 from rftstream.launch import host
 from rftstream.launch import logging as logs
-from rftstream.launch.health import Health, HealthServer
+from rftstream.launch.health import Health, HealthServer, trained_again
 from rftstream.models.device_lock import FileLock
 from rftstream.models.folders.folder import prepare_model
 from rftstream.preflight.plan import Purpose, plan
@@ -336,6 +336,16 @@ def record(message: str, **fields: object) -> logging.LogRecord:
     made = logging.LogRecord("rftstream.x", logging.ERROR, "x.py", 1, message, None, None)
     vars(made).update(fields)
     return made
+
+
+def test_what_a_successor_trains_again_is_told() -> None:
+    said = ", and trains again what came after version 4 (trainer.checkpoint_every)"
+    for health, expected in (
+        ({"version": 7, "saved": 4}, said),
+        ({"version": 4, "saved": 4}, ""),
+        ({"version": 7}, ""),
+    ):
+        assert trained_again(health) == expected, health
 
 
 def test_text_lines_carry_fields_and_no_secrets() -> None:

@@ -96,6 +96,8 @@ def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_pa
         start.resume(folder.path, sets=["run.steps=6", "transport.partitions=4"], stream=out)
     with pytest.raises(ConfigError, match=r"another taskset\.sums: tasksets\.sums\.options\.high unset -> 3"):
         start.resume(folder.path, sets=["run.steps=6", "tasksets.sums.options.high=3"], stream=out)
+    with pytest.raises(ConfigError, match=r"run\.folder: got 'elsewhere', but the run lies in .*runs/tiny and goes on"):
+        start.resume(folder.path, sets=["run.steps=6", "run.folder=elsewhere"], stream=out)
     assert folder.config_file.read_text() == before, "what was refused changed nothing"
 
     more = start.resume(folder.path, sets=["run.steps=6", "trainer.lr=1e-5"], stream=out)

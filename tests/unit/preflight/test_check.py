@@ -522,7 +522,6 @@ def test_problems_that_the_reward_could_not_score(write: Write, tmp_path: Path) 
 
 
 def test_a_function_that_is_given_no_answer(write: Write, tmp_path: Path) -> None:
-    """It may know what to do with None."""
     (tmp_path / "own_check_answer.py").write_text("def score(completion, answer):\n    return answer is None\n")
     config = write(sampling__max_tokens=8, tasksets__train__reward="own_check_answer:score")
     write_rows(tmp_path, {"solution": "2"})
@@ -530,9 +529,10 @@ def test_a_function_that_is_given_no_answer(write: Write, tmp_path: Path) -> Non
     assert "1 for completions that say nothing" in of_empty
     assert "own_check_answer:score takes `answer`, which is None in all 1 problems looked at" in warning
     assert warning.endswith("beside the prompt the first has solution")
-    write_rows(tmp_path, {"answer": "2"}, {"answer": None}, {"answer": None})
-    found = [one.partition(";")[0] for one in fine(config).warnings]
-    assert "tasksets.train: 2 of 3 rows have no answer, the first is problem 1" in found
+    for lacking in (None, ""):
+        write_rows(tmp_path, {"answer": "2"}, {"answer": lacking}, {"answer": None})
+        said = f"2 of 3 rows have no answer, the first is problem 1; own_check_answer:score gets {lacking!r} for them"
+        assert any(said in one for one in fine(config).warnings)
 
 
 def with_unknown(folder: Path, characters: str, context: int) -> dict[str, Any]:
