@@ -28,7 +28,7 @@ from rftstream.integrations.foreign_configs.trl_script import UNREAD, ScriptRead
 from rftstream.integrations.foreign_configs.trl_sources import DatasetRules, with_evaluation
 from rftstream.integrations.foreign_configs.trl_training import (
     evaluated_every,
-    put_lowest_rate,
+    put_in_steps,
     put_model,
     put_objective,
 )
@@ -222,7 +222,7 @@ class _TrlRules:
         self._steps = steps
         name = "warmup_steps" if c.get("warmup_steps") else "warmup_ratio"
         c.schedule("lr_scheduler_type", c.get(name), name, steps, batch_steps, math.ceil)
-        put_lowest_rate(c)
+        put_in_steps(c, batch_steps)
         every = c.get("save_steps", 0)
         if 0 < every < 1 and steps is not None:
             every = math.ceil(every * steps * batch_steps)

@@ -77,9 +77,6 @@ def _divergence(c: Conversion, place: str, is_by_row: bool) -> None:
         c.put(f"{place}.kl_unbiased", is_unbiased, "use_bias_correction_kl")
         if is_unbiased and is_by_row:
             c.ask("use_bias_correction_kl: TRL multiplies by the ratio of the row, here it is that of each token")
-    if c.get("sync_ref_model"):
-        c.put("trainer.reference_every", c.get("ref_model_sync_steps", 512), "ref_model_sync_steps")
-        c.leave("ref_model_mixup_alpha", "the newer policy takes the place of the reference, unmixed")
 
 
 def put_correction(c: Conversion, kind: str) -> None:

@@ -46,10 +46,12 @@ UNREAD = "could not be read"
 PARSED = ("parse_args_and_config", "parse_args_into_dataclasses")
 COMPARED: dict[type[ast.cmpop], bool] = {ast.Eq: True, ast.Is: True, ast.NotEq: False, ast.IsNot: False}
 CASTS = {"int": int, "float": float, "str": str}
-HOW_LOADED = ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit")
+HOW_LOADED = ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit", "quantization_config")
 MOVES = ("to", "cuda", "cpu", "eval", "train", "half", "bfloat16", "float")
 """Methods that return the model that they are called on."""
-MODELS = ("from_pretrained", "get_peft_model", "create_reference_model", "deepcopy")
+CHATTY = ("setup_chat_format", "clone_chat_template")
+"""Functions of TRL that give another chat template to a model."""
+MODELS = ("from_pretrained", "get_peft_model", "create_reference_model", "deepcopy", *CHATTY)
 """Calls whose first argument says which model they return."""
 TEXTS = ("split", "replace", "lower", "upper", "strip", "rstrip", "lstrip")
 """String methods that can be evaluated."""
@@ -384,16 +386,25 @@ def _loaded_as(reader: ScriptReader, node: ast.AST, scope: Scope, script: Script
         while (made_of := _made_of(node)) is not None:
             call = node.value if isinstance(node, ast.Subscript) else node
             if isinstance(call, ast.Call) and last_name(call.func) == "get_peft_model":
-                given = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == "peft_config")]
+                named = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == "peft_config")]
                 alone = ast.Call(ast.Name("LoraConfig"), [], call.keywords)  # as unsloth has it
-                found |= reader.lora(given[0] if given else ast.copy_location(alone, call), scope, script)
+                found |= reader.lora(named[0] if named else ast.copy_location(alone, call), scope, script)
+            elif isinstance(call, ast.Call) and last_name(call.func) in CHATTY:
+                found["model.chat_format"] = last_name(call.func)
             elif isinstance(call, ast.Call) and last_name(call.func) == "from_pretrained":
-                for one in call.keywords:
-                    value, around = reader.resolved(one.value, scope)
-                    if one.arg == "quantization_config" and isinstance(value, ast.Call):
-                        found |= reader.arguments(value, around, script, "quantization_config.")
-                    elif one.arg in HOW_LOADED:
-                        found[one.arg] = reader.value(value, around)
+                for one in (keyword for keyword in call.keywords if keyword.arg in HOW_LOADED):
+                    try:
+                        value, around = reader.resolved(one.value, scope)
+                        if one.arg == "quantization_config" and isinstance(value, ast.Call):
+                            given = reader.arguments(value, around, script, "quantization_config.")
+                            places = (
+                                (key, key if key in HOW_LOADED else f"quantization_config.{key}") for key in given
+                            )
+                            found |= {place: given[key] for key, place in places}
+                        else:
+                            found[str(one.arg)] = reader.value(value, around)
+                    except UNKNOWN as error:
+                        script.unreadable[str(one.arg)] = str(error)
             node, scope = reader.resolved(made_of, scope)
     return found
 

@@ -98,7 +98,9 @@ class DatasetRules:
             c.leave(f"{prefix}dataset.template = {template!r}", "only tasksets have one; make such rows beforehand")
             template = None
         options = {**of_hub, "template": template, "answer_after": c.get(f"{prefix}dataset.answer_after"), **limits}
-        made = c.get(f"{prefix}dataset.columns") or {}
+        given: dict[str, str] = c.get(f"{prefix}dataset.columns") or {}
+        unread: list[str] = [] if self._samples else c.names(f"{prefix}dataset.map: ")
+        made = {name: column for name, column in given.items() if f"{prefix}dataset.map: {name}" not in unread}
         columns, is_text = self._columns(made), bool(template and "messages" not in made)
         if self._samples and not template and not {"prompt", "messages"} & set(columns) and scheme == "jsonl":
             form = form_of_prompts(self._path.parent / file)
@@ -128,7 +130,8 @@ class DatasetRules:
         for one in c.names(f"{prefix}dataset."):
             _, _, name = one.partition(f"{prefix}dataset.map: ")
             whole = one == f"{prefix}dataset.map"
-            if self._samples and (whole or (name and (name == "prompt" or self._script.reads(name)))):
+            is_needed = name == "prompt" or self._script.reads(name) if self._samples else name in KNOWN
+            if whole or (name and is_needed):
                 is_shown = "apply_chat_template" in str(c.get(one))
                 bare = f'; its prompts are texts: show them bare by chat_template = "{BARE}" of the section'
                 c.ask(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rftstream.integrations.foreign_configs.conversion import Conversion, take_dtype
+from rftstream.integrations.foreign_configs.conversion import Conversion, share, take_dtype
 
 
 def put_model(c: Conversion) -> None:
@@ -41,7 +41,18 @@ def evaluated_every(c: Conversion, steps: int | None) -> tuple[Any, str]:
     return int(every), name if name == "eval_steps" else "logging_steps, as eval_strategy has no eval_steps"
 
 
-def put_lowest_rate(c: Conversion) -> None:
+def put_in_steps(c: Conversion, batch_steps: int) -> None:
+    """Write what the optimizer's steps decide: the lowest learning rate, and the policy that is the reference. A batch
+    takes `batch_steps` of them."""
+    if c.get("sync_ref_model"):
+        every, rounded = share(c.get("ref_model_sync_steps", 512), batch_steps, up=True)
+        said = f" / {batch_steps} optimizer steps per batch{rounded}" if batch_steps > 1 else ""
+        c.put("trainer.reference_every", every, f"ref_model_sync_steps{said}")
+        c.leave("ref_model_mixup_alpha", "the newer policy takes the place of the reference, unmixed")
+    _put_lowest_rate(c)
+
+
+def _put_lowest_rate(c: Conversion) -> None:
     """Take the learning rate at the end of a schedule that does not fall to 0."""
     kwargs = "lr_scheduler_kwargs"
     given = c.get(kwargs) or {}
@@ -66,7 +77,7 @@ def put_objective(c: Conversion, kind: str) -> None:
     for name in ("completion_only_loss", "assistant_only_loss"):
         if c.get(name) is not None:
             c.leave(name, "what the assistant said is trained, always")
-    if kind == "sft" and not c.get("assistant_only_loss"):
+    if kind == "sft" and not (c.get("assistant_only_loss") or c.get("completion_only_loss")):
         c.leave_unread(
             "assistant_only_loss is off", "TRL trains all of a chat then, here what the assistant said, always"
         )

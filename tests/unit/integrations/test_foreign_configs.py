@@ -509,6 +509,10 @@ def test_demonstrations_are_shuffled_as_the_trainer_does_and_a_share_is_held_out
     assert values["experts"]["shuffle"] is True and values["experts"]["held_out"] == 0.25
     assert values["run"]["steps"] == 3 * 48 // 8
     assert [one.there for one in done.not_taken] == ["assistant_only_loss is off"]
+    asked = ".map(lambda row: {'prompt': row['q'][:1], 'completion': row['q'][1:]}).train_test_split"
+    done = convert_config("trl", written(tmp_path, {"sft.py": script.replace(".train_test_split", asked)}))
+    assert "columns" not in tomllib.loads(done.run_file)["experts"]  # what cuts a row is not a column
+    assert sum("make such rows beforehand" in one for one in done.to_do) == 2, done.to_do
     packed = script.replace("shuffle_dataset=False", "packing=True, assistant_only_loss=True")
     done = convert_config("trl", written(tmp_path, {"sft.py": packed}))
     assert "steps" not in tomllib.loads(done.run_file)["run"]  # a batch has more rows than blocks

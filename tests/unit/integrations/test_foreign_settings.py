@@ -185,7 +185,8 @@ def asked(number, word):
 
 data = load_dataset("json", data_files="rows.jsonl", split="train").map(MAP)
 MODEL
-GRPOTrainer(model=model, reward_funcs=short, args=GRPOConfig("o", max_steps=3), train_dataset=data).train()
+args = GRPOConfig("o", max_steps=3, num_iterations=2, sync_ref_model=True, ref_model_sync_steps=64)
+GRPOTrainer(model=model, reward_funcs=short, args=args, train_dataset=data).train()
 """
 ASKED = "lambda row: asked(row['n'], row['w'])"
 FOUR = "quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)"
@@ -197,12 +198,17 @@ FOUR = "quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_d
         (f"model = AutoModelForCausalLM.from_pretrained('m', {FOUR}).to('cuda')\n"
          "model = get_peft_model(model, LoraConfig(r=4, lora_alpha=16, target_modules=['q_proj']))", ASKED,
          {"model.path": "m", "model.quantize": "nf4", "model.lora": {"rank": 4, "alpha": 16.0, "targets": ["q_proj"]},
-          "tasksets.train.options": {"template": "Say {n} {w}"}}, ("bnb_4bit_use_double_quant",)),
+          "tasksets.train.options": {"template": "Say {n} {w}"}, "trainer.reference_every": 32},
+         ("quantization_config.bnb_4bit_use_double_quant",)),
         ("model, tokenizer = FastLanguageModel.from_pretrained(model_name='m', load_in_4bit=False)\n"
          "model = FastLanguageModel.get_peft_model(model, r=8, lora_alpha=16, random_state=3)",
          "lambda row: made_elsewhere(row)",
          {"model.path": "m", "model.lora": {"rank": 8, "alpha": 16.0, "targets": "all-linear"}},
          ("dataset.map is line", "random_state = 3")),
+        ("model = AutoModelForCausalLM.from_pretrained('m', device_map=here, torch_dtype=mine())\n"
+         "model, tokenizer = setup_chat_format(get_peft_model(model, LoraConfig(r=2)), tokenizer)", ASKED,
+         {"model.path": "m", "model.lora": {"rank": 2, "alpha": 8.0, "targets": "all-linear"}},
+         ("torch_dtype: could not be read", "setup_chat_format\": the chat template that it gives")),
         ("model = 'm'", "lambda row: {'prompt': tokenizer.apply_chat_template(row['w'])}", {"model.lora": None},
          ("its prompts are texts: show them bare by chat_template",)),
     ],
