@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rftstream.algorithms.reward_signs import Sign
+from rftstream.algorithms.reward_signs import Sign, find_reward_signs
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
 from rftstream.contracts.control import DesiredState
@@ -17,6 +17,7 @@ from rftstream.errors import ContractError, TransportError
 from rftstream.launch.supervisor import Slot
 from rftstream.models.rendering import Renderer, joined, pieces_of_turns
 from rftstream.queries.curves.training_watch import find_training_signs
+from rftstream.queries.formatting import run_named
 from rftstream.queries.state.standstill import (
     FailingTaskset,
     Standstill,
@@ -28,7 +29,7 @@ from rftstream.queries.state.workers import ask_workers
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
-from rftstream.runs.folder import RunFolder
+from rftstream.runs.folder import RunFolder, shown_path
 from rftstream.runs.observer import Observer
 from rftstream.runs.studio_address import find_address
 from rftstream.service.reading import read_records
@@ -123,6 +124,18 @@ class Watch:
             else:
                 self.num_loaded = None
 
+    def named(self, text: str) -> str:
+        """Return a text whose commands name this run where they say RUN."""
+        return run_named(text, shown_path(self._folder.path))
+
+    def _find_signs(self, steps: Sequence[StepRecord]) -> tuple[Sign, ...]:
+        metrics = [(step.name.version, step.metrics) for step in steps]
+        found = (
+            *find_training_signs(steps, self._results, self.config),
+            *find_reward_signs(metrics, self._results, self.config),
+        )
+        return tuple(replace(sign, text=self.named(sign.text)) for sign in found)
+
     def look(self) -> None:
         """Refresh what is due: signs in the steps and, from the log, lags, a completion and a standstill."""
         now, curve = time.monotonic(), self.observer.curve
@@ -130,8 +143,7 @@ class Watch:
             if now >= self._lag_at:
                 self._lag_at = now + LAG_EVERY_S
                 since = curve.changed_at
-                steps = [step for step in curve.steps() if step.name.version >= since]
-                self.signs = find_training_signs(steps, self._results, self.config)
+                self.signs = self._find_signs([step for step in curve.steps() if step.name.version >= since])
                 admin = self._transport.admin
                 self.lags = {topic: sum(admin.lag(group, topic).values()) for topic, group in LAGS.items()}
                 self.num_loaded = self._count_loaded()

@@ -147,7 +147,7 @@ class PlainProgress:
             self._print(status_line(self._watch))
 
     def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        print(self._watch.named(line), file=self._stream, flush=True)
 
 
 class NoProgress(PlainProgress):

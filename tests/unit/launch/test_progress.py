@@ -260,6 +260,20 @@ def test_signs_are_said_once_and_shown(scene: Scene) -> None:
         assert f"completions: {said}" in live_text(scene), "from the first step on"
 
 
+def test_a_canary_that_earns_is_said_while_the_run_goes_on(scene: Scene) -> None:
+    out = io.StringIO()
+    scene.watch.config = small_run(evaluations={"held": {"source": "arithmetic", "canary": True}})
+    view = progress.PlainProgress(scene.watch, out)
+    for version in range(1, progress.SIGNS_AFTER_STEPS + 1):
+        scene.publish("steps", step(version, 0.1))
+    for version, mean in ((0, 0.0), (2, 0.5)):
+        scene.publish("evals", evaluation(mean, version=version))
+    scene.watch._lag_at = view._next_at = 0.0
+    view.update(scene.observer.poll())
+    said = next(line for line in out.getvalue().splitlines() if line.startswith("look at held: 0.50 of the reward is "))
+    assert "`rftstream studio " in said and "studio RUN`" not in said
+
+
 def test_a_taskset_whose_rollouts_fail_is_named_once(scene: Scene) -> None:
     out = io.StringIO()
     view = progress.PlainProgress(scene.watch, out)
