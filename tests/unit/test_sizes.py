@@ -27,7 +27,7 @@ BUDGETS = {
     "algorithms": 2_150,
     "backends": 5_050,
     "commands": 3_400,
-    "config": 2_350,
+    "config": 2_400,
     "contracts": 2_500,
     "core": 1_250,
     "data": 4_700,

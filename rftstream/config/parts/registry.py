@@ -8,6 +8,7 @@ import functools
 import importlib
 import json
 import math
+import pkgutil
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -294,7 +295,8 @@ def import_path(path: str, *, what: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        where = "is it installed, or in the folder of the run file?"
+        near = difflib.get_close_matches(error.name or "", [one.name for one in pkgutil.iter_modules()], 1, 0.8)
+        where = f"did you mean {near[0]}?" if near else "is it installed, or in the folder of the run file?"
         if module_name.endswith(".py"):
             where = f"a module has no ending: {module_name.removesuffix('.py')}:{name}"
         raise ConfigError(f"{what}: cannot import {path!r}: no module named {error.name!r}; {where}") from None
