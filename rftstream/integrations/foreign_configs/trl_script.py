@@ -29,6 +29,15 @@ from rftstream.integrations.foreign_configs.trl_scopes import (
 )
 
 KINDS = ("GRPO", "RLOO", "SFT", "DPO", "Reward")
+ENDS = ("train_dataset", "eval_dataset", "processing_class")
+SAMPLES = ("model", "reward_funcs", "args", *ENDS)
+PLACES = {
+    "GRPO": SAMPLES,
+    "RLOO": SAMPLES,
+    "DPO": ("model", "ref_model", "args", "data_collator", *ENDS),
+    "SFT": ("model", "args", "data_collator", *ENDS),
+}
+"""Trainer -> its parameters, by place. Reward models have those of SFT."""
 JUDGED = 'its judge can be the reward "judge" of grpo or rloo (docs/rewards.md)'
 ELSEWHERE = {
     **dict.fromkeys(("KTO", "ORPO", "CPO", "BCO"), "dpo learns from preferences, in pairs (docs/data.md)"),
@@ -95,9 +104,7 @@ class ScriptReader:
         script.code = ScriptCode(self._path.name, self._lines, scope)
         script.makes_chats = any(map(_is_row_of_chat, every))
         datasets = DatasetReader(self)
-        positional = dict(
-            zip(("model", "reward_funcs" if kind in ("GRPO", "RLOO") else "args"), call.args, strict=False)
-        )
+        positional = dict(zip(PLACES.get(kind, PLACES["SFT"]), call.args, strict=False))
         given: dict[str, ast.expr] = {**positional, **{one.arg or "**": one.value for one in call.keywords}}
         readers = {"args": self._config, "peft_config": self.lora}
         for name, node in given.items():

@@ -508,6 +508,12 @@ def test_demonstrations_are_shuffled_as_the_trainer_does_and_a_share_is_held_out
     values = tomllib.loads(done.run_file)
     assert values["experts"]["shuffle"] is True and values["experts"]["held_out"] == 0.25
     assert values["run"]["steps"] == 3 * 48 // 8
+    by_place = "GRPOTrainer('m', len, GRPOConfig('o', beta=0.5), load_dataset('a/b', split='test')).train()"
+    values = tomllib.loads(convert_config("trl", written(tmp_path, {"g.py": HEAD + by_place})).run_file)
+    assert values["algorithms"]["grpo"]["kl_coef"] == 0.5 and values["tasksets"]["train"]["source"] == "hf:a/b"
+    by_place = "DPOTrainer('m', None, DPOConfig('o', beta=0.5), None, load_dataset('a/b', split='test')).train()"
+    values = tomllib.loads(convert_config("trl", written(tmp_path, {"d.py": HEAD + by_place})).run_file)
+    assert values["algorithms"]["dpo"]["beta"] == 0.5 and values["experts"]["source"] == "hf:a/b"
     assert [one.there for one in done.not_taken] == ["assistant_only_loss is off"]
     asked = ".map(lambda row: {'prompt': row['q'][:1], 'completion': row['q'][1:]}).train_test_split"
     done = convert_config("trl", written(tmp_path, {"sft.py": script.replace(".train_test_split", asked)}))
