@@ -113,6 +113,9 @@ def test_settings_that_would_keep_nothing_are_refused(tmp_path: Path) -> None:
         Scene(tmp_path, trainer__checkpoint_every=2, trainer__keep_every=5)
     with pytest.raises(ConfigError, match=r"trainer.keep_best: got 'held-out', expected an evaluation"):
         Scene(tmp_path, trainer__keep_best="held-out")
+    swapped = {"swapped": {"source": "arithmetic", "canary": True}}
+    with pytest.raises(ConfigError, match=r"trainer.keep_best: 'swapped' is a canary"):
+        Scene(tmp_path, trainer__keep_best="swapped", evaluations=swapped)
 
 
 # --------------------------------------------------------------------------------------------- going back
