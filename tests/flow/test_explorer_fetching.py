@@ -56,6 +56,23 @@ def test_what_is_being_fetched_when_its_trainer_is_replaced_is_never_sampled_wit
     assert stamps == {(0, ((1, 1), (2, 0))), (1, ((2, 0),))}
 
 
+def test_a_first_version_that_is_gone_is_said_at_the_second_try(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    scene = Scene(tmp_path, **SLOW, groups=[0])
+    scene.store.delete("versions/000001-00000000.safetensors")
+    explorer = RoleDriver(scene, "explorer")
+
+    def told() -> list[str]:
+        return [one.levelname for one in caplog.records if "nothing is sampled before" in one.getMessage()]
+
+    work_for(scene, explorer, seconds=0.5)
+    assert told() == ["INFO"]
+    work_for(scene, explorer, seconds=2.0)
+    assert told() == ["INFO", "WARNING"]
+
+
 def test_weights_that_go_while_they_are_fetched_are_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

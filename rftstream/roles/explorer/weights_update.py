@@ -117,8 +117,11 @@ class WeightsUpdate:
         return _Fetch(newest, self.fetching.submit(self.follower.fetch, newest), time.perf_counter())
 
     def _say(self, what: str, problem: WeightsError) -> None:
-        """Log what is done about a problem, the same not at each try."""
+        """Log what is done about a problem, the same not at each try. The first version that a process looks for may
+        be one that a new trainer has just taken away: that is said at the second try."""
         text, now = f"{problem}; {what}", self.clock.now()
+        if self._lacks_since is not None and now - self._lacks_since < RETRY_S:
+            return log.info("%s", text)
         if text != self._said[0] or now - self._said[1] >= SAY_AGAIN_S:
             self._said = text, now
             log.warning("%s", text)
