@@ -54,7 +54,9 @@ def load(
     variables: dict[str, str] = {}
     environment = os.environ if env is None else env
     given = {name: name.lower().split("__")[1:] for name in sorted(environment) if name.startswith("RFTSTREAM__")}
-    _replace_origin(merged, [(name, _nested(path, None)) for name, path in given.items()])
+    _replace_origin(
+        merged, [(name, _nested(path, None)) for name, path in given.items() if environment[name] != UNSET_WORD]
+    )
     for name, path in given.items():
         value = _parse_value(environment[name])
         _set(merged, path, value, where=name)
@@ -73,6 +75,8 @@ def load(
     merged.setdefault("base", str(Path(files[0]).resolve().parent) if files else os.getcwd())
     secrets.hide(merged, names=variables)
     try:
+        for _, values in sources:
+            registry.check_keys(values, RunConfig, "")  # also of what was taken away, and is in `merged` no more
         return from_dict(merged)
     except ConfigError as error:
         raise ConfigError(f"{_source_of(str(error), sources, files)} {error}") from None
@@ -395,11 +399,12 @@ def _merge(target: dict[str, Any], source: Mapping[str, Any]) -> None:
 
 def _set(target: dict[str, Any], path: Sequence[str], value: Any, *, where: str) -> None:
     part, *rest = path
+    if value is UNSET and part not in target:
+        return  # a section made for it would be a setting: [retention] alone deletes
     if not rest:
+        target[part] = value
         if value is UNSET:
-            target.pop(part, None)
-        else:
-            target[part] = value
+            del target[part]
         return
     inner = target.setdefault(part, {})
     if isinstance(inner, list) and len(rest) > 1:  # stages.0.steps

@@ -184,6 +184,12 @@ def test_a_setting_that_is_taken_away_has_its_default_again(tmp_path: Path) -> N
     assert load([file], sets=as_sets({"verifier.tries": None}), env={}).verifier.tries == 3
     assert load([file], env={"RFTSTREAM__VERIFIER__TRIES": "unset"}).verifier.tries == 3
     assert load([file], sets=['run.name="unset"'], env={}).run.name == "unset"
+    untouched = load(
+        [file], sets=["retention.checkpoints=unset", "experts.source=unset", "stages.0.steps=unset"], env={}
+    )
+    assert untouched == load([file], env={}), "no section begins: [retention] alone deletes"
+    with pytest.raises(ConfigError, match=r"^--set verifier\.trys: unknown key; .*did you mean 'tries'"):
+        load([file], sets=["verifier.trys=unset"], env={})
 
 
 def test_of_several_files_the_one_with_the_setting_is_named(tmp_path: Path) -> None:
@@ -216,6 +222,7 @@ def test_of_several_files_the_one_with_the_setting_is_named(tmp_path: Path) -> N
         ("", {"RFTSTREAM__MODEL__PATH": "a", "RFTSTREAM__MODEL__INIT_FROM": "b"}, (), None),
         ("", {}, ("model.path=a", "model.init_from=b"), None),
         ("", {}, ("model.init_from=unset",), {"path"}),
+        ("", {"RFTSTREAM__MODEL__INIT_FROM": "unset"}, (), {"path"}),
         ("model.make.width = 8", {}, ("model.path=unset",), {"make"}),
         ("", {}, ("=a",), None),
     ],
