@@ -130,9 +130,13 @@ class ScoringQueue:
                 self._give_up(pending, breaker)
 
     def next_at(self) -> float | None:
-        """Return the time at which `prepare` will next give up a request. None: it has nothing to do before a try
-        ends."""
-        times = [self._probe_at[reward] for reward, held in self._held.items() if held and reward in self._probe_at]
+        """Return the time at which `prepare` will next begin a probe or give up a request. None: it has nothing to do
+        before a try ends."""
+        times = [
+            self._probe_at[reward]
+            for reward, held in self._held.items()
+            if held and reward in self._probe_at and self._breakers[reward].probe is None
+        ]
         given_up = [held for reward, held in self._held.items() if self._breakers[reward].given_up]
         return min([*times, *(self._give_up_at(pending) for held in given_up for pending in held)], default=None)
 

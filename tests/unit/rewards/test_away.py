@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
 import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Callable
+from email.message import Message
 from pathlib import Path
 from types import ModuleType
+from urllib.error import HTTPError
 
 import httpx
 import pytest
@@ -28,18 +32,20 @@ NUM = 40
 Ask = Callable[[str], float]
 
 
-def replies_of(ask: Ask, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, ScoreReply]:
-    """Of NUM rollouts of as many groups, by a reward that calls `ask`."""
+def replies_of(
+    ask: Ask, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took_s: float = 0.0
+) -> dict[str, ScoreReply]:
+    """Of NUM rollouts of as many groups, by a reward that calls `ask` and takes some time."""
     module = ModuleType("asking_rewards")
     module.__dict__["score"] = lambda completion: ask(completion)
     monkeypatch.setitem(sys.modules, "asking_rewards", module)
-    scorer = InlineScorer(config_of("asking_rewards:score", tmp_path), clock=clock)
+    scorer = InlineScorer(config_of("asking_rewards:score", tmp_path), clock=clock, latency_s=lambda one: took_s)
     found: dict[str, ScoreReply] = {}
     for number in range(NUM):
         scorer.submit(request(str(number), str(number)))
-    while scorer.num_active:
+    for _ in range(10 * NUM):
         found |= {reply.request_id: reply for reply in scorer.poll(10.0)}
-    assert len(found) == NUM
+    assert len(found) == NUM, "each poll waits until there is something to do"
     return found
 
 
@@ -48,6 +54,7 @@ def test_an_absence_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, back_after_s: float
 ) -> None:
     caplog.set_level(logging.WARNING)
+    caplog.clear()  # the rows share it
     clock = ManualClock(100.0)
     asked: list[float] = []
 
@@ -63,7 +70,9 @@ def test_an_absence_loses_nothing(
     probes = [at for at, count in sorted(Counter(asked).items()) if 0 < at < back_after_s]
     assert probes == [at for at in (1.0, 4.0, 13.0, 40.0) if at < back_after_s]
     assert all(asked.count(at) == 1 for at in probes), "the others wait"
-    caplog.clear()
+    said = [record.message for record in caplog.records]
+    assert ["away" in line for line in said] == [True] * (1 + len(probes)) + [False]
+    assert "it came back" in said[-1]
 
 
 def test_one_that_stays_away_is_given_up_and_never_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,10 +81,10 @@ def test_one_that_stays_away_is_given_up_and_never_zero(tmp_path: Path, monkeypa
     def ask(completion: str) -> float:
         raise ConnectionResetError("Connection reset by peer")
 
-    found = replies_of(ask, clock, tmp_path, monkeypatch)
+    found = replies_of(ask, clock, tmp_path, monkeypatch, took_s=0.5)
     assert {(reply.reason, reply.score) for reply in found.values()} == {("error", None)}
     assert "Connection reset by peer" in found["0"].detail
-    assert clock.now() - 100.0 == 1.0 + 3.0 + 9.0 + 27.0 + 60.0
+    assert clock.now() - 100.0 == 1.0 + 3.0 + 9.0 + 27.0 + 60.0 + 6 * 0.5
 
 
 def test_an_answer_that_brings_the_service_down_ends_after_its_tries(
@@ -136,6 +145,22 @@ def refused_async() -> BaseException:
     return raised.value
 
 
+def refused_at_each_address() -> BaseException:
+    """As `localhost` is refused where it has an address of each family."""
+    port, ask = free_ports(1)[0], socket.getaddrinfo
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(httpx.ConnectError) as raised:
+        patch.setattr(
+            socket, "getaddrinfo", lambda host, *more, **kw: [*ask("127.0.0.1", port), *ask("127.0.0.2", port)]
+        )
+
+        async def get() -> None:
+            async with httpx.AsyncClient() as client:
+                await client.get(f"http://judge:{port}/")
+
+        asyncio.run(get())
+    return raised.value
+
+
 def refused_by_urllib() -> BaseException:
     with pytest.raises(OSError, match="refused") as raised:
         urllib.request.urlopen(f"http://127.0.0.1:{free_ports(1)[0]}/", timeout=5)
@@ -157,6 +182,16 @@ def answered(status: int) -> BaseException:
     return raised.value
 
 
+def answered_by_urllib(status: int) -> BaseException:
+    return HTTPError("http://judge/", status, "", Message(), None)
+
+
+def answered_by_aiohttp(status: int) -> BaseException:
+    error = RuntimeError("Service Unavailable")
+    error.__dict__["status"] = status
+    return error
+
+
 def raised_after_a_reset() -> BaseException:
     error = ValueError("the judge said nothing")
     error.__context__, error.__suppress_context__ = ConnectionResetError(), True
@@ -168,7 +203,14 @@ def raised_after_a_reset() -> BaseException:
     [
         (refused, True),
         (refused_async, True),
+        (refused_at_each_address, True),
         (refused_by_urllib, True),
+        (lambda: answered_by_urllib(503), True),
+        (lambda: answered_by_urllib(500), False),
+        (lambda: answered_by_aiohttp(503), True),
+        (lambda: OSError(errno.EHOSTUNREACH, "No route to host"), True),
+        (lambda: ExceptionGroup("tasks", [KeyError("a"), ConnectionRefusedError()]), True),
+        (lambda: BrokenPipeError(errno.EPIPE, "Broken pipe"), False),
         (lambda: ask_judge(free_ports(1)[0]), True),
         (lambda: answered(503), True),
         (lambda: answered(429), True),
