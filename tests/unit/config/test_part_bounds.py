@@ -102,6 +102,8 @@ REACHED: dict[str, str] = {
     "taskset.ors size start_timeout_s timeout_s": f"{_UNIT}/environments/hosts/test_named.py",
     "taskset.textarena size start_timeout_s timeout_s": f"{_UNIT}/environments/hosts/test_named.py",
     "taskset.verifiers size start_timeout_s timeout_s": f"{_UNIT}/environments/hosts/test_named.py",
+    "taskset.csv shuffle_seed": NO_BOUND + ": which order it is",
+    "taskset.csv size skip": f"{_UNIT}/data/test_tasksets_sources.py",
     "taskset.hf shuffle_seed": NO_BOUND + ": which order it is",
     "taskset.hf size skip": f"{_UNIT}/data/test_tasksets_hf.py",
     "taskset.jsonl shuffle_seed": NO_BOUND + ": which order it is",

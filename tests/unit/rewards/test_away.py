@@ -148,16 +148,15 @@ def refused_async() -> BaseException:
 def refused_at_each_address() -> BaseException:
     """As `localhost` is refused where it has an address of each family."""
     port, ask = free_ports(1)[0], socket.getaddrinfo
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(httpx.ConnectError) as raised:
-        patch.setattr(
-            socket, "getaddrinfo", lambda host, *more, **kw: [*ask("127.0.0.1", port), *ask("127.0.0.2", port)]
-        )
 
-        async def get() -> None:
-            async with httpx.AsyncClient() as client:
-                await client.get(f"http://judge:{port}/")
+    async def get() -> None:
+        async with httpx.AsyncClient() as client:
+            await client.get(f"http://judge:{port}/")
 
-        asyncio.run(get())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", lambda *_, **__: [*ask("127.0.0.1", port), *ask("127.0.0.2", port)])
+        with pytest.raises(httpx.ConnectError) as raised:
+            asyncio.run(get())
     return raised.value
 
 
