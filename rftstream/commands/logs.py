@@ -44,6 +44,7 @@ def logs(
 
     The files are in RUN/logs, one for each process. A process on another host has its file there.
     """
+    from rftstream.config.parts import registry
     from rftstream.launch.log_files import TROUBLES, LogEvent, LogFile, find_logs, in_order, told_once
     from rftstream.runs.folder import find_run
 
@@ -66,11 +67,11 @@ def logs(
     for event in deque(new_events(None if troubles else last), maxlen=last):
         show(event)
     if not opened:
-        found = ", ".join(sorted({path.stem.partition("-")[0] for path in folder.glob("*.log")}))
-        asked = f" of {', '.join(roles)}" if roles else ""
+        found = sorted({path.stem.partition("-")[0] for path in folder.glob("*.log")} - {"zygote"})
+        asked = f" of {', '.join(roles)} ({registry.suggest(roles[0], found)})" if roles and found else ""
         raise ConfigError(
-            f"{folder}: no logs{asked}, expected one of {found or 'a process that ran on this machine'}; processes of "
-            "other hosts have theirs there, and `rftstream status RUN` names these"
+            f"{folder}: no logs{asked}, expected those of a process that ran on this machine; processes of other hosts "
+            "have theirs there, and `rftstream status RUN` names these"
         )
     with suppress(KeyboardInterrupt):
         while follow:

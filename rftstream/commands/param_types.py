@@ -42,6 +42,18 @@ class AnyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class VersionNumber(click.types.StringParamType):
+    """The number of a version, or `best`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or the word. Fail for anything else."""
+        if value == "best" or isinstance(value, int):
+            return value
+        if not value.isdecimal():
+            self.fail(f"got {value!r}, expected the number of a version, or best", param, ctx)
+        return int(value)
+
+
 class RunPath(AnyPath):
     """The path of a run folder or a run file."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rftstream.commands.options import at_work, command, group, json_option, run_argument
-from rftstream.commands.param_types import AnyPath
+from rftstream.commands.param_types import AnyPath, VersionNumber
 from rftstream.commands.views import opened_run, print_out
 
 
@@ -87,6 +87,7 @@ def verify(ctx: click.Context, run: Path, as_json: bool) -> None:
 
 @command(
     "rftstream weights export runs/smollm2",
+    "rftstream weights export runs/smollm2 --version best --to models/mine",
     "rftstream weights export runs/smollm2 --version 100 --version 120 --to models/mine",
     "rftstream weights export runs/smollm2-lora --adapter --to adapters/mine",
     "rftstream weights export runs/smollm2 --version 120 --upload me/smollm2-sums --private",
@@ -96,10 +97,10 @@ def verify(ctx: click.Context, run: Path, as_json: bool) -> None:
 @click.option(
     "--version",
     "versions",
-    type=click.IntRange(min=0),
+    type=VersionNumber(),
     multiple=True,
     metavar="NUMBER",
-    help="Which one; several with several. Default: the newest.",
+    help="Which one, or `best`: by its evaluations; several with several. Default: the newest.",
 )
 @click.option(
     "--to",
@@ -121,7 +122,7 @@ def verify(ctx: click.Context, run: Path, as_json: bool) -> None:
 @json_option
 def export(
     run: Path,
-    versions: tuple[int, ...],
+    versions: tuple[int | str, ...],
     target: Path | None,
     adapter: bool,
     repository: str | None,
@@ -133,24 +134,25 @@ def export(
     With --json one object a line: version, folder, weights_digest, and url if it was uploaded.
     """
     from rftstream.queries.curves.model_card import write_model_card
+    from rftstream.queries.state.best_version import best_number
     from rftstream.runs.published import model_of, read_published, write_model_folder
     from rftstream.service.role import Log
 
-    versions = tuple(dict.fromkeys(versions))
     places: list[Any] = []
-    if repository is not None:
-        from rftstream.models.folders import hub
-
-        places = hub.places_of(repository, versions, where="--upload")
-    elif private:
+    if private and repository is None:
         raise click.UsageError("--private is for what --upload makes; give --upload OWNER/NAME, too.")
     with opened_run(run) as opened:
+        numbers = list(dict.fromkeys(one if isinstance(one, int) else best_number(opened) for one in versions))
+        if repository is not None:
+            from rftstream.models.folders import hub
+
+            places = hub.places_of(repository, numbers, where="--upload")
         spec, published = model_of(opened), read_published(opened)
         describe = partial(write_model_card, Log(opened.transport), opened.config, spec)
-        for number, one in enumerate(published.choose(versions, where="--version")):
+        for number, one in enumerate(published.choose(numbers, where="--version")):
             version = one.name.version
             folder = target or opened.folder.exports
-            if target is None or len(versions) > 1:
+            if target is None or len(numbers) > 1:
                 folder = folder / (f"v{version}-adapter" if adapter else f"v{version}")
             with at_work(f"version {version}"):
                 write_model_folder(published, one, spec, folder, adapter=adapter, describe=describe)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rftstream.errors import RftError
+from rftstream.errors import ConfigError, RftError
 from rftstream.queries.curves.evaluations import newest_and_best
-from rftstream.queries.curves.history import History
+from rftstream.queries.curves.history import History, read_glance
 from rftstream.queries.formatting import number
 from rftstream.queries.plain import Report
 from rftstream.runs.folder import OpenRun, shown_path, store_place
 from rftstream.runs.published import read_published
+from rftstream.service.role import Log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,18 @@ def find_best(run: OpenRun, history: History) -> tuple[BestVersion, ...]:
             evaluate=f"rftstream evaluate {path} --version {version} --again",
         )
         for version in sorted(means)
+    )
+
+
+def best_number(run: OpenRun) -> int:
+    """Return the number of the best version. ConfigError if no evaluation has a result, or if evaluations disagree."""
+    found = find_best(run, read_glance(Log(run.transport)))
+    if len(found) == 1:
+        return found[0].version
+    named = "; ".join(f"{one.version} by {', '.join(one.means)}" for one in found)
+    raise ConfigError(
+        f"--version best: {f'evaluations disagree ({named})' if named else 'no evaluation has a result'}, expected the "
+        "number of a version; `rftstream weights list RUN` shows them"
     )
 
 

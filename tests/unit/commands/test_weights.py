@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import Result
 from safetensors.numpy import load_file
 
 from rftstream.config import loader
-from rftstream.contracts.versions import VersionName
+from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.models.folders import hub
 from rftstream.models.folders.folder import prepare_model
 from rftstream.models.folders.hub import HubPlace
@@ -153,6 +155,33 @@ def test_export(run: Path, tmp_path: Path) -> None:
     assert refused.exit_code == 2
     assert "--version 1: its weights are deleted; with weights in the store: 0, 3 to 6" in refused.stderr
     assert not [path for path in (run / "exports").iterdir() if path.name.startswith(".")]
+
+
+def test_the_best_version_is_exported_by_its_evaluations(run: Path, tmp_path: Path) -> None:
+    def ended(to: str) -> Result:
+        return commands.call("weights", "export", run, "--version", "best", "--to", tmp_path / to)
+
+    def evaluated(name: str, **means: float) -> None:
+        results = [
+            EvalResult(evaluation=name, name=VersionName(trainer_epoch=1, version=int(version[1:])), num_tasks=5,
+                       num_samples=1, num_unscored=0, metrics={"mean": mean}, generations=None)
+            for version, mean in means.items()
+        ]  # fmt: skip
+        with closing(EmbeddedTransport(RunFolder(run).log)) as transport:
+            producer = transport.producer(name)
+            producer.start()
+            producer.commit(played_records(transport, "demo", [("evals", 0, one) for one in results]))
+
+    refused = ended("none")
+    assert (refused.exit_code, "no evaluation has a result" in refused.stderr) == (2, True)
+    evaluated("sums", v0=0.25, v3=0.75, v5=0.5)
+    assert ended("one").stdout == f"version 3 is in {tmp_path / 'one'}\n"
+    evaluated("words", v0=0.25, v3=0.25, v5=0.5)
+    refused = ended("two")
+    assert refused.exit_code == 2
+    assert "--version best: evaluations disagree (3 by sums; 5 by words), expected the number" in refused.stderr
+    refused = commands.call("weights", "export", run, "--version", "bset")
+    assert (refused.exit_code, "got 'bset', expected the number of a version, or best" in refused.stderr) == (2, True)
 
 
 def test_export_to_a_hub(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
