@@ -53,7 +53,8 @@ _SETTINGS = {
     "trainer.updates_per_batch": "num_iterations ppo_epochs",
     "trainer.minibatches": "steps_per_generation num_minibatches ppo_mini_batch_size",
     "trainer.tokens_per_microbatch": (
-        "gradient_accumulation_steps micro_batch_size max_token_len_per_gpu ppo_max_token_len_per_gpu"
+        "gradient_accumulation gradient_accumulation_steps micro_batch_size max_token_len_per_gpu "
+        "ppo_max_token_len_per_gpu"
     ),
     "backends.torch.moments": "adamw_8bit adamw_bnb_8bit optim",
     "backends.torch.offload_activations": "activation_offloading enable_activation_offload ac_offloading",
@@ -78,6 +79,7 @@ _SETTINGS = {
     ),
     "sampling.min_tokens": "min_response_tokens min_new_tokens",
     "sampling.top_p": "nucleus",
+    "sampling.stop": "stop_token stop_tokens stop_strings stop_sequences stop_words",
     "sampling.grammar": (
         "response_format structured_outputs guided_json guided_regex guided_grammar guided_decoding json_schema "
         "vllm_structured_outputs_regex vllm_guided_decoding_regex"
@@ -98,7 +100,7 @@ _SETTINGS = {
     "model.lora.alpha": "lora_alpha",
     "model.lora.targets": "target_modules",
     "tasksets.NAME.source": "data dataset dataset_name train_dataset train_files custom_cls train.source",
-    "evaluations.NAME.source": "eval eval_dataset val_files eval.env",
+    "evaluations.NAME.source": "eval eval_dataset val_files eval.env validation validation_set test_set",
     "tasksets.NAME.columns": "prompt_key response_key reward_fn_key",
     "tasksets.NAME.too_long": "data.truncation filter_overlong_prompts",
     "tasksets.NAME.system": "system_prompt",
@@ -113,7 +115,7 @@ _SETTINGS = {
     "pipeline": "easy_threshold hard_threshold",
     "explorer.repetition_tokens": "filters",
     "evaluations.NAME.every": "eval_steps eval_interval test_freq eval.interval",
-    "evaluations.NAME.pass_reward": "pass@1 pass@k",
+    "evaluations.NAME.pass_reward": "pass@1 pass@k accuracy held_out_accuracy eval_accuracy",
     "evaluations.NAME.n": "num_generations_eval eval.rollouts_per_example eval.group_size",
     "evaluations.NAME.sampling": "val_kwargs eval.sampling",
     "evaluations.NAME.num_tasks": "eval.num_examples",
