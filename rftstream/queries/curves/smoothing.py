@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -26,9 +27,13 @@ def smoothed(values: Floats, width: int) -> Floats:
 
 def smoothed_by_stage(line: Line, values: Floats, width: int, stages: Floats) -> Floats:
     """Smooth each stage separately, since the loss of one stage says nothing about the next; so for each reward."""
-    if line.is_rate and (values > 0).all():
-        return 1.0 / smoothed_by_stage(replace(line, is_rate=False), 1.0 / values, width, stages)
-    return np.concatenate([smoothed(part, width) for part in np.split(values, _cuts(line, stages))])
+    parts = np.split(values, _cuts(line, stages))
+    return np.concatenate([_by_rates(line, part, lambda some: smoothed(some, width)) for part in parts])
+
+
+def _by_rates(line: Line, values: Floats, mean: Callable[[Floats], Floats]) -> Floats:
+    """Return means, of a rate the harmonic ones."""
+    return 1.0 / mean(1.0 / values) if line.is_rate and (values > 0).all() else mean(values)
 
 
 def thinned(line: Line, axis: Axis, most: int = MAX_POINTS) -> Line:
@@ -36,10 +41,12 @@ def thinned(line: Line, axis: Axis, most: int = MAX_POINTS) -> Line:
     if len(line.x) <= most:
         return line
     cuts = _cuts(line, np.concatenate([axis.stages, [x for x, _ in axis.settings]]))
-    x, y = (
-        np.concatenate([_means(part, round(most * len(part) / len(values))) for part in np.split(values, cuts)])
-        for values in (line.x, line.y)
-    )
+
+    def means(part: Floats) -> Floats:
+        return _means(part, round(most * len(part) / len(line.x)))
+
+    x = np.concatenate([means(part) for part in np.split(line.x, cuts)])
+    y = np.concatenate([_by_rates(line, part, means) for part in np.split(line.y, cuts)])
     return replace(line, x=x, y=y)
 
 

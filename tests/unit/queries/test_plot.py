@@ -260,6 +260,13 @@ def test_the_mean_of_rates_is_the_rate_of_the_whole() -> None:
         middle = smoothing.smoothed_by_stage(line, line.y, 4, np.array([]))[2:-2]
         assert middle.tolist() == pytest.approx([12 * 5 / (3 + 3 * 2), 12 * 5 / (2 + 3 * 3)] * 8)
         assert abs(middle.mean() - whole) < 0.15 < line.y.mean() - whole
+    staged = history(*[step(v, stage=1.0 + (v > 8), rollouts_per_s=0.0 if v <= 8 else 12 / s)
+                       for v, s in enumerate([*[2.0] * 8, *seconds], 1)])  # fmt: skip
+    (line,) = panels.rates(staged, axis := over_steps(staged), "rollouts_per_s", "", "")
+    of_stages = smoothing.smoothed_by_stage(line, line.y, 4, axis.stages)
+    assert of_stages[:8].tolist() == [0.0] * 8
+    assert of_stages[10:-2].tolist() == pytest.approx(middle.tolist()), "demonstrations before have no rollouts"
+    assert smoothing.thinned(line, axis, 14).y.tolist() == pytest.approx([0.0] * 4 + [6.0] * 10)
 
 
 def test_of_demonstrations_alone_nothing_about_rollouts_is_drawn() -> None:
