@@ -127,6 +127,9 @@ def test_a_run_goes_back_to_a_named_checkpoint(tmp_path: Path) -> None:
     trained(scene, 5)
     roll_back(scene.transport(), scene.store, scene.folder.run_id, 2)
     going_on = RoleDriver(scene, "trainer")
+    while names(steps_of(scene))[-1] != (3, 3):
+        going_on.tick()
+    assert going_on.service.health()["saved"] == 2, "that of version 4 is of another lineage"
     going_on.work()
     assert names(steps_of(scene))[6:] == [(2, 2), (3, 2), (3, 3), (3, 4), (3, 5)]
     assert all(len(digests) == 1 for digests in digests_of(scene).values()), "the same batches under the same settings"

@@ -433,7 +433,7 @@ class TrainerStep(SingleStep):
 
     def health(self) -> Mapping[str, object]:
         """Return the version, that of the newest checkpoint, and the number of ready batches."""
-        ready, saved = self._assembly.num_ready, max((name.version for name in self._checkpoints.names), default=0)
+        ready, saved = self._assembly.num_ready, self._checkpoints.newest_version
         return {"version": self._progress.version, "saved": saved, "batches_ready": ready, **self._share.health()}
 
     def close(self) -> None:

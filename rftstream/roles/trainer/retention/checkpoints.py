@@ -175,6 +175,11 @@ class Checkpoints:
         return [*self._kept, *([self._writing[0]] if self._writing is not None else ())]
 
     @property
+    def newest_version(self) -> int:
+        """The version of the newest complete checkpoint in force, from which a successor goes on; 0 without one."""
+        return max((name.version for name in self._kept if self.versions.in_force(name)), default=0)
+
+    @property
     def _kept(self) -> list[VersionName]:
         return _not_gone(self._written, self.deletions.said)
 
