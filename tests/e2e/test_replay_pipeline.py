@@ -58,6 +58,9 @@ def test_other_operators_over_recorded_groups(place: Workplace, finished_run: Pa
     again = place.look(*command, "--json")
     assert (again.code, again.result["comparison"]) == (0, done.result["comparison"])
     assert view.records("control") == records, "done again it changes nothing"
+    other = place.look(*command, "--scorer", "newest")
+    assert other.code == 2 and "was begun with all records, and this command has verdicts all -> of" in other.err
+    assert "or go on by `rftstream resume runs/others`" in other.err
 
     nothing = place.call("replay", "runs/tiny", "--pipeline", "everything.toml", "--into", "runs/nothing", "--json")
     assert nothing.code == 1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rftstream.contracts.outcomes import GroupResult
-from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
+from rftstream.contracts.verdicts import PEOPLE, UnscorableReason, VerifiedRollout
 from rftstream.errors import ConfigError
 from rftstream.queries.datasets.scorers import scored_otherwise
 from rftstream.queries.decisions.side_by_side import compare_runs
@@ -112,16 +112,18 @@ def test_what_another_version_of_the_reward_scored_counts_no_more(tmp_path: Path
         verified = source.verified(one, float(one.sibling))
         assert verified.verdict is not None
         verdict = replace(verified.verdict, scorer_version="2+b" if is_new else "1+a")
+        if (one.sequence, one.sibling) == (5, 2):
+            verdict = replace(verdict, scorer=PEOPLE, scorer_version="1")
         assert verified.rollout is not None
         source.put("rollouts", verified.rollout)
-        source.put("verified", replace(verified, verdict=verdict, verified_at=float(one.sequence)))
+        source.put("verified", replace(verified, verdict=verdict, verified_at=one.sequence + one.sibling / 9))
     RoleDriver(source, "buffer").work()
     log = Log(source.transport())
-    old = scored_otherwise(log, "newest")
-    assert len(old) == 3 + 2 + 1
-    assert old == scored_otherwise(log, "2") == scored_otherwise(log, "exact 2+b")
-    assert len(scored_otherwise(log, "1+")) == 18 - len(old)
-    assert scored_otherwise(log, "exact") == frozenset()
+    old, newest = scored_otherwise(log, "newest")
+    assert (len(old), newest) == (3 + 2 + 1, "exact 2+b")
+    assert old == scored_otherwise(log, "2")[0] == scored_otherwise(log, "exact 2+b")[0]
+    assert len(scored_otherwise(log, "1+")[0]) == 17 - len(old)
+    assert scored_otherwise(log, "exact") == (frozenset(), "exact")
     with pytest.raises(ConfigError, match="got '3', expected newest or the beginning of one of: exact 1"):
         scored_otherwise(log, "3")
 

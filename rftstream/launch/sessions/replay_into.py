@@ -23,7 +23,14 @@ from rftstream.replay.branch import BatchImport, Extent, measure
 from rftstream.replay.recorded import read_recorded, settings_of
 from rftstream.replay.without import LeftOut, find_left_out
 from rftstream.runs.folder import OpenRun, RunFolder, open_store, shown_path
-from rftstream.runs.making.fork import begun_config, changed_keys, check_begun_with, derive_config, differences
+from rftstream.runs.making.fork import (
+    begun_config,
+    changed_keys,
+    check_begun_with,
+    check_records,
+    derive_config,
+    differences,
+)
 from rftstream.runs.making.made_from import make_from
 from rftstream.runs.manifest import changed_settings
 from rftstream.runs.writes.additions import Say
@@ -134,6 +141,8 @@ class Replay:
         check_begun_with(begun, self.config, self._folder)
         self._extent: Extent = measure(source.transport, first, last)
         self._left_out = self._find_left_out(without, scorer) if without or scorer else None
+        if begun is not None:
+            check_records(self._folder, self.config, self._said_of_left_out())
 
     @property
     def plan(self) -> Plan:
@@ -167,7 +176,7 @@ class Replay:
             last=extent.last,
             min_siblings=self.config.buffer.min_siblings,
             foreign=extent.foreign,
-            also=scored_otherwise(log, scorer) if scorer else (),
+            also=scored_otherwise(log, scorer)[0] if scorer else (),
         )
         if (earliest := min(left_out.batches)) < extent.first:
             raise ConfigError(

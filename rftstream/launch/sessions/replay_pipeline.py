@@ -30,7 +30,14 @@ from rftstream.runs.folder import (
     RunFolder,
     shown_path,
 )
-from rftstream.runs.making.fork import begun_config, changed_keys, check_begun_with, derive_for_groups, differences
+from rftstream.runs.making.fork import (
+    begun_config,
+    changed_keys,
+    check_begun_with,
+    check_records,
+    derive_for_groups,
+    differences,
+)
 from rftstream.runs.making.imported import check_whole
 from rftstream.runs.making.made_from import make_from
 from rftstream.runs.writes.additions import Say
@@ -80,7 +87,10 @@ class PipelineReplay:
         check_begun_with(begun, self.config, self._folder)
         if begun is None:
             check_whole(source.transport, "tasks", "rollouts", "verified")
-        self._unscored = scored_otherwise(Log(source.transport), scorer) if scorer else frozenset[str]()
+        self._unscored, of = scored_otherwise(Log(source.transport), scorer) if scorer else (frozenset[str](), "")
+        self._said = (f"verdicts all -> of {of} alone",) if scorer else ()
+        if begun is not None:
+            check_records(self._folder, self.config, self._said)
 
     @property
     def plan(self) -> PipelinePlan:
@@ -117,8 +127,7 @@ class PipelineReplay:
         def import_into(transport: Transport) -> VerdictImport:
             return VerdictImport(self._source.transport, transport, folder.run_id, say, unscored=self._unscored)
 
-        left = (f"verdicts all -> without {plural(len(self._unscored), 'rollout')}",) if self._unscored else ()
-        changed = (*self.plan.changed, *left)
+        changed = (*self.plan.changed, *self._said)
         make_from(self._source, folder, config, import_into, changed=changed, other_operators=True)
 
     def train(self, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rftstream.contracts.records import TopicPartition
-from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.contracts.verdicts import PEOPLE, VerifiedRollout
 from rftstream.errors import ConfigError
 from rftstream.queries.decoding import decoded
 from rftstream.runs.folder import OpenRun
@@ -112,23 +112,25 @@ def only_scored_by(
     return keep_N
 
 
-def scored_otherwise(log: Log, wanted: str) -> frozenset[str]:
-    """Return the rollouts that got their verdict from another version than this one: NEWEST, or the beginning of its
-    digest or name. ConfigError names the versions if none begins so."""
+def scored_otherwise(log: Log, wanted: str) -> tuple[frozenset[str], str]:
+    """Return the rollouts that got their verdict from another version of the reward than this one: NEWEST, or the
+    beginning of its digest or name; and that version, NEWEST by its name. People are no version of the reward.
+    ConfigError names the versions if none begins so."""
     scored: dict[str, tuple[str, str]] = {}
     newest: dict[str, tuple[float, str]] = {}
     for _, message in log.in_force("verified"):
-        if isinstance(message, VerifiedRollout) and (scorer := scorer_of(message)) is not None:
-            taskset = sys.intern(message.ids.taskset)
-            scored[message.ids.rollout_id] = (taskset, sys.intern(scorer))
+        if isinstance(message, VerifiedRollout) and (verdict := message.verdict) and verdict.scorer != PEOPLE:
+            taskset, scorer = sys.intern(message.ids.taskset), sys.intern(verdict.scored_by)
+            scored[message.ids.rollout_id] = taskset, scorer
             newest[taskset] = max(newest.get(taskset, (0.0, "")), (message.verified_at, scorer))
     if wanted == NEWEST:
-        return frozenset(rollout for rollout, (taskset, scorer) in scored.items() if scorer != newest[taskset][1])
-    scorers = {scorer for _, scorer in scored.values()}
-    others = {scorer for scorer in scorers if not _begins(wanted, scorer)}
-    if others == scorers:
-        raise _unknown(wanted, scorers)
-    return frozenset(rollout for rollout, (_, scorer) in scored.items() if scorer in others)
+        others = {one for one in scored.values() if one[1] != newest[one[0]][1]}
+        wanted = ", ".join(sorted({scorer for _, scorer in newest.values()}))
+    else:
+        others = {one for one in scored.values() if not _begins(wanted, one[1])}
+        if others == set(scored.values()):
+            raise _unknown(wanted, (scorer for _, scorer in others))
+    return frozenset(rollout for rollout, one in scored.items() if one in others), wanted
 
 
 def _begins(wanted: str, scorer: str) -> bool:

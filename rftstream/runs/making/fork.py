@@ -10,6 +10,7 @@ from contextlib import closing
 from rftstream.config import loader
 from rftstream.config.placement import chosen_settings
 from rftstream.config.sections import RunConfig
+from rftstream.contracts.control import RunManifest
 from rftstream.errors import ConfigError
 from rftstream.runs.folder import (
     OpenRun,
@@ -25,6 +26,8 @@ from rftstream.service.control_view import read_manifest
 
 OWN = ("run.name", "run.imported_from", "run.imported_versions", "explorer.count", "verifier.count")
 """Settings that a derived run always sets itself."""
+OF_RECORDS = ("batches ", "verdicts ")
+"""Beginnings of the lines in a manifest that say which records of the source are left out or others."""
 
 
 def derive_config(source: OpenRun, folder: RunFolder, sets: Sequence[str]) -> RunConfig:
@@ -89,11 +92,8 @@ def begun_config(source: OpenRun, folder: RunFolder, config: RunConfig, *, has_v
     `config` gives the place of the log, and `has_versions` says whether the run takes over versions of the source.
     ConfigError if the run differs from the one that the command would make from this source.
     """
-    begun = None
-    if folder.log.exists() if lies_in_folder(config) else folder.run_id in names_on_log(config):
-        with closing(open_transport(config, folder, create=False)) as transport:
-            manifest = read_manifest(transport)
-        begun = None if manifest is None else loader.from_toml(manifest.config)
+    manifest = _begun_manifest(folder, config)
+    begun = None if manifest is None else loader.from_toml(manifest.config)
     if begun is None and folder.exists():
         begun = read_config(folder)
     if begun is not None and (
@@ -115,6 +115,26 @@ def check_begun_with(
             f"--into {shown_path(folder.path)}: was begun with other settings: {'; '.join(differing)}; take the same "
             "ones to go on, or another folder"
         )
+
+
+def check_records(folder: RunFolder, config: RunConfig, said: Sequence[str]) -> None:
+    """Raise ConfigError if a run was begun with other records of the source. `said`: what its manifest is to say of
+    them, in lines that begin as OF_RECORDS. They differ, too, where people or rewards have judged since."""
+    manifest = _begun_manifest(folder, config)
+    before = [] if manifest is None else [line for line in manifest.changed if line.startswith(OF_RECORDS)]
+    if manifest is not None and before != list(said):
+        raise ConfigError(
+            f"--into {shown_path(folder.path)}: was begun with {'; '.join(before) or 'all records'}, and this command "
+            f"has {'; '.join(said) or 'all of them'}; take another folder"
+            + (f", or go on by `rftstream resume {shown_path(folder.path)}`" if folder.exists() else "")
+        )
+
+
+def _begun_manifest(folder: RunFolder, config: RunConfig) -> RunManifest | None:
+    if not (folder.log.exists() if lies_in_folder(config) else folder.run_id in names_on_log(config)):
+        return None
+    with closing(open_transport(config, folder, create=False)) as transport:
+        return read_manifest(transport)
 
 
 def copy_model(source: RunFolder, target: RunFolder) -> None:
