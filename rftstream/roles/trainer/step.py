@@ -432,8 +432,9 @@ class TrainerStep(SingleStep):
             self._checkpoints.write_before_leaving(self._epoch, self._progress)
 
     def health(self) -> Mapping[str, object]:
-        """Return the version, that of the newest checkpoint, and the number of ready batches."""
-        ready, saved = self._assembly.num_ready, self._checkpoints.newest_version
+        """Return the version, that of the checkpoint a successor goes on from, and the number of ready batches."""
+        in_force = filter(self._versions.in_force, self._checkpoints.kept)
+        ready, saved = self._assembly.num_ready, max((name.version for name in in_force), default=0)
         return {"version": self._progress.version, "saved": saved, "batches_ready": ready, **self._share.health()}
 
     def close(self) -> None:

@@ -172,15 +172,11 @@ class Checkpoints:
     @property
     def names(self) -> list[VersionName]:
         """The checkpoints that are kept, and the one being written."""
-        return [*self._kept, *([self._writing[0]] if self._writing is not None else ())]
+        return [*self.kept, *([self._writing[0]] if self._writing is not None else ())]
 
     @property
-    def newest_version(self) -> int:
-        """The version of the newest complete checkpoint in force, from which a successor goes on; 0 without one."""
-        return max((name.version for name in self._kept if self.versions.in_force(name)), default=0)
-
-    @property
-    def _kept(self) -> list[VersionName]:
+    def kept(self) -> list[VersionName]:
+        """The complete checkpoints that are kept, oldest first."""
         return _not_gone(self._written, self.deletions.said)
 
     def look(self, seconds: float) -> None:
@@ -212,7 +208,7 @@ class Checkpoints:
         """Write a checkpoint of the backend's state, which must be that of `progress`, and wait for it. Do nothing if
         the checkpoint exists."""
         self._finish()
-        if progress.name(epoch) not in self._kept:
+        if progress.name(epoch) not in self.kept:
             if self._staged is None:
                 self.stage()
             self.begin_write(epoch, progress)
@@ -224,7 +220,7 @@ class Checkpoints:
         version = progress.version
         try:
             self._finish()
-            if not any(name.version == version and self.versions.in_force(name) for name in self._kept):
+            if not any(name.version == version and self.versions.in_force(name) for name in self.kept):
                 self.write(epoch, progress)
         except (WeightsError, TransportError) as error:
             log.warning("leaves without a checkpoint of version %d: %s", version, error)
@@ -270,7 +266,7 @@ class Checkpoints:
         """Return the checkpoints that are kept in addition to the newest: one every `keep_every` versions, and the best
         ones."""
         every, evaluation = self.config.trainer.keep_every, self.config.trainer.keep_best
-        names = list(filter(self.versions.in_force, self._kept))
+        names = list(filter(self.versions.in_force, self.kept))
         kept = {name for name in names if every is not None and name.version % every == 0}
         return kept | (self.versions.best_or_due(evaluation, names) if evaluation is not None else set())
 
