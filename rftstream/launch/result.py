@@ -33,6 +33,8 @@ class RunResult:
     reward_first: float | None
     """Mean over the first tenth of the steps, of at most 100; None if nothing was scored, or by another reward."""
     reward_last: float | None
+    reward_since: int = 0
+    """First version that the reward of now has scored; 0: it scored all, as far as the kept steps say."""
     wall_s: float
     """Seconds that this command took, with the start of the processes."""
     reason: str
@@ -70,7 +72,10 @@ class RunResult:
             whose = f", of what {shown_path(self.sampled_by)} sampled" if self.sampled_by else ""
             lines.append(f"reward {self.reward_first:.3f} -> {self.reward_last:.3f} (first and last tenth{whose})")
         elif self.reward_last is not None:
-            lines.append(f"reward {self.reward_last:.3f} (last tenth; the first steps have none that compares)")
+            why = (
+                f"another one scored before version {self.reward_since}" if self.reward_since else "the first have none"
+            )
+            lines.append(f"reward {self.reward_last:.3f} (last tenth of the steps; {why})")
         for name, result in self.evaluations.items() if is_news else ():
             first, last = ("-" if mean is None else f"{mean:.3f}" for mean in (result["first"], result["last"]))
             begin, end = result["first_version"], result["last_version"]
@@ -122,6 +127,7 @@ def result_of(
         version=curve.version,
         reward_first=curve.reward_first(),
         reward_last=curve.reward_last(),
+        reward_since=curve.changed_at,
         wall_s=round(time.monotonic() - began, 3),
         reason=reason,
         exit_code=exit_code,

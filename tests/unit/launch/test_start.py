@@ -155,6 +155,8 @@ def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: P
     assert ": 1 new step in " in first and first.endswith("s, 3 in all; ended by: steps") and "reward" in reward
     whose = replace(result, sampled_by=tmp_path / "first").summary()
     assert f"(first and last tenth, of what {tmp_path / 'first'} sampled)" in whose, "no reward of this model"
+    other = replace(result, reward_first=None, reward_last=0.5, reward_since=7).summary()
+    assert "reward 0.500 (last tenth of the steps; another one scored before version 7)" in other.splitlines()
     once = {"sums": {"first": 0.5, "last": 0.5, "first_version": 3, "last_version": 3}}
     assert "evaluation sums 0.500 (version 3)" in replace(result, evaluations=once).summary().splitlines()
     assert ": 1 step in " in replace(result, steps=1).summary()
