@@ -67,8 +67,8 @@ def differing_settings(configs: Sequence[RunConfig]) -> list[tuple[str, list[str
     found = []
     for name in sorted({name for settings in own for name in settings}):
         if len({settings.get(name) for settings in own}) > 1:
-            default = ((_value_at(config, name), settings) for config, settings in zip(configs, own, strict=True))
-            found.append((name, [settings.get(name) or f"{_text(value)} (default)" for value, settings in default]))
+            default = (f"{_text(_value_at(config, name))} (default)".lstrip() for config in configs)
+            found.append((name, [settings.get(name, text) for settings, text in zip(own, default, strict=True)]))
     return found
 
 

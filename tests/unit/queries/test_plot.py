@@ -565,6 +565,9 @@ def test_settings_that_are_as_by_default_are_not_shown() -> None:
     assert found["trainer.lr"] == "0.001" and found["tasksets.sums.source"] == "arithmetic"
     assert found["algorithms.grpo.clip_low"] == "0.1"
     assert "trainer.minibatches" not in found and "base" not in found
+    other = replace(config, model=replace(config.model, chat_template=""))
+    differing = dict(page_facts.differing_settings([config, replace(other, trainer=replace(config.trainer, lr=1e-6))]))
+    assert differing == {"model.chat_template": ["(default)", ""], "trainer.lr": ["0.001", "1e-06 (default)"]}
 
 
 @pytest.mark.slow
