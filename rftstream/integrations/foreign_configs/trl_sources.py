@@ -102,7 +102,9 @@ class DatasetRules:
         unread: list[str] = [] if self._samples else c.names(f"{prefix}dataset.map: ")
         made = {name: column for name, column in given.items() if f"{prefix}dataset.map: {name}" not in unread}
         columns, is_text = self._columns(made), bool(template and "messages" not in made)
-        if self._samples and not template and not {"prompt", "messages"} & set(columns) and scheme == "jsonl":
+        prompts = {"prompt", "messages", f"{prefix}dataset.map", f"{prefix}dataset.map: prompt"}
+        of_file = prompts.isdisjoint([*columns, *c.names(f"{prefix}dataset.map")])  # else a map makes them
+        if self._samples and not template and of_file and scheme == "jsonl":
             form = form_of_prompts(self._path.parent / file)
             columns = {"messages": "prompt", **columns} if form is list else columns
             is_text = form is str

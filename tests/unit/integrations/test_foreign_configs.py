@@ -315,6 +315,8 @@ CHATS = "load_dataset('json', data_files='chats.jsonl', split='train')"
          {"options": {"template": "Sort: {q}"}, "chat_template": trl_sources.BARE}, ()),  # texts are given bare there
         (OWN, "load_dataset('json', data_files='texts.jsonl', split='train')", "",
          {"chat_template": trl_sources.BARE}, ()),
+        (OWN, "load_dataset('json', data_files='texts.jsonl', split='train').map(lambda row: {'prompt': f(row)})", "",
+         {"chat_template": None}, ("dataset.map: prompt is",)),  # whatever the prompts of the file are
         (OWN, CHATS, "max_steps=30, eval_strategy='steps', eval_steps=0.1), eval_dataset=(data",
          {"evaluations.held-out.every": 3, "chat_template": None}, ()),
         (OWN, CHATS, "max_steps=12, warmup_steps=0.1", {"trainer.warmup_steps": 2}, ()),  # 1.2, as transformers rounds
