@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import NamedTuple
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -127,3 +128,19 @@ def _targets(target: ast.expr, value: ast.expr) -> list[tuple[str, ast.expr]]:
         for place in range(len(target.elts))
     )
     return [(ast.unparse(one), element) for one, element in zip(target.elts, elements, strict=True)]
+
+
+def fields_of(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:
+    """Yield the annotated fields of a class, each with its default if it has one that is an expression."""
+    for one in node.body:
+        if isinstance(one, ast.AnnAssign):
+            yield ast.unparse(one.target), _default_of(one.value)
+
+
+def _default_of(field: ast.expr | None) -> ast.expr | None:
+    """Return the default in what a field of a dataclass is assigned."""
+    if not isinstance(field, ast.Call) or last_name(field.func) != "field":
+        return field
+    given = {one.arg: one.value for one in field.keywords}
+    made = given.get("default_factory")
+    return made.body if isinstance(made, ast.Lambda) else given.get("default")

@@ -24,6 +24,7 @@ from rftstream.integrations.foreign_configs.trl_scopes import (
     UNKNOWN,
     Scope,
     UnreadableExpression,
+    fields_of,
     last_name,
     named,
 )
@@ -56,6 +57,8 @@ PARSED = ("parse_args_and_config", "parse_args_into_dataclasses")
 COMPARED: dict[type[ast.cmpop], bool] = {ast.Eq: True, ast.Is: True, ast.NotEq: False, ast.IsNot: False}
 CASTS = {"int": int, "float": float, "str": str}
 HOW_LOADED = ("torch_dtype", "dtype", "load_in_4bit", "load_in_8bit", "quantization_config")
+ARGUMENTS = ("Config", "Arguments")
+"""Ends of the names of classes of settings."""
 MOVES = ("to", "cuda", "cpu", "eval", "train", "half", "bfloat16", "float")
 """Methods that return the model that they are called on."""
 CHATTY = ("setup_chat_format", "clone_chat_template")
@@ -86,11 +89,13 @@ class ScriptReader:
         self.scope = Scope().add(self._tree.body)
         self._environment: dict[str, Any] = {}
         self._arguments_taken: set[str] = set()
-        classes = (node.body for node in ast.walk(self._tree) if isinstance(node, ast.ClassDef))
-        self._own = {
-            ast.unparse(one.target): one.value for body in classes for one in body if isinstance(one, ast.AnnAssign)
-        }
+        classes = [node for node in ast.walk(self._tree) if isinstance(node, ast.ClassDef)]
+        self._own = {name: default for one in classes for name, default in fields_of(one)}
         """Fields of the script's own dataclasses, which its command line has beside TRL's, and their defaults."""
+        derived = (one for one in classes if any(last_name(base).endswith(ARGUMENTS) for base in one.bases))
+        defaults = dict(field for one in derived for field in fields_of(one))
+        self._changed = [ast.keyword(name, one) for name, one in defaults.items() if one is not None and name in known]
+        """Other defaults of TRL's settings, which a class of the script gives to them."""
         self._own_taken: set[str] = set()
 
     def read(self) -> Script:
@@ -248,7 +253,7 @@ class ScriptReader:
         of a constant such as torch.bfloat16."""
         if self._parsed is not None and self._is_parsed(node.value, scope):
             if node.attr in self._own and node.attr not in self._given:
-                return self.value(_default_of(self._own[node.attr]) or node.value, self.scope)
+                return self.value(self._own[node.attr] or node.value, self.scope)
             if node.attr in self._known:
                 return self._parsed.get(node.attr)
             if node.attr in self._own:
@@ -345,9 +350,12 @@ class ScriptReader:
 
     def _config(self, node: ast.AST, scope: Scope, script: Script) -> dict[str, Any]:
         found, around = {}, scope
-        if not self._is_parsed(node, scope):
+        if self._is_parsed(node, scope):
+            others = [one for one in self._changed if one.arg not in self._given]
+            found = self.arguments(ast.Call(node, [], others), self.scope, script)
+        else:
             call, around = self._called(node, scope)
-            if not last_name(call.func).endswith(("Config", "Arguments")):
+            if not last_name(call.func).endswith(ARGUMENTS):
                 raise UnreadableExpression(call, "its settings come from a command line or another place")
             found = self.arguments(call, around, script)
             if call.args:
@@ -425,15 +433,6 @@ def _made_of(node: ast.AST) -> ast.expr | None:
         return call.func.value
     names = [one.value for one in call.keywords if one.arg in ("model_name", "pretrained_model_name_or_path")]
     return next(iter([*call.args, *names]), None) if last_name(call.func) in MODELS else None
-
-
-def _default_of(field: ast.expr | None) -> ast.expr | None:
-    """Return the default in what a field of a dataclass is assigned."""
-    if not isinstance(field, ast.Call) or last_name(field.func) != "field":
-        return field
-    given = {one.arg: one.value for one in field.keywords}
-    made = given.get("default_factory")
-    return made.body if isinstance(made, ast.Lambda) else given.get("default")
 
 
 def _is_row_of_chat(node: ast.AST) -> bool:

@@ -128,6 +128,12 @@ class Own(ScriptArguments):
     rewards: str = "x"
 
 
+@dataclass
+class Trained(GRPOConfig):
+    learning_rate: float = 5e-6
+    max_grad_norm: float = 0.3
+
+
 def short(completions, **kwargs):
     return [-len(one[0]["content"]) for one in completions]
 
@@ -145,7 +151,7 @@ def main(script, training, model):
 
 
 if __name__ == "__main__":
-    main(*TrlParser((Own, GRPOConfig, ModelConfig)).parse_args_and_config())
+    main(*TrlParser((Own, Trained, ModelConfig)).parse_args_and_config())
 """
 
 
@@ -161,8 +167,11 @@ def test_a_map_reads_fields_of_the_scripts_own_dataclass(
     script: str, yaml: str, columns: Any, system: str | None, tmp_path: Path
 ) -> None:
     files = {"walk.py": script, "grpo.yaml": f"model_name_or_path: m\ndataset_name: org/x\nrewards: y\n{yaml}\n"}
+    files["grpo.yaml"] += "max_grad_norm: 0.5\n"
     done = convert_config("trl", written(tmp_path, files))
-    section = tomllib.loads(done.run_file)["tasksets"]["train"]
+    values = tomllib.loads(done.run_file)
+    assert (values["trainer"]["lr"], values["trainer"]["max_grad_norm"]) == (5e-6, 0.5), "its own default, and a given"
+    section = values["tasksets"]["train"]
     assert (section.get("columns"), section.get("system")) == (columns, system)
     asked = [one for one in done.to_do if one.startswith("dataset.map: prompt is made in line")]
     assert bool(asked) is (columns is None), done.to_do
