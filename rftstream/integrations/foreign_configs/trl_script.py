@@ -352,7 +352,7 @@ class ScriptReader:
         found, around = {}, scope
         if self._is_parsed(node, scope):
             others = [one for one in self._changed if one.arg not in self._given]
-            found = self.arguments(ast.Call(node, [], others), self.scope, script)
+            found = self.arguments(ast.Call(ast.Name("Config"), [], others), self.scope, script)
         else:
             call, around = self._called(node, scope)
             if not last_name(call.func).endswith(ARGUMENTS):
