@@ -147,7 +147,7 @@ class ScoringQueue:
         absence. A group is tried again as a whole."""
         failed = [one for one in outcomes if one.score is None and one.reason not in FINAL_REASONS]
         if failed:
-            why = failed[0]
+            why = next((one for one in failed if one.away), failed[0])
             self.failed(pending, why.reason or "error", why.detail, seconds=seconds, outcomes=outcomes, away=why.away)
             return
         pending.tries += 1

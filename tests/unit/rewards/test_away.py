@@ -21,6 +21,8 @@ import pytest
 from rftstream.errors import RewardError
 from rftstream.rewards.away import is_away
 from rftstream.rewards.base import ScoreReply
+from rftstream.rewards.frames import ScoreOutcome
+from rftstream.rewards.queue import ScoringQueue
 from rftstream.rewards.scorer import InlineScorer, ProcessScorer
 from rftstream.rewards.served import AskedModel, ServedConfig
 from rftstream.testing.memory_run import ManualClock
@@ -102,6 +104,14 @@ def test_an_answer_that_brings_the_service_down_ends_after_its_tries(
     assert {name for name, reply in found.items() if reply.score is None} == {"7"}
     assert 1 < asked["7"] <= 10
     assert all(count == 1 for name, count in asked.items() if name != "7")
+
+
+def test_of_a_group_one_sibling_tells_that_a_service_is_away() -> None:
+    queue = ScoringQueue(tries=2, timeout_s=30.0, now=ManualClock(100.0).now)
+    queue.submit(request("0", "a"), request("1", "a"), absent={})
+    failed = [ScoreOutcome(None, "error", "KeyError"), ScoreOutcome(None, "error", "refused", away=True)]
+    queue.ended(queue.waiting.popleft(), failed, seconds=0.0)
+    assert (queue.next_at(), len(queue.waiting)) == (101.0, 0)
 
 
 def test_a_child_says_that_a_service_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
