@@ -254,10 +254,6 @@ def _check_versions(config: RunConfig) -> None:
             f"trainer.keep_best: got {best!r}, expected an evaluation; "
             + (registry.suggest(best, config.evaluations) if config.evaluations else "add [evaluations.NAME]")
         )
-    if best is not None and config.evaluations[best].canary:
-        raise ConfigError(
-            f"trainer.keep_best: {best!r} is a canary, where the best earns least; name another evaluation"
-        )
     if config.retention is not None and config.retention.checkpoints > trainer.keep_checkpoints:
         raise ConfigError(
             f"retention.checkpoints: got {config.retention.checkpoints}, expected at most trainer.keep_checkpoints = "

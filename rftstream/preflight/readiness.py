@@ -128,6 +128,7 @@ def requirements(
     yield Requirement("algorithm", lambda: _demands(config))
     yield Requirement("lora", lambda: _lora(config))
     yield Requirement("experts", lambda: check_demonstrations(config))
+    yield Requirement("checkpoints", lambda: _check_keep_best(config))
     yield Requirement("trackers", lambda: check_trackers(config))
     for where, device in devices(config) if here else ():
         yield Requirement(device, lambda where=where, device=device: check_device(device, where=where))  # type: ignore[misc]
@@ -188,6 +189,13 @@ def _own_reward(name: str, where: str) -> str:
 def _environment(config: RunConfig, where: str) -> str:
     config.build_environment(where)
     return f"{name_of_part(config.environments_named()[where], where)} can be used"
+
+
+def _check_keep_best(config: RunConfig) -> None:
+    """Refuse a canary as the measure of the best. Runs that have begun with one can still be opened."""
+    best = config.trainer.keep_best
+    if best is not None and config.evaluations[best].canary:
+        raise ConfigError(f"trainer.keep_best: {best!r} is a canary, where the best earns least; name another")
 
 
 def _transport(config: RunConfig) -> str:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rftstream.config import loader
 from rftstream.contracts.control import RunFinished
 from rftstream.errors import ConfigError, WeightsError
+from rftstream.preflight import readiness
 from rftstream.runs.roll_back import roll_back
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
@@ -114,8 +116,9 @@ def test_settings_that_would_keep_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer.keep_best: got 'held-out', expected an evaluation"):
         Scene(tmp_path, trainer__keep_best="held-out")
     swapped = {"swapped": {"source": "arithmetic", "canary": True}}
-    with pytest.raises(ConfigError, match=r"trainer.keep_best: 'swapped' is a canary"):
-        Scene(tmp_path, trainer__keep_best="swapped", evaluations=swapped)
+    config = Scene(tmp_path, trainer__keep_best="swapped", evaluations=swapped).config
+    assert loader.from_toml(loader.to_toml(config)) == config, "a run that began so can be opened"
+    assert any("trainer.keep_best: 'swapped' is a canary" in one.found for one in readiness.look(config))
 
 
 # --------------------------------------------------------------------------------------------- going back
