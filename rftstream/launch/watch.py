@@ -30,6 +30,7 @@ from rftstream.roles.buffer import BUFFER
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.folder import RunFolder, shown_path
+from rftstream.runs.modules import edited_modules
 from rftstream.runs.observer import Observer
 from rftstream.runs.studio_address import find_address
 from rftstream.service.reading import read_records
@@ -94,6 +95,8 @@ class Watch:
         """Workers of `slots` that have loaded what they need. None once the run moves."""
         self.studio: str | None = None
         """Address of a studio that shows the run."""
+        self.edited: tuple[str, ...] = ()
+        """Own modules, such as a reward's, whose files have other code than the run began with."""
         self.standstill: Standstill | None = None
         self._results: list[EvalResult] = []
         self.failing: tuple[FailingTaskset, ...] = ()
@@ -148,6 +151,7 @@ class Watch:
                 self.lags = {topic: sum(admin.lag(group, topic).values()) for topic, group in LAGS.items()}
                 self.num_loaded = self._count_loaded()
                 self.studio = find_address(self._folder)
+                self.edited = tuple(map(self.named, edited_modules(self._folder)))
             if self._shown is None:
                 self._shown = dict(self._transport.admin.end_offsets("verified"))
             if now >= self._sample_at:

@@ -99,6 +99,7 @@ def _live_rows(watch: Watch, width: int) -> list[tuple[str, Text | str]]:
     if (no_signal := find_no_signal(metrics, watch.config)) is not None:
         rows.append(("warning", Text(no_signal.to_text(), "yellow")))
     rows += [("look at", Text(f"{sign.subject or 'rewards'}: {sign.text}", "yellow")) for sign in watch.signs]
+    rows += [("edited", Text(line, "yellow")) for line in watch.edited]
     if watch.standstill is not None:
         rows.append(("warning", Text(watch.standstill.to_text(), "yellow")))
     rows += [("warning", Text(one.to_text(), "yellow")) for one in watch.failing]

@@ -24,7 +24,13 @@ class PhaseLine:
 
 
 def find_phases(
-    curve: Curve, lags: Mapping[str, int], *, steps: int | None, workers: int, num_loaded: int | None
+    curve: Curve,
+    lags: Mapping[str, int],
+    *,
+    steps: int | None,
+    workers: int,
+    num_loaded: int | None,
+    imported: bool = False,
 ) -> list[PhaseLine]:
     """Return the phases that a run has now.
 
@@ -34,13 +40,17 @@ def find_phases(
         steps: the steps of the whole run, if they are known.
         workers: the processes that the run has here.
         num_loaded: how many of them have loaded; None once all have.
+        imported: whether another run sampled the rollouts, so that nobody samples here.
     """
     found = []
     if num_loaded is not None:
         found.append(_counted("loading", num_loaded, workers, "workers"))
     unsampled, unscored, scored = (lags.get(topic, 0) for topic in ("tasks", "rollouts", "verified"))
-    if sampled := unscored + scored:
-        found.append(_counted("sampling", sampled, sampled + unsampled, UNTRAINED))
+    if imported and not unscored:
+        found += [PhaseLine(name="batching", text=f"{scored:,} recorded rollouts left")] if scored else []
+    elif sampled := unscored + scored:
+        if not imported:
+            found.append(_counted("sampling", sampled, sampled + unsampled, UNTRAINED))
         found.append(_counted("scoring", scored, sampled, "sampled ones"))
     elif unsampled:
         found.append(_counted("sampling", 0, unsampled, UNTRAINED))

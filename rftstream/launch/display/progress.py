@@ -80,6 +80,7 @@ class PlainProgress:
         self._sample: Sample | None = None
         self._still_said_s = 0.0
         self._signs_said: set[tuple[str, str]] = set()
+        self._edited_said: frozenset[str] = frozenset()
         self._failing_said: dict[str, str] = {}
         """Taskset -> the kind of error that was last reported for it."""
 
@@ -99,6 +100,7 @@ class PlainProgress:
                     self._print(sample_line(self._sample))
             self._say_standstill(self._watch.standstill)
             self._say_signs()
+            self._say_edited()
             self._say_failing(self._watch.failing)
 
     def _say_status(self) -> None:
@@ -121,6 +123,13 @@ class PlainProgress:
             if key not in self._signs_said:
                 self._print(f"{sign.heading}: {sign.text}")
         self._signs_said = set(signs)
+
+    def _say_edited(self) -> None:
+        """Print once that the code of a module was edited."""
+        for line in self._watch.edited:
+            if line not in self._edited_said:
+                self._print(f"edited: {line}")
+        self._edited_said = frozenset(self._watch.edited)
 
     def _say_failing(self, failing: Sequence[FailingTaskset]) -> None:
         """Print that rollouts of a taskset fail, once for each kind of error."""

@@ -47,7 +47,12 @@ def status_line(watch: Watch) -> str:
 def phases_of(watch: Watch) -> list[PhaseLine]:
     """Return the phases of the run as it is now."""
     return find_phases(
-        watch.observer.curve, watch.lags, steps=watch.steps, workers=len(watch.slots), num_loaded=watch.num_loaded
+        watch.observer.curve,
+        watch.lags,
+        steps=watch.steps,
+        workers=len(watch.slots),
+        num_loaded=watch.num_loaded,
+        imported=watch.config.run.imported_from is not None,
     )
 
 

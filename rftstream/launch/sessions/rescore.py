@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -73,7 +73,9 @@ def rescore(source: OpenRun, into: Path, *, reward: str | None, sets: Sequence[s
             say_same(source, scorers, say)
             said = ("verdicts of the scorer -> of people, where they judged",) if by_people else ()
             changed = (*differences(source, config), *said, *_lines(scorers))
-            copy.run(lambda: make_manifest(config, folder.run_id, data_digests(config, model), time.time(), changed))
+            digests = data_digests(config, model)
+            say_other_problems(source, digests, say)
+            copy.run(lambda: make_manifest(config, folder.run_id, digests, time.time(), changed))
             _score(config, folder, transport, say)
     return open_run(folder.path)
 
@@ -121,6 +123,19 @@ def say_same(source: OpenRun, scorers: dict[str, str], say: Say) -> None:
             f"{name}: {left[name]} has scored all of {source.run_id}, too: nothing can change, except by what it asks "
             "or imports from elsewhere"
         )
+
+
+def say_other_problems(source: OpenRun, digests: Mapping[str, str], say: Say) -> None:
+    """Say which tasksets have other data by now: mended answers or tests are not those that rollouts are judged by."""
+    manifest = read_manifest(source.transport)
+    for key, digest in sorted(digests.items()):
+        kind, _, name = key.partition(".")
+        if kind == "taskset" and manifest is not None and manifest.digests.get(key, digest) != digest:
+            say(
+                f"{name}: its data has changed since {source.run_id} began, but rollouts are scored by the answers and "
+                "columns that they were sampled with; to score by others, give a reward of your own that looks them up "
+                "by the prompt (--reward MODULE:FUNCTION), or begin a new run"
+            )
 
 
 def _import_of(source: OpenRun, transport: Transport, folder: RunFolder, say: Say, *, by_people: bool) -> RolloutImport:

@@ -25,6 +25,8 @@ LOOKED_AT = 1_000
 """Problems of each taskset that are checked, from the first on."""
 MAX_REFERENCES = 3
 """Most right answers of a problem that are tried. Some data sets have hundreds, in several versions of a language."""
+MAX_NAMED = 5
+"""Most problems that are named whose right answers do not pass."""
 REFERENCES_S = 30.0
 """Seconds after which the right answers of further problems are not scored."""
 
@@ -153,10 +155,13 @@ def _doubts_about_references(place: str, reward: Reward, problems: Sequence[Prob
         ran = [one for one in threads.map(tried, brought) if one is not None]
     failed = [(index, why) for index, why in ran if why is not None]
     if failed:
-        index, why = failed[0]
+        first, why = failed[0]
+        others = ", ".join(str(index) for index, _ in failed[1:MAX_NAMED])
+        more = ", ..." if len(failed) > MAX_NAMED else ""
         yield (
             f"{place}.reward: the problem's own solution does not pass in {len(failed):,} of {len(ran):,} problems "
-            f"tried; the first is problem {index}: {why}; are its tests, its language and the limits as they should be?"
+            f"tried; the first is problem {first}: {why}{f' (then {others}{more})' if others else ''}; are its tests, "
+            "its language and the limits as they should be?"
         )
 
 

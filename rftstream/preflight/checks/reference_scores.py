@@ -16,7 +16,7 @@ from rftstream.preflight.checks.raised_at import raised_at
 from rftstream.preflight.checks.reward_probes import Hack, find_hacks
 from rftstream.queries.formatting import number, plural
 from rftstream.queries.plain import Report
-from rftstream.rewards.base import RewardGroup, RewardInput, message_seen, problem_input
+from rftstream.rewards.base import RewardGroup, RewardInput, Score, message_seen, problem_input
 from rftstream.rewards.composite import CompositeReward
 from rftstream.rewards.functions import BatchFailed
 
@@ -53,6 +53,10 @@ class ReferenceScores(Report):
     """Mean reward of empty answers. None if none could be scored."""
     raised: int = 0
     """Problems for which the reward raised, for their own answer or for an empty one."""
+    parts: tuple[tuple[str, float], ...] = ()
+    """Mean of each part for the problems' own answers, without its weight. Empty if the reward has one part."""
+    least: tuple[str, float] | None = None
+    """The answer that got least where the reward has parts, with what it got. None if all got the same."""
     less: tuple[tuple[str, float], ...] = ()
     """The first problems' answers that got less than 1, with what they got."""
     form: tuple[str, float] | None = None
@@ -65,6 +69,8 @@ class ReferenceScores(Report):
     """How often the reward raised for answers that are wrong or long, and the first error. None if it did not."""
     unsteady: tuple[float, float] | None = None
     """Two rewards of one answer to one problem. None if none differed."""
+    drawing: tuple[str, ...] = ()
+    """Parts of the reward that differed then."""
 
     @property
     def is_unknown(self) -> bool:
@@ -92,7 +98,15 @@ class ReferenceScores(Report):
         )
         raised = f"; raised for {self.raised} of {self.num_problems}: {self.error}" if self.raised else ""
         form = f", {number(self.form[1])} for {self.form[0]!r}" if self.form and self.form[1] > 0 else ""
-        return f"{right} for the problem's answer{form}, {empty} for an empty one, in {scored}{raised}"
+        return (
+            f"{right} for the problem's answer{self._by_parts()}{form}, {empty} for an empty one, in {scored}{raised}"
+        )
+
+    def _by_parts(self) -> str:
+        if not self.parts:
+            return ""
+        least = f"; {number(self.least[1])} for {self.least[0]!r}" if self.least else ""
+        return f" ({', '.join(f'{name} {number(mean)}' for name, mean in self.parts)}{least})"
 
     def doubts(self) -> Iterator[str]:
         """Yield what people should look at before they start, and what to do."""
@@ -134,9 +148,11 @@ class ReferenceScores(Report):
                 "learns to say nothing if that is rewarded as much"
             )
         if self.unsteady is not None:
+            by = f" by {' and '.join(self.drawing)}" if self.drawing else ""
             yield (
-                f"the same answer got {' and '.join(map(number, self.unsteady))} when scored twice; one that draws, "
-                "or keeps something between calls, gives other verdicts after a restart and in each scoring process"
+                f"the same answer got {' and '.join(map(number, self.unsteady))} when scored twice{by}; one that "
+                "draws, or keeps something between calls, gives other verdicts after a restart and in each scoring "
+                "process"
             )
         yield from (hack.to_text() for hack in self.hacks)
 
@@ -173,8 +189,8 @@ class _Scoring:
         self._formed: list[tuple[str, list[float | None]]] = []
         """Forms of the answers, with their rewards."""
         self._hacks: list[Hack] = []
-        self._again: list[float | None] = []
-        """Rewards of the problems' own answers, scored once more."""
+        self._again: list[object] = []
+        """Scores of the problems' own answers, scored once more."""
         self._wrong: list[BaseException] = []
         """Errors of answers that are neither right nor empty."""
 
@@ -205,7 +221,7 @@ class _Scoring:
             best = max([best, *self._formed], key=lambda one: _mean(one[1]) or 0.0)
         form, rewards = best
         self._hacks.extend(find_hacks(self._said_to, self._asked, rewards, _rewards(self._empty), form))
-        self._again = _rewards(self._score_all(right))
+        self._again = self._score_all(right)
 
     def _score_all(self, items: Sequence[RewardInput]) -> list[object]:
         return [
@@ -226,12 +242,16 @@ class _Scoring:
                 num_problems=num_problems, have_answers=have_answers, error=f"no answer within {LIMIT_S:g} s"
             )
         right, empty, formed = _rewards(self._right), _rewards(self._empty), list(self._formed)
+        again, parts = _rewards(self._again), _parts(self._right)
+        unsteady = next(_unequal(right, again), None) if again else None
         error = next((one for one in (*self._right, *self._empty) if isinstance(one, BaseException)), None)
         return ReferenceScores(
             num_problems=num_problems,
             have_answers=have_answers,
             reference=_mean(right) if have_answers else None,
             empty=_mean(empty),
+            parts=parts if have_answers else (),
+            least=_least(self._asked, right) if parts and have_answers and unsteady is None else None,
             less=_less_than_one(self._asked, right) if have_answers else (),
             raised=sum(None in pair for pair in zip(right, empty, strict=True)),
             form=max(
@@ -241,7 +261,8 @@ class _Scoring:
             ),
             hacks=tuple(self._hacks),
             elsewhere=(len(self._wrong), _told(self._wrong[0])) if self._wrong else None,
-            unsteady=next(_unequal(right, self._again), None) if self._again else None,
+            unsteady=unsteady,
+            drawing=_drawing(self._right, self._again) if unsteady and parts else (),
             error="" if error is None else _told(error),
         )
 
@@ -250,6 +271,29 @@ def _unequal(once: Sequence[float | None], again: Sequence[float | None]) -> Ite
     for a, b in zip(once, again, strict=True):
         if a is not None and b is not None and a != b:
             yield a, b
+
+
+def _parts(scored: Sequence[object]) -> tuple[tuple[str, float], ...]:
+    """Return the means of the parts; empty if there is but one."""
+    scores = [one for one in scored if isinstance(one, Score)]
+    names = list(dict.fromkeys(name for one in scores for name in one.parts))
+    means = ((name, _mean([one.parts.get(name) for one in scores]) or 0.0) for name in names)
+    return tuple(means) if len(names) > 1 else ()
+
+
+def _drawing(once: Sequence[object], again: Sequence[object]) -> tuple[str, ...]:
+    pairs = [
+        (a.parts, b.parts) for a, b in zip(once, again, strict=True) if isinstance(a, Score) and isinstance(b, Score)
+    ]
+    return tuple(dict.fromkeys(name for a, b in pairs for name in a if a[name] != b.get(name)))
+
+
+def _least(asked: Sequence[Problem], rewards: Sequence[float | None]) -> tuple[str, float] | None:
+    found = [(reward, problem) for problem, reward in zip(asked, rewards, strict=True) if reward is not None]
+    if len({reward for reward, _ in found}) < 2:
+        return None
+    reward, problem = min(found, key=lambda one: one[0])
+    return shorten(problem.answer or "", 40, placeholder="..."), reward
 
 
 def _told(error: BaseException) -> str:

@@ -350,7 +350,7 @@ class Origin(Report):
     run: str
     """Folder of the other run."""
     versions: tuple[int, int] | None
-    """Batches between these versions are trained here. None: the rollouts were scored again."""
+    """Batches between these versions are trained here. None: the rollouts were scored again, or decided anew."""
     changed: tuple[str, ...]
     """`key before -> after` for each setting that differs from the other run."""
 
@@ -359,11 +359,16 @@ class Origin(Report):
         """Return the name of the other run."""
         return Path(self.run).name
 
+    is_scored: bool = True
+    """Whether the rollouts have new verdicts here. False: their batches are made anew."""
+
     @property
     def how(self) -> str:
         """Return in words how its records are used here."""
         if self.versions is None:
-            return "its rollouts, scored again"
+            return (
+                "its rollouts, scored again" if self.is_scored else "its rollouts by their own verdicts, batched anew"
+            )
         return f"its batches from version {self.versions[0]} to {self.versions[1]}"
 
 
@@ -371,10 +376,12 @@ def origin_of(config: RunConfig, manifest: RunManifest | None) -> Origin | None:
     """Return the source of the run's records; None if the run sampled its rollouts itself."""
     if config.run.imported_from is None:
         return None
+    changed = () if manifest is None else manifest.changed
     return Origin(
         run=config.run.imported_from,
         versions=config.run.imported_versions,
-        changed=() if manifest is None else manifest.changed,
+        changed=changed,
+        is_scored=config.verifier.count > 0 or any(line.startswith("verdicts of the scorer ") for line in changed),
     )
 
 

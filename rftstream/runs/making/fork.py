@@ -66,7 +66,7 @@ def derive_for_groups(source: OpenRun, folder: RunFolder, sets: Sequence[str], *
     if config.stages:
         raise ConfigError(
             f"stages: {made} are trained on as they come, expected a run without stages; add --set stages=[] --set "
-            "trainer.algorithm=NAME"
+            "run.steps=NUMBER --set trainer.algorithm=NAME"
         )
     return config
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -182,6 +184,34 @@ def test_phases(lags: dict[str, int], num_loaded: int | None, version: int, expe
         curve.absorb(replace(step(number, 0.5), weights_digest="sha256:0"))
     found = find_phases(curve, lags, steps=10, workers=6, num_loaded=num_loaded)
     assert [f"{phase.name} {phase.text}" for phase in found] == expected
+
+
+@each(
+    "rollouts, expected",
+    [
+        (4, ["scoring 8 of 12 sampled ones", "training step 0 of 10"]),
+        (0, ["batching 8 recorded rollouts left", "training step 0 of 10"]),
+    ],
+)
+def test_nobody_samples_where_another_run_did(rollouts: int, expected: list[str]) -> None:
+    lags = {"tasks": 0, "rollouts": rollouts, "verified": 8}
+    found = find_phases(Curve(), lags, steps=10, workers=6, num_loaded=None, imported=True)
+    assert [f"{phase.name} {phase.text}" for phase in found] == expected
+
+
+def test_code_that_is_edited_while_the_run_goes_on_is_said_once(scene: Scene, tmp_path: Path) -> None:
+    reward, folder = tmp_path / "my_reward.py", RunFolder(tmp_path / "r")
+    folder.modules_file.parent.mkdir(exist_ok=True)
+    folder.modules_file.write_text(json.dumps({"my_reward": {"file": str(reward), "sha256": sha256(b"a").hexdigest()}}))
+    out = io.StringIO()
+    view = progress.PlainProgress(scene.watch, out)
+    for code, times in ((b"a", 0), (b"b", 1), (b"b", 1), (b"a", 1), (b"c", 2)):
+        reward.write_bytes(code)
+        scene.watch._lag_at = view._next_at = 0.0
+        view.update(scene.observer.poll())
+        told = [line for line in out.getvalue().splitlines() if line.startswith("edited: my_reward in ")]
+        assert len(told) == times and all("`rftstream resume` take it" in line for line in told)
+        assert ("my_reward in " in live_text(scene)) == (code != b"a")
 
 
 def test_a_sample_is_shown_once_and_an_open_studio_is_named(scene: Scene) -> None:

@@ -6,11 +6,27 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from rftstream.launch.sessions.rescore import say_same
+from rftstream.launch.sessions.rescore import say_other_problems, say_same
 from rftstream.runs.folder import OpenRun, RunFolder, create_log
+from rftstream.runs.manifest import make_manifest
 from rftstream.transport.embedded.transport import EmbeddedTransport
 from tests.configs import small_run
 from tests.unit.synthetic import SyntheticLog, verified
+
+
+def test_problems_that_were_mended_are_not_what_rollouts_are_scored_by(tmp_path: Path) -> None:
+    config = small_run(transport={"partitions": 2})
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    with closing(EmbeddedTransport(folder.log)) as transport:
+        create_log(transport, config)
+        then = {"model": "a", "taskset.sums": "1", "taskset.same": "1"}
+        SyntheticLog(transport).put("control", make_manifest(config, "run", then, 0.0))
+        run, said = OpenRun(folder, config, transport), list[str]()
+        say_other_problems(run, {**then, "model": "b", "taskset.late": "1"}, said.append)
+        assert said == []
+        say_other_problems(run, {**then, "taskset.sums": "2"}, said.append)
+        assert len(said) == 1 and said[0].startswith("sums: its data has changed since run began, but rollouts are ")
 
 
 def test_nothing_can_change_only_where_the_scorer_has_scored_all(tmp_path: Path) -> None:

@@ -195,3 +195,25 @@ def test_right_answers_that_no_completion_has_room_for(tmp_path: Path) -> None:
         sections = {"sampling": {"max_tokens": most}, "tasksets": {"rows": {"source": "jsonl:rows.jsonl"}}}
         found = check(loader.from_dict({**RUN_FILE, **sections, "base": str(tmp_path)}))
         assert [one for one in found.warnings if "more tokens" in one] == said
+
+
+def test_rewards_of_several_parts_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_part_rewards.py").write_text(
+        "SEEN = []\n"
+        "def same(completion, answer):\n    return float(completion == answer)\n\n"
+        "def digits(completion):\n    return float(completion.isdecimal())\n\n"
+        "def drawn(completion):\n    SEEN.append(1)\n    return len(SEEN) / 1000\n"
+    )
+    rows = [{"prompt": "abc", "answer": "3"}] * 3 + [{"prompt": "abc", "answer": "3.0"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    same, digits, drawn = ({"name": f"own_part_rewards:{name}"} for name in ("same", "digits", "drawn"))
+    for reward, said, doubts in (
+        ([same, {**digits, "weight": 0.5}], "1.375 for the problem's answer (same 1, digits 0.750; 1 for '3.0')", []),
+        ([same, digits, drawn], "(same 1, digits 0.750, drawn 0.0", ["when scored twice by drawn; one that draws"]),
+    ):
+        taskset = {"source": "jsonl:rows.jsonl", "reward": reward}
+        found = check(loader.from_dict({**RUN_FILE, "tasksets": {"rows": taskset}, "base": str(tmp_path)}))
+        assert said in found.to_short_text()
+        unsteady = [one for one in found.warnings if "when scored twice" in one]
+        assert len(unsteady) == len(doubts) and all(said in one for said, one in zip(doubts, unsteady, strict=True))

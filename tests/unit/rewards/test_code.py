@@ -279,7 +279,7 @@ def test_check_runs_the_reference_solutions_and_hints_at_a_tolerance() -> None:
     found = check_columns("tasksets.t", reward, SimpleNamespace(problem=problems.__getitem__), len(problems))  # type: ignore[arg-type]
     assert len(found) == 2
     assert "the outputs of 1 of 5 problems hold decimals" in found[0]
-    assert "in 1 of 4 problems tried; the first is problem 1: reward 0 (failed_wrong)" in found[1]
+    assert "in 1 of 4 problems tried; the first is problem 1: reward 0 (failed_wrong); are" in found[1]
 
 
 @each(
