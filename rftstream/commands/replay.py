@@ -42,7 +42,7 @@ SAY_EVERY_S = 5.0
     "rftstream replay runs/a --from 200 --algorithm my_losses:Reinforce --into runs/b --dry-run",
     "rftstream replay runs/a --pipeline stricter.toml --into runs/stricter",
     "rftstream replay runs/a --without feedback --into runs/mended",
-    "rftstream replay runs/a --pipeline a.toml --scorer newest --into runs/mended",
+    "rftstream replay runs/a --pipeline a.toml --scorer newest --algorithm topr --into runs/mended",
 )
 @run_argument
 @click.option(

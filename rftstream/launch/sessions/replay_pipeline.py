@@ -62,12 +62,19 @@ class PipelinePlan(Report):
     unscored: int = 0
     """Rollouts that are left out, since another version of the reward than the wanted one scored them."""
 
+    algorithm: str = ""
+    """Algorithm of the new run."""
+
     def to_text(self) -> str:
         """Return the plan as lines for a person."""
         lines = [f"{shown_path(Path(self.run_dir))}: all groups of {shown_path(Path(self.run))}, decided anew"]
         lines += [f"operator {line}" for line in self.operators] or ["no operators: every group is kept"]
         if self.unscored:
             lines.append(f"without {plural(self.unscored, 'rollout')} that another version of the reward scored")
+            if self.algorithm == "grpo":
+                lines.append(
+                    "better with --algorithm topr: later versions sampled what is left, which grpo learns little of"
+                )
         others = [line for line in self.changed if not OF_PIPELINE.match(line)]
         return "\n".join([*lines, *(f"changed: {line}" for line in others)])
 
@@ -102,6 +109,7 @@ class PipelineReplay:
             operators=tuple(f"{place.where}: {place.name}" for place in places),
             changed=differences(self._source, self.config),
             unscored=len(self._unscored),
+            algorithm=self.config.trainer.algorithm,
         )
 
     def _configure(self, file: Path, sets: Sequence[str]) -> RunConfig:

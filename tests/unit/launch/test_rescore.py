@@ -1,4 +1,4 @@
-"""What a rescore says before it scores."""
+"""What a rescore, and a replay without some verdicts, say before they begin."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from rftstream.launch.sessions.replay_pipeline import PipelinePlan
 from rftstream.launch.sessions.rescore import say_other_problems, say_same
 from rftstream.runs.folder import OpenRun, RunFolder, create_log
 from rftstream.runs.manifest import make_manifest
@@ -48,3 +49,9 @@ def test_nothing_can_change_only_where_the_scorer_has_scored_all(tmp_path: Path)
         for scorer in ("exact 1", "exact 2"):
             say_same(run, {"sums": scorer}, said.append)
         assert len(said) == 1, "the other version's rewards change"
+
+
+def test_a_plan_without_what_another_scorer_judged_names_the_algorithm_for_what_is_left() -> None:
+    for unscored, algorithm, is_advised in ((8, "grpo", True), (8, "topr", False), (0, "grpo", False)):
+        plan = PipelinePlan(run="/a", run_dir="/b", operators=(), changed=(), unscored=unscored, algorithm=algorithm)
+        assert ("better with --algorithm topr" in plan.to_text()) == is_advised
