@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rftstream.errors import ConfigError
+
 
 def plain_values(value: Any, like: Any = None) -> Any:
     """Return a config, or a part of one, as maps, lists and values without None. `like` is the map of an earlier file
@@ -28,7 +30,10 @@ def plain_values(value: Any, like: Any = None) -> Any:
 
 
 def toml_value(value: Any) -> str:
-    """Return a value in TOML, in one line."""
+    """Return a value in TOML, in one line. A function or a class is written as its name, `module:Name`; ConfigError if
+    it has none that another process could import."""
+    if callable(value):
+        return toml_value(_import_name(value))
     if isinstance(value, Mapping):
         inner = ", ".join(f"{_key(str(name))} = {toml_value(one)}" for name, one in value.items())
         return f"{{ {inner} }}" if inner else "{}"
@@ -37,6 +42,17 @@ def toml_value(value: Any) -> str:
     if isinstance(value, (bool, str, Path)):
         return json.dumps(value if isinstance(value, bool) else str(value), ensure_ascii=False)
     return repr(value)
+
+
+def _import_name(value: Any) -> str:
+    module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+    if module in ("", "__main__") or not name.isidentifier():
+        last = name.rpartition(".")[2]
+        raise ConfigError(
+            f"got {name or repr(value)} itself, which the run's own processes cannot import; write it into a module "
+            f"beside the run file, and name it: 'my_module:{last if last.isidentifier() else 'name'}'"
+        )
+    return f"{module}:{name}"
 
 
 def _default(item: dataclasses.Field[Any]) -> Any:

@@ -108,10 +108,17 @@ def run(
 
 
 def as_sets(given: Settings) -> list[str]:
-    """Return settings as --set takes them; None takes one away."""
+    """Return settings as --set takes them; None takes one away. ConfigError for a function that no module defines."""
     if isinstance(given, Mapping):
-        return [f"{name}={loader.UNSET_WORD if value is None else toml_value(value)}" for name, value in given.items()]
+        return [f"{name}={_written(name, value)}" for name, value in given.items()]
     return list(given)
+
+
+def _written(name: str, value: Any) -> str:
+    try:
+        return loader.UNSET_WORD if value is None else toml_value(value)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def resume(

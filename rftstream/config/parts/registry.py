@@ -296,7 +296,7 @@ def import_path(path: str, *, what: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         near = difflib.get_close_matches(error.name or "", [one.name for one in pkgutil.iter_modules()], 1, 0.8)
-        where = f"did you mean {near[0]}?" if near else "is it installed, or in the folder of the run file?"
+        where = f"did you mean {near[0]}?" if near else "is it installed, beside the run file, or in this folder?"
         if module_name.endswith(".py"):
             where = f"a module has no ending: {module_name.removesuffix('.py')}:{name}"
         raise ConfigError(f"{what}: cannot import {path!r}: no module named {error.name!r}; {where}") from None

@@ -58,8 +58,13 @@ def phases_of(watch: Watch) -> list[PhaseLine]:
 
 def rate_parts(rates: Rates) -> list[str]:
     """Return the rates as words, each with its unit."""
-    rollouts = [f"{rates.rollouts_per_s:.0f} rollouts/s"] if rates.rollouts_per_s else []
-    return [*rollouts, f"{rates.tokens_per_s:.0f} trained tokens/s", f"{rates.steps_per_s * 60:.1f} steps/min"]
+    rollouts = [f"{_shown(rates.rollouts_per_s)} rollouts/s"] if rates.rollouts_per_s else []
+    tokens = f"{_shown(rates.tokens_per_s)} trained tokens/s"
+    return [*rollouts, tokens, f"{rates.steps_per_s * 60:.1f} steps/min"]
+
+
+def _shown(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def evaluation_line(result: EvalResult) -> str:

@@ -108,7 +108,7 @@ def check(config: RunConfig, doing: Callable[[str], None] = lambda phase: None) 
                 line.trained = sum(asked in trained for asked in line.asked or ())
         with collect("experts"):
             report.demonstrations = demonstrations_line(
-                config, report.model, rendering.show if rendering is not None else str
+                config, report.model, rendering.text if rendering is not None else str
             )
         doing("memory, disk and time")
         with collect("disk"):
@@ -310,7 +310,8 @@ def _measure(
         line.num_rendered += 1
         if rendering.unknown in token_ids:
             line.unknown.append(index)
-        line.longest = max(line.longest, length)
+        if context is None or length < context or too_long == "truncate":
+            line.longest = max(line.longest, length)
         if context is None or length < context:
             continue
         line.too_long += 1
@@ -432,7 +433,12 @@ class Rendering:
     def prompt(self, messages: tuple[ChatMessage, ...], tools: Sequence[Mapping[str, Any]]) -> Prompt:
         """Render the messages as a prompt, with the text of each token."""
         token_ids = self.renderer.render(messages, tools)
-        return Prompt(messages=messages, token_ids=token_ids, pieces=tuple(map(self.show, token_ids)))
+        pieces = tuple(map(self.show, token_ids))
+        return Prompt(messages=messages, token_ids=token_ids, pieces=pieces, text=self.text(token_ids))
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return tokens as one text. A character may take several tokens."""
+        return joined(self.renderer.pieces(token_ids))
 
     def show(self, token: int) -> str:
         """Return a token as text, or its id in angle brackets if it has no text."""

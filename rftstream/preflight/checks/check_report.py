@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -26,8 +26,8 @@ from rftstream.queries.records.shown import LINE_END
 from rftstream.runs.modules import OwnModule
 from rftstream.runs.writes.load_demonstrations import Loaded, check_demonstrations, look_at_demonstrations
 
-Show = Callable[[int], str]
-"""Function that returns the text of a token."""
+Show = Callable[[Sequence[int]], str]
+"""Function that returns the text of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def demonstrations_line(config: RunConfig, spec: ModelSpec | None, show: Show) -
 def _parts(segment: Segment, show: Show) -> list[tuple[bool, str]]:
     pairs = zip(segment.loss_mask.numpy().tolist(), segment.token_ids.numpy().tolist(), strict=True)
     runs = groupby(pairs, lambda pair: pair[0])
-    return [(bool(learned), "".join(show(token) for _, token in some)) for learned, some in runs]
+    return [(bool(learned), show([token for _, token in some])) for learned, some in runs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +96,7 @@ class Prompt(Report):
     messages: tuple[ChatMessage, ...]
     token_ids: tuple[int, ...]
     pieces: tuple[str, ...]
+    text: str
     """Text of each token."""
 
     @property
@@ -131,7 +132,7 @@ class TasksetLine(Report):
     grows: bool = False
     """Whether problems join during the run. Then there are none to check before it."""
     longest: int = 0
-    """Tokens of the longest rendered prompt."""
+    """Tokens of the longest rendered prompt, of those that are not left out."""
     num_rendered: int = 0
     """Number of rendered prompts: all, or the first ones and those that may have a problem."""
     too_long: int = 0
@@ -274,7 +275,7 @@ def _abridged(text: str) -> str:
 def _seen_lines(line: TasksetLine) -> list[str]:
     if line.first is None or line.kind == "evaluation":
         return []
-    text = _abridged("".join(line.first.pieces).replace("\n", LINE_END))
+    text = _abridged(line.first.text.replace("\n", LINE_END))
     lines = [f"  the model sees, {plural(line.first.num_tokens, 'token')}: {text}"]
     if line.replied:
         lines.append(f"  the environment replies: {line.replied}")

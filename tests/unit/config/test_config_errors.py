@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,12 @@ def test_a_setting_that_is_taken_away_has_its_default_again(tmp_path: Path) -> N
     )
     assert (config.verifier.tries, config.verifier.group_timeout_s) == (3, None)
     assert load([file], sets=as_sets({"verifier.tries": None}), env={}).verifier.tries == 3
+    assert as_sets({"a.reward": [{"name": as_sets}]}) == ['a.reward=[{ name = "rftstream.launch.start:as_sets" }]']
+    for unnamed in (lambda: None, partial(load), type("Own", (), {"__module__": "__main__"})):
+        with pytest.raises(
+            ConfigError, match=r"^a.reward: got .* itself, which the run's own processes cannot import; write it"
+        ):
+            as_sets({"a.reward": unnamed})
     assert load([file], env={"RFTSTREAM__VERIFIER__TRIES": "unset"}).verifier.tries == 3
     assert load([file], sets=['run.name="unset"'], env={}).run.name == "unset"
     untouched = load(

@@ -26,7 +26,7 @@ from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.launch.display import progress
 from rftstream.launch.display.live_progress import LiveProgress, live_view
 from rftstream.launch.display.phases import find_phases
-from rftstream.launch.display.progress_text import SPARKLINE_WIDTH, sparkline, status_line
+from rftstream.launch.display.progress_text import SPARKLINE_WIDTH, rate_parts, sparkline, status_line
 from rftstream.launch.processes import WorkerCommand
 from rftstream.launch.supervisor import Slot
 from rftstream.launch.watch import Watch
@@ -359,6 +359,8 @@ def test_a_step_that_takes_minutes_has_rates_too_but_none_from_before_the_run_wa
         if version < 3:
             assert scene.watch.seconds_left() is None, "one step since it goes on"
     assert scene.watch.seconds_left() == pytest.approx(7 * 200)
+    assert (rates := scene.watch.rates()) is not None
+    assert rate_parts(rates) == ["0.04 rollouts/s", "0.32 trained tokens/s", "0.3 steps/min"], "none is 0"
     scene.publish("steps", *(replace(step(v, 0.5), recorded_at=began + 300 + v) for v in range(4, 10)))
     scene.observer.poll()
     assert scene.watch.seconds_left() == pytest.approx(1.0, abs=0.5), "the fast ones of the last minute"
