@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rftstream.data.tasksets.columns import TableRow
+from rftstream.data.tasksets.columns import TableRow, read_chat
 from rftstream.data.tasksets.rows import RowReader, are_enough
 from rftstream.errors import ConfigError, importing
 
@@ -103,7 +103,7 @@ class ArrowRows:
             chat = columns.chat_path(names)
             if chat in names and batch.column(chat).null_count:
                 row = self._num_rows - start + batch.column(chat).is_null().index(True).as_py()
-                raise ConfigError(f"{path}: row {row}: the prompt is a null, expected a text or a list of messages")
+                read_chat(None, f"{path}: row {row}")  # refuses it
             if store is None or not store.schema.equals(batch.schema):
                 if store is not None:
                     store.finish()

@@ -249,7 +249,8 @@ def read_chat(
         return (ChatMessage(role=role, content=chat),)
     if not isinstance(chat, list) or not chat:
         found = "an empty list" if chat == [] else a_kind(chat)
-        raise ConfigError(f"{where}: the {what} is {found}, expected a text or a list of messages")
+        leave = "; fill it, or leave the row out" if chat is None else ""
+        raise ConfigError(f"{where}: the {what} is {found}, expected a text or a list of messages{leave}")
     return tuple(
         _message(one, f"{where}: message {place} of the {what}", images=images) for place, one in enumerate(chat)
     )

@@ -343,8 +343,9 @@ def _stage_row(stage: Stage) -> tuple[str, ...]:
 
 
 def _taskset_lines(line: TasksetLine) -> list[str]:
-    count = "problems join it while the run goes on" if line.grows else plural(line.problems, "problem")
-    head = f"{line.kind} {line.name}: {line.source}, {count}, reward {line.reward}"
+    count = "problems join it while the run goes on, " if line.grows else f"{plural(line.problems, 'problem')}, "
+    opened = count if line.grows or line.problems else ""  # the error tells of one that does not open
+    head = f"{line.kind} {line.name}: {line.source}, {opened}reward {line.reward}"
     if line.trained:
         head += f"; {'all' if line.trained >= line.problems else f'{line.trained:,}'} of them are trained on, too"
     if line.first is None:

@@ -341,7 +341,10 @@ def test_prompts_that_are_none(tmp_path: Path, prompt: Any, text: str) -> None:
 def test_a_null_prompt_is_found_at_once_and_other_bad_rows_when_they_come(tmp_path: Path) -> None:
     rows = prompts(700)
     rows[600]["prompt"] = None
-    assert "x.parquet: row 600: the prompt is a null" in refusal(parquet(tmp_path / "x.parquet", rows))
+    said = (
+        "x.parquet: row 600: the prompt is a null, expected a text or a list of messages; fill it, or leave the row out"
+    )
+    assert said in refusal(parquet(tmp_path / "x.parquet", rows))
     chats: list[dict[str, Any]] = [{"prompt": [{"role": "user", "content": "a"}]} for _ in range(5)]
     chats[3]["prompt"] = []
     taskset = open_source(parquet(tmp_path / "y.parquet", chats))

@@ -401,9 +401,9 @@ def test_a_missing_model_does_not_hide_the_rest(write: Write) -> None:
 
 
 def test_what_is_misspelt_is_said_the_right_way_round(write: Write, tmp_path: Path) -> None:
-    report = check(write(trainer__algorithm="gpro", algorithms__grpo={}))
+    report = check(write(trainer__algorithm="gpro", algorithms__grpo={}, tasksets__train__source="jsonl:trian.jsonl"))
     assert "algorithms.grpo: nothing uses it; the run uses 'gpro'; is that misspelt?" in report.warnings
-    assert "did you mean train.jsonl?" in errors(write(tasksets__train__source="jsonl:trian.jsonl"))
+    assert "did you mean train.jsonl?" in (text := report.to_short_text()) and "0 problems" not in text
     config = write(tasksets__train__columns={"prompt": "question"})
     (tmp_path / "train.jsonl").write_text('{"problem": "1+1=", "solution": "2"}')
     assert "found problem, solution; did you mean 'problem'?; set" in errors(config)
