@@ -42,6 +42,7 @@ from rftstream.runs.folder import (
     candidates,
     check_store_is_reached,
     lies_in_folder,
+    names_on_log,
     open_transport,
     read_config,
 )
@@ -395,7 +396,6 @@ def join(
 
     StoppedError if a signal comes first.
     """
-
     if run_dir is None and len(files) == 1 and RunFolder(files[0].parent).lock_file.is_file():
         run_dir = files[0].parent  # the run's own config.toml means this run, not a run of the file
 
@@ -423,8 +423,9 @@ def _sought(files: Sequence[Path]) -> str:
 def _newest_open_run(config: RunConfig, role: str) -> tuple[RunConfig, RunFolder] | None:
     """Return the newest run that has not finished. After a finished run a new one is about to start. A run that was
     started on another host is joined with the run file here as its config."""
-    folders = candidates(config, user=role)
-    if not folders:
+    if not (folders := candidates(config, user=role)):
+        if names := names_on_log(config, user=role):
+            raise TransportError(f"none is called {config.run.name!r}; runs there: {', '.join(sorted(names)[:8])}")
         return None
     newest = folders[-1]
     ours = read_config(newest) if newest.exists() else config

@@ -76,9 +76,9 @@ class DoctorReport(Report):
         lines: list[str] = []
         for finding, line in zip(findings, columns(rows, left=3), strict=True):
             lines.append(line)
-            if finding.level is not Level.ok:
-                wanted = f"wanted: {finding.wanted}" if finding.wanted else ""
-                lines.append(f"         {'; '.join(filter(None, (wanted, finding.todo)))}")
+            wanted = f"wanted: {finding.wanted}" if finding.wanted else ""
+            if finding.level is not Level.ok and (advice := "; ".join(filter(None, (wanted, finding.todo)))):
+                lines.append(f"         {advice}")
         warnings = sum(finding.level is Level.warning for finding in self.findings)
         verdict = plural(len(self.problems), "problem") if self.problems else "no problems"
         return "\n".join([*lines, "", f"{verdict}, {plural(warnings, 'warning')}"])

@@ -274,7 +274,7 @@ def find_run(run: str | Path, layers: Sequence[Path] = ()) -> tuple[RunFolder, R
     config = loader.load([path, *layers])
     folders = candidates(config)
     if not folders:
-        there = "" if lies_in_folder(config) else f" nor at {config.transport.servers}"
+        there = "" if lies_in_folder(config) else f" nor {config.run.name!r} at {config.transport.servers}"
         there = f"{Path(config.base) / config.run.folder}{there}"
         raise ConfigError(f"{path}: no run of it yet under {there}; start one with `rftstream run`, or name its folder")
     return folders[-1], read_config(folders[-1]) if folders[-1].exists() else config

@@ -288,6 +288,7 @@ class WeightsFollower:
     def _load(self, anchor: WeightsAnnounced) -> ServedState:
         where = f"weights {text_of(anchor.name)} ({anchor.object})"
         self._state = self._held = None  # free it before the next one is read
+        logger.info("reads the full snapshot of version %s, %s", text_of(anchor.name), f"{anchor.num_bytes:,} bytes")
         changing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         allocate: Allocate = own_memory
         if self._memory is not None:

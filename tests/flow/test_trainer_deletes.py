@@ -110,6 +110,17 @@ def test_damaged_ones_are_passed_over_and_without_any_it_says_what_is_missing(tm
         RoleDriver(scene, "trainer").work()
 
 
+def test_a_store_that_lacks_all_checkpoints_is_told_from_a_run_that_has_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING")
+    scene = scene_of(tmp_path, retention=None)
+    for one in [*scene.store.list("checkpoints/")]:
+        del scene.store.objects[one]
+    RoleDriver(scene, "trainer").work()
+    assert "none of the checkpoints 1/6, 1/8 is in the store" in caplog.text
+
+
 @pytest.mark.law("replay")
 def test_replay_says_from_which_version_it_can_begin(tmp_path: Path) -> None:
     scene = scene_of(tmp_path)

@@ -240,7 +240,7 @@ def _suggest_key(key: str, target: Any, root: Any) -> str:
     here = dict.fromkeys(one.rpartition(".")[2] for one in meant)
     if here and all(one in known for one in here):
         return f"did you mean {' or '.join(map(repr, here))}?"
-    if meant:
+    if meant and not difflib.get_close_matches(key, list(known), n=1, cutoff=0.9):
         return f"did you mean {' or '.join(meant)}?"
     return suggest(key, known)
 

@@ -83,7 +83,7 @@ class Movement:
     taken: int | None = None
     """The newest version of an explorer on this machine; None if no explorer reports one."""
     hosts: Mapping[str, str] = field(default_factory=dict)
-    """Single role -> another host that has it, whose worker may be alive."""
+    """Single role -> the host that has it, whose worker may be alive and does not answer here."""
     sampled: int | None = None
     """The newest version that sampled a token of the newest rollout. None: not looked up."""
 
@@ -241,6 +241,9 @@ def look_at_movement(
     if now - max(moved, default=-math.inf) >= STILL_AFTER_S:
         newest = newest_records(transport)
         moved += [record.timestamp_s for record in newest.values()]
+        for role, names in ({} if elsewhere is not None else hear_members(transport)).items():
+            asked = {worker.process for worker in workers}
+            alive[role] += sum(name.partition(" at ")[0] not in asked for name in names)
         batch = newest["batches"].number("batch_sequence") if "batches" in newest else None
         if batch is not None:
             waiting["batches"] = max(0, batch + 1 - (steps[-1].name.version if steps else 0))
@@ -311,7 +314,7 @@ class Elsewhere:
     silent_s: float
     """Seconds since the run's newest record. Below 0, its writer's clock is ahead of this machine's."""
     holders: Mapping[str, str]
-    """Single role -> the host other than this one that has it."""
+    """Single role -> the host that has it, where it is not known to be gone."""
     members: Mapping[str, Sequence[str]]
     """Role -> workers that share its work and whose heartbeats the log gets."""
     writes: bool = False
@@ -347,7 +350,7 @@ def look_elsewhere(control: ControlView, transport: Transport, now: float) -> El
     return Elsewhere(
         hosts=tuple(sorted(hosts)),
         silent_s=silent_s,
-        holders={role: host for role, (host, is_alive) in alive.items() if is_alive is None},
+        holders={role: host for role, (host, is_alive) in alive.items() if is_alive is not False},
         members=members,
         writes=silent_s >= STILL_AFTER_S and bool(members) and _gets_records(transport),
     )

@@ -194,7 +194,10 @@ class ObjectStore:
                 raise
             what = str(error) if isinstance(error, TriedInVain) else f"{type(error).__name__}: {error}"
             kind = self._files.kind_of(error)
-            raise kind(f"{self._place(name)}: {what}; is the store reachable, with room and rights?") from error
+            todo = "is the store reachable, with room and rights?"
+            if what.startswith("NoCredentialsError"):
+                todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what else boto finds"
+            raise kind(f"{self._place(name)}: {what}; {todo}") from error
 
     def _gone(self, name: str) -> WeightsGone:
         return WeightsGone(f"{self._place(name)}: no such object; it was deleted, or weights.store names another place")

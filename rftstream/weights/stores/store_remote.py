@@ -117,7 +117,8 @@ class RemoteFiles:
             options = {"use_listings_cache": False, **(_s3_options(timeout_s) if url.startswith("s3") else {})}
             self._fs, self._root = fsspec.core.url_to_fs(url, **options)
         except ImportError as error:
-            raise ConfigError(f"weights.store: {url!r} needs a package that is not installed: {error}") from None
+            hint = "; `rftstream doctor --install s3` brings it" if url.startswith("s3") else ""
+            raise ConfigError(f"weights.store: {url!r} needs a package that is not installed: {error}{hint}") from None
         except ValueError as error:
             raise ConfigError(f"weights.store: {url!r}: {error}; expected file://, s3:// or the like") from None
         self._has_answered = False

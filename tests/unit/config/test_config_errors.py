@@ -29,6 +29,7 @@ tasksets.sums = { source = "arithmetic", reward = "exact" }
         ("trainr.lr=1", r"^--set trainr: unknown section; did you mean 'trainer'\?$"),
         ("trainer.lrr=1", r"^--set trainer\.lrr: unknown key; did you mean 'lr'\?$"),
         ("feeder.grup_size=1", r"^--set feeder\.grup_size: unknown key; known: group_size, .* mean 'group_size'\?$"),
+        ("transport.server=x", r"^--set transport\.server: unknown key; .*did you mean 'servers'\?$"),
         ("trainer.learning_rate=1", r"^--set trainer\.learning_rate: unknown key; did you mean 'lr'\?$"),
         ("trainer.adam-beta1=1", r"^--set trainer\.adam-beta1: unknown key; did you mean 'adam_betas'\?$"),
         ("trainer.temperature=1", r"^--set trainer\.temperature: unknown key; did you mean sampling\.temperature\?$"),

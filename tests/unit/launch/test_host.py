@@ -216,7 +216,7 @@ def test_join_waits_until_there_is_a_run(run_file: Path, tmp_path: Path) -> None
 
 
 def test_join_takes_the_newest_run_that_is_not_finished(
-    run_file: Path, tmp_path: Path, restored_signals: object
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restored_signals: object
 ) -> None:
     config = loader.load([run_file])
     said: list[str] = []
@@ -239,6 +239,11 @@ def test_join_takes_the_newest_run_that_is_not_finished(
     transport.close()
     with pytest.raises(TransportError, match=r"waited 0\.1 s for a run of .* under .*/runs \(embedded log\)"):
         join()
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "names_on_log", lambda config, user: {"sums", "other"})
+        patch.setattr(host, "candidates", lambda config, user: [])
+        with pytest.raises(TransportError, match=r"\(none is called 'tiny'; runs there: other, sums\)"):
+            join()
     with first.held():
         assert join() == first, "somebody is just bringing it to its end"
     second = RunFolder(tmp_path / "runs" / "tiny-2")

@@ -202,12 +202,14 @@ def test_moments_in_eight_bits_without_their_package(config: RunConfig, monkeypa
 def test_s3_without_its_package(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)  # as if it were not installed
     monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)
-    refused_by_all(loader.replace(config, weights__store="s3://bucket/{run}"), "needs a package that is not installed")
+    refused_by_all(
+        loader.replace(config, weights__store="s3://bucket/{run}"), "`rftstream doctor --install s3` brings it"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "error", "text", "code"), [
-    ("without_keys", StoreRefused, "NoCredentialsError", 2), ("nowhere", StoreUnreachable, "given up after", 3),
+    ("without_keys", StoreRefused, "set AWS_ACCESS_KEY_ID", 2), ("nowhere", StoreUnreachable, "given up after", 3),
 ])  # fmt: skip
 def test_s3_without_keys_and_one_that_does_not_answer(
     config: RunConfig, request: pytest.FixtureRequest, place: str, error: type[RftError], text: str, code: int

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rftstream.config.loader import from_dict
 from rftstream.config.sections import RunConfig
-from rftstream.queries.state.standstill import Elsewhere, Movement, find_standstill, look_at_movement
+from rftstream.queries.state.standstill import Elsewhere, Movement, find_standstill, look_at_movement, look_elsewhere
 from rftstream.queries.state.workers import WorkerStatus
 from rftstream.transport.memory.transport import MemoryLog
 from tests.suite.each import each
@@ -166,6 +170,23 @@ def test_the_log_says_what_waits_for_the_trainer_and_which_version_sampled(log: 
         " no feeder is alive; no verifier is alive; no buffer is alive; the trainer has published version 1, explorers"
         " are at 0 for 15 min since there is a newer one"
     )
+
+
+def test_workers_of_other_hosts_count_and_those_asked_here_count_once(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = {"explorer": ["explorer-0 at 10.0.0.1", "explorer-B-0 at 10.0.0.2"]}
+    monkeypatch.setattr("rftstream.queries.state.standstill.hear_members", lambda transport: heard)
+    assert look(log, now=1000.0).alive["explorer"] == 2
+    assert look(log, worker("explorer"), now=1000.0).alive["explorer"] == 2
+
+
+def test_roles_that_a_process_of_this_host_holds_are_not_called_dead(log: Log) -> None:
+    claim = SimpleNamespace(host=socket.gethostname(), pid=os.getpid(), claimed_at=time.time())
+    found = look_elsewhere(SimpleNamespace(claims={"trainer": claim}), log.transport, 1000.0)  # type: ignore[arg-type]
+    assert found is not None and found.holders == {"trainer": claim.host}
+    waits = find_standstill(look(log, now=1000.0, elsewhere=found))
+    assert waits is not None and "no buffer is alive" in waits.to_text() and "no trainer" not in waits.to_text()
 
 
 def test_workers_say_which_version_they_have_and_whether_they_are_stuck(log: Log) -> None:

@@ -104,6 +104,9 @@ class Checkpoints:
             )
         if self.versions.any_recorded:
             why = "no usable checkpoint" if self._written else "no checkpoint yet (trainer.checkpoint_every)"
+            if not self._written and said is not None and said.checkpoints:
+                gone = ", ".join(f"{one.trainer_epoch}/{one.version}" for one in said.checkpoints)
+                why = f"none of the checkpoints {gone} is in the store (is weights.store another place now?)"
             log.warning("%s; training all recorded batches again from version 0", why)
         self.backend.begin_anew()
         return None
