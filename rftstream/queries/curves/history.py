@@ -17,12 +17,14 @@ from rftstream.contracts.versions import EvalResult, StepRecord, StepTotals, Ver
 from rftstream.queries.curves.coarse import Coarse
 from rftstream.queries.curves.reward_search import search_reward_changes
 from rftstream.queries.curves.setting_changes import SettingChange, find_setting_changes
-from rftstream.queries.formatting import plural
+from rftstream.queries.formatting import duration, plural
 from rftstream.runs.observer import num_averaged
 from rftstream.service.records import steps_glance
 from rftstream.service.role import Log
 from rftstream.weights.lineage import Lineage
 
+LONG_WAIT = 10.0
+"""Steps that a wait for a batch must outlast to be told."""
 NUM_SMOOTHED = 10
 """Number of steps in the mean beside the last reward."""
 LEAST_PAUSE_S = 60.0
@@ -55,8 +57,9 @@ class History:
     reached: int = 0
     """The newest version that any trainer had made: above `version` while batches are trained again."""
 
-    def speed_texts(self) -> list[str]:
-        """Return what the trainer did in the newest steps, as one sentence; nothing where no step tells."""
+    def speed_texts(self, waits_at: float | None = None) -> list[str]:
+        """Return what the trainer did in the newest steps, as one sentence; nothing where no step tells. `waits_at`:
+        the time now if the trainer has no batch, which is told if it lasts far longer than a step."""
         newest = [step.metrics for step in self.steps[-NUM_SMOOTHED:]]
         waited, trained, published = (
             sum(max(0.0, metrics.get(name, 0.0)) for metrics in newest) for name in ("wait_s", "step_s", "publish_s")
@@ -64,7 +67,10 @@ class History:
         if not (all_s := waited + trained + published):
             return []
         parts = f"waits for batches {waited / all_s:.0%} of its time, trains {trained / all_s:.0%}"
-        return [f"the trainer {parts}, publishes {published / all_s:.0%} (last {plural(len(newest), 'step')})"]
+        text = f"the trainer {parts}, publishes {published / all_s:.0%} (last {plural(len(newest), 'step')})"
+        if waits_at is not None and (idle_s := waits_at - self.steps[-1].recorded_at) > LONG_WAIT * all_s / len(newest):
+            text += f"; now it has had no batch for {duration(idle_s)}"
+        return [text]
 
     def seconds_left(self, num_steps: int | None) -> float | None:
         """Estimate the seconds until `num_steps` are done, by the newest steps; None if unknown."""

@@ -4,6 +4,7 @@ Each sign is a function of the history alone, as in `algorithms.reward_signs`. A
 
     truncated    a token limit ends most completions, and no fewer than at first
     no_signal    no step has had a learning signal yet, or none for some steps
+    collapsed    the reward, or else an evaluation, is far below what it was
     entropy      the policy says nearly the same each time, though some problems are not solved
     length       completions became much longer, and no better
     evaluation   an evaluation fell while the reward rose
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL, WARN_AFTER_STEPS, likely_cause
 from rftstream.algorithms.reward_changes import by_newest_scorer
@@ -43,8 +45,17 @@ CUT_RISE = 0.25
 """Rise of the share of truncated completions that no reward justifies."""
 FALL = 0.05
 """Fall of an evaluation's mean that is reported, if it exceeds chance."""
+COLLAPSED = 0.5
+"""Fall of the reward that is reported, as a share of its best; it must also exceed `SPREADS` standard deviations."""
+SPREADS = 0.75
 REWARD_ROSE = 0.02
 """Rise of the reward with which a fall of an evaluation is reported."""
+
+
+_BACK = (
+    "if a setting was changed there, such as trainer.lr, `rftstream resume RUN --set run.resume=VERSION --set ...` "
+    "goes back to an earlier checkpoint and takes better ones"
+)
 
 
 def find_training_signs(
@@ -56,6 +67,7 @@ def find_training_signs(
     return (
         *_truncated(steps),
         *_no_signal(steps, config),
+        *(tuple(_collapsed(steps)) or _collapsed_evaluations(evaluations, config)),
         *_entropy(steps),
         *_length(steps),
         *_evaluations(steps, evaluations, config),
@@ -82,6 +94,31 @@ def _no_signal(steps: Sequence[StepRecord], config: RunConfig) -> Iterator[Sign]
         )
 
 
+def _collapsed(steps: Sequence[StepRecord]) -> Iterator[Sign]:
+    steps = [step for step in steps if "reward" in step.metrics]
+    if len(steps) < 2 * LEAST_STEPS:
+        return
+    sums = list(accumulate((step.metrics["reward"] for step in steps), initial=0.0))
+    means = [(end - begin) / LEAST_STEPS for begin, end in zip(sums, sums[LEAST_STEPS:], strict=False)]
+    begin = max(range(len(means)), key=means.__getitem__)
+    best, last = means[begin], means[-1]
+    spread = max(step.metrics.get("reward_std", 0.0) for step in steps[begin : begin + LEAST_STEPS])
+    if best - last < max(COLLAPSED * abs(best), SPREADS * spread) or best == last:
+        return
+    at = next(step.name.version for step in reversed(steps) if step.metrics["reward"] > (best + last) / 2)
+    text = f"fell from {number(best)} to {number(last)}, most of it after version {at:,}; {_BACK}"
+    yield Sign("collapsed", "the reward", text)
+
+
+def _collapsed_evaluations(evaluations: Sequence[EvalResult], config: RunConfig) -> Iterator[Sign]:
+    """Yield the evaluations that collapsed. They are known where only the newest steps are."""
+    for name, best, newest, chance in _bests(evaluations, config):
+        then, now = best.metrics["mean"], newest.metrics["mean"]
+        if then - now >= max(COLLAPSED * abs(then), 2 * chance):
+            text = f"fell from {number(then)} at version {best.name.version:,} to {number(now)} at version "
+            yield Sign("collapsed", name, f"{text}{newest.name.version:,}; {_BACK}")
+
+
 def _entropy(steps: Sequence[StepRecord]) -> Iterator[Sign]:
     if (ends := _ends(steps, "entropy", "zero_variance_share", "reward", "reward_std")) is None:
         return
@@ -89,9 +126,9 @@ def _entropy(steps: Sequence[StepRecord]) -> Iterator[Sign]:
     fell = len(steps) >= LEAST_STEPS and last <= LOW_ENTROPY * first
     if fell and alike >= ALIKE and std >= UNEVEN * abs(reward):
         text = (
-            f"from {number(first)} to {number(last)} nats per token, and {alike:.0%} of the groups have equal rewards, "
-            "though not all problems are solved: what is not found by now will hardly be. A lower trainer.lr, a higher "
-            "entropy_coefficient of the algorithm or a larger feeder.group_size explores longer"
+            f"entropy went from {number(first)} to {number(last)} nats per token, and {alike:.0%} of the groups have "
+            "equal rewards, though not all problems are solved: what is not found by now will hardly be. A lower "
+            "trainer.lr, a higher entropy_coefficient of the algorithm or a larger feeder.group_size explores longer"
         )
         yield Sign("entropy", "the policy", text)
 
@@ -112,13 +149,8 @@ def _length(steps: Sequence[StepRecord]) -> Iterator[Sign]:
 
 def _evaluations(steps: Sequence[StepRecord], evaluations: Sequence[EvalResult], config: RunConfig) -> Iterator[Sign]:
     """Yield the evaluations that are below their best by more than chance although the reward rose."""
-    for name, section in config.evaluations.items():
-        results = by_newest_scorer([one for one in evaluations if one.evaluation == name and "mean" in one.metrics])
-        if section.canary or not results:
-            continue
-        best, newest = max(results, key=lambda result: result.metrics["mean"]), results[-1]
+    for name, best, newest, chance in _bests(evaluations, config):
         fell = best.metrics["mean"] - newest.metrics["mean"]
-        chance = 1 / math.sqrt(max(1, newest.num_tasks * newest.num_samples - newest.num_unscored))
         then, now = (_reward_at(steps, one.name.version) for one in (best, newest))
         if fell > max(FALL, chance) and then is not None and now is not None and now >= then + REWARD_ROSE:
             text = (
@@ -127,6 +159,16 @@ def _evaluations(steps: Sequence[StepRecord], evaluations: Sequence[EvalResult],
                 f"{number(then)} to {number(now)}"
             )
             yield Sign("evaluation", name, text)
+
+
+def _bests(evaluations: Sequence[EvalResult], config: RunConfig) -> Iterator[tuple[str, EvalResult, EvalResult, float]]:
+    """Yield each evaluation with its best and its newest result, and what chance changes."""
+    for name, section in config.evaluations.items():
+        results = by_newest_scorer([one for one in evaluations if one.evaluation == name and "mean" in one.metrics])
+        if section.canary or not results:
+            continue
+        best, newest = max(results, key=lambda result: result.metrics["mean"]), results[-1]
+        yield name, best, newest, 1 / math.sqrt(max(1, newest.num_tasks * newest.num_samples - newest.num_unscored))
 
 
 def _reward_at(steps: Sequence[StepRecord], version: int) -> float | None:

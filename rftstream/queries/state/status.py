@@ -217,8 +217,7 @@ class KnownFacts:
     """Facts about a run that its follower already has, so that `read_status` does not read them from the log."""
 
     live: bool
-    """Whether the run had a supervisor before `control` was read, so that a run that ends meanwhile does not count as
-    stopped."""
+    """Whether the run had a supervisor before `control` was read: one that ends meanwhile does not count as stopped."""
     control: ControlView
     """State of `control`, older than the facts below, so that for a finished run all its records are counted."""
     history: History
@@ -309,12 +308,12 @@ def _facts_of(run: OpenRun, log: Log, doing: Callable[[str], object]) -> KnownFa
     doing("control")
     live = run.folder.is_live()  # in this order: see `KnownFacts`
     control = read_control(run.transport, log=log)
-    doing("outcomes and batches")
-    outcomes = count_outcomes(log)
-    doing("dead letters")
-    dead = read_dead(log, now=time.time())
     doing("steps and evaluations")
     history = read_glance(log)
+    doing("outcomes and batches")
+    outcomes = count_outcomes(log)  # after the steps, whose groups it then has
+    doing("dead letters")
+    dead = read_dead(log, now=time.time())
     return KnownFacts(
         live=live,
         control=control,
@@ -335,7 +334,7 @@ def _facts_of(run: OpenRun, log: Log, doing: Callable[[str], object]) -> KnownFa
 
 
 def _text(status: Status, now: float) -> list[str]:
-    rows = [("state", _state_sentence(status)), *_troubles(status), *_training(status, now), *_flow(status)]
+    rows = [("state", _state_sentence(status)), *_troubles(status), *_training(status, now), *_flow(status, now)]
     claims = (
         (claim.role, claim.epoch, claim.process, claim.host, claim.pid, moment(claim.claimed_at))
         for claim in status.control.claims.values()
@@ -396,7 +395,7 @@ def _training(status: Status, now: float) -> Iterator[tuple[str, str]]:
     yield from (("best", one.to_text()) for one in status.best)
 
 
-def _flow(status: Status) -> Iterator[tuple[str, str]]:
+def _flow(status: Status, now: float) -> Iterator[tuple[str, str]]:
     yield "groups", listed(status.groups)
     yield from filtered_rows(status.groups, status.filtered)
     if status.left_out:
@@ -405,7 +404,8 @@ def _flow(status: Status) -> Iterator[tuple[str, str]]:
     yield from () if status.growing is None else status.growing.status_rows()
     bound = ("up to ", "; `rftstream audit` says what is pending") if any(status.lag.values()) else ("", "")
     yield "waiting", listed(status.lag, "on").join(bound)
-    yield from (("speed", text) for text in status.history.speed_texts())
+    waits = status.state == "running" and not status.lag.get("batches")
+    yield from (("speed", text) for text in status.history.speed_texts(now if waits else None))
     if status.lost:
         found = f"offsets {listed(status.lost, 'of')} were deleted, and not by the run"
         yield "lost", f"{found}: `rftstream topics list` shows settings"

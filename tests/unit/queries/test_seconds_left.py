@@ -17,7 +17,7 @@ def test_a_run_at_work_says_when_its_steps_will_be_done(tmp_path: Path) -> None:
     log.step(0, resumed=True)
     for version in (1, 2, 3):
         log.trained[version] = version
-        log.step(version, at=100.0 + version, metrics={"reward": 0.5})
+        log.step(version, at=100.0 + version, metrics={"reward": 0.5, "wait_s": 0.25, "step_s": 0.75})
     config = small_run(run={"name": "demo", "steps": 8})
     run = OpenRun(RunFolder(tmp_path), config, log.transport)
     assert read_status(run, now=104.0).seconds_left is None, "nobody is at work here"
@@ -25,6 +25,8 @@ def test_a_run_at_work_says_when_its_steps_will_be_done(tmp_path: Path) -> None:
         found = read_status(run, now=104.0)
         assert found.to_json()["seconds_left"] == found.seconds_left == 5.0
         assert "3 of 8, trainer epoch 1, recorded 1 s ago; some 5 s left\n" in found.to_text(104.0)
+        assert "no batch for" not in found.to_text(104.0)
+        assert "trains 75%, publishes 0% (last 3 steps); now it has had no batch for 47 s" in (found.to_text(150.0))
         assert read_status(run, now=999.0).seconds_left is None, "it stands still"
         log.put("control", RunState(state=DesiredState.paused, by="me", reason="lunch"))
         assert read_status(run, now=104.0).seconds_left is None

@@ -65,10 +65,28 @@ def found(*args: object) -> dict[str, Sign]:
         (steps(60, {**WELL, "length_mean": (100, 300)}), set()),
         (steps(60, {**WELL, "length_mean": (100, 300), "truncated_share": (0.0, 0.4)}), {"length"}),
         (steps(60, {**WELL, "truncated_share": (0.1, 0.8)}), {"truncated"}),
+        (steps(60, {**WELL, "reward": (0.97, 0.01), "reward_std": (0.2, 0.0)}), {"collapsed"}),
+        (steps(60, {"reward": (0.6, 0.4)}), set()),
+        (
+            steps(60, {"reward": (0.08, 0.0), "reward_std": (0.27, 0.0)}),
+            set(),
+        ),  # so rare a reward comes and goes
     ],
 )
 def test_signs_of_steps(run: list[StepRecord], kinds: set[str]) -> None:
     assert found(run, []).keys() == kinds
+
+
+def test_a_reward_that_collapsed_is_told_with_the_version() -> None:
+    run = [*steps(40, {"reward": (0.9, 0.9)}), *steps(60, {"reward": (0.0, 0.0)})[40:]]
+    text = found(run, [])["collapsed"].text
+    assert "fell from 0.900 to 0, most of it after version 40;" in text
+    assert "`rftstream resume RUN --set run.resume=VERSION --set ...`" in text
+    assert "collapsed" not in found(run[:42], []), "two steps may be chance"
+    glance, means = steps(3, {"reward": (0.0, 0.0)}), [0.1, 0.9, 0.2]
+    told = found(glance, results("held-out", means))["collapsed"]
+    assert told.text.startswith("fell from 0.900 at version 20 to 0.200 at version 40; ")
+    assert "collapsed" not in found(glance, results("held-out", means, num_tasks=4)), "of few samples it may be chance"
 
 
 @each(
