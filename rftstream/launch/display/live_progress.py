@@ -12,6 +12,7 @@ from rftstream.launch.display.phases import PhaseLine
 from rftstream.launch.display.progress_text import (
     SPARKLINE_WIDTH,
     evaluation_line,
+    paused_line,
     phases_of,
     rate_parts,
     sample_line,
@@ -100,6 +101,8 @@ def _live_rows(watch: Watch, width: int) -> list[tuple[str, Text | str]]:
         rows.append(("warning", Text(no_signal.to_text(), "yellow")))
     rows += [("look at", Text(f"{sign.subject or 'rewards'}: {sign.text}", "yellow")) for sign in watch.signs]
     rows += [("edited", Text(line, "yellow")) for line in watch.edited]
+    if (paused := paused_line(watch)) is not None:
+        rows.append(("warning", Text(paused, "yellow")))
     if watch.standstill is not None:
         rows.append(("warning", Text(watch.standstill.to_text(), "yellow")))
     rows += [("warning", Text(one.to_text(), "yellow")) for one in watch.failing]

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TextIO
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.error_kinds import kind_of
 from rftstream.launch.display.live_progress import LiveProgress
-from rftstream.launch.display.progress_text import evaluation_line, sample_line, status_line
+from rftstream.launch.display.progress_text import evaluation_line, paused_line, sample_line, status_line
 from rftstream.launch.watch import Sample, Watch
 from rftstream.queries.state.standstill import FailingTaskset, Standstill
 
@@ -78,6 +78,7 @@ class PlainProgress:
         self._version, self._line = -1, ""
         self._studio: str | None = None
         self._sample: Sample | None = None
+        self._paused: str | None = None
         self._still_said_s = 0.0
         self._signs_said: set[tuple[str, str]] = set()
         self._edited_said: frozenset[str] = frozenset()
@@ -93,8 +94,9 @@ class PlainProgress:
         if (now := time.monotonic()) >= self._next_at:
             self._next_at = now + PLAIN_EVERY_S
             self._watch.look()
-            self._say_status()
-            if self._watch.sample != self._sample:
+            moved = self._say_status()
+            self._say_pause()
+            if moved and self._watch.sample != self._sample:
                 self._sample = self._watch.sample
                 if self._sample is not None:
                     self._print(sample_line(self._sample))
@@ -103,16 +105,25 @@ class PlainProgress:
             self._say_edited()
             self._say_failing(self._watch.failing)
 
-    def _say_status(self) -> None:
-        """Print a line if there is a new step or, before the first step, if a phase has moved."""
+    def _say_status(self) -> bool:
+        """Print a line if there is a new step or, before the first step, if a phase has moved. Return whether so."""
         version = self._watch.observer.curve.version
         line = status_line(self._watch)
-        if version != self._version or (not version and line != self._line):
+        moved = version != self._version or (not version and line != self._line)
+        if moved:
             self._version, self._line = version, line
             self._print(line)
         if self._watch.studio not in (None, self._studio):
             self._studio = self._watch.studio
             self._print(f"studio: {self._studio}")
+        return moved
+
+    def _say_pause(self) -> None:
+        """Print that the run was paused, and that it goes on."""
+        paused = paused_line(self._watch)
+        if paused != self._paused:
+            self._print(paused or "not paused any more")
+            self._paused = paused
 
     def _say_signs(self) -> None:
         """Print each sign once while it holds."""

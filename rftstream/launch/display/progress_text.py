@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from rftstream.algorithms.learning_signal import find_no_signal
+from rftstream.contracts.control import DesiredState
 from rftstream.contracts.versions import EvalResult
 from rftstream.launch.display.phases import PhaseLine, find_phases
 from rftstream.launch.watch import Rates, Sample, Watch
@@ -65,6 +66,15 @@ def rate_parts(rates: Rates) -> list[str]:
 
 def _shown(rate: float) -> str:
     return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
+def paused_line(watch: Watch) -> str | None:
+    """Return who paused the run, and why; None if it is not paused."""
+    asked = watch.observer.control.state
+    if asked is None or asked.state is not DesiredState.paused or watch.observer.control.finished is not None:
+        return None
+    why = f" ({asked.reason})" if asked.reason else ""
+    return watch.named(f"paused by {asked.by}{why}: `rftstream unpause RUN` goes on")
 
 
 def evaluation_line(result: EvalResult) -> str:

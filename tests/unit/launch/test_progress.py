@@ -343,11 +343,14 @@ def test_a_run_that_stands_still_says_for_what_it_waits(scene: Scene, monkeypatc
     assert said in live_text(scene)
     assert minutes_later(6) == ""
     assert "nothing has moved for 9 min" in minutes_later(9.5)
-    scene.publish("control", RunState(state=DesiredState.paused, by="me", reason=""))
+    scene.publish("control", RunState(state=DesiredState.paused, by="me", reason="lunch"))
+    paused = f"paused by me (lunch): `rftstream unpause {scene.watch._folder.path}` goes on"
+    assert minutes_later(30) == f"{paused}\n"
     assert minutes_later(30) == ""
+    assert paused in live_text(scene)
     assert scene.watch.standstill is None
     scene.publish("control", RunState(state=DesiredState.running, by="me", reason=""))
-    assert minutes_later(31) == "", "it was not to move until now"
+    assert minutes_later(31) == "not paused any more\n", "it was not to move until now"
 
 
 def test_a_step_that_takes_minutes_has_rates_too_but_none_from_before_the_run_was_resumed(scene: Scene) -> None:
