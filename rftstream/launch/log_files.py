@@ -16,6 +16,7 @@ from rftstream.runs.folder import named_files
 
 _TEXT = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) (DEBUG|INFO|WARNING|ERROR|CRITICAL) +(\S+) (.*)")
 """The beginning of an event in the form `text` of launch/logging.py. Other lines belong to the event before them."""
+_BEGIN = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (?:WARNING|ERROR|CRITICAL) ")
 _BLOCK_BYTES = 1 << 16
 TROUBLES = ("WARNING", "ERROR", "CRITICAL")
 
@@ -74,6 +75,11 @@ def find_logs(run: Path, layers: Sequence[Path] = ()) -> Path | None:
     base = Path(config.base) / config.run.folder
     found = [(int(match[1] or 1), one) for one in base.glob("*/logs") if (match := name.fullmatch(one.parent.name))]
     return max(found)[1] if found else None
+
+
+def whole_end(line: str) -> str:
+    """Return the newest event of a line in which an earlier one broke off, as on a full disk."""
+    return line[max((match.start() for match in _BEGIN.finditer(line)), default=0) :]
 
 
 def event_of(line: str) -> LogEvent | None:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TextIO
 
 from rftstream.config import secrets
 from rftstream.error_kinds import MAX_KINDS, kind_of, rough_kind_of
-from rftstream.launch.log_files import event_of
+from rftstream.launch.log_files import event_of, whole_end
 
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
 _TAIL_BYTES = 65_536
@@ -199,7 +199,7 @@ class Troubles:
 
 def _said(line: str, levels: tuple[str, ...]) -> str | None:
     """Return the message of a line if the line has one of these levels."""
-    event = event_of(line)
+    event = event_of(whole_end(line))
     return event.message if event is not None and event.level.lower() in levels else None
 
 

@@ -194,7 +194,7 @@ class ScoringQueue:
             self._queue(pending)
         else:
             found = outcomes or [ScoreOutcome(None, reason, detail)] * len(pending.requests)
-            times = f" (tried {pending.tries} times)"
+            times = f" ({_tried(pending.tries)})"
             self._reply(
                 pending, [one if one.score else one._replace(detail=one.detail.rstrip() + times) for one in found]
             )
@@ -291,7 +291,7 @@ class ScoringQueue:
 
     def _give_up(self, pending: Pending, breaker: Breaker) -> None:
         if pending.tries:
-            detail = f"{pending.detail.rstrip()} (tried {pending.tries} times)"
+            detail = f"{pending.detail.rstrip()} ({_tried(pending.tries)})"
         else:
             detail = f"not tried: {breaker.num_hung} tries of others in a row gave nothing: {breaker.detail}"
         self._reply(pending, [ScoreOutcome(None, breaker.reason, detail)] * len(pending.requests))
@@ -315,3 +315,7 @@ class ScoringQueue:
     def _name(self, reward: str) -> str:
         scorer = self.scorers.get(reward, ("", ""))[0]
         return f"reward {scorer} of {reward}" if scorer else f"reward of {reward}"
+
+
+def _tried(tries: int) -> str:
+    return "tried once" if tries == 1 else f"tried {tries} times"

@@ -54,6 +54,7 @@ def _roll_back(
         raise ConfigError(
             f"run.resume: version {version} has no good checkpoint, expected one of {', '.join(map(str, there))}"
             + (f"; batches below version {said.version} are deleted" if said.version else "")
+            + (_by_its_weights(version) if any(one.version == version for one in checkpoints.names()) else "")
             + (_way_there(version) if not deleted and any(one.version == version for one in recorded) else "")
         )
     progress = TrainerProgress(positions=(0,) * len(begins)) if found is None else TrainerProgress.from_state(found[1])
@@ -75,6 +76,10 @@ def _roll_back(
     )
     for message, topic in ((claim, "control"), (anchor, "steps")):
         producer.commit([codec.to_record(message, topic, 0, run=run_id, writer_epoch=epoch)])
+
+
+def _by_its_weights(version: int) -> str:
+    return f'; a new run can begin with its weights: model.init_from = "RUN@{version}"'
 
 
 def _way_there(version: int) -> str:

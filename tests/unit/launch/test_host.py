@@ -390,6 +390,9 @@ def test_the_last_error_of_a_log_is_found_in_either_form(tmp_path: Path) -> None
     with file.open("a") as log:
         log.write("2026-01-01 00:00:01.000 INFO    x begun\n2026-01-01 00:00:01.000 ERROR   x no room\nTraceback\n")
     assert logs.last_error(file, since=since) == "no room"
+    torn = "2026-01-01 00:00:02.000 WARNING x no roo"
+    file.write_text(f"{torn}2026-01-01 00:00:03.000 ERROR   x full\n")
+    assert logs.last_error(file) == "full"
     file.write_text(json.dumps({"level": "critical", "message": "gone"}) + "\n{not json\n")
     assert logs.last_error(file) == "gone"
     file.write_text("Fatal Python error: Segmentation fault\n\n")
